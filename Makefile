@@ -14,7 +14,7 @@ TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
 PYTHONS ?= python3.11 python3.12 python3.13
 TEST_SERVERS := mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium \
-	nginx openssl prometheus systemd
+	nginx openssl prometheus systemd curl jq
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help

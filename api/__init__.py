@@ -1,7 +1,8 @@
-"""HTTP for core: routes, bodies, problems. `app` builds it, `python -m api` runs it, and `openapi` describes it. No
-rule of a batch lives here.
+"""The HTTP service around core: routes, bodies, problems. `app` builds it, `python -m api` runs it, and `openapi`
+describes it. The rules of batches are in `core`.
 
 `routes` has one file for each noun; checks that run before every route are in `routes.route`. `access` decides which
-callers a route admits. `server` is everything below a route: connections, bodies, middleware. The ack routes are served
-separately, in `acks`.
+callers a route admits. `server` is everything below a route: connections, bodies, middleware. Acks are served
+separately, in `acks`. `fast_path` serves plain requests to open, extend, seal or read a batch and to append events,
+before the routes see them.
 """

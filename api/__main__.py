@@ -24,7 +24,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from api.access.tokens import Tokens
-from api.acks.fast_path import AckProtocol
+from api.fast_path import FastProtocol
 from api.server.watchdog import raise_open_files
 from core import errors, logs, programs
 from core.settings import Settings, settings_of
@@ -33,13 +33,13 @@ from core.storage.database import Database
 from core.storage.opening import check_privileges, opened
 
 KEEP_ALIVE = 75
-"""Seconds that an idle connection is kept. Clients' pools and proxies close theirs sooner, so no request meets a
-connection that the service is closing."""
+"""Seconds that an idle connection is kept. Clients' pools and proxies close idle connections earlier, so they never
+send a request on a connection that the service is closing."""
 GRACE = 15
-"""Seconds for requests in progress when the service is stopped."""
+"""Seconds that requests in progress have to finish when the service is stopped."""
 WORKER_SILENCE = 60
-"""Seconds after which a worker process that doesn't answer its parent is replaced. On a busy machine a start takes
-longer than uvicorn's default of five: each worker would be killed during its imports, again and again."""
+"""Seconds after which a worker process that doesn't respond to its parent is replaced. On a busy machine, a start takes
+longer than uvicorn's default of five, and the parent would kill each new worker during its imports."""
 
 LISTENERS = 64
 """Duplicates of the listening socket in the event loop. The loop accepts one connection per iteration and socket, and
@@ -50,9 +50,9 @@ Several workers have one socket each, as a fast worker would otherwise accept al
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=programs.command("api"),
-        description="Run Lastbit. Each setting can also be in the environment, as LASTBIT_DATABASE_URL and so on.",
-        epilog=f"Jobs, each with its own --help: `{programs.command('jobs.janitor')}` expires idle batches, "
-        f"`{programs.command('jobs.dispatcher')}` sends webhooks. On SQLite the service does both itself.",
+        description="Run Lastbit. Each setting can also be in the environment, as\nLASTBIT_DATABASE_URL and so on.",
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"lastbit-server {programs.version()}")
     parser.add_argument(
@@ -69,7 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, help="processes (1)")
     parser.add_argument("--json", action="store_true", help="check: print one JSON document")
     parser.add_argument(
-        "--finish", action="store_true", help="migrate: no process of an earlier release runs, and none will"
+        "--finish",
+        action="store_true",
+        help="migrate: declare that no earlier release will use this database again",
     )
     parser.add_argument(
         "--tokens-file", metavar="FILE", help="tokens of the clients: lines that `lastbit token new` prints"
@@ -103,8 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"lastbit: {error}", file=sys.stderr)  # noqa: T201
         return 1
     if command == "migrate":
-        addition = ", and serves no earlier release any more" if finish else ""
-        print(f"lastbit: the schema is current{addition}", file=sys.stderr)  # noqa: T201
+        addition = ", and earlier releases can no longer use it" if finish else ""
+        print(f"lastbit: the schema of {description} is current{addition}", file=sys.stderr)  # noqa: T201
         return 0
     if settings.session_key is None:
         # All worker processes must have the same key.
@@ -117,8 +119,26 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _epilog() -> str:
+    jobs = {"jobs.janitor": "expires and deletes old batches", "jobs.dispatcher": "sends webhooks"}
+    lines = [f"  {programs.command(job):<27} {text}" for job, text in jobs.items()]
+    account = "mysql://lastbit:change-me@db/lastbit"
+    return "\n".join(
+        [
+            "Jobs, each with its own --help. On SQLite the service does their work itself.",
+            *lines,
+            "",
+            programs.examples(
+                programs.command("api"),
+                f"{programs.command('api')} --port 8001 --database-url sqlite:////srv/lastbit.db",
+                f"{programs.command('api', 'check')} --database-url {account}",
+            ),
+        ]
+    )
+
+
 def _print_document() -> int:
-    # Other commands need neither the application nor the seconds that its import takes.
+    # Importing the application takes seconds, and no other command of `main` needs it.
     from api.app import create
     from api.openapi import openapi
 
@@ -140,13 +160,13 @@ def _check(database: Database, workers: int, as_json: bool) -> int:
 
 
 def _check_access(settings: Settings) -> None:
-    """Raise `errors.Misconfigured` if tokens can't be read, or if anyone who reaches the port could do everything."""
+    """Raise `errors.Misconfigured` if tokens can't be read, or if a public address would be served without tokens."""
     if Tokens(settings).required or settings.insecure or _is_loopback(settings.host):
         return
     raise errors.Misconfigured(
-        f"{settings.host} can be reached by others, and there are no tokens: make one with `lastbit token new` and "
+        f"other machines can reach {settings.host}, and there are no tokens: make one with `lastbit token new` and "
         "set its line as LASTBIT_TOKENS or put it in LASTBIT_TOKENS_FILE; or listen on 127.0.0.1; or use --insecure "
-        "(LASTBIT_INSECURE=true) if something else keeps strangers out"
+        "(LASTBIT_INSECURE=true) if something else, such as a firewall, restricts access"
     )
 
 
@@ -174,7 +194,7 @@ def _serve(settings: Settings, database: str) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A server that greets once it accepts connections."""
+    """A server that calls `greeting` once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config, greeting: Callable[[], None]) -> None:
         super().__init__(config)
@@ -187,22 +207,22 @@ class _Server(uvicorn.Server):
 
 
 def _greet_once_listening(listener: socket.socket, greeting: Callable[[], None]) -> None:
-    """Greet as soon as a worker process has started and listens. Until then, the socket is only bound."""
+    """Call `greeting` as soon as a worker process listens. Until then, the socket is only bound."""
     while True:
         with contextlib.suppress(OSError), socket.create_connection(listener.getsockname()[:2]):
             greeting()
             return
-        time.sleep(0.05)
+        time.sleep(0.05)  # the system has no notification for a socket that begins to listen
 
 
 def _greet(settings: Settings, database: str, port: int) -> None:
-    """Print where the service is, which database it uses and what to type next; on a terminal only, as logs elsewhere
-    are JSON."""
+    """Print the service's address, its database and a first command to try. Does this only on a terminal: elsewhere,
+    standard error is a log of JSON lines."""
     if not sys.stderr.isatty():
         return
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104  # compared only
     url = f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
-    # In a checkout, the command is beside this interpreter and not on the path.
+    # In a checkout, the command is in the interpreter's folder, which may not be on the path.
     program = "lastbit" if shutil.which("lastbit") else f"{os.path.relpath(sys.prefix)}/bin/lastbit"
     flag = "" if url == "http://127.0.0.1:8000" else f" --url {url}"
     lines = [
@@ -221,12 +241,12 @@ def configuration(settings: Settings) -> uvicorn.Config:
         port=settings.port,
         workers=settings.workers,
         log_config=logs.STANDARD,
-        # On a terminal, `_greet` says what uvicorn's own log would.
+        # On a terminal, `_greet` prints what uvicorn's own log would.
         log_level="warning" if settings.log_level == "info" and sys.stderr.isatty() else settings.log_level,
         access_log=False,
-        http=AckProtocol,
+        http=FastProtocol,
         server_header=False,
-        proxy_headers=False,  # nothing here depends on the client's address
+        proxy_headers=False,  # the service doesn't use the client's address
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
         timeout_worker_healthcheck=WORKER_SILENCE,
@@ -237,7 +257,7 @@ def listening(config: uvicorn.Config) -> list[socket.socket]:
     """The listening socket and its duplicates. Exits if the address can't be used."""
     try:
         listener = config.bind_socket()
-    except SystemExit:  # uvicorn has logged the system's error, which names no address
+    except SystemExit:  # uvicorn has logged the system's error, which doesn't contain the address
         print(  # noqa: T201
             f"lastbit: can't listen on {config.host} at port {config.port}: if another program uses the port, stop it "
             "or choose another with --port (LASTBIT_PORT)",
@@ -249,11 +269,11 @@ def listening(config: uvicorn.Config) -> list[socket.socket]:
 
 @contextlib.contextmanager
 def _shared_metrics(workers: int) -> Iterator[None]:
-    """A folder in which worker processes share their metrics, as a scrape reaches only one of them."""
+    """Make a folder in which worker processes share their metrics, as a scrape reaches only one of them."""
     if workers == 1:
         yield
         return
-    # A worker that was killed while it stopped may leave files, which are no reason to fail.
+    # A worker that was killed while it stopped may leave files. They must not make the shutdown fail.
     with tempfile.TemporaryDirectory(prefix="lastbit-metrics-", ignore_cleanup_errors=True) as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         yield

@@ -28,11 +28,13 @@ from api.openapi import VERSION, openapi
 from api.routes import batches, commands, consumer_groups, events, ops, processes, sign_in, tallies, webhooks
 from api.routes.long_polls import Waiting
 from api.routes.route import guarded
+from api.routes.writes import Reads, Writes
 from api.server.bodies import Room
 from api.server.watchdog import Connections
 from core import janitor, logs
-from core.acks.admission import Admission
-from core.acks.combiner import Combiner
+from core.batches import expiry
+from core.commits.admission import Admission
+from core.commits.combiner import Combiner
 from core.dispatcher import Dispatcher
 from core.service import Service
 from core.settings import Settings
@@ -44,23 +46,24 @@ from senders.webhooks import WebhookSender
 
 SWITCH_INTERVAL = 0.0003
 """Seconds that a thread may keep the GIL while another thread waits for it. Python's default of 5 ms is longer than an
-ack transaction: between two of its statements, the combiner would wait until the event loop has answered everybody. The
-wait starts again with each request that is read, as the GIL is free for a moment then. So the interval must be shorter
-than parsing a call of a thousand ids. Otherwise the combiner rarely acquires the GIL while such calls arrive, and a
-transaction takes ten times as long."""
+ack transaction: between two of its statements, the combiner would wait until the event loop has written all its
+responses. The event loop releases the GIL for a moment with each read, and then the wait starts again. So the interval
+must be shorter than parsing a call of a thousand ids. Otherwise the combiner rarely acquires the GIL while such calls
+arrive, and a transaction takes ten times as long."""
 SWITCH_INTERVAL_SHEDDING = 0.0001
 """The interval while most acks are refused. The event loop acquires the GIL again for each request that it reads, and
 waits this long while the combiner computes. With the usual interval, it could refuse only a thousand calls a second."""
 
 
 def create(settings: Settings | None = None) -> AckRoutes:
-    """The ASGI application. It connects when it starts and answers what is under way when it stops."""
+    """The ASGI application. It connects to the database when it starts, and finishes requests in progress when it
+    stops."""
     settings = settings or Settings()
     tokens = Tokens(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        logs.configure(settings.log_level)  # in a worker process nobody has
+        logs.configure(settings.log_level)  # a worker process doesn't run `api.__main__`
         database = Database(settings.database_url)
         if database.is_embedded:
             schema.migrate(database)
@@ -71,7 +74,20 @@ def create(settings: Settings | None = None) -> AckRoutes:
             max_bytes=settings.max_waiting_bytes,
             admission=Admission(settings.shed_after, _loop_first) if settings.shed_after else None,
         )
-        service = Service(database, combiner=combiner, sender=sender)
+        writes_combiner = functools.partial(
+            Combiner,
+            max_waiting=settings.max_waiting_acks,
+            max_bytes=settings.max_waiting_bytes,
+            admission=Admission(settings.shed_after) if settings.shed_after else None,
+            what="writes",
+        )
+        service = Service(
+            database,
+            combiner=combiner,
+            writes=writes_combiner,
+            sender=sender,
+            max_waiting_reads=settings.max_waiting_requests,
+        )
         service.check_ready()
         sys.setswitchinterval(SWITCH_INTERVAL)
         app.state.service = service
@@ -80,6 +96,8 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.parse_budget = ParseBudget(settings.shed_after, loop.call_soon)
         app.state.pause = Pause(loop)
         app.state.waiting = Waiting(service)
+        app.state.writes = Writes(service, loop)
+        app.state.reads = Reads(service, loop)
         app.state.room = Room(settings.max_waiting_bytes)
         app.state.connections = Connections(
             settings.max_connections, head_timeout=settings.head_timeout, request_timeout=settings.request_timeout
@@ -89,8 +107,9 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))
                 running.enter_context(_on_hang_up(tokens.reload))
             if database.is_embedded and settings.janitor_every:
-                # One command is the whole product; a server's database has a janitor by cron, once for all replicas.
-                tidy = functools.partial(janitor.run_once, database, janitor.Policy())
+                # With SQLite, one command runs the whole product. With a database server, cron runs one janitor for
+                # all replicas.
+                tidy = functools.partial(janitor.run_once, database, expiry.Policy())
                 running.enter_context(ticking("janitor", tidy, settings.janitor_every))
             if database.is_embedded and settings.dispatcher_every:
                 dispatcher = Dispatcher(
@@ -103,10 +122,10 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 )
                 running.callback(dispatcher.stop)
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
-            running.enter_context(app.state.connections.watched())
+            running.enter_context(app.state.connections.watching())
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
-            # All objects that exist now stay. Without this, each full collection would scan them and stop the process
-            # for a tenth of a second.
+            # All objects that exist now stay in use. Without this, each full collection would scan them and stop the
+            # process for a tenth of a second.
             gc.collect()
             gc.freeze()
             yield
@@ -118,7 +137,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
         summary="Knows, exactly, when a fanned-out batch of work is finished, at one bit an item.",
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
-        openapi_url=None,  # a route of ours, like all others
+        openapi_url=None,  # `routes.ops` serves it, with a rule like other routes
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -148,7 +167,7 @@ def _loop_first(shedding: bool) -> None:
 
 @contextlib.contextmanager
 def _on_hang_up(react: Callable[[], None]) -> Iterator[None]:
-    """A SIGHUP says, by old habit, that the configuration has changed."""
+    """Call `react` on each SIGHUP, the usual signal to reload a configuration."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -161,7 +180,8 @@ def _on_hang_up(react: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _long_polls_end_first(waiting: Waiting, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """uvicorn waits for open requests before it ends the lifespan, so long polls must hear of the signal themselves."""
+    """End long polls on SIGTERM and SIGINT. uvicorn waits for open requests before it ends the lifespan, so the end of
+    the lifespan would be too late."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

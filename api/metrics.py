@@ -37,7 +37,7 @@ for _verb in Verb:
     for _result in RESULTS:
         ACKS.labels(_verb.value, _result)
 
-for _cause in ("acks", "bytes", "connections", "idle", "large", "rate", "slow", "requests"):
+for _cause in ("acks", "bytes", "connections", "idle", "large", "rate", "slow", "requests", "writes"):
     REFUSED.labels(_cause)
 
 SHED: Final = REFUSED.labels("acks")
@@ -45,16 +45,16 @@ REFUSED_BY_OVERLOAD: Final = {verb: ACK_REQUESTS.labels(verb.value, "503") for v
 """Looked up once, so that refusals under overload cost very little."""
 
 FRESH: Final = 3.0
-"""Seconds for which gauges that were read are good enough."""
+"""Seconds for which gauges are reused after a reading."""
 PATIENCE: Final = 2.0
-"""Seconds that a scrape waits for the database; Prometheus itself gives up after ten."""
+"""Seconds that a scrape waits for the database. Prometheus's own time-out is ten seconds."""
 
 log = structlog.get_logger(__name__)
 
 
 class DatabaseGauges(Collector):
-    """`core.gauges`, and whether they could be read. A reading has a thread of its own: a database that is away makes
-    its callers wait in many ways, and a scrape must have its answer in time."""
+    """`core.gauges`, and whether they could be read. A separate thread reads them: an unreachable database can block
+    its caller for a long time, and a scrape must end before its timeout."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -74,7 +74,7 @@ class DatabaseGauges(Collector):
         yield from families or ()
 
     def _latest(self) -> tuple[Future[Sequence[Metric]], float]:
-        """The reading that is under way or good enough, else a new one, and when it began."""
+        """The reading to use, and when it began: the latest one if it is in progress or recent, else a new one."""
         with self._lock:
             now = time.monotonic()
             if self._reading is None or (self._reading.done() and now - self._begun > FRESH):
@@ -93,11 +93,11 @@ class DatabaseGauges(Collector):
 
 
 def exposition(database: DatabaseGauges) -> bytes:
-    """All that is measured, as Prometheus text. May take `PATIENCE`."""
+    """All metrics as Prometheus text. May block for up to `PATIENCE` seconds."""
     collector: Collector = REGISTRY
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        # Each worker writes to files there, and any of them may be asked. Files of workers that died stay: what they
-        # counted has happened.
+        # Each worker writes to files in this folder, and a scrape may reach any worker. Files of workers that died are
+        # kept, as their counts remain valid.
         collector = CollectorRegistry()
         MultiProcessCollector(collector)  # type: ignore[no-untyped-call]
     return generate_latest(collector) + generate_latest(database)

@@ -1,5 +1,5 @@
-"""Patterns for the OpenAPI document. The checks themselves are code; a pattern describes each check as closely as a
-pattern can, and validates nothing."""
+"""Patterns for the OpenAPI document. They only describe the checks, which are written in code, as closely as a pattern
+can."""
 
 from __future__ import annotations
 

@@ -58,14 +58,14 @@ STATUS: Final[dict[str, int]] = {
 
 
 class Place(NamedTuple):
-    """One thing that was wrong with a request: where, and what was expected."""
+    """One error in a request: its place, and what was expected there."""
 
     place: str
     expected: str
 
 
-class Problem(Exception):  # it is called what it is on the wire
-    """An answer that is not a 2xx."""
+class Problem(Exception):  # named after its media type
+    """A response that is not a 2xx."""
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class Problem(Exception):  # it is called what it is on the wire
 
 
 def invalid(places: Sequence[Place]) -> Problem:
-    """A 422 that names the places; the detail is the first of them."""
+    """A 422 that lists the places. Its detail has the first one."""
     first = f"{places[0].place}: {places[0].expected}"
     rest = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     return Problem("invalid_request", first + rest, places=places)
 
 
 def from_core(error: errors.CoreError) -> Problem:
-    """The problem that a refusal of core is."""
+    """The problem for an error of core."""
     if isinstance(error, errors.InvalidRequest):
         return Problem(error.code, str(error), places=[Place(error.place, error.expected)])
     if isinstance(error, errors.Unavailable):
@@ -123,7 +123,7 @@ def from_core(error: errors.CoreError) -> Problem:
 
 
 def internal() -> Problem:
-    return Problem("internal", "something went wrong in the service; nothing is known to be lost, and it is in its log")
+    return Problem("internal", "an unexpected error occurred in the service; its log has the details")
 
 
 def response(problem: Problem) -> Response:
@@ -156,7 +156,7 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def _allowed(request: Request) -> dict[str, str]:
-    """All methods of the path: the router names those of the first route that has it, and there may be others."""
+    """An Allow header with all methods of the path. Starlette's own has only those of the first route that matches."""
     methods: set[str] = set()
     for route in iter_route_contexts(request.app.routes):
         if route.path is not None and route.methods and _pattern(route.path).match(request.scope["path"]):
@@ -166,14 +166,14 @@ def _allowed(request: Request) -> dict[str, str]:
 
 def _from_starlette(error: HTTPException, request: Request) -> Problem:
     if error.status_code == 404:
-        return Problem("not_found", "there is no such path; the API's pages are at /docs")
+        return Problem("not_found", "there is no such path; the API's documentation is at /docs")
     if error.status_code == 405:
         return Problem("method_not_allowed", "this path has other methods", headers=_allowed(request) or error.headers)
     return invalid([Place("body", "expected JSON")])
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the app as a problem."""
+    """Make every error of the app a problem response."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, Problem):
@@ -193,7 +193,7 @@ def install(app: FastAPI) -> None:
 
 
 BODY: Final = ("unsupported_media_type", "invalid_request")
-"""The codes that every route with a body can answer."""
+"""The codes that every route with a body can return."""
 
 _PLACED: Final = ("idempotency_key_reused", "invalid_request", "out_of_order")
 _SCHEMA_BY_CODE: Final = {
@@ -205,7 +205,7 @@ _SCHEMA_BY_CODE: Final = {
 
 
 def _schema(name: str, **facts: dict[str, Any]) -> dict[str, Any]:
-    """The schema `name`: the fields of every problem, and `facts`, which these problems have too."""
+    """The schema `name`: the fields of every problem, and `facts`, the additional fields."""
     codes = sorted(code for code, schema in _SCHEMA_BY_CODE.items() if schema == name)
     return {
         "type": "object",
@@ -214,7 +214,7 @@ def _schema(name: str, **facts: dict[str, Any]) -> dict[str, Any]:
             "type": {"type": "string", "format": "uri", "description": "`urn:lastbit:problem:` and the code"},
             "title": {"type": "string", "description": "the status in words"},
             "status": {"type": "integer", "format": "int32"},
-            "code": {"type": "string", "enum": codes, "description": "stable; go by this one"},
+            "code": {"type": "string", "enum": codes, "description": "stable; programs should use this one"},
             "detail": {"type": "string", "description": "a sentence for people"},
             **facts,
         },
@@ -223,7 +223,7 @@ def _schema(name: str, **facts: dict[str, Any]) -> dict[str, Any]:
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Problem": {
-        "description": "An error (RFC 9457). Some have more fields; the code tells which.",
+        "description": "An error (RFC 9457). Some have more fields, depending on the code.",
         "oneOf": [{"$ref": f"#/components/schemas/{name}"} for name in sorted(set(_SCHEMA_BY_CODE.values()))],
         "discriminator": {
             "propertyName": "code",
@@ -236,7 +236,7 @@ SCHEMAS: Final[dict[str, Any]] = {
         errors={
             "type": "array",
             "minItems": 1,
-            "description": "what was wrong, and where",
+            "description": "the errors and their places in the request",
             "items": {
                 "type": "object",
                 "required": ["place", "expected"],
@@ -251,11 +251,11 @@ SCHEMAS: Final[dict[str, Any]] = {
         "VersionConflictProblem", version={"type": "integer", "description": "the instance's version"}
     ),
 }
-"""By name, for the OpenAPI document."""
+"""The schemas of the OpenAPI document, by name."""
 
 
 def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The `responses=` of a route for these problem codes. Each route can also answer `too_large`, for the request's
+    """The `responses=` of a route for these problem codes. Each route can also return `too_large`, for the request's
     head, and `unavailable`."""
     codes_by_status: dict[int, list[str]] = {}
     for code in sorted({*codes, "too_large", "unavailable"}):

@@ -1,4 +1,4 @@
-"""`python -m bench [--quick] [question …]`: all questions, or those that are named."""
+"""`python -m bench [--quick] [question …]`: all questions, or the named ones."""
 
 from __future__ import annotations
 
@@ -8,14 +8,32 @@ import importlib
 from bench.measure import Scale
 
 QUESTIONS = (
-    *("acks", "bulk", "extend", "status", "storage", "wait", "overload", "stalls", "tallies", "ordered", "processes"),
-    *("scale", "durability", "peers", "celery", "spark"),
+    "acks",
+    "verbs",
+    "lifecycle",
+    "idle",
+    "bulk",
+    "extend",
+    "status",
+    "storage",
+    "wait",
+    "overload",
+    "stalls",
+    "tallies",
+    "ordered",
+    "processes",
+    "webhooks",
+    "scale",
+    "durability",
+    "peers",
+    "celery",
+    "spark",
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, to see that nothing has rotted")
+    parser.add_argument("--quick", action="store_true", help="a small run, to check that everything works")
     parser.add_argument("question", nargs="*", choices=[[], *QUESTIONS], default=[], help=", ".join(QUESTIONS))
     options = parser.parse_args()
     scale = Scale.quick() if options.quick else Scale.full()

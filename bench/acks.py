@@ -1,5 +1,5 @@
-"""What does one durable ack cost over HTTP, against an empty FastAPI endpoint? Single ids over 64 connections, in order
-and at random, all fresh; one worker, and two on one batch."""
+"""The cost of one durable ack over HTTP, compared with an empty FastAPI endpoint. Single ids over 64 connections, in
+order and at random, all new; one worker, and two on one batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ async def _call(port: int, method: str, path: str, body: object = None) -> dict[
         return response
 
 
-def fresh(port: int, items: int, numbers: list[int]) -> tuple[int, list[bytes]]:
-    """A new batch, and a request for each number."""
+def new_batch(port: int, items: int, numbers: list[int]) -> tuple[int, list[bytes]]:
+    """Open a batch and encode an ack for each number."""
     response = asyncio.run(_call(port, "POST", "/v1/batches", {"items": items}))
     batch, size = response["id"], response["group_size"]
     assert isinstance(batch, int)
@@ -28,11 +28,11 @@ def fresh(port: int, items: int, numbers: list[int]) -> tuple[int, list[bytes]]:
 
 
 def check(port: int, batch: int, answers: list[bytes], count: int) -> None:
-    """The bits say what the answers said."""
+    """Raise `RuntimeError` unless the bits match the answers."""
     verification = asyncio.run(_call(port, "GET", f"/v1/batches/{batch}/verify"))
     applied = load.total(answers, "applied")
     if not (verification["ok"] and verification["acked"] == applied == count):
-        raise RuntimeError(f"{count} items were acked, {applied} applied, and the batch says {verification}")
+        raise RuntimeError(f"{count} items were acked, {applied} applied, but the batch has {verification}")
 
 
 def numbers_of(order: str, scale: Scale) -> list[int]:
@@ -42,7 +42,7 @@ def numbers_of(order: str, scale: Scale) -> list[int]:
 
 
 def _round(port: int, scale: Scale, order: str) -> Load:
-    batch, requests = fresh(port, scale.items, numbers_of(order, scale))
+    batch, requests = new_batch(port, scale.items, numbers_of(order, scale))
     figures, answers = load.drive(port, requests, scale.connections)
     check(port, batch, answers, len(requests))
     return figures
@@ -74,7 +74,7 @@ def run(scale: Scale) -> None:
 
 
 def rows(loads_by_name: dict[str, list[Load]], peer: str) -> list[list[str]]:
-    """A line each; the ratio is the median of the rounds' own ratios, as the machine's speed drifts."""
+    """One row for each name; the ratio is the median of the rounds' own ratios, as the machine's speed drifts."""
     lines = []
     for name, loads in loads_by_name.items():
         rate = statistics.median(figures.rate for figures in loads)

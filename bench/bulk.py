@@ -1,7 +1,8 @@
-"""What do acks in bulk come to? 1,000 ids a call in order, 100 ids a call at random over 2,000,000 items, and 512 masks
-a call: of full groups, and of groups of which a random half is acked. All fresh, so every bit that is sent is set.
+"""The throughput of bulk acks: 1,000 ids a call in order, 100 ids a call at random over 2,000,000 items, and 512 masks
+a call, either of full groups or of groups of which a random half is acked. All items are new, so every bit that is sent
+is set.
 
-A few connections, as a few consumers would keep; requests are encoded before the clock starts.
+A few connections, as a few consumers would have; requests are encoded before the clock starts.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from lastbit.ids import DEFAULT_GROUP_SIZE, item_id
 GROUPS = 512
 """Masks a call: as many groups as the service locks in one transaction."""
 HALVES = 64
-"""Different masks of a random half: enough that nothing compresses, few enough to make."""
+"""Different masks of a random half: enough to prevent compression, few enough to make."""
 
 
 @dataclass(frozen=True)
 class Bulk:
     """The requests of a round before they are encoded: a body for each call, the number of items they name, and the
-    number the batch must have."""
+    number of items that the batch must have."""
 
     items: int
     issued: int
@@ -36,7 +37,8 @@ class Bulk:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a round: items and bytes (of requests, with their heads) a second, calls a second, seconds of a call."""
+    """The figures of a round: items and bytes (of requests with their heads) a second, calls a second, seconds of a
+    call."""
 
     items: float
     sent: float

@@ -1,11 +1,11 @@
-"""What does it cost a Celery user to know when all tasks of a group have ended? The same no-op tasks untracked, acking
-Lastbit through its acker, and as a chord, which is Celery's own way. `bench/peer/tasks.py` says how they ack.
+"""The cost of knowing when all tasks of a Celery group have ended. The same no-op tasks run untracked, with acks to
+Lastbit through its acker, and as a chord, which is Celery's own way. `bench/peer/tasks.py` describes their acks.
 
 The clock runs from before the tasks are published (with Lastbit: before the batch is opened) until the end is known:
-untracked, until the broker has no message left, neither waiting nor under way; with Lastbit, until moreover the batch
-is complete; of a chord, until the result of its body is there. To look takes the same few calls of Redis with Lastbit
-and without. Broker and result backend are one Redis in memory, as most run it. Workers have run such tasks before the
-clock starts.
+untracked, when the broker has no message left, neither waiting nor under way; with Lastbit, when the batch is also
+complete; with a chord, when the result of its body is there. The check takes the same few Redis calls with Lastbit and
+without. Broker and result backend are one Redis in memory, as in most deployments. Workers have run such tasks before
+the clock starts.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tests.support.servers import ROOT, ServiceProcess
 
 PREFORK = "prefork, 2 processes"
 POOLS = {PREFORK: ("prefork", 2), "16 threads": ("threads", 16)}
-"""Celery's default pool, with the default of a process for each of two cores; and one for tasks that mostly wait."""
+"""Celery's default pool, with the default of one process for each of two cores; and one for tasks that mostly wait."""
 WARM = 50
-"""Tasks that a worker has run before the clock starts."""
-LOOK = 0.01
-"""Seconds between two looks whether all is done."""
+"""Tasks that a worker runs before the clock starts."""
+POLL = 0.01
+"""Seconds between two checks whether everything is done."""
 PATIENCE = 300
 QUICK_PATIENCE = 20
-"""Seconds after which a chord is given up."""
+"""Seconds after which a chord is abandoned."""
 CHORDED = 5
-"""The chord that is measured in each round has a fifth of the tasks."""
+"""The chord measured in each round has a fifth of the tasks."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Place:
 
     @contextlib.contextmanager
     def worker(self, pool: str, concurrency: int) -> Iterator[None]:
-        """A worker on an empty broker."""
+        """Run a worker on an empty broker."""
         with redis.Redis(port=self.broker.port) as client:
             client.flushall()
         command = [
@@ -70,7 +70,7 @@ class Place:
             "CELERY_BROKER_URL": self.broker.url(0),
             "CELERY_RESULT_BACKEND": self.broker.url(1),
             "LASTBIT_URL": self.service.url,
-            "PYTHONWARNINGS": "ignore::UserWarning",  # that it is run by root, as in a container
+            "PYTHONWARNINGS": "ignore::UserWarning",  # run by root, as in a container
         }
         process = subprocess.Popen(
             [*command, "--pool", pool, "--concurrency", str(concurrency)],
@@ -82,27 +82,28 @@ class Place:
         try:
             yield
         finally:
-            # Results unsubscribe when they are collected; without their Redis, each would try to for a while.
+            # Collected results unsubscribe; without their Redis, each would try to for a while.
             gc.collect()
             process.terminate()
             try:
                 process.wait(20)
-            except subprocess.TimeoutExpired:  # a chord that was given up has left it too much to do
+            except subprocess.TimeoutExpired:  # an abandoned chord has left too much to do
                 os.killpg(process.pid, 9)
                 process.wait(20)
 
     def wait_until_empty(self, seconds: float) -> None:
-        """Until the broker has no message, neither waiting nor under way."""
+        """Wait until the broker has no message, neither waiting nor under way."""
         deadline = time.monotonic() + seconds
         with redis.Redis(port=self.broker.port) as client:
             while client.llen("celery") or client.hlen("unacked"):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{client.llen('celery')} tasks wait, {client.hlen('unacked')} are under way")
-                time.sleep(LOOK)  # Redis has no notification for an empty list
+                time.sleep(POLL)  # Redis has no notification for an empty list
 
 
 Work = Callable[[Place, int, float], float | None]
-"""Run so many tasks and return the seconds it took; None: it was given up after the last argument."""
+"""Run this many tasks and return the seconds it took, or None if they did not end within the last argument's
+seconds."""
 
 
 def untracked(place: Place, count: int, patience: float) -> float:
@@ -112,7 +113,7 @@ def untracked(place: Place, count: int, patience: float) -> float:
     return time.perf_counter() - start
 
 
-def acked(place: Place, count: int, patience: float) -> float:
+def with_lastbit(place: Place, count: int, patience: float) -> float:
     with Client(place.service.url) as client:
         start = time.perf_counter()
         batch = client.open()
@@ -123,27 +124,27 @@ def acked(place: Place, count: int, patience: float) -> float:
         complete = batch.refresh().complete
         seconds = time.perf_counter() - start
         verification = batch.verify()
-        # A message is removed after its commit, so there is nothing left to wait for.
+        # A message is removed after its commit, so nothing is left to wait for.
         if not (complete and verification.ok and verification.counted.acked == verification.items == count):
-            raise RuntimeError(f"{count} tasks have ended, and the batch says {verification}")
+            raise RuntimeError(f"{count} tasks have ended, but the batch has {verification}")
     return seconds
 
 
-def chorded(place: Place, count: int, patience: float) -> float | None:
+def with_chord(place: Place, count: int, patience: float) -> float | None:
     start = time.perf_counter()
     result = chord(tasks.chorded.s() for _ in range(count))(tasks.count.s())
     try:
-        counted = result.get(timeout=max(patience - (time.perf_counter() - start), 0), interval=LOOK)
+        counted = result.get(timeout=max(patience - (time.perf_counter() - start), 0), interval=POLL)
     except NotFinished:
-        result.forget()  # it would be kept, with all its tasks, and look for its Redis when Python ends
+        result.forget()  # otherwise it would be kept, with all its tasks, and look for its Redis when Python ends
         return None
     seconds = time.perf_counter() - start
     if counted != count:
-        raise RuntimeError(f"of {count} tasks the chord counted {counted}")
+        raise RuntimeError(f"the chord counted {counted} of {count} tasks")
     return seconds
 
 
-WAYS: dict[str, Work] = {"untracked": untracked, "acking Lastbit": acked}
+WAYS: dict[str, Work] = {"untracked": untracked, "acking Lastbit": with_lastbit}
 
 
 def run(scale: Scale) -> None:
@@ -170,9 +171,9 @@ def run(scale: Scale) -> None:
                 with place.worker(*POOLS[pool]):
                     note(pool, count, WAYS)
                     if pool == PREFORK:
-                        note(pool, fraction, {**WAYS, "a chord": chorded})
+                        note(pool, fraction, {**WAYS, "a chord": with_chord})
         with place.worker(*POOLS[PREFORK]):
-            large = chorded(place, count, patience)
+            large = with_chord(place, count, patience)
     lines = []
     for name, seconds in times.items():
         base_times = times[f"{name.rpartition(':')[0]}: untracked"]

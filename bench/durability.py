@@ -1,5 +1,5 @@
-"""What does a binary log cost that is synced at each commit? The single acks of `acks`, in order and at random, on a
-MariaDB with `log_bin` and `sync_binlog=1` against one without; both sync InnoDB's log at each commit."""
+"""The cost of a binary log that is synced at each commit: the single acks of `acks`, in order and at random, on a
+MariaDB with `log_bin` and `sync_binlog=1` compared with one without; both sync InnoDB's log at each commit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BINLOG = ("--log-bin=binlog", "--sync-binlog=1")
 
 
 def _round(port: int, scale: Scale, order: str) -> Load:
-    batch, requests = acks.fresh(port, scale.items, acks.numbers_of(order, scale))
+    batch, requests = acks.new_batch(port, scale.items, acks.numbers_of(order, scale))
     figures, answers = load.drive(port, requests, scale.connections)
     acks.check(port, batch, answers, len(requests))
     return figures
 
 
 def _check(server: MariaDB, logs: bool) -> None:
-    """The server is the one that the table says it is."""
+    """Raise `RuntimeError` unless the server has the settings of its table row."""
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT @@log_bin, @@sync_binlog, @@innodb_flush_log_at_trx_commit")
         variables = cursor.fetchone()

@@ -1,4 +1,4 @@
-"""The peer of single acks: an endpoint of the same shape that does nothing."""
+"""The peer of single acks: an endpoint of the same form that does nothing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ class Answer(BaseModel):
     rejected: list[dict[str, str]]
 
 
-app = FastAPI()
+def create() -> FastAPI:
+    app = FastAPI()
 
+    @app.post("/v1/acks")
+    async def acks(body: Acks) -> Answer:
+        return Answer(applied=len(body.items), repeated=0, completed=[], rejected=[])
 
-@app.post("/v1/acks")
-async def acks(body: Acks) -> Answer:
-    return Answer(applied=len(body.items), repeated=0, completed=[], rejected=[])
+    return app

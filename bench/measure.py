@@ -1,11 +1,13 @@
-"""Shared by all benchmarks: scales, servers, single calls, medians, tables. The load is in `load`."""
+"""Shared by all benchmarks: scales, servers, single calls, medians, tables. The load generator is in `load`."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -25,7 +27,7 @@ from tests.support.servers import ROOT, MariaDB, ServiceProcess, free_port, runn
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a question is asked: rounds, requests of a round, connections, items of a large batch."""
+    """The size of a run: rounds, requests in a round, connections, items of a large batch."""
 
     rounds: int
     requests: int
@@ -43,7 +45,7 @@ class Scale:
 
 @contextlib.contextmanager
 def mariadb(options: Sequence[str] = ()) -> Iterator[MariaDB]:
-    """A server of our own, durable: innodb_flush_log_at_trx_commit is 1 by default. `options`: of its command line."""
+    """A private, durable server: innodb_flush_log_at_trx_commit is 1 by default. `options` go on its command line."""
     server = MariaDB(in_memory=False, options=options)
     try:
         server.install()
@@ -54,20 +56,21 @@ def mariadb(options: Sequence[str] = ()) -> Iterator[MariaDB]:
 
 
 @contextlib.contextmanager
-def lastbit_on(server: MariaDB, *, workers: int = 1) -> Iterator[ServiceProcess]:
+def lastbit_on(server: MariaDB, *, workers: int = 1, **environment: str) -> Iterator[ServiceProcess]:
     url = server.new_database()
     with Database(url) as database:
         schema.migrate(database)
-    with running_service(url, workers=workers) as service:
+    with running_service(url, workers=workers, **environment) as service:
         yield service
 
 
 @contextlib.contextmanager
-def empty_endpoint() -> Iterator[int]:
-    """The peer: an empty FastAPI endpoint of the same shape; its port."""
+def uvicorn(app: str, **environment: str) -> Iterator[int]:
+    """Run the app that `module:factory` returns, in one uvicorn process; yield its port."""
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "bench.empty:app", "--port", str(port), "--no-access-log"]
-    with subprocess.Popen([*command, "--log-level", "warning"], cwd=ROOT) as process:
+    command = [sys.executable, "-m", "uvicorn", "--factory", app, "--port", str(port), "--no-access-log"]
+    environment = {**os.environ, **environment}
+    with subprocess.Popen([*command, "--log-level", "warning"], cwd=ROOT, env=environment) as process:
         try:
             asyncio.run(_until_it_listens(port))
             yield port
@@ -75,12 +78,17 @@ def empty_endpoint() -> Iterator[int]:
             process.terminate()
 
 
+def empty_endpoint() -> contextlib.AbstractContextManager[int]:
+    """Run an empty FastAPI endpoint of the same form; yield its port."""
+    return uvicorn("bench.empty:create")
+
+
 async def _until_it_listens(port: int) -> None:
     for _ in range(600):
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
-            await asyncio.sleep(0.05)  # nothing tells when somebody listens
+            await asyncio.sleep(0.05)  # a listener sends no signal
         else:
             writer.close()
             return
@@ -88,7 +96,7 @@ async def _until_it_listens(port: int) -> None:
 
 
 class Connection:
-    """One keep-alive connection; a request at a time."""
+    """A keep-alive connection for one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -122,7 +130,7 @@ async def connected(port: int) -> AsyncIterator[Connection]:
 
 
 def call(port: int, method: str, path: str, body: Any = None) -> Any:
-    """A single call, over a connection of its own, outside of what is measured."""
+    """Make a single call on its own connection, outside of what is measured."""
 
     async def one() -> Any:
         async with connected(port) as connection:
@@ -132,13 +140,13 @@ def call(port: int, method: str, path: str, body: Any = None) -> Any:
 
 
 def memory(process: int, line: str = "VmRSS") -> float:
-    """MB of a process that are resident, or (`VmHWM`) that were at the most, as the kernel counts them."""
+    """A process's resident memory in MB, now or (`VmHWM`) at its peak, as the kernel counts it."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition(f"{line}:")[2].split()[0]) / 1024
 
 
-def beside(base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]) -> list[list[str]]:
-    """A line for each name: both medians, in ms, and the median of the rounds' own ratios, as the machine's speed
+def compared(base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]) -> list[list[str]]:
+    """One row for each name: both medians in ms, and the median of the rounds' own ratios, as the machine's speed
     drifts. Each element is a round: seconds by name."""
     lines = []
     for name in base[0]:
@@ -151,7 +159,8 @@ def beside(base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, flo
 
 
 def allow_files(count: int) -> int:
-    """Of this process and those that it starts: a connection is a file on either side. How many are allowed then."""
+    """Raise the file limit of this process and its children, since a connection is a file at both ends; return the
+    limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         soft = count if hard < 0 else min(count, hard)
@@ -159,8 +168,9 @@ def allow_files(count: int) -> int:
     return soft
 
 
-def show(title: str, columns: list[str], rows: Iterable[Iterable[str]]) -> None:
-    table = Table(title=title, title_justify="left")
+def show(title: str, columns: list[str], rows: Iterable[Iterable[str]], note: str | None = None) -> None:
+    """Print a table; `note` explains its ratios below."""
+    table = Table(title=title, title_justify="left", caption=note, caption_justify="left")
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position == 0 else "right")
     for row in rows:
@@ -168,8 +178,16 @@ def show(title: str, columns: list[str], rows: Iterable[Iterable[str]]) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
-def alone(run: Callable[[Scale], None]) -> None:
-    """`python -m bench.NAME [--quick]`."""
+def alone(run: Callable[..., None], parts: Iterable[str] = ()) -> None:
+    """Run `python -m bench.NAME [--quick] [--rounds N]`; with `parts`, some of these may follow, and `run` gets
+    them."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="small, to see that nothing has rotted")
-    run(Scale.quick() if parser.parse_args().quick else Scale.full())
+    parser.add_argument("--quick", action="store_true", help="a small run, to check that everything works")
+    parser.add_argument("--rounds", type=int, help="instead of five, or two with --quick")
+    if parts:
+        parser.add_argument("part", nargs="*", choices=[[], *parts], default=[], help=", ".join(parts))
+    options = parser.parse_args()
+    scale = Scale.quick() if options.quick else Scale.full()
+    if options.rounds is not None:
+        scale = dataclasses.replace(scale, rounds=options.rounds)
+    run(scale, *([options.part or list(parts)] if parts else []))

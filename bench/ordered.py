@@ -1,8 +1,9 @@
-"""What does a stream gain by lanes, and what does an event cost? No service is needed: this is `lastbit.streams` alone.
+"""The gain of a stream with lanes, and the cost of an event. No service is needed: this measures `lastbit.streams`
+only.
 
-Handlers that wait for 5 ms, as one does that makes a call, in eight lanes and in one, for threads and for tasks; each
-event has a key of its own. And handlers that do nothing, beside a plain loop over the same records, which neither
-tracks nor commits: the difference is what the window, the lane and the commits cost an event.
+Handlers that wait for 5 ms, as one that makes a call, run in eight lanes and in one, with threads and with tasks; each
+event has its own key. Handlers that do nothing are compared with a plain loop over the same records, without tracking
+or commits: the difference is the cost of the window, the lane and the commits for each event.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EVERY = 0.1
 
 
 class Stream:
-    """Records 0 .. count-1, whose number is their offset and their key; counts what was handled, checks the end."""
+    """Records 0 .. count-1, whose number is their offset and their key; counts handled records and checks the end."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -43,7 +44,7 @@ class Stream:
         run(self)
         seconds = time.perf_counter() - start
         if self._handled != self._count or (commits and self._committed != self._count - 1):
-            raise RuntimeError(f"of {self._count} {self._handled} were handled, {self._committed} was committed")
+            raise RuntimeError(f"{self._handled} of {self._count} were handled, {self._committed} was committed")
         return seconds / self._count
 
     def records(self) -> list[tuple[int, int]]:
@@ -60,7 +61,7 @@ def loop(stream: Stream) -> None:
 
 
 def window_alone(stream: Stream) -> None:
-    """The loop, tracking and acking each record."""
+    """The loop with tracking and acking of each record."""
     window = AckWindow()
     for offset, record in stream.records():
         window.track(offset)
@@ -73,7 +74,7 @@ def threads(lanes: int, wait: float) -> Callable[[Stream], None]:
     def run(stream: Stream) -> None:
         def handle(record: int) -> None:
             if wait:
-                time.sleep(wait)  # this is measured: a handler that waits, as for a call
+                time.sleep(wait)  # part of the measurement: a handler that waits, as for a call
             stream.handle(record)
 
         run_ordered(stream.records(), handle, key=same, lanes=lanes, commit=stream.commit, every=EVERY)
@@ -85,7 +86,7 @@ def tasks(lanes: int, wait: float) -> Callable[[Stream], None]:
     def run(stream: Stream) -> None:
         async def handle(record: int) -> None:
             if wait:
-                await asyncio.sleep(wait)  # this is measured, as above
+                await asyncio.sleep(wait)  # part of the measurement, as above
             stream.handle(record)
 
         asyncio.run(

@@ -1,4 +1,4 @@
-"""What happens when ten times as many acks arrive as can be committed? The load is an open loop: each request is sent
+"""The behaviour when ten times as many acks arrive as can be committed. The load is an open loop: each request is sent
 when it is due, whether or not earlier ones were answered.
 
 The generator is a separate process that uses plain sockets and epoll. A request that is due takes an idle connection;
@@ -69,8 +69,8 @@ class Shape:
 
 
 @dataclass
-class Seen:
-    """What one phase measured. Times are seconds since its start."""
+class Phase:
+    """The figures of one phase. Times are seconds since its start."""
 
     seconds: float = 0.0
     sent: int = 0
@@ -99,10 +99,10 @@ class Seen:
         return values[min(len(values) - 1, int(len(values) * share))] if values else float("nan")
 
 
-def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float, limit: int, ready: int = 0) -> Seen:
+def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float, limit: int, ready: int = 0) -> Phase:
     """Send `rate` requests a second for `seconds` over at most `limit` connections, of which `ready` are opened before
     the start, and wait for the responses."""
-    phase = Seen(seconds=seconds)
+    phase = Phase(seconds=seconds)
     idle = {connection.fileno(): connection for connection in _crowd(port, ready)} if ready else {}
     busy: dict[int, tuple[socket.socket, float]] = {}
     parts: dict[int, bytes] = {}
@@ -120,7 +120,7 @@ def offer(port: int, requests: Callable[[], bytes], rate: float, seconds: float,
             if finished and (not busy or now >= seconds + 10):
                 break
             missing = 0 if finished else int(now * rate) - due
-            # A few at a time, so that answers are seen meanwhile.
+            # A few at a time, so that answers are read in between.
             for _ in range(min(missing, 64)):
                 if idle:
                     _, connection = idle.popitem()
@@ -193,7 +193,7 @@ def _whole(data: bytes) -> bool:
     return place >= 0 and len(data) >= end + 4 + int(data[place + 16 : data.index(b"\r\n", place)])
 
 
-def _count(phase: Seen, data: bytes, sent_at: float, now: float) -> None:
+def _count(phase: Phase, data: bytes, sent_at: float, now: float) -> None:
     if data.startswith(b"HTTP/1.1 200"):
         phase.took.append(now - sent_at)
         phase.ended.append(now)
@@ -242,9 +242,9 @@ def _calls(kind: Kind, batch: int, size: int, items: int, first: int = 0) -> Cal
 
 def sustained(
     port: int, requests: Callable[[], bytes], loop: float, seconds: float, consumers: int
-) -> tuple[float, list[Seen]]:
+) -> tuple[float, list[Phase]]:
     """The highest sustained rate (the first one if none is), and the phases of all rates, that rate's last."""
-    phases: list[Seen] = []
+    phases: list[Phase] = []
     best, calm = STEPS[0] * loop, None
     for share in STEPS:
         for _ in range(TRIES):
@@ -261,7 +261,7 @@ def sustained(
 
 def _generator(
     port: int, calls: tuple[Kind, int, int, int, int], loop: float, shape: Shape
-) -> tuple[float, list[Seen], Seen, Seen]:
+) -> tuple[float, list[Phase], Phase, Phase]:
     """Runs in a separate process. Returns the sustainable rate, the phases that led to it, the flood, and a phase at
     the sustainable rate right after it."""
     following = _calls(*calls)
@@ -271,7 +271,7 @@ def _generator(
     return rate, steps, flood, offer(port, following, rate, shape.calm, consumers)
 
 
-def generated(*arguments: Any) -> tuple[float, list[Seen], Seen, Seen]:
+def generated(*arguments: Any) -> tuple[float, list[Phase], Phase, Phase]:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_generator, arguments)
 
@@ -295,12 +295,12 @@ class Memory(threading.Thread):
         return [megabytes for _, megabytes in self.found]
 
 
-def admitted(phase: Seen, rate: float, start: float, end: float) -> float:
+def admitted(phase: Phase, rate: float, start: float, end: float) -> float:
     """Requests admitted between these seconds, relative to those offered."""
     return sum(start <= moment < end for moment in phase.ended) / (rate * (end - start))
 
 
-def full_speed(phase: Seen, rate: float) -> float:
+def full_speed(phase: Phase, rate: float) -> float:
     """Start of the first whole second in which at least nine tenths of the offered requests were admitted; infinite if
     there is none."""
     quarters = (number / 4 for number in range(int(4 * (phase.seconds - 1)) + 1))
@@ -312,10 +312,10 @@ def run(scale: Scale) -> None:
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
         assert service.process is not None
         for kind in KINDS:
-            rows, recovery, stays = _case(service.port, service.process.pid, kind, scale, shape)
+            rows, recovery, admitted_share = _case(service.port, service.process.pid, kind, scale, shape)
             measure.show(
                 f"overload: {kind.name}; {TIMES} x for {shape.flood:.0f} s, one worker, MariaDB; full speed again "
-                f"after {recovery:.2f} s; {stays:.0%} from {shape.calm / 2:.0f} s on",
+                f"after {recovery:.2f} s; {admitted_share:.0%} from {shape.calm / 2:.0f} s on",
                 ["", "offered/s", "admitted/s", "refused/s", "p50 ms", "p99 ms", "of the loop", "of calm", "RSS MB"],
                 rows,
             )
@@ -325,18 +325,18 @@ def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tu
     """Returns the rows of the table, the seconds until full speed, and the admitted share in the second half of the
     phase after the flood."""
     items = 10**9 if kind.in_order else shape.items
-    batch, _ = acks.fresh(port, items, [])
+    batch, _ = acks.new_batch(port, items, [])
     size = measure.call(port, "GET", f"/v1/batches/{batch}")["group_size"]
     calls = scale.requests // (10 if kind.ids > 1 else 1)
-    loops = []
+    closed_loops = []
     applied = 0
     for number in range(scale.rounds):
         following = _calls(kind, batch, size, items, number * calls)
         figures, answers = load.drive(port, [following() for _ in range(calls)], scale.connections)
-        loops.append(figures)
+        closed_loops.append(figures)
         applied += load.total(answers, "applied")
-    best = statistics.median(figures.rate for figures in loops)
-    p50, p99 = (statistics.median(getattr(figures, name) for figures in loops) for name in ("p50", "p99"))
+    best = statistics.median(figures.rate for figures in closed_loops)
+    p50, p99 = (statistics.median(getattr(figures, name) for figures in closed_loops) for name in ("p50", "p99"))
     memory = Memory(process)
     memory.start()
     rate, steps, flood, after = generated(port, (kind, batch, size, items, scale.rounds * calls), best, shape)
@@ -344,9 +344,13 @@ def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tu
     verification = measure.call(port, "GET", f"/v1/batches/{batch}/verify")
     seen_all = (*steps, flood, after)
     applied += sum(figures.applied for figures in seen_all)
-    unheard = sum(figures.broken for figures in seen_all)
-    if not verification["ok"] or verification["acked"] < applied or (verification["acked"] > applied and not unheard):
-        raise RuntimeError(f"{applied} items were applied, and the batch says {verification}")
+    unanswered = sum(figures.broken for figures in seen_all)
+    if (
+        not verification["ok"]
+        or verification["acked"] < applied
+        or (verification["acked"] > applied and not unanswered)
+    ):
+        raise RuntimeError(f"{applied} items were applied, but the batch has {verification}")
     calm = steps[-1]
     loop = [f"{scale.connections} in a closed loop", "", f"{best:,.0f}", "", f"{p50 * 1e3:.1f}", f"{p99 * 1e3:.1f}"]
     lines = [[*loop, "1.0", "", ""]]
@@ -356,8 +360,8 @@ def _case(port: int, process: int, kind: Kind, scale: Scale, shape: Shape) -> tu
     for name, phase in ((share, calm), (f"{TIMES} x", flood), ("as before", after)):
         refusals = f"{phase.refused / phase.seconds:,.0f}"
         if phase.with_retry_after != phase.refused or phase.broken or phase.unsent:
-            lacking = phase.refused - phase.with_retry_after
-            refusals += f" ({lacking} without Retry-After, {phase.broken} broken, {phase.unsent} unsent)"
+            without_retry_after = phase.refused - phase.with_retry_after
+            refusals += f" ({without_retry_after} without Retry-After, {phase.broken} broken, {phase.unsent} unsent)"
         lines.append(
             [
                 name,

@@ -1,8 +1,9 @@
-"""How does Lastbit compare with what people use instead? One id a call over HTTP beside the literal recipe, and 100 ids
-a transaction beside a row per item, Carlyle's statements and Redis. The peers' own pages say how their users run them.
+"""A comparison of Lastbit with other solutions: one id a call over HTTP compared with the literal recipe, and 100 ids a
+transaction compared with a row for each item, Carlyle's statements and Redis. The peers' own modules describe how their
+users run them.
 
-All write to a disk and sync it at each commit, but Redis where it says that it doesn't. MariaDB's buffer pool is made
-large enough for the peers' tables. Their rows are there before the clock starts; how long that took stands beside.
+All write to a disk and sync at each commit, except for Redis where the table says so. MariaDB's buffer pool is large
+enough for the peers' tables. Their rows exist before the clock starts; the table shows how long that took.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.support.brokers import SYNCED, RedisServer, redis_server
 from tests.support.servers import MariaDB
 
 IDS = 100
-"""Of a transaction."""
+"""Ids in a transaction."""
 WRITERS = (1, 8)
 OPTIONS = ("--innodb-buffer-pool-size=1G",)
 
@@ -51,12 +52,12 @@ def _recipe_round(recipe: Recipe, scale: Scale, items: int, numbers: Sequence[in
     requests = [load.encoded("/v1/acks", {"items": [item_id(batch, number)]}) for number in numbers]
     figures, _ = load.drive(recipe.port, requests, scale.connections)
     if recipe.acked(batch) != len(numbers):
-        raise RuntimeError(f"{len(numbers)} items were acked, and the recipe's bits are {recipe.acked(batch)}")
+        raise RuntimeError(f"{len(numbers)} items were acked, but the recipe's bits are {recipe.acked(batch)}")
     return figures
 
 
 def _lastbit_round(port: int, scale: Scale, items: int, numbers: list[int]) -> Load:
-    batch, requests = acks.fresh(port, items, numbers)
+    batch, requests = acks.new_batch(port, items, numbers)
     figures, answers = load.drive(port, requests, scale.connections)
     acks.check(port, batch, answers, len(requests))
     return figures
@@ -67,12 +68,12 @@ def _redis_round(server: RedisServer, scale: Scale, key: str, numbers: Sequence[
     figures, applied = redis_bits.drive(server.port, requests, scale.connections)
     acked = RedisBits(server, key).acked()
     if not acked == applied == len(numbers):
-        raise RuntimeError(f"{len(numbers)} bits were set, {applied} newly, and BITCOUNT is {acked}")
+        raise RuntimeError(f"{len(numbers)} bits were sent, {applied} newly set, but BITCOUNT is {acked}")
     return figures
 
 
 def single(scale: Scale, server: MariaDB, durable_redis: RedisServer, memory_redis: RedisServer) -> None:
-    """The recipe is slow, so it gets a twentieth of the requests."""
+    """Single ids over HTTP. The recipe is slow, so it gets a twentieth of the requests."""
     loads_by_name: dict[str, list[Load]] = {}
     bases: dict[str, str] = {}
     fraction = max(scale.requests // 20, 100)
@@ -122,17 +123,17 @@ def single(scale: Scale, server: MariaDB, durable_redis: RedisServer, memory_red
 
 @dataclass
 class Contestant:
-    """A peer, and the items that nobody has acked yet, in the order in which they will be."""
+    """A peer, and its unacked items in the order of their acks."""
 
     peer: Peer
     seconds: float
-    """That making its batch took."""
+    """The seconds that creating its batch took."""
     numbers: Iterator[int]
     acked: int = 0
     rates: list[float] = field(default_factory=list)
 
-    def turn(self, calls: int, writers: int) -> None:
-        """A round: each writer has its connection and its part of the calls."""
+    def run_round(self, calls: int, writers: int) -> None:
+        """Run a round: each writer has its own connection and its part of the calls."""
         parts = [[next(self.numbers) for _ in range(IDS)] for _ in range(calls)]
         peer_writers = [self.peer.writer() for _ in range(writers)]
         ready = threading.Barrier(writers + 1)
@@ -154,7 +155,7 @@ class Contestant:
         self.rates.append(calls * IDS / seconds)
         self.acked += calls * IDS
         if self.peer.acked() != self.acked:
-            raise RuntimeError(f"{self.acked} items were acked, and {self.peer} says {self.peer.acked()}")
+            raise RuntimeError(f"{self.acked} items were acked, but {self.peer} has {self.peer.acked()}")
 
 
 def _contestant(items: int, make: Callable[[], Peer]) -> Contestant:
@@ -166,7 +167,7 @@ def _contestant(items: int, make: Callable[[], Peer]) -> Contestant:
 def together(
     scale: Scale, writers: int, server: MariaDB, durable_redis: RedisServer, memory_redis: RedisServer
 ) -> None:
-    """Each peer has one batch for all rounds, since rows for each item take long to insert."""
+    """Each peer has one batch for all rounds, since inserting a row for each item takes long."""
     calls = max(scale.requests // 40, 4 * writers)
     contestants = {
         name: _contestant(scale.items, lambda make=make: make(server, scale.items, writers))
@@ -179,8 +180,8 @@ def together(
             stack.callback(contestant.peer.close)
         for _ in range(scale.rounds):
             for name, contestant in contestants.items():
-                # A hundred commits a call: a tenth of the calls is enough to wait for.
-                contestant.turn(max(calls // 10, writers) if name == CARLYLE else calls, writers)
+                # A hundred commits a call, so a tenth of the calls is enough.
+                contestant.run_round(max(calls // 10, writers) if name == CARLYLE else calls, writers)
     lines = []
     for name, contestant in contestants.items():
         ratio = statistics.median(

@@ -1,9 +1,9 @@
-"""How many events a second do the workers of a process handle? One worker and four, each a process of its own, on the
-same feed of events: two for each instance, and the second one finishes it with a command. MariaDB, durable.
+"""The number of events a second that the workers of a process handle: one worker and four, each in a separate process,
+on the same feed with two events for each instance, the second of which finishes it with a command. MariaDB, durable.
 
-Every event is a call and a transaction, so one worker waits most of the time: for the network, for the database's locks
-and its log. With one lane it has one event under way, with eight up to eight. The clock runs from when the events are
-appended, with all workers in place, to the last command, by the database's time.
+Every event is a call and a transaction, so a single worker waits most of the time: for the network, and for the
+database's locks and log. With one lane it has one event under way, with eight up to eight. The clock runs from
+appending the events, with all workers ready, to the last command, by the database's time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tests.support.servers import ROOT
 
 PARTITIONS = 16
 SHAPES = ((1, 1), (4, 1), (1, 8), (4, 8))
-"""Workers, and the lanes of each."""
+"""The number of workers, and of lanes in each."""
 _runs = itertools.count()
 
 
-def of(name: str) -> Process:
-    """Its instances need two events each."""
+def process_of(name: str) -> Process:
+    """A process whose instances need two events each."""
 
     def both(state: Any, event: Event) -> Any:
         return ("begun", []) if state is None else Finish([Command("done")])
@@ -42,7 +42,7 @@ def of(name: str) -> Process:
 
 @contextlib.contextmanager
 def _working(url: str, name: str, workers: int, lanes: int) -> Iterator[None]:
-    """Workers in place: each holds its share."""
+    """Run workers, each of which has its share of the partitions."""
     command = [sys.executable, "-m", "bench.processes", "worker", url, name]
     processes = [
         subprocess.Popen([*command, f"w{number}", str(lanes)], cwd=ROOT, stderr=subprocess.DEVNULL)
@@ -51,7 +51,7 @@ def _working(url: str, name: str, workers: int, lanes: int) -> Iterator[None]:
     try:
         with Client(url) as client:
             while not all(_settled(client, name, workers)):
-                time.sleep(0.05)  # there is no event for a group at rest; the clock starts later
+                time.sleep(0.05)  # there is no event for settled assignments; the clock starts later
         yield
     finally:
         for process in processes:
@@ -84,7 +84,7 @@ def _rate(url: str, instances: int, workers: int, lanes: int) -> float:
                 last = page.commands[-1].at if page.commands else first.at
         [summary] = [process for process in client.processes.list() if process.name == name]
         if (summary.finished, summary.running, count) != (instances, 0, instances):
-            raise RuntimeError(f"{summary.finished} of {instances} are finished, and there are {count} commands")
+            raise RuntimeError(f"{summary.finished} of {instances} instances are finished, with {count} commands")
     return len(events) / (last - first.at).total_seconds()
 
 
@@ -95,7 +95,7 @@ def run(scale: Scale) -> None:
     rates: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
     with measure.mariadb() as server, measure.lastbit_on(server, workers=2) as service:
         for number in range(rounds):
-            # In turns, from either side, as the machine's speed drifts.
+            # In alternating order, as the machine's speed drifts.
             for shape in shapes if number % 2 else reversed(shapes):
                 rates[shape].append(_rate(service.url, instances, *shape))
     rows = []
@@ -112,6 +112,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
         address, process, worker, several = sys.argv[2:]
         with Client(address) as connected:
-            work(of(process), connected, worker, partitions=PARTITIONS, ttl=2, lanes=int(several))
+            work(process_of(process), connected, worker, partitions=PARTITIONS, ttl=2, lanes=int(several))
     else:
         measure.alone(run)

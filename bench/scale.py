@@ -1,8 +1,8 @@
-"""Does one ack cost more where there is more: in a large batch than in a small one, in ten thousand open batches than
-in one? Single ids over many connections, all fresh.
+"""Whether one ack costs more at scale: in a large batch compared with a small one, in ten thousand open batches
+compared with one. Single ids over many connections, all new.
 
-At random, what an ack costs depends on how many groups there are to hit: in a thousand items all acks change one row,
-in a billion each makes a row of its own.
+At random, the cost of an ack depends on the number of groups: with a thousand items all acks change one row, with a
+billion each ack inserts a row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lastbit.ids import item_id
 
 SIZES = (10**3, 10**5, 10**7, 10**9)
 PART = 1000
-"""Acks that one batch gets of a round against the size: as many as the smallest has items."""
-AROUND = 4
-"""Connections that open and verify batches, which isn't measured: with more, the service's threads are slower."""
+"""Acks that one batch gets in a round by size: as many as the smallest has items."""
+SETUP_CONNECTIONS = 4
+"""Connections that open and verify batches, which isn't measured; with more, the service's threads are slower."""
 
 
 def _open(port: int, batches: int, items: int) -> list[int]:
     request = load.encoded("/v1/batches", {"items": items})
-    return [json.loads(answer)["id"] for answer in load.drive(port, [request] * batches, AROUND)[1]]
+    return [json.loads(answer)["id"] for answer in load.drive(port, [request] * batches, SETUP_CONNECTIONS)[1]]
 
 
 def _acks(port: int, scale: Scale, targets: list[tuple[int, int]]) -> Load:
@@ -35,22 +35,22 @@ def _acks(port: int, scale: Scale, targets: list[tuple[int, int]]) -> Load:
     requests = [load.encoded("/v1/acks", {"items": [item_id(batch, number)]}) for batch, number in targets]
     figures, answers = load.drive(port, requests, scale.connections)
     if load.total(answers, "applied") != len(targets):
-        raise RuntimeError(f"of {len(targets)} acks {load.total(answers, 'applied')} were applied")
+        raise RuntimeError(f"{load.total(answers, 'applied')} of {len(targets)} acks were applied")
     return figures
 
 
 def _check(port: int, acked: Counter[int]) -> None:
-    """The bits of each batch say how many of its items were acked."""
+    """Raise `RuntimeError` unless each batch's bits match the number of its acked items."""
     requests = [load.encoded(f"/v1/batches/{batch}/verify", None, "GET") for batch in acked]
-    answers = [json.loads(answer) for answer in load.drive(port, requests, AROUND)[1]]
-    # Answers come in no order and don't name their batch, so they are compared as a whole.
+    answers = [json.loads(answer) for answer in load.drive(port, requests, SETUP_CONNECTIONS)[1]]
+    # Answers arrive in no particular order and don't name their batch, so they are compared as a whole.
     actual = Counter(answer["counted"]["acked"] for answer in answers if answer["ok"])
     if actual != Counter(acked.values()):
         raise RuntimeError(f"batches by their acked items: expected {Counter(acked.values())}, found {actual}")
 
 
 def _sizes(port: int, scale: Scale, order: str) -> dict[str, Load]:
-    """A round: by size, the acks of a batch or two, one after the other."""
+    """One round: for each size, the acks of a batch or two, one after the other."""
     loads = {}
     for items in SIZES:
         targets = []
@@ -65,8 +65,8 @@ def _sizes(port: int, scale: Scale, order: str) -> dict[str, Load]:
 
 @dataclass
 class Open:
-    """Batches that are open at the same time, each acked in order. They stay open for all rounds: to open ten thousand
-    takes longer than a round. So it is mostly the first round that makes their groups' rows."""
+    """Batches that are open at the same time, each acked in order. They stay open for all rounds, since opening ten
+    thousand takes longer than a round. So mostly the first round inserts their groups' rows."""
 
     batches: list[int]
     acked: Counter[int] = field(default_factory=Counter)
@@ -112,7 +112,7 @@ def run(scale: Scale) -> None:
 
 
 def _lines(loads_by_name: dict[str, list[Load]]) -> list[list[str]]:
-    """A line each, with the median of the rounds' own ratios to the first."""
+    """One row for each name, with the median of the rounds' own ratios to the first."""
     base = next(iter(loads_by_name.values()))
     lines = []
     for name, loads in loads_by_name.items():

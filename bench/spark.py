@@ -1,10 +1,10 @@
-"""What does it cost to ack a pipeline's output through Spark? Against what Spark takes to group the same ids by their
-group and count them: by the group's numbers, which have to be parsed, and by the text before the last colon, which is
-the least that one could do with an id.
+"""The cost of acking a pipeline's output through Spark, compared with the time in which Spark groups the same ids by
+their group and counts them: by the group's numbers, which must be parsed, and by the text before the last colon, which
+is the least possible work with an id.
 
-`python -m bench.spark --items 20000000` asks it for one size, `--random` with ids in no order; `--billion` opens a
-batch of a billion items, acks all of them through Spark and sees it complete. Everything is end to end: Parquet, the
-JVM, Python workers, HTTP, MariaDB with its fsyncs.
+`python -m bench.spark --items 20000000` measures one size, `--random` with ids in random order; `--billion` opens a
+batch of a billion items, acks all of them through Spark and checks that it is complete. Everything is end to end:
+Parquet, the JVM, Python workers, HTTP, MariaDB with its fsyncs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def session() -> Iterator[SparkSession]:
 
 @dataclass
 class Peaks:
-    """The highest resident memory, in MB, of this process and of Spark's Python workers, while it is watched."""
+    """The peak resident memory, in MB, of this process and of Spark's Python workers, while it is watched."""
 
     workers: float = 0.0
     _done: threading.Event = field(default_factory=threading.Event)
@@ -87,7 +87,7 @@ class Peaks:
 
 
 def _resident(process: int) -> float:
-    """The peak so far, as the kernel keeps it."""
+    """The peak so far, as the kernel records it."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -112,7 +112,7 @@ def _seconds(work: Any) -> float:
 
 
 def _write_ids(spark: SparkSession, batch: int, items: int, at_random: bool, folder: Path) -> None:
-    # A multiplier without a common factor with the number of items visits each number once.
+    # A multiplier that is coprime to the number of items visits each number once.
     number = (sf.col("id") * 7_919_104_729 % items) if at_random else sf.col("id")
     files = max(2, items // 5_000_000)
     spark.range(0, items, 1, files).select(item_id(batch, number).alias("item_id")).write.parquet(str(folder))
@@ -128,8 +128,8 @@ def _group_and_count(spark: SparkSession, folder: Path, by_text: bool) -> None:
     groups.count().write.format("noop").mode("overwrite").save()
 
 
-def ask(spark: SparkSession, client: Client, items: int, *, rounds: int = 3, at_random: bool = False) -> list[str]:
-    """A line of the table: medians of the rounds, each of which acks a fresh batch and sees it complete."""
+def timings(spark: SparkSession, client: Client, items: int, *, rounds: int = 3, at_random: bool = False) -> list[str]:
+    """One row of the table: medians of the rounds, each of which acks a new batch and checks that it is complete."""
     numbers, texts, acks = [], [], []
     peaks = Peaks()
     for number_of_round in range(rounds + 1):
@@ -150,10 +150,8 @@ def ask(spark: SparkSession, client: Client, items: int, *, rounds: int = 3, at_
             shutil.rmtree(folder)
         verification = batch.verify()
         if not (report.applied == items == verification.acked and verification.ok and report.completed == (batch.id,)):
-            raise RuntimeError(
-                f"{items} items were to be acked; the report is {report}, and the batch says {verification}"
-            )
-        if number_of_round or not rounds:  # the first round warms the JVM
+            raise RuntimeError(f"{items} items were sent; the report is {report}, but the batch has {verification}")
+        if number_of_round or not rounds:  # the first round warms up the JVM
             numbers.append(counted[0])
             texts.append(counted[1])
             acks.append(acked)
@@ -170,7 +168,7 @@ COLUMNS = ["", "ack, s", "count by numbers, s", "ratio", "by text, s", "ratio", 
 
 
 def billion(spark: SparkSession, client: Client, items: int = BILLION) -> None:
-    """Open, extend, ack all through Spark, complete; the time of each step."""
+    """Open, extend, ack everything through Spark, complete; measure each step."""
     steps: dict[str, float] = {}
     peaks = Peaks()
     with peaks:
@@ -189,7 +187,7 @@ def billion(spark: SparkSession, client: Client, items: int = BILLION) -> None:
     verification = batch.verify()
     steps["verify: count the bits again"] = time.perf_counter() - start
     if not (verification.ok and verification.acked == items and batch.refresh().succeeded):
-        raise RuntimeError(f"the bits say otherwise: {verification}")
+        raise RuntimeError(f"the bits differ: {verification}")
     measure.show(
         f"{items:,} items through Spark, local[2], over HTTP into MariaDB",
         ["", "seconds"],
@@ -212,7 +210,7 @@ def everything() -> Iterator[tuple[SparkSession, Client]]:
 def run(scale: Scale) -> None:
     sizes = (20_000_000, 100_000_000) if scale.items > 1_000_000 else (200_000,)
     with everything() as (spark, client):
-        lines = [ask(spark, client, items, rounds=scale.rounds if items < 50_000_000 else 1) for items in sizes]
+        lines = [timings(spark, client, items, rounds=scale.rounds if items < 50_000_000 else 1) for items in sizes]
     measure.show(TITLE, COLUMNS, lines)
 
 
@@ -220,12 +218,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
     parser.add_argument("--items", type=int, nargs="*", default=[], help="ids in Parquet; a line for each size")
     parser.add_argument("--random", action="store_true", help="in no order")
-    parser.add_argument("--rounds", type=int, default=3, help="after one that warms up (3)")
-    parser.add_argument("--billion", nargs="?", type=int, const=BILLION, metavar="ITEMS", help="a batch of so many")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds after one that warms up (3)")
+    parser.add_argument("--billion", nargs="?", type=int, const=BILLION, metavar="ITEMS", help="a batch of this size")
     options = parser.parse_args()
     with everything() as (spark, client):
         if options.items:
-            lines = [ask(spark, client, n, rounds=options.rounds, at_random=options.random) for n in options.items]
+            lines = [timings(spark, client, n, rounds=options.rounds, at_random=options.random) for n in options.items]
             measure.show(TITLE, COLUMNS, lines)
         if options.billion:
             billion(spark, client, options.billion)

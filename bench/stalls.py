@@ -1,10 +1,10 @@
-"""What is the longest that an ack waits for something that isn't its own? A bystander, a process of its own, acks the
-items of its batch one by one the whole time, while others do to the same service and database what takes long: millions
-of items fail with a reason, and are redriven; parents of nested batches are locked; sixty readers poll; a row stays
-locked; a batch whose counts are broken is delivered again and again; a chain of nested batches ends.
+"""The longest time that an ack waits for other work. A bystander in a separate process acks the items of its batch one
+by one the whole time, while other clients cause long work on the same service and database: millions of items fail with
+a reason, and are redriven; parents of nested batches are locked; sixty readers poll; a row stays locked; a batch with
+broken counts is redelivered repeatedly; a chain of nested batches ends.
 
-The slowest ack of the bystander is the figure, from when it was sent to when its answer was read. It must stay below a
-second on a machine that is otherwise idle.
+The figure is the bystander's slowest ack, from sending it to reading its answer. It must stay below a second on an
+otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ REASON = "the parser gave up: unexpected end of the document"
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a case is: items that fail, seconds of what has no end of its own, nested batches of the chain."""
+    """The size of a case: items that fail, seconds of cases without an end of their own, nested batches in the
+    chain."""
 
     items: int
     seconds: float
@@ -52,7 +53,7 @@ class Shape:
 
 
 class Caller:
-    """One keep-alive connection."""
+    """A keep-alive connection."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
@@ -65,7 +66,7 @@ class Caller:
         return answer.status, json.loads(read) if read else None
 
     def ok(self, method: str, path: str, body: Any = None) -> Any:
-        """The body. While the service is overloaded, the call is sent again."""
+        """The body of a successful answer. While the service is overloaded, the call is repeated."""
         while True:
             status, response = self.call(method, path, body)
             if status < 300:
@@ -81,14 +82,14 @@ class Caller:
 
 @dataclass
 class Waits:
-    """Seconds of each of the bystander's acks, and how many were refused."""
+    """The seconds of each of the bystander's acks, and the number of refused ones."""
 
     took: list[float]
     refused: int
 
 
 def _stand_by(port: int, orders: Connection) -> None:
-    """The bystander: between two orders it acks, and answers the second one with what it saw."""
+    """The bystander: it acks between two orders, and answers the second one with its waits."""
     caller = Caller(port)
     batch, number = 0, 0
     while orders.recv():
@@ -103,7 +104,7 @@ def _stand_by(port: int, orders: Connection) -> None:
             waits.refused += status == 503
             number += status == 200
             if status not in (200, 503):
-                raise RuntimeError(f"the bystander was answered {status}")
+                raise RuntimeError(f"the bystander's ack got {status}")
         orders.recv()
         orders.send(waits)
 
@@ -131,27 +132,27 @@ class Bystander:
 
 
 def together(count: int, work: Callable[[int], object]) -> None:
-    """Run `work` in this many threads. Raises what one of them raised."""
-    failed: list[Exception] = []
+    """Run `work` in this many threads. Raises the error of one of them."""
+    failures: list[Exception] = []
 
     def run(number: int) -> None:
         try:
             work(number)
         except Exception as error:  # noqa: BLE001  # raised below
-            failed.append(error)
+            failures.append(error)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if failed:
-        raise failed[0]
+    if failures:
+        raise failures[0]
 
 
 @contextlib.contextmanager
 def locked(database: Database, *statements: str) -> Iterator[None]:
-    """Another session holds these rows."""
+    """Lock these rows in another session."""
     with database.engine.connect() as session, session.begin() as transaction:
         for statement in statements:
             session.exec_driver_sql(f"{statement} FOR UPDATE")
@@ -167,7 +168,7 @@ class Cases:
         self.failed_by_masks = 0
 
     def fail_by_ids(self) -> None:
-        """Calls of 10,000 ids, over four connections."""
+        """Calls of 10,000 ids over four connections."""
         batch, size = Caller(self.port).open(self.shape.items), 10_000
         starts = iter(range(0, self.shape.items, size))
         lock = threading.Lock()
@@ -199,18 +200,18 @@ class Cases:
         self._check(batch, failed=self.shape.items)
 
     def redrive(self) -> None:
-        """The same items are acked, in one call."""
+        """Ack the same items in one call."""
         Caller(self.port).ok("POST", "/v1/acks", {"groups": self._masks(self.failed_by_masks)})
         self._check(self.failed_by_masks, failed=0)
 
     def _check(self, batch: int, *, failed: int) -> None:
         status = Caller(self.port).ok("GET", f"/v1/batches/{batch}")
         if (status["failed"], status["state"]) != (failed, "complete"):
-            raise RuntimeError(f"{failed} items must have failed, and the batch is {status}")
+            raise RuntimeError(f"{failed} items must have failed, but the batch is {status}")
 
     def locked_parents(self) -> None:
-        """Twelve children end, each of a parent of its own; another session holds the group of half of the parents and
-        the row of the other half."""
+        """Twelve children end, each with its own parent; another session holds the group of half of the parents and the
+        row of the other half."""
         caller = Caller(self.port)
         parents = [caller.open(2) for _ in range(12)]
         for parent in parents:
@@ -223,7 +224,7 @@ class Cases:
             f"SELECT * FROM batches WHERE id IN ({by_row})",
         ):
             together(12, lambda n: Caller(self.port).ok("POST", "/v1/acks", {"items": [item_id(children[n], 0)]}))
-            time.sleep(self.shape.seconds / 2)  # this is measured: acks beside the locked rows
+            time.sleep(self.shape.seconds / 2)  # part of the measurement: acks next to the locked rows
 
     def readers(self) -> None:
         """Sixty connections poll the status of batches, their pending ranges and the list."""
@@ -256,7 +257,7 @@ class Cases:
             together(4, insist)
 
     def inconsistent(self) -> None:
-        """A client sends the items of a batch whose counts are broken again and again."""
+        """A client sends the items of a batch with broken counts repeatedly."""
         batch = Caller(self.port).open(1000)
         with self.database.engine.begin() as tx:
             tx.execute(sa.update(tables.batches).where(tables.batches.c.id == batch).values(acked=1000))
@@ -267,12 +268,12 @@ class Cases:
             while time.monotonic() < until:
                 status, _ = caller.call("POST", "/v1/acks", {"items": [item_id(batch, number)]})
                 if status != 500:
-                    raise RuntimeError(f"an inconsistent batch was answered {status}")
+                    raise RuntimeError(f"an ack of an inconsistent batch got {status}")
 
         together(4, insist)
 
     def chain(self) -> None:
-        """A batch ends that is the only item of another one, and so on."""
+        """End a batch that is the only item of another one, and so on."""
         caller = Caller(self.port)
         batch = root = caller.open(1)
         for _ in range(self.shape.chain):
@@ -284,7 +285,7 @@ class Cases:
 
 @contextlib.contextmanager
 def quiet_service(url: str) -> Iterator[ServiceProcess]:
-    """A service whose log nobody reads: it has a line for each call that is answered 500."""
+    """A service whose log is discarded: it has a line for each call that gets a 500."""
     environment = {"LASTBIT_LOG_LEVEL": "warning"}
     service = ServiceProcess(url, environment=environment, log=Path(os.devnull)).start()
     try:
@@ -302,7 +303,7 @@ def run(scale: Scale) -> None:
         cases = Cases(service.port, database, shape)
         count = f"{shape.items:,} items"
         works: list[tuple[str, Callable[[], object]]] = [
-            ("nothing else", lambda: time.sleep(shape.seconds)),  # this is measured: acks beside nothing
+            ("nothing else", lambda: time.sleep(shape.seconds)),  # part of the measurement: acks alone
             (f"{count} fail with a reason, 10,000 ids a call", cases.fail_by_ids),
             (f"{count} fail with a reason, one call of masks", cases.fail_by_masks),
             (f"these {count} are redriven by one call", cases.redrive),
@@ -323,7 +324,7 @@ def run(scale: Scale) -> None:
             resident = memory.stop()
             latencies = sorted(waits.took)
             if not latencies:
-                raise RuntimeError(f"{name}: the bystander had no answer")
+                raise RuntimeError(f"{name}: the bystander got no answer")
             rows.append(
                 [
                     name,

@@ -1,9 +1,9 @@
-"""Does the size of a batch cost anything when it is looked at? Status, watermark, pending and one ack, for a batch of a
-thousand items and one of a billion: untouched, with 500 items acked in order, and with 500 acked at random; and what
-memory the service takes for it.
+"""Whether the size of a batch affects the cost of reading it: status, watermark, pending and one ack, for a batch of a
+thousand items and one of a billion: untouched, with 500 items acked in order, and with 500 acked at random; and the
+memory that the service needs for it.
 
-At random, 500 acks lie in one group of the thousand and in as many groups of the billion, each with a row of its own.
-So there `pending` has rows to read that the small batch does not have; what it answers is a page of 100 ranges in both.
+At random, 500 acks are in one group of the thousand items and in as many groups of the billion, each with its own row.
+There `pending` must read rows that the small batch does not have; it returns a page of 100 ranges in both cases.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lastbit.ids import item_id
 
 SMALL, LARGE = 10**3, 10**9
 ACKED = 500
-LOOKS = {"status": "", "watermark": "/watermark", "pending": "/pending"}
+READS = {"status": "", "watermark": "/watermark", "pending": "/pending"}
 UNTOUCHED, IN_ORDER, AT_RANDOM = "untouched", f"{ACKED} acked in order", f"{ACKED} acked at random"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch in the state that is asked about, and what shall be acked next, an item a call."""
+    """A batch in the state under test, and the numbers to ack next, one item a call."""
 
     id: int
     acked: int
@@ -43,13 +43,13 @@ def _prepare(port: int, items: int, state: str, acks: int) -> Prepared:
 
 
 def _round(port: int, scale: Scale, small_first: bool) -> dict[int, dict[str, float]]:
-    """Median seconds by size and question. The sizes take turns, so that both see the same machine."""
+    """Median seconds by size and question. The sizes alternate, so that both run under the same conditions."""
     calls = max(scale.requests // 200, 10)
     sizes = (SMALL, LARGE) if small_first else (LARGE, SMALL)
     seconds: dict[int, dict[str, float]] = {SMALL: {}, LARGE: {}}
     for state in (UNTOUCHED, IN_ORDER, AT_RANDOM):
         batches = {items: _prepare(port, items, state, calls) for items in sizes}
-        for name, path in LOOKS.items():
+        for name, path in READS.items():
             for items in sizes:
                 look = load.encoded(f"/v1/batches/{batches[items].id}{path}", None, "GET")
                 seconds[items][f"{name}, {state}"] = load.drive(port, [look] * calls, 1)[0].p50
@@ -59,7 +59,8 @@ def _round(port: int, scale: Scale, small_first: bool) -> dict[int, dict[str, fl
 
 
 def _acks(port: int, batch: Prepared, items: int, calls: int) -> float:
-    """Median seconds of one ack. An untouched batch has only one first ack, so there it is a batch for each."""
+    """Median seconds of one ack. An untouched batch has only one first ack, so that case uses a new batch for each
+    ack."""
     if batch.following:
         targets = [(batch.id, number) for number in batch.following]
     else:
@@ -73,9 +74,9 @@ def _acks(port: int, batch: Prepared, items: int, calls: int) -> float:
     for id, acked in expected.items():
         verification = measure.call(port, "GET", f"/v1/batches/{id}/verify")
         if not (verification["ok"] and verification["acked"] == acked and verification["pending"] == items - acked):
-            raise RuntimeError(f"{acked} of {items} items were acked, and the batch says {verification}")
+            raise RuntimeError(f"{acked} of {items} items were acked, but the batch has {verification}")
     if load.total(answers, "applied") != len(targets):
-        raise RuntimeError(f"of {len(targets)} acks {load.total(answers, 'applied')} were applied")
+        raise RuntimeError(f"{load.total(answers, 'applied')} of {len(targets)} acks were applied")
     return figures.p50
 
 
@@ -85,17 +86,17 @@ def run(scale: Scale) -> None:
         assert service.process is not None
         process = service.process.pid
         resident = {"after its start": measure.memory(process)}
-        _round(service.port, scale, small_first=True)  # the first of a process is always slower
-        resident["after the round that warms up"] = measure.memory(process)
+        _round(service.port, scale, small_first=True)  # the first round of a process is always slower
+        resident["after the warm-up round"] = measure.memory(process)
         for number in range(scale.rounds):
             for items, seconds in _round(service.port, scale, small_first=bool(number % 2)).items():
                 results[items].append(seconds)
         resident[f"after {scale.rounds} more"] = measure.memory(process)
-        resident["the most it ever was"] = measure.memory(process, "VmHWM")
+        resident["at its peak"] = measure.memory(process, "VmHWM")
     measure.show(
         f"status: over HTTP on MariaDB, one connection (medians of {scale.rounds} rounds)",
         ["", "10^3 items, ms", "10^9 items, ms", "ratio"],
-        measure.beside(results[SMALL], results[LARGE]),
+        measure.compared(results[SMALL], results[LARGE]),
     )
     measure.show(
         "status: the service's resident memory (the bits of a billion items would be 119 MB)",

@@ -1,14 +1,14 @@
-"""What does an item take on disk? Lastbit's `item_groups` and `ack_journal` in each state of a batch of 2,000,000
-items; beside it Carlyle's table (64 items a row under a random UUID) and a table with a row for each item.
+"""The disk space of an item: Lastbit's `item_groups` and `ack_journal` in each state of a batch of 2,000,000 items,
+compared with Carlyle's table (64 items a row under a random UUID) and a table with a row for each item.
 
-Counted are the pages of 16 KB that are in use in the table's file, as the file's own extent descriptors have it, after
-the server has purged old versions of rows and written all pages (FLUSH TABLES … FOR EXPORT). Pages count whole, but not
-the three that keep the books of every file, nor the empty root of a table without rows. The file itself is larger: it
-grows by extents of 64 pages, later by four at a time. The batch's own row is left out, with Lastbit and with Carlyle.
-Each story has tables of its own; bytes hardly vary, so there is one round.
+It counts the 16 KB pages that are in use in the table's file, according to the file's own extent descriptors, after the
+server has purged old row versions and written all pages (FLUSH TABLES … FOR EXPORT). Partly used pages count in full,
+but not the three bookkeeping pages of every file, nor the empty root of a table without rows. The file itself is
+larger: it grows by extents of 64 pages, later by four at a time. The batch's own row is excluded, for Lastbit and for
+Carlyle. Each scenario has its own tables; bytes hardly vary, so there is one round.
 
-HTTP does not matter here, so Lastbit's own core acks: in small calls until each group has a row, because rows are born
-in the order in which their groups are first touched, and in large ones from then on.
+HTTP does not matter here, so Lastbit's own core acks: in small calls until each group has a row, because rows are
+inserted in the order in which their groups are first touched, and in large calls from then on.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from tests.support.servers import MariaDB
 PAGE = 16_384
 EXTENT = 64
 BOOKKEEPING = 3
-"""Pages of every file: its header with the first extent descriptors, the change buffer's bitmap, the inodes."""
+"""Bookkeeping pages of every file: its header with the first extent descriptors, the change buffer's bitmap, the
+inodes."""
 CALL = 10_000
-"""Ids of a large call."""
+"""Ids in a large call."""
 STATEMENT = 5_000
-"""Items of one UPDATE of the peers' tables."""
+"""Items in one UPDATE of the peers' tables."""
 
 UNTOUCHED = "untouched"
 HALF_IN_ORDER = "half, acked in order"
@@ -51,11 +52,12 @@ HALF_JOURNALED = "a random half, 100 ids a call: journaled"
 ALL_AT_RANDOM = "complete, acked at random"
 REBUILT = "complete, acked at random, table rebuilt"
 NOT_APART = "\N{EN DASH}"
-"""Where a table's rows are all there from the start, the order of first touches makes no state of its own."""
+"""If all rows of a table exist from the start, the order of first touches makes no difference."""
 
 
 def pages_in_use(file: Path) -> int:
-    """From the extent descriptors of an InnoDB file: one page of them for each 16,384 pages, from the first on."""
+    """The pages in use by the extent descriptors of an InnoDB file: one page of descriptors for each 16,384 pages,
+    starting with the first."""
     with file.open("rb") as content:
         first = content.read(PAGE)
         limit = struct.unpack_from(">I", first, 38 + 12)[0]  # FSP_FREE_LIMIT: pages beyond were never initialized
@@ -64,7 +66,7 @@ def pages_in_use(file: Path) -> int:
             content.seek(start * PAGE)
             descriptors = content.read(PAGE)
             for extent in range(min(limit - start + EXTENT - 1, PAGE) // EXTENT):
-                # 40 bytes each, after the file header and the space header; two bits a page, the lower one: free.
+                # 40 bytes each, after the file header and the space header; two bits a page, the lower one means free.
                 place = 38 + 112 + extent * 40 + 24
                 bitmap = int.from_bytes(descriptors[place : place + 16], "little")
                 free = (bitmap & int.from_bytes(b"\x55" * 16, "little")).bit_count()
@@ -73,7 +75,7 @@ def pages_in_use(file: Path) -> int:
 
 
 class Store:
-    """A database of its own, and how much its tables take."""
+    """A separate database, and the space that its tables take."""
 
     def __init__(self, server: MariaDB, items: int) -> None:
         self._server = server
@@ -81,7 +83,7 @@ class Store:
         self.url = server.new_database()
         self._name = self.url.rpartition("/")[2]
         self.connection = server.connect(self._name)
-        # Without this, MariaDB makes a subquery of a long IN list.
+        # Without this, MariaDB turns a long IN list into a subquery.
         self.execute("SET SESSION in_predicate_conversion_threshold = 0")
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> Any:
@@ -128,7 +130,7 @@ def _parts(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 class Batch:
-    """A batch of Lastbit's, and its acks, checked."""
+    """A batch in Lastbit, with checked acks."""
 
     def __init__(self, service: Service, items: int) -> None:
         self._service = service
@@ -139,16 +141,16 @@ class Batch:
             items = [(self._id, *divmod(number, DEFAULT_GROUP_SIZE)) for number in part]
             applied = self._service.acks.ack(Call.of(Verb.ACK, items)).result().applied
             if applied != len(part):
-                raise RuntimeError(f"{len(part)} items were acked, {applied} applied")
+                raise RuntimeError(f"{len(part)} items were sent, but {applied} applied")
 
     def check(self, acked: int) -> None:
         verification = self._service.batches.verify(self._id)
         if not (verification.ok and verification.acked == verification.counted_acked == acked):
-            raise RuntimeError(f"{acked} items were acked, and the batch says {verification}")
+            raise RuntimeError(f"{acked} items were acked, but the batch has {verification}")
 
 
-def _born_in_order(numbers: list[int]) -> tuple[list[int], list[int]]:
-    """One number of each group, ascending; and the others as they come."""
+def _first_of_each_group(numbers: list[int]) -> tuple[list[int], list[int]]:
+    """One number of each group, ascending; and the remaining ones in their order."""
     first: dict[int, int] = {}
     for number in numbers:
         first.setdefault(number // DEFAULT_GROUP_SIZE, number)
@@ -157,11 +159,11 @@ def _born_in_order(numbers: list[int]) -> tuple[list[int], list[int]]:
 
 
 def lastbit(server: MariaDB, items: int) -> dict[str, float]:
-    """Four stories of a batch."""
+    """Measure four scenarios of a batch."""
     bits_by_state: dict[str, float] = {}
     half = items // 2
 
-    def story(tell: Callable[[Batch, Callable[[str, int], None], Store], None]) -> None:
+    def run_scenario(scenario: Callable[[Batch, Callable[[str, int], None], Store], None]) -> None:
         with _store(server, items) as store, Database(store.url) as database:
             schema.migrate(database)
             service = Service(database)
@@ -172,7 +174,7 @@ def lastbit(server: MariaDB, items: int) -> dict[str, float]:
                     batch.check(acked)
                     bits_by_state[state] = store.bits_per_item("item_groups") + store.bits_per_item("ack_journal")
 
-                tell(batch, look, store)
+                scenario(batch, look, store)
             finally:
                 service.stop()
 
@@ -184,14 +186,14 @@ def lastbit(server: MariaDB, items: int) -> dict[str, float]:
         look(ALL_IN_ORDER, items)
 
     def born_in_order(batch: Batch, look: Callable[[str, int], None], store: Store) -> None:
-        first, rest = _born_in_order(random.sample(range(items), half))
+        first, rest = _first_of_each_group(random.sample(range(items), half))
         batch.ack(first, 1)
         batch.ack(rest)
         look(HALF_BORN_IN_ORDER, half)
 
     def at_random(batch: Batch, look: Callable[[str, int], None], store: Store) -> None:
         numbers = random.sample(range(items), items)
-        # After 20 acks a group, on average, no group is left without a row.
+        # After 20 acks a group on average, every group has a row.
         touching = min(half, 20 * -(-items // DEFAULT_GROUP_SIZE))
         batch.ack(numbers[:touching], 10)
         batch.ack(numbers[touching:half])
@@ -205,13 +207,14 @@ def lastbit(server: MariaDB, items: int) -> dict[str, float]:
         batch.ack(random.sample(range(items), half), 100)
         look(HALF_JOURNALED, half)
 
-    for tell in (in_order, born_in_order, journaled, at_random):
-        story(tell)
+    for scenario in (in_order, born_in_order, journaled, at_random):
+        run_scenario(scenario)
     return bits_by_state
 
 
 class Carlyle:
-    """Its table, but for the foreign key: a row of 64 items with a random UUID as its key, a bit set while pending."""
+    """Carlyle's table without the foreign key: a row of 64 items with a random UUID as its key, a bit set while
+    pending."""
 
     table = "batch_item_groups"
 
@@ -235,7 +238,8 @@ class Carlyle:
             store.connection.commit()
 
     def ack(self, numbers: Sequence[int]) -> None:
-        """As its statements do, but many groups a transaction; a group's acks are sent as one mask."""
+        """The same statements as Carlyle's, but with many groups in a transaction; a group's acks are sent as one
+        mask."""
         masks: dict[int, int] = {}
         for number in numbers:
             masks[number // 64] = masks.get(number // 64, 0) | 1 << number % 64
@@ -256,7 +260,7 @@ class Carlyle:
 
 
 class Rows:
-    """A row for each item, and an index that finds what is not done."""
+    """A row for each item, and an index of rows that are not done."""
 
     table = "items"
 
@@ -285,7 +289,7 @@ class Rows:
 
 
 def peer(server: MariaDB, items: int, make: type[Carlyle] | type[Rows]) -> dict[str, float]:
-    """The same states, as far as they differ: all rows are there from the start, in the order of their keys."""
+    """The states that differ in a peer: all rows exist from the start, in the order of their keys."""
     bits_by_state: dict[str, float] = {}
     half = items // 2
     for order in ("in order", "at random"):
@@ -294,7 +298,7 @@ def peer(server: MariaDB, items: int, make: type[Carlyle] | type[Rows]) -> dict[
 
             def look(state: str, acked: int, table: Carlyle | Rows = table, store: Store = store) -> None:
                 if table.acked() != acked:
-                    raise RuntimeError(f"{acked} items were acked, and {table.table} says {table.acked()}")
+                    raise RuntimeError(f"{acked} items were acked, but {table.table} has {table.acked()}")
                 bits_by_state[state] = store.bits_per_item(table.table)
 
             if order == "in order":
@@ -313,7 +317,7 @@ def peer(server: MariaDB, items: int, make: type[Carlyle] | type[Rows]) -> dict[
 
 
 def run(scale: Scale) -> None:
-    # The peers' tables are larger than the default pool of 128 MB; what is on disk in the end is the same.
+    # The peers' tables are larger than the default pool of 128 MB; the final size on disk is the same.
     with measure.mariadb(["--innodb-buffer-pool-size=1G"]) as server:
         lastbit_bits = lastbit(server, scale.items)
         carlyle = peer(server, scale.items, Carlyle)

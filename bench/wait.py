@@ -1,6 +1,6 @@
-"""How soon after its batch ended is a long poll answered? Cases: 1,000 waiters on 1,000 batches, which end at a steady
-rate or all at once (acked over eight connections without a pause); 1,000 waiters on one batch; and both with 200
-followers of the feed, each of which receives every end.
+"""The delay between the end of a batch and the answer of a long poll. Cases: 1,000 waiters on 1,000 batches, which end
+at a steady rate or all at once (acked over eight connections without a pause); 1,000 waiters on one batch; and both
+with 200 followers of the feed, each of which receives every end.
 
 The commit happens shortly before the ack's response, and can't be seen from outside. So there are two figures per
 waiter. The first counts from the arrival of the last ack's response, which is slightly too short; it can be negative,
@@ -39,8 +39,8 @@ _ENDED = re.compile(rb'"batch:(\d+):completed"')
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
 
-class Heard:
-    """The statements that a database server has received so far, over all sessions."""
+class StatementCounter:
+    """The number of statements that a database server has received so far, over all sessions."""
 
     def __init__(self, server: MariaDB) -> None:
         self._connection = server.connect()
@@ -59,7 +59,7 @@ class Heard:
     def rates(self, seconds: float) -> tuple[float, float]:
         """Statements and selects per second, over the next `seconds`."""
         start, before = time.perf_counter(), self.so_far()
-        time.sleep(seconds)  # this is measured: the statements in that time
+        time.sleep(seconds)  # part of the measurement: the statements in that time
         after = self.so_far()
         seconds = time.perf_counter() - start
         return (after[0] - before[0] - 1) / seconds, (after[1] - before[1]) / seconds
@@ -106,10 +106,10 @@ class Streams:
         until = time.monotonic() + 60
         while any(len(self.told.get(batch, ())) < self._count for batch in batches):
             if time.monotonic() > until:
-                raise RuntimeError("a stream was not told of a batch's end within a minute")
+                raise RuntimeError("a stream did not get a batch's end within a minute")
             time.sleep(0.05)  # the latencies are taken where the messages arrive, so this adds nothing to them
         if any(len(self.told[batch]) > self._count for batch in batches):
-            raise RuntimeError("a stream was told twice")
+            raise RuntimeError("a stream got an end twice")
 
     def close(self) -> None:
         self._stop.set()
@@ -163,16 +163,16 @@ class Waiters:
     """Long polls under way, one per connection: one for each of `batches`, which may name a batch several times. Each
     batch has one item and is sealed."""
 
-    def __init__(self, counters: Heard, port: int, batches: Sequence[int]) -> None:
+    def __init__(self, counters: StatementCounter, port: int, batches: Sequence[int]) -> None:
         self._connections = Connections(port)
         self._batch_of: dict[int, int] = {}
-        looks = counters.so_far()[1] + len(batches)
+        expected_selects = counters.so_far()[1] + len(batches)
         for batch in batches:
             number = self._connections.connect()
             self._batch_of[number] = batch
             self._connections.send(number, load.encoded(f"/v1/batches/{batch}?wait=60", None, "GET"))
-        counters.wait_for_selects(looks)  # each waiter looks once before it waits
-        time.sleep(0.5)  # a waiter that has queried and begins to wait is not visible from outside
+        counters.wait_for_selects(expected_selects)  # each waiter queries once before it waits
+        time.sleep(0.5)  # a waiter that has queried and starts to wait is not visible from outside
 
     def end(self, pace: float | None, streams: Streams | None = None) -> list[tuple[float, float]]:
         """Ack the item of each batch, at a rate per second or without a pause. Returns the seconds from the sending of
@@ -209,12 +209,12 @@ class Waiters:
                 and response["state"] == "complete"
                 and response["acked"] == response["items"] == 1
             ):
-                raise RuntimeError(f"who waited for {batch} was answered {response}")
-        told_at = [(batch, now) for batch, now, _ in responses]
+                raise RuntimeError(f"the waiter for {batch} got {response}")
+        response_times = [(batch, now) for batch, now, _ in responses]
         if streams is not None:
             streams.wait_for(list(sent_at))
-            told_at += [(batch, now) for batch in sent_at for now in streams.told[batch]]
-        return [(now - sent_at[batch], now - answered_at[batch]) for batch, now in told_at]
+            response_times += [(batch, now) for batch in sent_at for now in streams.told[batch]]
+        return [(now - sent_at[batch], now - answered_at[batch]) for batch, now in response_times]
 
     def close(self) -> None:
         self._connections.close()
@@ -226,16 +226,16 @@ def _open(port: int, batches: int) -> list[int]:
 
 
 def _check(port: int, batches: list[int]) -> None:
-    """Check by the bits of each batch that it is complete."""
+    """Raise `RuntimeError` unless the bits of each batch show it complete."""
     requests = [load.encoded(f"/v1/batches/{batch}/verify", None, "GET") for batch in batches]
     for answer in load.drive(port, requests, ACKING)[1]:
         verification = json.loads(answer)
         if not (verification["ok"] and verification["counted"]["acked"] == verification["items"] == 1):
-            raise RuntimeError(f"a batch whose only item was acked says {verification}")
+            raise RuntimeError(f"a batch whose only item was acked has {verification}")
 
 
 def _round(
-    counters: Heard,
+    counters: StatementCounter,
     port: int,
     batches: int,
     waiters: int,
@@ -283,7 +283,7 @@ def run(scale: Scale) -> None:
     with (
         measure.mariadb() as server,
         measure.lastbit_on(server) as service,
-        contextlib.closing(Heard(server)) as counters,
+        contextlib.closing(StatementCounter(server)) as counters,
     ):
         for _ in range(scale.rounds):
             idle[0].append(counters.rates(1))
@@ -301,7 +301,7 @@ def run(scale: Scale) -> None:
         ],
     )
     measure.show(
-        "wait: what the database hears while they wait",
+        "wait: statements that the database receives while they wait",
         ["waiters", "statements/s", "of them selects/s"],
         [
             [f"{count:,}", *(f"{statistics.median(figures[place] for figures in rates):.0f}" for place in (0, 1))]

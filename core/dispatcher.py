@@ -1,8 +1,8 @@
 """The dispatcher: plans, claims, sends and records deliveries, in a bounded number of threads. It also fires timers.
 
 `run_once` finds due work and starts a send for each free thread, without waiting. A thread that has recorded its
-delivery claims the next one itself, so the receivers set the pace, not the rounds. Each webhook may use only its share
-of the threads, so a receiver that hangs doesn't delay others.
+delivery claims the next one itself, so throughput depends on the receivers, not on the rounds. Each webhook may use
+only its share of the threads, so a receiver that hangs doesn't delay others.
 
 Any number of dispatchers may share one database (see `replicas`). If one is killed, nothing is lost (see `deliveries`).
 """
@@ -24,21 +24,22 @@ from core import errors, metrics, tables
 from core.acks import parents
 from core.processes import timers
 from core.storage.database import Database
-from core.webhooks import deliveries, subscriptions
+from core.webhooks import deliveries, message
 from core.webhooks.backoff import Backoff
 from core.webhooks.deliveries import Claim
+from core.webhooks.delivery_log import Progress
 from core.webhooks.replicas import Replica
-from core.webhooks.subscriptions import Progress, Sender, SendResult
+from core.webhooks.sender import Sender, SendResult
 
 SWEEP: Final = 0.5
-"""Seconds that a round spends on parents of ended batches. The rest are left to the next round."""
+"""Seconds that a round spends on parents of ended batches. The remaining ones are left to the next round."""
 
 log = structlog.get_logger(__name__)
 
 
 class Dispatcher:
-    """`lease` must be longer than any send. With a `replica` it claims that replica's share, otherwise all due
-    deliveries."""
+    """`lease` must be longer than any send. With a `replica`, the dispatcher claims that replica's share, otherwise all
+    due deliveries."""
 
     def __init__(
         self,
@@ -70,8 +71,8 @@ class Dispatcher:
         """The database's time in the last round."""
 
     def run_once(self) -> int:
-        """Run one round. Return how many sends it started plus how many parents it updated. If the database refuses,
-        the rest is left to the next round."""
+        """Run one round. Return the number of sends that it started plus the number of parents that it updated. If the
+        database is unavailable, the remaining work is left to the next round."""
         self._beat()
         try:
             self._look_at_the_clock()
@@ -90,7 +91,7 @@ class Dispatcher:
         return len(claims) + self._sweep()
 
     def _sweep(self) -> int:
-        """Ack or fail parents' items, after the sends were started. The events of this are sent in the next round."""
+        """Ack or fail parents' items, after the sends were started. The resulting events are sent in the next round."""
         try:
             return parents.sweep(self._database, stuck_parents=self._stuck, seconds=SWEEP)
         except errors.CoreError as error:
@@ -166,13 +167,13 @@ class Dispatcher:
                 claim = None  # the next round logs the error
 
     def _deliver(self, claim: Claim) -> None:
-        content = subscriptions.body(claim.event)
-        headers = subscriptions.headers(claim.secret, claim.event.id, claim.at, content)
+        content = message.body(claim.event)
+        headers = message.headers(claim.secret, claim.event.id, claim.at, content)
         try:
             answer = self._sender.send(claim.url, headers, content)
-        except Exception:  # a bug of the sender: counted as a try, or it would be retried forever
+        except Exception:  # a bug of the sender: counted as an attempt, or it would be retried forever
             log.exception("sender_failed", delivery=claim.delivery)
-            answer = SendResult(None, "the sender failed, its log says how", 0)
+            answer = SendResult(None, "the sender failed; its log has the error", 0)
         state = self._database.write(lambda tx: deliveries.record(tx, claim, answer, self._backoff, self._chance()))
         log.log(
             logging.INFO if state is Progress.DELIVERED else logging.WARNING,

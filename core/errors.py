@@ -21,7 +21,7 @@ from core import programs
 # │   ├── BatchExpired
 # │   └── BatchCancelled
 # ├── WebhookNotFound
-# ├── WebhookDisabled           it answered 410 Gone
+# ├── WebhookDisabled           its receiver responded with 410 Gone
 # ├── PositionTrimmed           the feed was trimmed past that position
 # ├── OutOfOrder                a message reached its tally after a later one of its source
 # ├── ConsumerGroupNotFound
@@ -35,6 +35,7 @@ from core import programs
 # ├── TooLarge
 # ├── Unavailable               nothing is wrong with the call: send it again
 # │   ├── Overloaded
+# │   ├── OutcomeUnknown
 # │   └── LockTimeout
 # ├── InconsistentBatch         the counts disagree with the bits: a bug or a broken row
 # ├── UpgradeNotFinished        an earlier release may still work on the database
@@ -60,7 +61,7 @@ class IdempotencyKeyReused(InvalidRequest):
     code = "idempotency_key_reused"
 
     def __init__(self, key: str, what: str) -> None:
-        super().__init__("header Idempotency-Key", f"{key!r} came before with another body ({what})")
+        super().__init__("header Idempotency-Key", f"{key!r} was used before with another body ({what})")
 
 
 class BatchNotFound(CoreError):
@@ -77,7 +78,7 @@ class GroupNotFound(CoreError):
     def __init__(self, batch: int, group: int, groups: int) -> None:
         self.batch = batch
         self.group = group
-        super().__init__(f"batch {batch} has no group {group}: its items make {groups}")
+        super().__init__(f"batch {batch} has no group {group}: it has {groups} {'group' if groups == 1 else 'groups'}")
 
 
 class BatchEnded(CoreError):
@@ -86,7 +87,7 @@ class BatchEnded(CoreError):
     def __init__(self, batch: int, verb: str) -> None:
         self.batch = batch
         self.verb = verb
-        super().__init__(f"batch {batch} {self.happened}: {verb} is not possible any more")
+        super().__init__(f"batch {batch} {self.happened}: {verb} is no longer possible")
 
 
 class BatchSealed(BatchEnded):
@@ -120,7 +121,7 @@ class WebhookDisabled(CoreError):
     code = "webhook_disabled"
 
     def __init__(self, webhook: int) -> None:
-        super().__init__(f"webhook {webhook} is disabled, as its receiver answered 410 Gone: create another one")
+        super().__init__(f"webhook {webhook} is disabled, as its receiver responded with 410 Gone: create another one")
 
 
 class PositionTrimmed(CoreError):
@@ -129,12 +130,12 @@ class PositionTrimmed(CoreError):
     def __init__(self, after: int, trimmed: int) -> None:
         self.trimmed = trimmed
         super().__init__(
-            f"the events after position {after} are gone: the feed was trimmed up to {trimmed}; read on from there"
+            f"events after position {after} were removed: the feed was trimmed up to {trimmed}; continue from there"
         )
 
 
 class OutOfOrder(CoreError):
-    """`position` and `reached` are (offset, child): of the late message, and of the last one before it."""
+    """`position` and `reached` are the (offset, child) of the late message and of the last message before it."""
 
     code = "out_of_order"
 
@@ -143,8 +144,8 @@ class OutOfOrder(CoreError):
         self.position = position
         self.reached = reached
         super().__init__(
-            f"{place}: offset {position[0]}, child {position[1]} of its source comes to {key!r} for the first time, "
-            f"but after offset {reached[0]}, child {reached[1]}: the messages of a source must come to a key in order"
+            f"{place}: offset {position[0]}, child {position[1]} of its source reaches {key!r} for the first time, "
+            f"but after offset {reached[0]}, child {reached[1]}: the messages of a source must reach a key in order"
         )
 
 
@@ -168,8 +169,8 @@ class PartitionsFixed(CoreError):
     def __init__(self, group: str, partitions: int) -> None:
         self.partitions = partitions
         super().__init__(
-            f"consumer group {group!r} has {partitions} partitions and keeps them: with another number, keys would "
-            "change their partitions; delete the group, or make another one"
+            f"consumer group {group!r} has {partitions} partitions, which can't be changed: with another number, keys "
+            "would move to other partitions; delete the group, or create another one"
         )
 
 
@@ -178,7 +179,7 @@ class SessionReplaced(CoreError):
 
     def __init__(self, group: str, worker: str) -> None:
         super().__init__(
-            f"another process has joined {group!r} as worker {worker!r} since: this one holds nothing any more"
+            f"another process has joined {group!r} as worker {worker!r}, so this process has lost its partitions"
         )
 
 
@@ -187,7 +188,7 @@ class StaleEpoch(CoreError):
 
     def __init__(self, group: str, partition: int, worker: str, epoch: int) -> None:
         super().__init__(
-            f"partition {partition} of consumer group {group!r} is not worker {worker!r}'s at epoch {epoch} any more; "
+            f"worker {worker!r} no longer owns partition {partition} of consumer group {group!r} at epoch {epoch}; "
             "nothing was written"
         )
 
@@ -213,7 +214,7 @@ class VersionConflict(CoreError):
         self.version = version
         super().__init__(
             f"instance {instance!r} of process {name!r} is at version {version}, not {expected}: read it and compute "
-            "again; nothing was written"
+            "the effects again; nothing was written"
         )
 
 
@@ -222,7 +223,7 @@ class TooLarge(CoreError):
 
 
 class Unavailable(CoreError):
-    """The database can't be reached, or the service is at its limits. Sending the call again is safe."""
+    """The database can't be reached, or the service is overloaded. Sending the call again is safe."""
 
     code = "unavailable"
     retry_after: ClassVar[int] = 1
@@ -231,6 +232,10 @@ class Unavailable(CoreError):
 
 class Overloaded(Unavailable):
     pass
+
+
+class OutcomeUnknown(Unavailable):
+    """The connection broke during a COMMIT: it may have happened."""
 
 
 class LockTimeout(Unavailable):
@@ -251,8 +256,8 @@ class UpgradeNotFinished(CoreError):
 
     def __init__(self, revision: str) -> None:
         super().__init__(
-            f"this needs a database that no release from before revision {revision} works on any more: once none of "
-            f"their processes is left, run `{programs.command('api', 'migrate', '--finish')}`; nothing was changed"
+            f"releases that don't know revision {revision} may still use this database: when none of their processes "
+            f"is left, run `{programs.command('api', 'migrate', '--finish')}`; nothing was changed"
         )
 
 

@@ -1,7 +1,7 @@
-"""Explains why a batch is not done. Each reason has a stable code, one plain sentence, and its facts.
+"""Explains why a batch is not done. Each reason has a stable code, one sentence, and its data.
 
-It must be as fast for a billion items as for ten. So each rule reads a bounded number of rows from one snapshot, from
-the first pending item on, and reports if there may be more.
+An explanation must be as fast for a billion items as for ten. So each rule reads a limited number of rows from one
+snapshot, starting at the first pending item, and reports if there may be more.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from core.batches import ranges
 from core.batches.batch import Batch
 from core.batches.lifecycle import LIVE, State, Verb
 from core.bits import journal
-from core.webhooks import subscriptions
+from core.webhooks import delivery_log
 from lastbit.ids import item_id
 
 SHOWN: Final = 5
-"""Ranges, and reasons of failures, that are listed."""
+"""Maximum number of ranges, and of reasons of failures, that are listed."""
 COUNTED: Final = 1000
-"""Ranges that are counted."""
+"""Maximum number of ranges that are counted."""
 CHILDREN: Final = 20
+"""Maximum number of children that are listed."""
 SCAN: Final = 4096
-"""Rows of groups, children or failures that a rule reads."""
+"""Maximum rows of groups, children or failures that a rule reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Subject:
     """The batch, the time it was read, and its first pending ranges. `first` is the lowest number that may be
     pending."""
 
@@ -72,35 +73,35 @@ def explain(snapshot: Connection, batch_id: int) -> Explanation:
     now = snapshot.scalar(sa.select(tables.utc_now()))
     assert now is not None
     pending = ranges.page(snapshot, batch, "pending", 0, COUNTED) if batch.pending else ranges.RangePage([], None)
-    look = _Look(batch, now, pending)
-    return Explanation(batch, [reason for rule in _RULES for reason in rule(snapshot, look)])
+    subject = _Subject(batch, now, pending)
+    return Explanation(batch, [reason for rule in _RULES for reason in rule(snapshot, subject)])
 
 
-def _complete(_: Connection, look: _Look) -> Iterator[Reason]:
-    batch = look.batch
+def _complete(_: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch = subject.batch
     if batch.succeeded and batch.ended_at is not None:
         yield Reason(
             "complete",
-            f"Nothing is wrong: all {_count(batch.items, 'item')} are acked, and the batch was complete at "
+            f"Nothing is wrong: all {_count(batch.items, 'item')} are acked, and the batch was completed at "
             f"{_moment(batch.ended_at)}.",
             {"ended_at": batch.ended_at},
         )
 
 
-def _ended(_: Connection, look: _Look) -> Iterator[Reason]:
-    batch = look.batch
+def _ended(_: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch = subject.batch
     if batch.state in (State.EXPIRED, State.CANCELLED) and batch.ended_at is not None:
-        ending = "expired, as nothing happened to it for too long," if batch.state is State.EXPIRED else "was cancelled"
+        ending = "was idle for too long and expired" if batch.state is State.EXPIRED else "was cancelled"
         yield Reason(
             "ended",
             f"The batch {ending} at {_moment(batch.ended_at)} with {_count(batch.pending, 'item')} pending; "
-            "it takes no more acks.",
+            "it accepts no more acks.",
             {"ended_at": batch.ended_at, "pending": batch.pending},
         )
 
 
-def _failed(tx: Connection, look: _Look) -> Iterator[Reason]:
-    batch = look.batch
+def _failed(tx: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch = subject.batch
     if not batch.complete or not batch.failed:
         return
     columns = tables.failures.c
@@ -118,33 +119,33 @@ def _failed(tx: Connection, look: _Look) -> Iterator[Reason]:
     yield Reason(
         "failed",
         f"The batch is complete, but {batch.failed:,} of its {_count(batch.items, 'item')} failed{frequent}. "
-        "It succeeds once they are acked after all.",
+        "It succeeds when these items are acked.",
         {
             "failed": batch.failed,
             "reasons": [{"reason": row.reason, "count": row.times} for row in rows],
-            # The failures with the lowest numbers were read.
+            # Only the failures with the lowest numbers were read.
             "looked_at": min(batch.failed, SCAN),
         },
     )
 
 
-def _not_sealed(_: Connection, look: _Look) -> Iterator[Reason]:
-    if look.batch.state is not State.OPEN:
+def _not_sealed(_: Connection, subject: _Subject) -> Iterator[Reason]:
+    if subject.batch.state is not State.OPEN:
         return
-    idle, facts = _idle(look)
-    yield Reason("not_sealed", f"The batch is not sealed, so more items may come; {idle}.", facts)
+    idle, facts = _idle(subject)
+    yield Reason("not_sealed", f"The batch is not sealed, so more items may be added; {idle}.", facts)
 
 
-def _pending(_: Connection, look: _Look) -> Iterator[Reason]:
-    batch = look.batch
+def _pending(_: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch = subject.batch
     if batch.state not in LIVE or not batch.pending:
         return
-    pending_ranges = look.pending.ranges
+    pending_ranges = subject.pending.ranges
     shown = [
-        {"first": look.name(part.start), "last": look.name(part.end - 1), "count": part.end - part.start}
+        {"first": subject.name(part.start), "last": subject.name(part.end - 1), "count": part.end - part.start}
         for part in pending_ranges[:SHOWN]
     ]
-    more_count, all_counted = len(pending_ranges) - len(shown), look.pending.next is None
+    more_count, all_counted = len(pending_ranges) - len(shown), subject.pending.next is None
     places = ""
     if shown:
         places = ": " + ", ".join(
@@ -152,20 +153,20 @@ def _pending(_: Connection, look: _Look) -> Iterator[Reason]:
         )
     if more_count:
         places += f" and {'' if all_counted else 'at least '}{_count(more_count, 'more range')}"
-    idle, facts = _idle(look)
+    idle, facts = _idle(subject)
     facts = {"pending": batch.pending, "ranges": shown, "more_ranges": more_count, "all_counted": all_counted, **facts}
     amount = f"{batch.pending:,} of {_count(batch.items, 'item')}"
-    # For an open batch, `_not_sealed` reports it.
+    # For an open batch, `_not_sealed` reports the idle time.
     since = "" if batch.state is State.OPEN else f" ({idle})"
     yield Reason("pending", f"{amount} {'is' if batch.pending == 1 else 'are'} pending{places}{since}.", facts)
 
 
-def _oldest_untouched_group(tx: Connection, look: _Look) -> Iterator[Reason]:
-    batch, size = look.batch, look.batch.group_size
+def _oldest_untouched_group(tx: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch, size = subject.batch, subject.batch.group_size
     if batch.state not in LIVE or not batch.pending:
         return
     columns = tables.item_groups.c
-    first = look.first // size
+    first = subject.first // size
     query = sa.select(columns.group_no).where(columns.batch_id == batch.id, columns.group_no >= first)
     groups = set(journal.recent(tx, batch.id, size)) if batch.journal_next else set()
     rows = tx.scalars(query.order_by(columns.group_no).limit(SCAN)).all()
@@ -174,27 +175,28 @@ def _oldest_untouched_group(tx: Connection, look: _Look) -> Iterator[Reason]:
     while group in groups:
         group += 1
     if group * size >= batch.items or (len(rows) == SCAN and group > rows[-1]):
-        return  # there is none, or none among the rows read
+        return  # there is no such group, or none among the rows that were read
     start, end = group * size, min((group + 1) * size, batch.items)
-    first_pending = look.name(look.first) if look.pending.ranges else None
-    note = f"; the first pending item of all is {first_pending}" if first_pending and look.first != start else ""
+    first_pending = subject.name(subject.first) if subject.pending.ranges else None
+    note = f"; the first pending item is {first_pending}" if first_pending and subject.first != start else ""
     yield Reason(
         "oldest_untouched_group",
-        f"Group {group} ({look.name(start)} to {look.name(end - 1)}) is the first of which nothing is resolved{note}.",
-        {"group": group, "first": look.name(start), "last": look.name(end - 1), "first_pending": first_pending},
+        f"Group {group} ({subject.name(start)} to {subject.name(end - 1)}) is the first group without a resolved item"
+        f"{note}.",
+        {"group": group, "first": subject.name(start), "last": subject.name(end - 1), "first_pending": first_pending},
     )
 
 
-def _waiting_for_children(tx: Connection, look: _Look) -> Iterator[Reason]:
-    batch = look.batch
+def _waiting_for_children(tx: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch = subject.batch
     if batch.state not in LIVE or not batch.pending:
         return
     table = tables.batches.c
     columns = ("id", "batch_key", "state", "items", "acked", "failed", "parent_number", "parent_due")
-    # Children below the first pending item delay nothing. Of very many children, only the first are read.
+    # Children below the first pending item delay nothing. Only the first `SCAN` children are read.
     children = (
         sa.select(*(table[name] for name in columns))
-        .where(table.parent_batch == batch.id, table.parent_number >= look.first, table.state != State.DELETING)
+        .where(table.parent_batch == batch.id, table.parent_number >= subject.first, table.state != State.DELETING)
         .order_by(table.parent_number)
         .limit(SCAN)
         .subquery()
@@ -207,7 +209,7 @@ def _waiting_for_children(tx: Connection, look: _Look) -> Iterator[Reason]:
         {
             "batch": row.id,
             "key": row.batch_key,
-            "item": look.name(row.parent_number),
+            "item": subject.name(row.parent_number),
             "state": row.state,
             "pending": row.items - row.acked - row.failed,
             "parent_due": row.parent_due,
@@ -222,37 +224,37 @@ def _waiting_for_children(tx: Connection, look: _Look) -> Iterator[Reason]:
     suffix = " and others" if len(rows) > SHOWN else ""
     yield Reason(
         "waiting_for_children",
-        f"Items of it are batches themselves: it waits for batch{'' if len(rows) == 1 else 'es'} {names}{suffix}.",
+        f"Some items are nested batches: this batch waits for batch{'' if len(rows) == 1 else 'es'} {names}{suffix}.",
         {"children": children_facts, "more_children": len(rows) > CHILDREN},
     )
 
 
-def _parent_not_told(_: Connection, look: _Look) -> Iterator[Reason]:
-    batch = look.batch
+def _parent_not_told(_: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch = subject.batch
     if batch.parent_due is not None:
         verb = "acked" if batch.parent_due == Verb.ACK else "failed"
         yield Reason(
             "parent_not_told",
-            f"The batch is item {batch.parent} of another one, and that is still to be {verb}; "
-            "the janitor's next run does it.",
+            f"The batch stands for item {batch.parent} of another batch, which is not {verb} yet; "
+            "the janitor's next run does that.",
             {"parent": batch.parent, "parent_due": batch.parent_due},
         )
 
 
-def _webhook_not_delivered(snapshot: Connection, look: _Look) -> Iterator[Reason]:
-    late: dict[int, subscriptions.Delivery] = {}
-    for delivery in subscriptions.undelivered(snapshot, look.batch.id):
+def _webhook_not_delivered(snapshot: Connection, subject: _Subject) -> Iterator[Reason]:
+    late: dict[int, delivery_log.Delivery] = {}
+    for delivery in delivery_log.undelivered(snapshot, subject.batch.id):
         late.setdefault(delivery.webhook, delivery)  # the newest of each webhook
     for webhook, delivery in sorted(late.items())[:SHOWN]:
         last = delivery.last
-        answer = "it was not tried yet" if last is None else f"the last answer was {last.error or last.status}"
-        if delivery.state is subscriptions.Progress.DEAD or delivery.next_attempt_at is None:
-            next_step = "it is given up: redeliver it"
+        answer = "there was no attempt yet" if last is None else f"the last result was {last.error or last.status}"
+        if delivery.state is delivery_log.Progress.DEAD or delivery.next_attempt_at is None:
+            next_step = "no further attempt will be made: redeliver it"
         else:
-            next_step = f"the next try is due at {_moment(delivery.next_attempt_at)}"
+            next_step = f"the next attempt is due at {_moment(delivery.next_attempt_at)}"
         yield Reason(
             "webhook_not_delivered",
-            f"Webhook {webhook} has not been told of {delivery.event}: {answer}; {next_step}.",
+            f"The event {delivery.event} was not delivered to webhook {webhook}: {answer}; {next_step}.",
             {
                 "webhook": webhook,
                 "event": delivery.event,
@@ -266,7 +268,7 @@ def _webhook_not_delivered(snapshot: Connection, look: _Look) -> Iterator[Reason
         )
 
 
-_RULES: Final[tuple[Callable[[Connection, _Look], Iterator[Reason]], ...]] = (
+_RULES: Final[tuple[Callable[[Connection, _Subject], Iterator[Reason]], ...]] = (
     _complete,
     _ended,
     _failed,
@@ -277,18 +279,18 @@ _RULES: Final[tuple[Callable[[Connection, _Look], Iterator[Reason]], ...]] = (
     _parent_not_told,
     _webhook_not_delivered,
 )
-"""The rules in the order of the answer. Add a rule for a new reason."""
+"""The rules, in the order of their reasons in the explanation. Add a rule for a new reason."""
 
 
-def _idle(look: _Look) -> tuple[str, dict[str, Any]]:
-    """How long the batch has been idle, and when it expires; as text and as facts."""
-    batch = look.batch
+def _idle(subject: _Subject) -> tuple[str, dict[str, Any]]:
+    """How long the batch has been idle, and when it expires, as text and as data."""
+    batch = subject.batch
     since = batch.updated_at
-    facts: dict[str, Any] = {"idle_since": since, "idle_seconds": max(0, int((look.now - since).total_seconds()))}
-    text = f"nothing has changed since {_moment(since)}, {_duration(look.now - since)} ago"
+    facts: dict[str, Any] = {"idle_since": since, "idle_seconds": max(0, int((subject.now - since).total_seconds()))}
+    text = f"nothing has changed since {_moment(since)}, {_duration(subject.now - since)} ago"
     if batch.expires_in is not None:
         until = since + timedelta(seconds=batch.expires_in)
-        remaining = until - look.now
+        remaining = until - subject.now
         facts |= {"expires_at": until, "expires_after_seconds": max(0, int(remaining.total_seconds()))}
         text += (
             f", and it expires in {_duration(remaining)}" if remaining > timedelta(0) else ", and it is about to expire"
@@ -305,7 +307,7 @@ def _moment(time: datetime) -> str:
 
 
 def _duration(span: timedelta) -> str:
-    """The two units that matter: `3 d 4 h`, `12 min 5 s`."""
+    """The duration in its two largest units: `3 d 4 h`, `12 min 5 s`."""
     seconds = max(0, int(span.total_seconds()))
     parts = [(seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "min"), (seconds % 60, "s")]
     first = next((place for place, (count, _) in enumerate(parts) if count), 3)

@@ -26,9 +26,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, tables
-from core.storage import galera, limits
+from core.storage import dialects, galera, limits
 from core.storage.database import APPENDED, Database
-from core.storage.statements import LIST, chunks
+from core.storage.statements import LIST, Pipeline, chunks, packets
 
 CHUNK: Final = 1000
 """Events that are removed in one transaction."""
@@ -98,33 +98,66 @@ def append(tx: Connection, events: Sequence[NewEvent]) -> range:
     return range(position + 1, position + 1 + len(events))
 
 
-def append_once(tx: Connection, events: Sequence[NewEvent]) -> list[Appended]:
-    """Append the events whose ids are new, and return the position of each. Ids are remembered as long as their event
-    is kept."""
-    if not events:
-        return []
-    position = lock(tx)
-    positions: dict[str, int] = {}
+def write(
+    pipeline: Pipeline, own: Callable[[], Sequence[NewEvent]], lists: Sequence[Sequence[NewEvent]]
+) -> list[list[Appended]]:
+    """Append the service's own events, whose ids are new, and those events of the lists whose ids are new, under one
+    lock of the head. Return the positions of the lists' events. Ids are remembered as long as their event is kept.
+
+    One round trip runs the waiting statements and locks the head; then `own()` returns the service's events. The
+    transaction must lock nothing after that.
+    """
+    events = [event for part in lists for event in part]
+    tx = pipeline.tx
+    dialect = dialects.of(tx)
     ids = list(dict.fromkeys(event.id for event in events))
-    for part in chunks(ids, LIST):
-        rows = tx.execute(sa.select(_feed.event_id, _feed.position).where(_feed.event_id.in_(part)))
-        positions |= {row.event_id: row.position for row in rows}
-    answers: list[Appended] = []
-    new: list[NewEvent] = []
-    for event in events:
-        if event.id in positions:
-            answers.append(Appended(positions[event.id], repeated=True))
-        else:
-            new.append(event)
-            positions[event.id] = position + len(new)
-            answers.append(Appended(positions[event.id], repeated=False))
+    head, *looks = pipeline.query(
+        f"SELECT position FROM feed_head WHERE id = 1{dialect.for_update}",  # noqa: S608
+        *(
+            f"SELECT event_id, position FROM feed WHERE event_id IN ({','.join(_text(dialect, id) for id in part)})"  # noqa: S608
+            for part in chunks(ids, LIST)
+        ),
+    )
+    new = list(own())
+    position: int = head.rows()[0][0]
+    positions = {
+        event_id.decode() if isinstance(event_id, bytes) else event_id: place
+        for look in looks
+        for event_id, place in look.rows()
+    }
+    answers: list[list[Appended]] = []
+    for part in lists:
+        appended: list[Appended] = []
+        for event in part:
+            is_new = event.id not in positions
+            if is_new:
+                new.append(event)
+                positions[event.id] = position + len(new)
+            appended.append(Appended(positions[event.id], repeated=not is_new))
+        answers.append(appended)
     if new:
-        _insert(tx, new, position)
+        now = dialect.one_time(tx)
+        rows = [
+            f"({position + place},{_text(dialect, event.id)},{_text(dialect, event.type)},"
+            f"{'NULL' if event.batch is None else event.batch},{_text(dialect, event.key)},"
+            f"{_text(dialect, event.data)},{now})"
+            for place, event in enumerate(new, 1)
+        ]
+        columns = "position, event_id, type, batch_id, event_key, data, appended_at"
+        pipeline.later(*(f"INSERT INTO feed ({columns}) VALUES {','.join(part)}" for part in packets(rows)))  # noqa: S608
+        pipeline.later(f"UPDATE feed_head SET position = {position + len(new)} WHERE id = 1")  # noqa: S608
+        pipeline.flush()
+        tx.info[APPENDED] = position + len(new)
     return answers
 
 
+def _text(dialect: dialects.Dialect, value: str | None) -> str:
+    return "NULL" if value is None else dialect.text(value.encode().hex())
+
+
 def lock(tx: Connection) -> int:
-    """Lock the head for an append, and return the position of the last event. Otherwise use `hold`."""
+    """Lock the head for an append, and return the position of the last event. A transaction that appends nothing uses
+    `hold`."""
     position: int = tx.execute(sa.select(_head.position).where(_head.id == 1).with_for_update()).scalar_one()
     return position
 

@@ -1,6 +1,6 @@
-"""Gauges from the database: how much work is waiting, and for how long. They are read at each scrape.
+"""Gauges from the database: the amount of waiting work, and its age. They are read at each scrape.
 
-Every process of the service reports the same values, because all read one database. So don't sum them.
+Every process of the service reports the same values, because all processes read the same database. So don't sum them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from core import feed, tables
 from core.batches.lifecycle import State
 from core.processes.inbox import Status
-from core.webhooks.subscriptions import Progress
+from core.webhooks.delivery_log import Progress
 from core.webhooks.subscriptions import State as WebhookState
 
 _table: Final = tables.batches.c
@@ -44,7 +44,7 @@ def _live_batches(tx: Connection) -> Sequence[Metric]:
     return [
         GaugeMetricFamily(name, documentation, values.get(state, 0))
         for name, documentation, state, values in (
-            ("lastbit_open_batches", "Batches that are open: more items may come", State.OPEN, counts),
+            ("lastbit_open_batches", "Batches that are open: more items may be added", State.OPEN, counts),
             ("lastbit_sealed_batches", "Batches that are sealed and have pending items", State.SEALED, counts),
             (
                 "lastbit_oldest_unsealed_age_seconds",
@@ -88,14 +88,14 @@ def _webhooks(tx: Connection) -> Sequence[Metric]:
         ).first()
         lag = 0.0 if oldest is None else max(0.0, (oldest.now - oldest.appended_at).total_seconds())
     deliveries = GaugeMetricFamily(
-        "lastbit_webhook_deliveries", "Deliveries that are to be sent, or were given up", labels=["state"]
+        "lastbit_webhook_deliveries", "Deliveries that are pending or dead", labels=["state"]
     )
     for state in (Progress.PENDING, Progress.DEAD):
         deliveries.add_metric([str(state)], counts.get(state, 0))
     return [
         GaugeMetricFamily(
             "lastbit_webhook_lag_seconds",
-            "Since the oldest event was appended that a webhook has still to be told of; 0 where there is none",
+            "Age of the oldest event that must still be delivered to a webhook; 0 if there is none",
             lag,
         ),
         deliveries,
@@ -124,7 +124,7 @@ def _groups(tx: Connection) -> Sequence[Metric]:
         "lastbit_group_partitions", "Partitions of a consumer group, with an owner or free", labels=["group", "state"]
     )
     lag = GaugeMetricFamily(
-        "lastbit_group_lag", "Offsets above the floors of a group's partitions, as far as was told", labels=["group"]
+        "lastbit_group_lag", "Known offsets above the floors of a group's partitions", labels=["group"]
     )
     for name, count in live.items():
         members.add_metric([name], count)

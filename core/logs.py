@@ -1,5 +1,5 @@
-"""Structured logs on standard error: one JSON object a line, or coloured text on a terminal. Logs of libraries such as
-uvicorn, which use `logging`, have the same format.
+"""Structured logs on standard error: one JSON object per line, or coloured text on a terminal. Logs of libraries such
+as uvicorn, which use `logging`, have the same format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ STANDARD: Final[dict[str, Any]] = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structured", "stream": "ext://sys.stderr"}},
     "root": {"handlers": ["stderr"], "level": "WARNING"},
 }
-"""For `logging.config.dictConfig`, which uvicorn calls in each of its processes; uvicorn sets its own level."""
+"""The argument of `logging.config.dictConfig`, which uvicorn calls in each of its processes. uvicorn sets its own
+level."""
 
 
 def configure(level: str) -> None:
@@ -47,7 +48,7 @@ def _first() -> list[Any]:
 
 def _last() -> list[Any]:
     if sys.stderr.isatty():
-        # Plain tracebacks: one with the values of all variables takes seconds, and shows passwords.
+        # Plain tracebacks: those with the values of all variables take seconds, and show passwords.
         console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
         return [structlog.dev.set_exc_info, console]
     return [structlog.processors.ExceptionRenderer(), structlog.processors.JSONRenderer()]

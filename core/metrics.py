@@ -1,6 +1,6 @@
 """Prometheus metrics of a process's own work. Gauges that are read from the database are in `gauges`.
 
-An ack costs microseconds, so nothing is measured per ack, only per flush, transaction or retry. All label values exist
+An ack takes microseconds, so nothing is measured per ack, only per flush, transaction or retry. All label values exist
 from the start, at zero: a rate over a series that has just appeared misses its first increment.
 """
 
@@ -18,23 +18,23 @@ _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 FLUSH_UNITS: Final = Histogram(
     "lastbit_flush_units",
-    "Units (what a call has for one batch) that the combiner took into one flush",
+    "Units (the parts of calls in one batch) in one flush",
     buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 4096),
 )
 FLUSH_WAIT: Final = Histogram(
-    "lastbit_flush_wait_seconds", "How long the oldest unit of a flush had waited for it", buckets=_SECONDS
+    "lastbit_flush_wait_seconds", "Time that the oldest unit of a flush has waited", buckets=_SECONDS
 )
 _TRANSACTION: Final = Histogram(
     "lastbit_transaction_seconds",
-    "Writing transactions, from the wait for a connection to the end of the COMMIT or the trouble",
+    "Writing transactions, from the wait for a connection to the end of the COMMIT or the error",
     ["outcome"],
     buckets=_SECONDS,
 )
-_RETRIES: Final = Counter("lastbit_retries_total", "Transactions that were begun again, whole or in parts", ["cause"])
+_RETRIES: Final = Counter("lastbit_retries_total", "Transactions that were retried, whole or in parts", ["cause"])
 
 COMMITTED: Final = _TRANSACTION.labels("committed")
 ROLLED_BACK: Final = _TRANSACTION.labels("rolled_back")
-"""The work in the transaction raised an error, mostly a refusal."""
+"""Transactions whose work raised an error, mostly a refusal."""
 TROUBLED: Final = {fault: _TRANSACTION.labels(fault.value) for fault in Fault}
 
 RETRIED: Final = {fault: _RETRIES.labels(fault.value) for fault in Fault}
@@ -43,11 +43,11 @@ RETRIED_APART: Final = _RETRIES.labels("error")
 fails."""
 
 STALE_EPOCHS: Final = Counter(
-    "lastbit_stale_epochs_total", "Writes on behalf of a partition that were refused, as it is another owner's by now"
+    "lastbit_stale_epochs_total", "Writes for a partition that were refused, because it has a new owner"
 )
 
 _PROCESS_EVENTS: Final = Counter(
-    "lastbit_process_events_total", "Events that came to an instance of a process", ["outcome"]
+    "lastbit_process_events_total", "Events that were handled for an instance of a process", ["outcome"]
 )
 PROCESS_EVENTS: Final = {
     outcome: _PROCESS_EVENTS.labels(outcome) for outcome in ("handled", "parked", "late", "repeated")

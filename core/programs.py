@@ -7,15 +7,20 @@ from importlib import metadata
 
 
 def command(module: str, *words: str) -> str:
-    """How a user runs `module` here: `lastbit-server migrate`, or in a checkout `python -m api migrate`."""
+    """The command that runs `module` here: `lastbit-server migrate`, or in a checkout `python -m api migrate`."""
     if "lastbit_server" not in sys.modules:
         return " ".join(["python -m", module, *words])
     name = [] if module == "api" else [module.removeprefix("jobs.")]
     return " ".join(["lastbit-server", *name, *words])
 
 
+def examples(*lines: str) -> str:
+    """The examples at the end of a program's help. The parser's `formatter_class` must keep the line breaks."""
+    return "\n".join(["Examples:", *(f"  {line}" for line in lines)])
+
+
 def version() -> str:
-    """The version of the installed wheel, or of the SDK that is installed from the same checkout."""
+    """The version of the installed wheel, or of the SDK if that is installed from the same checkout."""
     for distribution in ("lastbit-server", "lastbit"):
         try:
             return metadata.version(distribution)

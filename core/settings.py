@@ -29,40 +29,40 @@ class Settings(BaseSettings):
     tokens_file: str | None = None
     """A file of such lines, which is read again when it changes."""
     token_requests: int | None = Field(default=None, ge=1, lt=10**9)
-    """Calls per second and process for tokens whose line has no limit."""
+    """Maximum calls per second and process for tokens without their own limit."""
     token_items: int | None = Field(default=None, ge=1, lt=10**9)
-    """Items per second and process for tokens whose line has no limit."""
+    """Maximum items per second and process for tokens without their own limit."""
     insecure: bool = False
-    """Listen on other addresses than the loopback without tokens."""
+    """Allow listening on public addresses without tokens."""
     session_key: str | None = Field(default=None, min_length=32, repr=False)
     """The key that signs the page's sessions. By default sessions end when the service restarts; processes on several
     machines need the same key."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_waiting_acks: int = Field(default=50_000, ge=1)
-    """Acks that may wait for the combiner; further ones get a 503."""
+    """Maximum acks that wait for the combiner; further ones get a 503."""
     shed_after: float = Field(default=0.3, ge=0, le=60)
     """Seconds of persistently long waits after which acks get a 503; 0: never."""
     max_waiting_bytes: int = Field(default=256 * 2**20, ge=2**20)
-    """Bytes of large requests in progress: of bodies that are being read, and of waiting acks."""
+    """Maximum bytes of large requests in progress: of bodies that are being read, and of waiting acks."""
     max_waiting_requests: int = Field(default=2000, ge=1)
-    """Requests other than acks that may wait for a thread."""
+    """Maximum requests other than acks that wait for a thread."""
     max_connections: int = Field(default=10_000, ge=1)
-    """Client connections per process."""
+    """Maximum client connections per process."""
     head_timeout: float = Field(default=10, gt=0)
-    """Seconds for a request's head to arrive."""
+    """Maximum seconds until a request's head has arrived."""
     request_timeout: float = Field(default=60, gt=0)
-    """Seconds for a request to arrive, and for the client to accept a part of the response."""
+    """Maximum seconds until a request has arrived, and until the client reads a part of the response."""
     janitor_every: float = Field(default=60, ge=0, le=86400)
     """Seconds between passes of the built-in janitor, on SQLite only; 0: use cron instead."""
     dispatcher_every: float = Field(default=0.5, ge=0, le=3600)
     """Seconds between two rounds of the dispatcher. On SQLite it is built into the service, unless this is 0."""
     dispatcher_threads: int = Field(default=16, ge=1, le=256)
-    """Deliveries that a dispatcher sends at once; to one webhook, at most a quarter."""
+    """Maximum deliveries that a dispatcher sends at the same time; to one webhook, at most a quarter of it."""
     webhooks_allow_private: bool = False
-    """Allow webhooks to addresses that are not public. Clients that can create webhooks then reach all that this
-    machine can."""
+    """Allow webhooks to addresses that are not public. Clients that can create webhooks can then reach every address
+    that this machine can reach."""
     webhooks_timeout: float = Field(default=15, gt=0, le=60)
-    """Seconds for a delivery, from the DNS lookup to the end of the response."""
+    """Maximum seconds for a delivery, from the DNS lookup to the end of the response."""
     webhooks_tries: int = Field(default=10, ge=1, le=100)
     webhooks_first_delay: float = Field(default=5, ge=0)
     webhooks_longest_delay: float = Field(default=86_400, ge=0, le=30 * 86_400)
@@ -78,10 +78,14 @@ class Settings(BaseSettings):
 
 
 def settings_of(parser: ArgumentParser, flags: Mapping[str, Any]) -> Settings:
-    """Settings from the environment, overridden by `flags`. An invalid value is reported by the parser."""
+    """Settings from the environment, overridden by `flags`. The parser reports an invalid value and exits."""
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         value = "" if first["loc"][0] in SECRET else f", got {first['input']!r}"
-        parser.error(f"{first['loc'][0]}: {first['msg']}{value}")
+        name = str(first["loc"][0])
+        flag = "--" + name.removeprefix("dispatcher_").replace("_", "-")
+        source = f"LASTBIT_{name.upper()}" if flags.get(name) is None else flag
+        problem = first["msg"].replace("Input should", "it should").replace("String should", "it should")
+        parser.error(f"{source}: {problem}{value}")

@@ -1,8 +1,8 @@
 """The tables, for MariaDB/MySQL and SQLite. The names in `batches` and `item_groups` are part of the contract:
 operators query them. Migrations are written by hand; `alembic check` compares them with this file.
 
-There are no foreign keys: each insert of a group's row would take a shared lock on its batch's row, the most contended
-of all. Instead, the state `deleting` makes deletion safe (see `purge`).
+There are no foreign keys: each insert of a group's row would acquire a shared lock on its batch's row, which is the
+most contended row. Instead, the state `deleting` makes deletion safe (see `purge`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 
 class ByteText(TypeDecorator[str]):
-    """Text that compares by its bytes: MariaDB's collations would equate `Job-A` with `job-a`, and `a` with `a `."""
+    """Text that is compared by its bytes. MariaDB's collations would equate `Job-A` with `job-a`, and `a` with `a `."""
 
     impl = sa.String
     cache_ok = True
@@ -43,14 +43,16 @@ class ByteText(TypeDecorator[str]):
 
 
 def begins(column: sa.ColumnElement[str | None], prefix: str) -> sa.ColumnElement[bool]:
-    """Whether a `ByteText` begins with `prefix`. A range can use an index, and needs no escaping."""
+    """The condition that a `ByteText` begins with `prefix`. It is a range, which can use an index and needs no
+    escaping."""
     after = _successor(prefix)
     at_least = column >= prefix
     return at_least if after is None else sa.and_(at_least, column < after)
 
 
 def _successor(prefix: str) -> str | None:
-    """The lowest text above all that begin with `prefix`, by bytes as by code points; None if there is none."""
+    """The lowest text above all texts that begin with `prefix`, in the order of bytes (and of code points); None if
+    there is none."""
     for place in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[place]) + 1
         if code <= sys.maxunicode:
@@ -60,7 +62,7 @@ def _successor(prefix: str) -> str | None:
 
 
 class Timestamp(TypeDecorator[datetime]):
-    """An instant in UTC, to the microsecond; aware in Python, naive in the database."""
+    """An instant in UTC, to the microsecond. It is aware in Python and naive in the database."""
 
     impl = sa.DateTime
     cache_ok = True
@@ -78,7 +80,7 @@ class Timestamp(TypeDecorator[datetime]):
 
 
 class utc_now(FunctionElement[datetime]):  # noqa: N801  # named like a SQL function
-    """The database's clock. All replicas of the service use it, so their own clocks may differ."""
+    """The database's clock. All replicas of the service use it, so their machines' clocks may differ."""
 
     type = Timestamp()
     inherit_cache = True
@@ -96,7 +98,8 @@ def _utc_now_sqlite(element: object, compiler: object, **_: object) -> str:
 
 
 def clock(tx: Connection) -> datetime:
-    """The database's time, read by a separate statement: one that waits for a lock has the time before the wait."""
+    """The database's time. It is read by a separate statement, as a statement that waits for a lock has the time before
+    the wait."""
     now: datetime = tx.execute(sa.select(utc_now())).scalar_one()
     return now
 
@@ -120,7 +123,7 @@ metadata = sa.MetaData()
 
 _BIGINT = sa.BigInteger()
 PROCESS_NAME = 200
-"""Characters of a process's name and of a command's type: with a prefix they become types of events."""
+"""Maximum characters of a process's name and of a command's type. With a prefix, both become types of events."""
 
 batches = sa.Table(
     "batches",
@@ -289,7 +292,7 @@ consumer_groups = sa.Table(
     **MYSQL_OPTIONS,
 )
 """The row of a deleted consumer group stays, without partitions. If the name is used again, its epochs continue above
-`first_epoch`, so that old workers can't pass for new ones."""
+`first_epoch`, so that the epochs of old workers are never valid again."""
 
 consumers = sa.Table(
     "consumers",
@@ -304,7 +307,7 @@ consumers = sa.Table(
     sa.Column("lease_until", Timestamp, nullable=False),
     **MYSQL_OPTIONS,
 )
-"""`replaced` has earlier sessions, the latest first."""
+"""`replaced` has the worker's earlier sessions, the latest first."""
 
 positions = sa.Table(
     "positions",
@@ -329,7 +332,7 @@ positions = sa.Table(
 tallies = sa.Table(
     "tallies",
     metadata,
-    # Keys of InnoDB have 3,072 bytes at most: a tally's name is ASCII, so that key and topic can be any text.
+    # Keys of InnoDB have at most 3,072 bytes. A tally's name is ASCII, so that its keys and topics can be any text.
     sa.Column("tally", ByteText(255, ascii_only=True), primary_key=True),
     sa.Column("tally_key", ByteText(255), primary_key=True),
     sa.Column("topic", ByteText(255), primary_key=True),
@@ -358,7 +361,7 @@ process."""
 processes = sa.Table(
     "processes",
     metadata,
-    # Keys of InnoDB have 3,072 bytes at most: a process's name is ASCII, so that its instances can be any text.
+    # Keys of InnoDB have at most 3,072 bytes. A process's name is ASCII, so that its instances' names can be any text.
     sa.Column("name", ByteText(PROCESS_NAME, ascii_only=True), primary_key=True),
     sa.Column("instance", ByteText(255), primary_key=True),
     sa.Column("state", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
@@ -415,7 +418,7 @@ timers = sa.Table(
     sa.Index("timers_due", "due_at"),
     **MYSQL_OPTIONS,
 )
-"""`token` is random, new each time the timer is set, and becomes the id of its event."""
+"""`token` is random and new each time the timer is set. It becomes part of the event's id."""
 
 schema_support = sa.Table(
     "schema_support",

@@ -1,11 +1,11 @@
 """Tallies: sums over events that may be replayed, in which each event counts once.
 
-A sum is not idempotent, and queues replay. So the total of a key is a sum of sub-counters, one for each source (topic,
-partition, generation). Each has a guard: the position (offset, child) of the last message that it counted. A message at
-or below the guard is a repeat. Possible failures, and why they can't happen:
+A sum is not idempotent, and queues redeliver messages. So the total of a key is a sum of sub-counters, one for each
+source (topic, partition, generation). Each has a guard: the position (offset, child) of the last message that it
+counted. A message at or below the guard is a repeat. Possible failures, and why they can't happen:
 
-*The same message counts twice.* Ignoring only messages with `offset < guard` would count the guard's own message again;
-a message at the guard is a repeat as well.
+*The same message counts twice.* A message at the guard is a repeat too. Ignoring only messages with `offset < guard`
+would count the guard's own message again.
 
 *The siblings of a flat map are dropped.* All messages that a republisher derives from one message have its offset, so
 the order is (offset, child).
@@ -52,11 +52,11 @@ from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
 
 LONGEST: Final = 255
-"""Characters of a key or a topic."""
+"""Maximum characters of a key or a topic."""
 CHUNK: Final = 1000
 """Rows in one round trip, and in one transaction of a deletion."""
 LARGE: Final = 2**40
-"""Sub-counters from this value on are large: the total is read at each of their changes."""
+"""A sub-counter is large if it has at least this value. The total is read at each change of a large one."""
 LOCKED: Final = INTEGER_LIMIT // 64
 """Totals from this value on are read with their rows locked. Below it, even 64 transactions that don't see each other's
 changes stay within the limit."""
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """How many entries were added, and how many were repeats."""
+    """The number of entries that were added, and of repeats."""
 
     applied: int
     repeated: int
@@ -106,7 +106,7 @@ class Value:
     sources: tuple[Source, ...] = ()
 
 
-# Plain tuples: a call makes thousands of them.
+# Plain tuples, as a call makes thousands of them.
 _Counter = tuple[str, str, int, int]
 """Identifies a sub-counter of the tally: key, topic, partition, generation. Texts are hexadecimal, which sorts like
 their bytes."""
@@ -165,7 +165,7 @@ def _by_counter(entries: Sequence[Entry]) -> dict[_Counter, list[int]]:
 
 
 def _advance(before: _Row, places: Sequence[int], entries: Sequence[Entry]) -> tuple[_Row, int]:
-    """Compare the entries with the guard one after the other. Return the new row, and how many were added."""
+    """Compare the entries with the guard one after the other. Return the new row, and the number of added entries."""
     start, value = before
     guard = start
     deltas: dict[_Position, int] = {}
@@ -183,13 +183,13 @@ def _advance(before: _Row, places: Sequence[int], entries: Sequence[Entry]) -> t
             if deltas[position] != entry.delta:
                 raise errors.InvalidRequest(
                     f"body.entries[{place}].delta",
-                    f"expected {deltas[position]}, as the same message has brought the same key before: what one "
-                    "message adds to a key is one entry",
+                    f"expected {deltas[position]}, the delta of the same message and key earlier in this call: a "
+                    "message has one entry per key",
                 )
     if abs(value) >= INTEGER_LIMIT:
         raise errors.InvalidRequest(
             f"body.entries[{places[-1]}].delta",
-            f"expected a sum within 2^53: what this source brings to {entries[places[-1]].key!r} would be {value}",
+            f"expected a sum within 2^53: this source's sum for {entries[places[-1]].key!r} would be {value}",
         )
     return (guard, value), len(deltas)
 
@@ -253,7 +253,8 @@ def _lists(rows: list[str]) -> Iterator[str]:
 
 
 def _write(tx: Connection, texts: Iterable[str]) -> None:
-    """Raises `faults.BeginAgain` if another transaction has inserted the row of a new sub-counter."""
+    """Execute the statements. Raises `faults.BeginAgain` if another transaction has inserted the row of a new
+    sub-counter."""
     try:
         for text in texts:
             statements.run(tx, text)
@@ -269,15 +270,15 @@ def _is_notable(before: int, after: int) -> bool:
 
 
 def _check_totals(tx: Connection, tally: str, changes: dict[str, int], entries: Sequence[Entry]) -> None:
-    """Raise `errors.InvalidRequest` if the changes, which are already written, bring the total of a key to the limit. A
-    total beyond the limit may still move towards it."""
+    """Raise `errors.InvalidRequest` if the changes, which are already written, make the total of a key reach the limit.
+    If a total is beyond the limit, a change towards zero is allowed."""
     large = [key for key, (total, room) in _totals(tx, tally, list(changes)).items() if abs(total) + room >= LOCKED]
     for key, (total, room) in _totals(tx, tally, sorted(large), locked=True).items():
         if abs(total) + room >= INTEGER_LIMIT and abs(total) > abs(total - changes[key]):
             place = max(place for place, entry in enumerate(entries) if entry.key.encode().hex() == key)
             raise errors.InvalidRequest(
                 f"body.entries[{place}].delta",
-                f"expected a total within 2^53: that of {entries[place].key!r} would be {total}",
+                f"expected a total within 2^53: the total of {entries[place].key!r} would be {total}",
             )
 
 
@@ -294,8 +295,8 @@ def _total(high: Any, low: Any) -> int:
 
 
 def _totals(tx: Connection, tally: str, keys: Sequence[str], *, locked: bool = False) -> dict[str, tuple[int, int]]:
-    """The totals of the keys and the reserves for their small sub-counters, only where both together are large. Texts
-    are hexadecimal."""
+    """The totals of the keys and the reserves for their small sub-counters, only of keys for which their sum is large.
+    Texts are hexadecimal."""
     high, low = _SUMS
     dialect = dialects.of(tx)
     table = dialect.by_primary_key("tallies")
@@ -327,7 +328,7 @@ def _source(row: Any) -> Source:
 
 
 def page(tx: Connection, tally: str, prefix: str, after: str | None, limit: int) -> list[Value]:
-    """The totals of the keys that begin with `prefix`, above `after`, ordered by the bytes of the keys."""
+    """The totals of at most `limit` keys that begin with `prefix` and are above `after`, ordered by the keys' bytes."""
     query = (
         sa.select(_tallies.tally_key, *map(sa.literal_column, _SUMS))
         .where(_tallies.tally == tally)
@@ -344,7 +345,7 @@ def page(tx: Connection, tally: str, prefix: str, after: str | None, limit: int)
 
 
 def remove_chunk(tx: Connection, tally: str) -> bool:
-    """Remove a chunk of a tally's rows, from the lowest key up. Return whether there may be more."""
+    """Remove a chunk of a tally's rows, lowest keys first. Return whether there may be more."""
     columns = (_tallies.tally_key, _tallies.topic, _tallies.partition_no, _tallies.generation)
     last = tx.execute(
         sa.select(*columns).where(_tallies.tally == tally).order_by(*columns).offset(CHUNK - 1).limit(1)

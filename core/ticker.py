@@ -1,7 +1,7 @@
 """Runs background work of a process at intervals until it is stopped.
 
-The work itself is a `run_once()` that can be tested alone. The pause is jittered, so that replicas that started
-together don't stay in step. An error is logged and the next round tries again.
+The work itself is a `run_once()` that can be tested alone. The pause is randomized, so that replicas that started
+together don't run at the same times. An error is logged, and the next round tries again.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def listen_for_the_end(longest: int) -> None:
     seconds."""
 
     def give_up(number: int, frame: FrameType | None) -> None:
-        raise Failed(f"it is not over after {longest} seconds")
+        raise Failed(f"the example did not end within {longest} seconds")
 
     for number in ENDING:
         signal.signal(number, _interrupt)
@@ -66,5 +66,5 @@ def prove(name: str, longest: int, run: Callable[[Console, Processes, Path], lis
     if faults:
         console.print("\nThe example failed:", *(f"  {fault}" for fault in faults), sep="\n", markup=False)
         return 1
-    console.print(f"\nAll of it held, in {time.monotonic() - start:.1f} s.")
+    console.print(f"\nAll checks passed, in {time.monotonic() - start:.1f} s.")
     return 0

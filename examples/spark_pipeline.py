@@ -62,7 +62,7 @@ def main() -> None:
         # Lose some rows, as a wrong filter or a skipped partition would.
         count_words(work).where(sf.pmod(sf.hash("name"), sf.lit(10)) != 0).write.parquet(f"{folder}/out")
         report = ack(spark.read.parquet(f"{folder}/out"), url=url, failed="failed")
-        print(f"acked what came out: {report}")
+        print(f"acked the output: {report}")
 
         def missing(state: str) -> DataFrame:
             return spark.read.format("lastbit").options(url=url, batch=str(batch.id), state=state).load()

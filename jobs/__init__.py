@@ -1,2 +1,2 @@
-"""Programs that run beside the service: by cron (`janitor`), permanently (`dispatcher`), or by Spark (`bulk_ack`,
+"""Programs that run next to the service: from cron (`janitor`), permanently (`dispatcher`), or on Spark (`bulk_ack`,
 `tally_stream`)."""

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         _say(told(error))
         if is_wrong_use(error):
             return WRONG_USE
-        _say("some of the items may be acked; fix the input and run it again, which counts nothing twice")
+        _say("some items may be acked; fix the input and run the job again, which is safe")
         return FAILED
 
 
@@ -61,7 +61,7 @@ def _run(spark: SparkSession, options: argparse.Namespace, token: str | None) ->
     except MalformedRows as error:
         _say(str(error))
         return NOT_ALL if _write_rejects(frame, options) else FAILED
-    print(json.dumps(report), flush=True)  # noqa: T201  # the report is what standard output is for
+    print(json.dumps(report), flush=True)  # noqa: T201
     _say(f"done in {time.monotonic() - start:.1f} s")
     if report["malformed"] and not _write_rejects(frame, options):
         return FAILED
@@ -70,7 +70,9 @@ def _run(spark: SparkSession, options: argparse.Namespace, token: str | None) ->
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bulk_ack.py", description="Ack the item ids that a pipeline wrote.")
-    parser.add_argument("--input", action="append", required=True, metavar="PATH", help="what to read; can be repeated")
+    parser.add_argument(
+        "--input", action="append", required=True, metavar="PATH", help="the input; repeat for several paths"
+    )
     parser.add_argument("--format", choices=FORMATS, default="parquet")
     add_reader(parser)
     parser.add_argument("--item-column", metavar="NAME", help="the column with the ids (item_id; value for text)")
@@ -80,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--strict", action="store_true", help="send nothing if a row has no item id")
     parser.add_argument("--dry-run", action="store_true", help="count, and send nothing")
-    add_service(parser, "the most requests at a time")
+    add_service(parser, "maximum number of requests at a time")
     return parser
 
 

@@ -28,12 +28,15 @@ from senders.webhooks import WebhookSender
 log = structlog.get_logger(__name__)
 
 SOONEST: float = 0.01
-"""The fewest seconds between two rounds."""
+"""The minimum seconds between two rounds."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog=programs.command("jobs.dispatcher"), description="Send webhooks until stopped."
+        prog=programs.command("jobs.dispatcher"),
+        description="Send webhooks until stopped.",
+        epilog=programs.examples(programs.command("jobs.dispatcher"), programs.command("jobs.dispatcher", "--once")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--once", action="store_true", help="end when nothing is due")
     parser.add_argument("--database-url", metavar="URL", help="default: LASTBIT_DATABASE_URL")
@@ -45,7 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
         help="time between two searches for deliveries (0.5)",
     )
     parser.add_argument(
-        "--threads", dest="dispatcher_threads", type=int, metavar="N", help="the most deliveries at a time (16)"
+        "--threads",
+        dest="dispatcher_threads",
+        type=int,
+        metavar="N",
+        help="maximum number of deliveries at a time (16)",
     )
     options = vars(parser.parse_args(arguments))
     single_pass = options.pop("once")

@@ -1,4 +1,4 @@
-"""`python -m jobs.janitor`: one pass over orphaned and ended batches, for cron. A JSON report on standard output.
+"""`python -m jobs.janitor`: one pass over orphaned and ended batches, for cron. Prints a JSON report.
 
 It resolves the items of parents whose children ended before a crash, expires idle batches (a batch's own `expires_in`
 overrides these defaults), deletes batches that ended long ago, and trims the feed. It is safe to run it twice at once,
@@ -20,7 +20,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from core import errors, programs
-from core.janitor import Policy, Report, run_once
+from core.batches.expiry import Policy
+from core.janitor import Report, run_once
 from core.settings import settings_of
 from core.storage import checks, schema
 from core.storage.opening import check_privileges, opened
@@ -31,7 +32,7 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w":
 
 
 def duration(text: str) -> timedelta:
-    """`90s`, `30m`, `12h`, `7d`, `2w`."""
+    """The duration in a text such as `90s`, `30m`, `12h`, `7d` or `2w`."""
     match = re.fullmatch("([0-9]{1,9})([smhdw])", text)
     if match is None:
         raise argparse.ArgumentTypeError(
@@ -66,7 +67,13 @@ def shown(report: Report) -> dict[str, object]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog=programs.command("jobs.janitor"), description="Expire idle batches, delete ended ones. One pass, for cron."
+        prog=programs.command("jobs.janitor"),
+        description="Expire idle batches, delete ended ones. One pass, for cron.",
+        epilog=programs.examples(
+            programs.command("jobs.janitor", "--dry-run"),
+            programs.command("jobs.janitor", "--open-idle", "12h", "--keep", "14d"),
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     defaults = Policy()
     parser.add_argument(

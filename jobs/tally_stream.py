@@ -9,12 +9,13 @@
 Rows need a topic, a partition and an offset. Kafka's columns are used as they are; files need such columns. Files are
 read in the order of their times, so an earlier offset of a partition must not be in a later file.
 
-It counts what is there and ends, or with --every goes on. Stopped at any place, started again, with another checkpoint
-on the same tally, twice at once: each message counts once. It needs `lastbit`, PySpark and the standard library, so the
-zip in --py-files is all that a bare cluster is missing. The report is one line of JSON on standard output.
+The job counts all available messages and ends; with --every it continues. Each message counts once, even if the job is
+killed and started again, uses another checkpoint for the same tally, or runs twice at the same time. It needs
+`lastbit`, PySpark and the standard library. A bare cluster needs only the zip in --py-files. The report is one line of
+JSON on standard output.
 
-Exit status (in client mode, where spark-submit passes it on): 0 all counted; 1 failed, and some of it may be counted; 2
-wrong use: no such input, column or SQL.
+Exit status (in client mode, where spark-submit returns it): 0 all counted; 1 failed, and some messages may be counted;
+2 wrong usage: no such input, column or SQL.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         _say(str(error))
         return WRONG_USE
     except SPARK_ERRORS as error:
-        # An exception of our own sink passes through the JVM and loses its type.
+        # An exception of the sink passes through the JVM and loses its type.
         _say(str(counted.failure or told(error)))
         return WRONG_USE if isinstance(counted.failure, InvalidArgument) or is_wrong_use(error) else FAILED
     print(json.dumps({"batches": counted.batches, **counted.total.to_dict()}), flush=True)  # noqa: T201  # the report
@@ -87,16 +88,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input", metavar="PATH", help="a folder, for formats that are files")
     parser.add_argument("--schema", metavar="DDL", help="for files: 'topic string, partition int, offset bigint, …'")
     add_reader(parser)
-    parser.add_argument("--explode", metavar="SQL", help="an array: each element becomes a row, as the column item")
+    parser.add_argument("--explode", metavar="SQL", help="an array; each element becomes a row, in the column item")
     parser.add_argument("--key", required=True, metavar="SQL", help="the tally's key for a row")
-    parser.add_argument("--delta", default="1", metavar="SQL", help="how much to add (1)")
+    parser.add_argument("--delta", default="1", metavar="SQL", help="the amount to add (1)")
     parser.add_argument("--topic", default="topic", metavar="SQL", help="the topic of the message (topic)")
     parser.add_argument("--partition", default="partition", metavar="SQL", help="its partition (partition)")
     parser.add_argument("--offset", default="offset", metavar="SQL", help="its offset (offset)")
-    parser.add_argument("--generation", default="0", metavar="SQL", help="of a topic that was created again (0)")
+    parser.add_argument(
+        "--generation", default="0", metavar="SQL", help="the generation of a topic that was recreated (0)"
+    )
     parser.add_argument("--header", metavar="SQL", help="the source chain of republished messages")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="continue, with a micro-batch at this interval")
-    add_service(parser, "the most tasks that send at a time")
+    add_service(parser, "maximum number of tasks that send at a time")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""Lastbit knows, exactly, when parallel work is finished: the client.
+"""The client of Lastbit, which knows exactly when parallel work is finished.
 
-`Client` and `AsyncClient` need httpx, and it is imported when one of them is first named: whoever needs only item ids
-and their arithmetic, an executor of a cluster for example, gets by on the standard library.
+Each name is imported when it is first used. `Client` and `AsyncClient` need httpx. Item ids need only the standard
+library, for example on the executors of a cluster.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from lastbit._shapes import expect
 from lastbit.ids import ItemId
 
 LONGEST_HOLD = 30
-"""Seconds of one long poll. The service allows 60, but many gateways give up by then."""
+"""Seconds of one long poll. The service allows 60, but many gateways end a request earlier."""
 
 MOST_EVENTS = 1000
 """Maximum events of one page."""
@@ -227,7 +227,8 @@ def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGES
         if remaining <= 0:
             assert timeout is not None
             raise errors.WaitTimeout(batch_state, timeout)
-        # A poll that comes back at once must not become a storm: a service that is stopping, or holds nothing back.
+        # Wait if the poll returned early, so that polls don't follow each other without a pause. A service that is
+        # stopping returns at once.
         rest = min(remaining, 1.0 - (now - poll_start))
         if rest > 0:
             yield Pause(rest)
@@ -297,7 +298,8 @@ def poll_forever(
         page, after = yield from poll(after)
         for element in page:
             yield Emit(element)
-        # A poll that comes back at once with nothing must not become a storm: the service is stopping.
+        # Wait if an empty poll returned early, so that polls don't follow each other without a pause. A service that is
+        # stopping returns at once.
         rest = 1.0 - (service.now() - poll_start)
         if not page and rest > 0:
             yield Pause(rest)
@@ -309,7 +311,7 @@ def append(
     try:
         body: dict[str, Any] = {"events": [dict(event) for event in new]}
     except (TypeError, ValueError) as cause:
-        raise errors.InvalidArgument(f"an event is a mapping, which has a JSON form: {cause}") from cause
+        raise errors.InvalidArgument(f"an event must be a mapping that can be encoded as JSON: {cause}") from cause
     if fence is not None:
         body["fence"] = fence.to_json()
 

@@ -99,8 +99,8 @@ class Coalescer(Generic[F]):
         last.kinds.setdefault(kind, {}).setdefault(item, []).append(future)
 
     def take(self) -> Call[F] | None:
-        """The next call, or None if nothing waits. The kind that has waited longest goes first. If its ids exceed one
-        call, the kind goes to the end, so that a flood of acks does not delay failures."""
+        """The next call, or None if nothing waits. The kind that has waited longest is first. If it has too many ids
+        for one call, it moves to the end of the queue, so that a flood of acks does not delay failures."""
         if not self._rounds:
             return None
         first = self._rounds[0]

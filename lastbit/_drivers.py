@@ -1,8 +1,8 @@
-"""Drivers carry out flows: one with blocking calls, one for the tasks of an event loop.
+"""Drivers execute flows: one with blocking calls, one in the tasks of an event loop.
 
-A flow says what to do and a driver does it: it sends the requests, waits out the pauses and hands over the emitted
-values. A client makes one driver, and its handles (batches, consumer groups, webhooks, tallies, processes, ackers) hold
-that driver and never the client. So no handle imports the module of the clients.
+A flow yields steps, and a driver executes them: it sends the requests, sleeps for the pauses and passes the emitted
+values to the caller. A client makes one driver. Its handles (batches, consumer groups, webhooks, tallies, processes,
+ackers) hold that driver and never the client, so no handle imports the module of the clients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Returned(Generic[T]):
-    """A flow is over, and this is its value."""
+    """The value of a finished flow."""
 
     value: T
 
@@ -105,7 +105,7 @@ class AsyncDriver:
             if isinstance(step, Request):
                 outcome = await self._send(step)
             else:
-                # Not at the top: the command line and Spark's executors import this module, and have no event loop.
+                # Imported here, as the command line and Spark's executors import this module but need no event loop.
                 import asyncio
 
                 await asyncio.sleep(step.seconds)
@@ -113,14 +113,14 @@ class AsyncDriver:
 
 
 class HasDriver(Protocol):
-    """A `Client`, as seen by the parts that users give one to."""
+    """The part of a `Client` that other objects of this package use."""
 
     @property
     def driver(self) -> Driver: ...
 
 
 class HasAsyncDriver(Protocol):
-    """An `AsyncClient`, as seen by the parts that users give one to."""
+    """The part of an `AsyncClient` that other objects of this package use."""
 
     @property
     def driver(self) -> AsyncDriver: ...

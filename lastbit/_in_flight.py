@@ -1,14 +1,14 @@
-"""An `AsyncClient`'s requests, each in a task of its own that survives its caller.
+"""Runs each request of an `AsyncClient` in a separate task, which continues when its caller is cancelled.
 
 httpcore loses a connection when a request is cancelled at the wrong point, for instance after connecting and before
 sending: the pool keeps counting the connection and never closes or reuses it. After enough time-outs, all connections
-are lost, and every call fails. Therefore a cancelled caller leaves at once, and its request is *abandoned*: it ends at
-the next point where httpcore closes the connection properly. httpcore's `trace` extension names these points. A
-transport that reports none, or whose events have other names, lets the request run to its end.
+are lost, and every call fails. Therefore a cancelled call returns at once, and its request is *abandoned*: it ends at
+the next point where httpcore closes the connection properly. httpcore's `trace` extension reports these points. With a
+transport that reports none, or uses other names for them, the request runs to its end.
 
-The resources of abandoned requests are bounded. At most `CONNECTIONS` requests run at a time, abandoned ones included;
-the others wait here, where a cancellation is safe, and never in httpcore's own queue. Only a request that is still
-connecting outlives its caller noticeably, and no longer than its time-out.
+The resources of abandoned requests are limited. At most `CONNECTIONS` requests run at a time, including abandoned ones.
+The others wait here, where a cancellation is safe, and never in httpcore's own queue. Only a request that is still
+connecting may continue for a noticeable time after the cancellation, and no longer than its time-out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 import httpx
 
 CONNECTIONS: Final = 100
-"""Maximum concurrent requests, each on a connection of its own."""
+"""Maximum concurrent requests, each on its own connection."""
 IDLE_CONNECTIONS: Final = 20
 """Maximum idle connections that stay open."""
 
@@ -45,8 +45,8 @@ class _Exit:
         self._safe = False
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        """Cancel the request now, or at the next point where it is safe. Once: a second cancellation would interrupt
-        the closing of the connection."""
+        """Cancel the request now if that is safe, otherwise at the next safe point. Call it only once: a second
+        cancellation would interrupt the closing of the connection."""
         self._wanted = True
         if self._safe:
             task.cancel()
@@ -60,7 +60,7 @@ class _Exit:
 
 
 class InFlight:
-    """The requests under way in one event loop."""
+    """The requests in progress in one event loop."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(CONNECTIONS)
@@ -95,11 +95,11 @@ class InFlight:
             await asyncio.wait(requests)
         for way_out in requests.values():
             if way_out.stream is not None:
-                # httpcore leaves it open if the TLS handshake was cancelled.
+                # httpcore leaves the stream open if the TLS handshake was cancelled.
                 await way_out.stream.aclose()
 
     def _ended(self, task: asyncio.Task[httpx.Response]) -> None:
         self._places.release()
         self._abandoned.pop(task, None)
         if not task.cancelled():
-            task.exception()  # asyncio would log that nobody asked for it
+            task.exception()  # otherwise asyncio logs that the exception was never retrieved

@@ -12,8 +12,8 @@ def lazy(
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
     """`__all__`, `__getattr__` and `__dir__` of a package whose names are defined in the modules `homes`.
 
-    A module that defines `__getattr__` has, for a type checker, every name. So each such package has a stub beside it,
-    which lists the same names as imports; `test_public_names` compares the two.
+    For a type checker, a module with `__getattr__` has every name. So each such package also has a stub, which lists
+    the same names as imports. `test_public_names` compares the two.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
     namespace = vars(sys.modules[package])
@@ -23,7 +23,7 @@ def lazy(
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(home_of[name]), name)
-        namespace[name] = value  # so that the next access does not come here
+        namespace[name] = value  # the next access finds it there and doesn't call this function
         return value
 
     return public, get, lambda: sorted({*namespace, *public})

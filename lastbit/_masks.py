@@ -1,7 +1,7 @@
-"""Item ids on the wire: a list, or, for a run of numbers, one bitfield per group.
+"""The encoding of item ids in requests: a list, or, for a run of numbers, one bitfield per group.
 
-A billion ids as text are 20 GB; as bitfields they are 170 MB, made and sent in pieces. Everything here is lazy; each
-piece fits one request.
+A billion ids as text are 20 GB. As bitfields they are 170 MB, made and sent in pieces. Everything here is lazy, and
+each piece fits into one request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_BYTES = 8 * 2**20 - 64 * 2**10
 """Maximum bytes of bitfields in a request. The service accepts 8 MiB; the rest is room for the reason and the
 punctuation."""
 
-# Above this step one mask bit costs more than the id's text: 64 bits are 11 characters of base64, an id about 15.
+# With a larger step, a bitfield is longer than the list of ids: 64 bits are 11 characters of base64, an id about 15.
 WIDEST_STEP = 64
 
 Piece = dict[str, Any]
@@ -32,7 +32,7 @@ def pieces(ids: str | ItemId | Iterable[str | ItemId]) -> Iterator[Piece]:
     A collection is checked as a whole before this returns, and each id in it is sent once. An iterator is checked and
     deduplicated piece by piece, so it may be endless. Raises `MalformedItem`.
     """
-    # Bytes and non-iterables are not ids; the error names what is expected.
+    # Bytes and non-iterables are not ids, and get the error of a malformed id.
     if isinstance(ids, str | ItemId | bytes) or not isinstance(ids, Iterable):
         return iter([{"items": _checked([ids], 0)}])
     if isinstance(ids, ItemIds):
@@ -89,7 +89,7 @@ def masks(ids: ItemIds) -> Iterator[Piece]:
     bitfield up to its last set bit's byte, little-endian bit order."""
     numbers = ids.numbers if ids.numbers.step > 0 else ids.numbers[::-1]
     size = ids.group_size
-    # All groups fully covered by a run of step 1 have the same mask; most groups are.
+    # A run of step 1 covers most groups fully, and these have the same mask.
     full = _encoded((1 << size) - 1)
     position = 0
     while position < len(numbers):

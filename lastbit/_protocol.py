@@ -93,7 +93,7 @@ def utf8(name: str, text: str) -> str:
     try:
         text.encode()
     except (UnicodeEncodeError, AttributeError) as cause:
-        raise errors.InvalidArgument(f"{name} is a text that has a UTF-8 form, not {text!r}") from cause
+        raise errors.InvalidArgument(f"{name} is a text that can be encoded as UTF-8, not {text!r}") from cause
     return text
 
 
@@ -121,7 +121,7 @@ def encoded(body: Json) -> bytes:
     try:
         return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as cause:
-        raise errors.InvalidArgument(f"what was given has no JSON form: {cause}") from cause
+        raise errors.InvalidArgument(f"the argument can't be encoded as JSON: {cause}") from cause
 
 
 def base_url(text: str) -> str:
@@ -132,7 +132,7 @@ def base_url(text: str) -> str:
     except (ValueError, AttributeError):
         fits = False
     if not fits or parts.query or parts.fragment:
-        raise errors.InvalidArgument(f"{text!r} is no address of a service: expected a URL like {DEFAULT_URL}")
+        raise errors.InvalidArgument(f"{text!r} is not the address of a service: expected a URL like {DEFAULT_URL}")
     return text.rstrip("/")
 
 
@@ -196,7 +196,7 @@ class Service:
         while True:
             attempt += 1
             outcome = yield request
-            assert isinstance(outcome, Answer | Failure), "the driver must answer each request"
+            assert isinstance(outcome, Answer | Failure), "the driver must return an outcome for each request"
             if isinstance(outcome, Answer) and outcome.status not in RETRIED_STATUSES:
                 if 200 <= outcome.status < 300:
                     return outcome
@@ -233,9 +233,12 @@ class Service:
                 raise TypeError("a problem's code and detail must be text")
         except _UNREADABLE:
             if answer.status < 400:
-                return errors.UnexpectedAnswer(self.url, request_line, answer.status, "Lastbit never answers so")
-            # Not from the service: a gateway in front of it, or other software at this address.
-            detail = f"{self.url} answered {answer.status} to {request_line} without saying why; a Lastbit service does"
+                return errors.UnexpectedAnswer(self.url, request_line, answer.status, "Lastbit never sends this status")
+            # The response is not from the service, but from a gateway in front of it or from other software.
+            detail = (
+                f"{self.url} responded with {answer.status} to {request_line}, without the error document that a "
+                "Lastbit service sends"
+            )
             return errors.service_error(answer.status, f"http_{answer.status}", detail, (), retry_after)
         valid_places = [place for place in places if isinstance(place, dict)] if isinstance(places, list) else []
         return errors.service_error(answer.status, code, detail, valid_places, retry_after)
@@ -247,9 +250,9 @@ class Service:
             _shapes.check(value)
         except _UNREADABLE as cause:
             fault = (
-                "not with JSON"
+                "the response is not JSON"
                 if isinstance(cause, json.JSONDecodeError)
-                else f"without what it asks for ({cause!r:.300})"
+                else f"the response doesn't follow the contract ({cause!r:.300})"
             )
             raise errors.UnexpectedAnswer(self.url, request_line, answer.status, fault) from cause
         return value

@@ -1,7 +1,7 @@
-"""Reading decoded JSON: times, and whether a value has the types that its class declares.
+"""Reads times from decoded JSON, and checks that a value has the types that its class declares.
 
-`from_json` reads fields and trusts them. Without this check, a list in the place of a text would be raised as a
-`TypeError` wherever the value is used first, far from the call that received it.
+`from_json` reads fields without checking their types. Without this check, a list in the place of a text would cause a
+`TypeError` where the value is first used, far from the call that received it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ def expect(value: T, hint: Any) -> T:
     """`value` if it has the type `hint`, including its elements. Supports dataclasses, tuples and mappings of strings,
     numbers and times. Raises `TypeError`."""
     if not _predicate(hint)(value):
-        raise TypeError(f"{value!r:.100} is no {getattr(hint, '__name__', hint)}")
+        raise TypeError(f"{value!r:.100} is not of type {getattr(hint, '__name__', hint)}")
     return value
 
 
 def check(value: Any) -> None:
-    """`expect` for each dataclass that `value` is, or holds in a list or tuple. Raises `TypeError`."""
+    """Apply `expect` to `value` if it is a dataclass, or to the dataclasses in it if it is a list or tuple. Raises
+    `TypeError`."""
     if isinstance(value, list | tuple):
         for element in value:
             check(element)
@@ -53,7 +54,7 @@ def _predicate(hint: Any) -> Callable[[Any], bool]:
     if hint is Any:
         return lambda _: True
     if hint is int:
-        # The contract has no larger numbers, and some would be too large to compute with.
+        # The contract has no larger integers, and very large ones would make computations slow.
         return lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63
     if hint is float:
         return lambda value: type(value) in (int, float) and math.isfinite(value)

@@ -1,7 +1,7 @@
-"""A driver of the flows on the standard library alone: for cluster executors, which have only this package's zip.
+"""A driver that uses only the standard library, for cluster executors, which have only this package's zip.
 
-It opens a connection for each request. A Spark job sends few large requests, so that costs little; for many small ones
-use `Client`, which has a connection pool. Proxies are taken from the environment, as urllib does.
+It opens a connection for each request. A Spark job sends few large requests, so that costs little. For many small
+requests use `Client`, which has a connection pool. urllib takes proxies from the environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AGENT = f"lastbit/{__version__} (urllib)"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The connection settings that are sent to executors; each makes its own `service` from them."""
+    """The connection settings that are sent to executors. Each executor makes its own driver from them."""
 
     url: str
     token: str | None = field(repr=False)
@@ -35,8 +35,8 @@ class Connection:
     def named(
         cls, url: str | None = None, token: str | None = None, timeout: float = 30.0, retry: Retry | None = None
     ) -> Connection:
-        """By default `url` and `token` come from LASTBIT_URL and LASTBIT_TOKEN of the driver process, not of the
-        executors."""
+        """The settings for a service. By default, `url` and `token` come from LASTBIT_URL and LASTBIT_TOKEN of the
+        calling process, Spark's driver, not of the executors."""
         service = Service.named(url, token, timeout, retry)
         return cls(service.url, service.token, service.timeout, service.retry)
 
@@ -45,7 +45,7 @@ class Connection:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The service never redirects; whatever does must not be sent the token."""
+    """Follows no redirects: the service never redirects, and other servers must not receive the token."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -78,6 +78,6 @@ def _answer(status: int, answer: Any) -> Answer:
 def _failure(error: Exception, request: Request) -> Failure:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, TimeoutError):
-        return Failure(f"nothing came within {request.timeout:g} s")
+        return Failure(f"no response within {request.timeout:g} s")
     lasting = isinstance(cause, ssl.SSLCertVerificationError | http.client.InvalidURL | ValueError)
     return Failure(str(cause) or type(cause).__name__, lasting and not isinstance(cause, ConnectionError))

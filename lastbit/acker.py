@@ -1,16 +1,16 @@
-"""Single acks, gathered into few calls, without a timer.
+"""Combines single acks into few calls, without a timer.
 
-A consumer has one message at a time, and a call for each would pay a round trip and a commit for each. An acker has one
-call under way; what is given to it meanwhile waits and goes, together, in the next. An idle acker sends at once, a busy
-one sends large calls, and nobody has to choose an interval.
+A consumer handles one message at a time, and a call for each message would cost a round trip and a commit. An acker has
+one call in progress. Items that are passed to it meanwhile wait, and the next call sends them together. So an idle
+acker sends at once, a busy one sends large calls, and there is no interval to choose.
 
-Two promises make it safe to remove a message from its queue when its future is done. The future is done only after the
-service has answered, that is after its commit. And `on_completed` has returned before the futures of that batch's ids
-are done: if it raises, or the process dies in it, the message is still in the queue, and its redelivery is told of the
-completion again.
+Two promises make it safe to remove a message from its queue when its future is done. First, the future is done only
+after the service has responded, and so after the commit. Second, `on_completed` has returned before the futures of that
+batch's items are done. If `on_completed` raises, or the process dies in it, the message is still in the queue, and the
+ack of its redelivery reports the completion again.
 
-A third promise: every future is finished. Exceptions of the caller's code, of any class, reach the futures that they
-concern, or the log, and the acker continues.
+A third promise: every future is finished. Exceptions of the caller's code, of any class, are raised by the futures that
+they concern, or logged, and the acker continues.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Acker:
         self._room_waits = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._process: int | None = None
-        """The process of the thread."""
+        """The id of the process in which the thread was started."""
 
     def ack(self, item: str | ItemId) -> Future[Told]:
         """Ack an item. The future raises `ItemRejected`, `ServiceError`, `ServiceUnreachable`, or the exception of
@@ -90,8 +90,8 @@ class Acker:
         return self._put(item, Kind("acks", None))
 
     def fail(self, item: str | ItemId, reason: str | None = None) -> Future[Told]:
-        """Mark an item as failed; otherwise like `ack`. Each reason needs a call of its own, so use few different ones.
-        Raises `InvalidArgument` if the reason is not text."""
+        """Mark an item as failed; otherwise like `ack`. Each reason needs a separate call, so use few different
+        reasons. Raises `InvalidArgument` if the reason is not text."""
         return self._put(item, _failures(reason))
 
     def _put(self, item: str | ItemId, kind: Kind) -> Future[Told]:
@@ -101,8 +101,8 @@ class Acker:
         # Running from the start: cancelling the future cannot undo the ack.
         future.set_running_or_notify_cancel()
         with self._lock:
-            # The acker's own thread, inside on_completed, must not wait for itself; and what it gives while the acker
-            # is closing still goes out, before close returns.
+            # The acker's own thread, in `on_completed`, must not wait for itself. Items that it passes while the acker
+            # is closing are sent before `close` returns.
             if threading.current_thread() is not self._thread:
                 while self._open >= self._max_pending and not self._closed:
                     self._room_waits.wait()
@@ -137,7 +137,7 @@ class Acker:
             self.close()
 
     def _check_process(self) -> None:
-        # Before the lock, which a thread of the parent process may have held at the fork.
+        # Check before acquiring the lock, which a thread of the parent process may have held at the fork.
         if is_forked(self._process):
             raise errors.UsedAfterFork("the acker")
 
@@ -166,7 +166,7 @@ class Acker:
                     future.set_exception(outcome)
                 else:
                     future.set_result(outcome)
-            except BaseException:  # SystemExit of a callback; the other futures must finish
+            except BaseException:  # such as a SystemExit of a callback; the other futures must finish
                 log.exception("a callback of an acker's future ended with an exception")
 
     def _notify(self, result: AckResult) -> dict[int, BaseException]:
@@ -182,8 +182,9 @@ class Acker:
 
 
 class AsyncAcker:
-    """`Acker` for the tasks of one event loop: `future = await acker.ack(item)` waits for a place only, `await future`
-    for the answer. `on_completed` may be a coroutine function."""
+    """`Acker` for the tasks of one event loop. `future = await acker.ack(item)` waits only until fewer than
+    `max_pending` futures are open; `await future` waits for the response. `on_completed` may be a coroutine
+    function."""
 
     def __init__(
         self,
@@ -210,8 +211,8 @@ class AsyncAcker:
 
     async def _put(self, item: str | ItemId, kind: Kind) -> asyncio.Future[Told]:
         text = checked(item)
-        # The acker's own task, inside on_completed, must not wait for itself; and what it gives while the acker is
-        # closing still goes out, before close returns.
+        # The acker's own task, in `on_completed`, must not wait for itself. Items that it passes while the acker is
+        # closing are sent before `close` returns.
         if asyncio.current_task() is not self._task:
             while self._open >= self._max_pending and not self._closed:
                 self._room.clear()
@@ -222,7 +223,7 @@ class AsyncAcker:
         self._coalescer.put(text, kind, future)
         self._open += 1
         if self._task is None:
-            # It begins after the running task has paused, so what is given until then goes in the same call.
+            # The task starts when the running task pauses, so items passed until then are sent in the same call.
             self._task = asyncio.create_task(self._work(), name="lastbit-acker")
         return future
 
@@ -231,7 +232,7 @@ class AsyncAcker:
         self._closed = True
         self._room.set()
         if self._task is not None:
-            # A cancelled caller stops waiting; waiting items are sent nevertheless.
+            # If the caller is cancelled, it stops waiting, but the waiting items are still sent.
             await asyncio.shield(self._task)
 
     async def __aenter__(self) -> Self:
@@ -250,10 +251,10 @@ class AsyncAcker:
                 self._open -= call.size
                 self._room.set()
         except BaseException as error:
-            # Only the end of the event loop gets here. No caller may be left waiting for a future.
+            # This happens only when the event loop ends. Cancel all futures, so that no caller waits forever.
             while call is not None:
                 for future, _ in call.failed(error):
-                    with contextlib.suppress(RuntimeError):  # the loop is closed, and runs no callbacks any more
+                    with contextlib.suppress(RuntimeError):  # the loop is closed, and can't run callbacks
                         future.cancel()
                 call = self._coalescer.take()
             self._open = 0
@@ -271,7 +272,7 @@ class AsyncAcker:
                 raise
             outcomes = list(call.failed(error))
         for future, outcome in outcomes:
-            _tell(future, outcome)
+            _finish(future, outcome)
 
     async def _notify(self, result: AckResult) -> dict[int, BaseException]:
         """Call `on_completed` for each complete batch; returns its exceptions, by batch."""
@@ -297,11 +298,11 @@ class AsyncAcker:
         return task is None or task is not self._task or task.cancelling() > 0
 
 
-def _tell(future: asyncio.Future[Told], outcome: Told | BaseException) -> None:
+def _finish(future: asyncio.Future[Told], outcome: Told | BaseException) -> None:
     if future.done():
         return  # cancelled by the caller
     if isinstance(outcome, StopIteration | asyncio.CancelledError):
-        # A future cannot carry the one, and the other would look like a cancellation of the task that awaits it.
+        # A future can't raise StopIteration, and CancelledError would look like a cancellation of the awaiting task.
         wrapper = RuntimeError(f"on_completed raised {outcome!r}")
         wrapper.__cause__ = outcome
         outcome = wrapper

@@ -37,7 +37,7 @@ class _Handle:
         self.newly = opened is not None and opened.newly
         """Whether opening completed the batch, because it was sealed and empty."""
         self.replayed = replayed
-        """Whether the open was a repeat: an earlier one with the same idempotency key opened this batch."""
+        """Whether the open was a repeat: an earlier call with the same idempotency key opened this batch."""
         self._info: Batch | None = opened
 
     @property
@@ -152,9 +152,9 @@ class BatchHandle(_Handle):
         return self._driver.run(_calls.verify, self.id)
 
     def repair(self, *, dry_run: bool = False) -> Repair:
-        """Restore the counts and the state of the batch from its bits, where `verify` finds that they disagree. Items
-        whose bits were lost are pending then: have them redelivered. `dry_run` changes nothing. Needs the role admin.
-        """
+        """Restore the counts and the state of the batch from its bits, if `verify` finds that they disagree. Items
+        whose bits were lost become pending again and must be redelivered. `dry_run` changes nothing. Requires the role
+        admin."""
         return self._driver.run(_calls.repair, self.id, dry_run)
 
     def watermark(self) -> Watermark:

@@ -1,12 +1,13 @@
 """The original source of a message, across all services that republished it.
 
 A queue assigns a new offset on each publish, so a message that is republished twice has two offsets. The *source chain*
-stays the same: the topics, partitions and offsets that a message passed through, and which of each hop's products it
-is. Its root identifies the message in the first log, so a tally can detect whether it has counted the message.
+doesn't change: it has the topics, partitions and offsets that a message passed through, and its index among the
+messages derived at each hop. Its root identifies the message in the first log, so a tally can detect whether it has
+counted the message.
 
-All products of one root message are ordered by their children, stage by stage. A tally's guard stores this order in one
-number, with room for three stages that make several messages of one, up to 131,072 each. Stages that make one message
-of one omit `child` and take no room in that number.
+All messages derived from one root message are ordered by their children, stage by stage. A tally's guard stores this
+order in one number, which has room for three stages that derive several messages from one, up to 131,072 each. Stages
+that derive only one message omit `child` and need no room in that number.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from lastbit.errors import InvalidArgument
 from lastbit.ids import INTEGER_LIMIT
 
 STAGES: Final = 3
-"""Maximum stages of a chain that make several messages of one."""
+"""Maximum stages of a chain that derive several messages from one."""
 BITS: Final = 17
 MOST_CHILDREN: Final = 1 << BITS
-"""Maximum messages that one stage makes of one."""
+"""Maximum messages that one stage derives from one."""
 
 
 class Source(NamedTuple):
@@ -37,8 +38,8 @@ class Source(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """One hop of a chain: where a message was read. `child`: the index of the product that the chain continues with;
-    None if there is only one. `generation` distinguishes topics that were recreated under the same name."""
+    """One hop of a chain: where a message was read. `child`: the index of the derived message with which the chain
+    continues; None if there is only one. `generation` distinguishes topics that were recreated under the same name."""
 
     topic: str
     partition: int
@@ -49,7 +50,7 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceChain:
-    """The hops of a message, the root first. A chain without hops belongs to a message that nobody has read yet.
+    """The hops of a message, the root first. A chain without hops belongs to a message that was not read yet.
 
     A service that reads a message decodes the chain from the header and adds a hop for its own read:
 
@@ -76,14 +77,14 @@ class SourceChain:
             if not _is_count(child, MOST_CHILDREN):
                 raise InvalidArgument(f"a child is one of at most {MOST_CHILDREN:,}, not {child!r}")
             if sum(hop.child is not None for hop in self.hops) == STAGES:
-                raise InvalidArgument(f"at most {STAGES} stages of a chain can make several messages of one")
+                raise InvalidArgument(f"at most {STAGES} stages of a chain can derive several messages from one")
         return SourceChain((*self.hops, Hop(topic, partition, offset, child, generation)))
 
     @property
     def root(self) -> Hop:
         """The first hop. Raises `InvalidArgument` for a chain without hops."""
         if not self.hops:
-            raise InvalidArgument("the chain is empty: add where the message was read, by hop")
+            raise InvalidArgument("the chain is empty: call hop with the place where the message was read")
         return self.hops[0]
 
     @property
@@ -125,7 +126,7 @@ class SourceChain:
                     generation=hop.get("generation", 0),
                 )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as cause:
-            raise InvalidArgument(f"{header!r} is no source chain: {cause}") from cause
+            raise InvalidArgument(f"{header!r} is not a source chain: {cause}") from cause
         return cls(chain.hops)
 
 

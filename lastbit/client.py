@@ -1,4 +1,4 @@
-"""The clients: they send requests and wait. `_calls` defines what the bytes mean, `_protocol` when to retry.
+"""The clients: they send requests and wait. `_calls` defines the requests and responses, `_protocol` the retries.
 
 A client has a connection pool: make one per process and share it, a `Client` between threads, an `AsyncClient` between
 the tasks of one event loop. Neither works across a fork.
@@ -48,7 +48,7 @@ def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Fai
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
         return Failure(f"no connection within {request.timeout:g} s")
     if isinstance(error, httpx.TimeoutException):
-        return Failure(f"nothing came within {request.timeout:g} s")
+        return Failure(f"no response within {request.timeout:g} s")
     lasting = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.InvalidURL)
     return Failure(message or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in message)
 
@@ -89,7 +89,7 @@ class Client:
     LASTBIT_TOKEN. `timeout`: seconds for each of connecting, sending and the response. `retry`: when to retry.
     `transport`: an httpx transport of your own, for other certificates or proxies. Raises `InvalidArgument`.
 
-    Its methods raise `ServiceError` where the service refuses, `ServiceUnreachable` where it does not answer.
+    Its methods raise `ServiceError` if the service refuses a request, and `ServiceUnreachable` if it doesn't respond.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Client:
         wait: float = 0,
         limit: int | None = None,
     ) -> EventPage:
-        """One page of the feed in commit order: the events above the position `after`, or all that are stored. `types`:
+        """One page of the feed in commit order: the events after the position `after`, or all that are stored. `types`:
         one or several event types; default all. `wait`: seconds to wait, up to 60, if there is no event yet. Raises
         `PositionTrimmed`."""
         return self._driver.run(_calls.events, after, types, batch, wait, limit)
@@ -195,14 +195,14 @@ class Client:
     def follow(
         self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
     ) -> Iterator[Event]:
-        """The events above the position `after`, or all that are stored, and then new ones as they arrive, without end.
-        It continues where it was after the service was unreachable. Store the `position` of the last event you
-        finished, and pass it as `after` next time. Raises `PositionTrimmed`."""
+        """The events after the position `after`, or all that are stored, and then new ones as they arrive, without end.
+        If the service is unreachable for a while, it continues at the same position. Store the `position` of the last
+        event you finished, and pass it as `after` next time. Raises `PositionTrimmed`."""
         return self._driver.iterate(_calls.follow, after, types, batch)
 
     def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
         """Append up to 1,000 events of your own in one transaction: mappings with `id`, `type` and optionally `key` and
-        `data` (any JSON). An id that exists already is a repeat, whatever its content. With the `fence` of an
+        `data` (any JSON). An event whose id exists is a repeat, even if its content differs. With the `fence` of an
         assignment, the events are written only while the worker owns the partition; otherwise raises `StaleEpoch`."""
         return self._driver.run(_calls.append, events, fence)
 
@@ -221,7 +221,7 @@ class Client:
         on_completed: Callable[[Completed], object] | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
     ) -> Acker:
-        """A context manager that gathers single acks into few calls; see `Acker`."""
+        """A context manager that combines single acks into few calls; see `Acker`."""
         return Acker(self._driver, on_completed, max_pending)
 
     def close(self) -> None:
@@ -318,11 +318,11 @@ class AsyncClient:
         return self._driver.iterate(_calls.batches, state, key, labels, page_size)
 
     async def ack(self, ids: Ids) -> AckResult:
-        """Resolve items as done; see `Client.ack`."""
+        """Ack items; see `Client.ack`."""
         return await self._driver.run(_calls.resolve, "acks", _masks.pieces(ids), None)
 
     async def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
-        """Resolve items as given up; see `Client.fail`."""
+        """Mark items as failed; see `Client.fail`."""
         return await self._driver.run(_calls.resolve, "failures", _masks.pieces(ids), reason)
 
     async def events(
@@ -362,7 +362,7 @@ class AsyncClient:
         on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
     ) -> AsyncAcker:
-        """A context manager that gathers single acks into few calls; see `AsyncAcker`."""
+        """A context manager that combines single acks into few calls; see `AsyncAcker`."""
         return AsyncAcker(self._driver, on_completed, max_pending)
 
     async def close(self) -> None:

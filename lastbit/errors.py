@@ -1,7 +1,7 @@
 """The exceptions of this package. Catch the branch that you can handle.
 
     LastbitError
-    ├── ServiceError             the service answered with a problem: status, code, detail, errors, retry_after
+    ├── ServiceError             the service responded with a problem: status, code, detail, errors, retry_after
     │   ├── InvalidRequest       invalid_request, method_not_allowed, unsupported_media_type
     │   │   ├── IdempotencyKeyReused
     │   │   └── TooLarge
@@ -26,7 +26,7 @@
     │   ├── RateLimited
     │   └── Unavailable          overloaded, or its database is unreachable; also a gateway's 502 or 504
     ├── ServiceUnreachable       no response at all
-    ├── UnexpectedAnswer         a response that does not follow the contract: something else listens there
+    ├── UnexpectedAnswer         a response that does not follow the contract, perhaps from other software
     ├── WaitTimeout              also a TimeoutError; has the batch as last seen
     ├── ItemRejected             an acker's item was not applied, with the service's reason
     ├── AckerClosed
@@ -146,15 +146,15 @@ class PartitionsFixed(Conflict):
 
 
 class SessionReplaced(Conflict):
-    """Another process has joined the consumer group under this worker's name: this one owns nothing any more."""
+    """Another process has joined the consumer group under this worker's name, so this process owns no partitions."""
 
 
 class StaleEpoch(Conflict):
-    """The worker does not own the partition at this epoch any more. Nothing was written."""
+    """The worker no longer owns the partition at this epoch. Nothing was written."""
 
 
 class VersionConflict(Conflict):
-    """The instance has changed since it was read: read it and compute again. Nothing was written."""
+    """The instance has changed since it was read: read it and compute the effects again. Nothing was written."""
 
 
 class PositionTrimmed(ServiceError):
@@ -203,7 +203,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "rate_limited": RateLimited,
     "unavailable": Unavailable,
 }
-# For codes newer than this client, and for gateways that know no codes.
+# For codes newer than this client, and for responses of gateways, which have no codes.
 _BY_STATUS: dict[int, type[ServiceError]] = {
     400: InvalidRequest,
     401: Unauthorized,
@@ -245,15 +245,14 @@ class ServiceUnreachable(LastbitError):
     def __str__(self) -> str:
         attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         return (
-            f"no answer from {self.url} to {self.request}: {self.cause} ({attempts} in {self.seconds:.1f} s). "
-            "Check that the service runs there (`lastbit-server` starts one at http://127.0.0.1:8000), or name another "
+            f"no response from {self.url} to {self.request}: {self.cause} ({attempts} in {self.seconds:.1f} s). "
+            "Check that the service runs there (`lastbit-server` starts one at http://127.0.0.1:8000), or set another "
             "address with LASTBIT_URL or the url argument. Sending the request again is safe."
         )
 
 
 class UnexpectedAnswer(LastbitError):
-    """The response does not follow the contract: something other than Lastbit, or a much older release, listens
-    there."""
+    """The response does not follow the contract. It may come from other software, or from a much older release."""
 
     def __init__(self, url: str, request: str, status: int, found: str) -> None:
         super().__init__(url, request, status, found)
@@ -264,8 +263,8 @@ class UnexpectedAnswer(LastbitError):
 
     def __str__(self) -> str:
         return (
-            f"{self.url} answered {self.status} to {self.request}, but {self.found}. Is this the address of a Lastbit "
-            "service?"
+            f"{self.url} responded with {self.status} to {self.request}, but {self.found}. Is this the address of a "
+            "Lastbit service?"
         )
 
 
@@ -290,7 +289,7 @@ class ItemRejected(LastbitError):
 
     MEANINGS: ClassVar[dict[str, str]] = {
         "unknown_batch": "there is no such batch",
-        "unknown_item": "the batch never issued it",
+        "unknown_item": "the batch has not issued it",
         "expired": "its batch has expired",
         "cancelled": "its batch was cancelled",
     }
@@ -311,7 +310,7 @@ class AckerClosed(LastbitError):
         super().__init__()
 
     def __str__(self) -> str:
-        return "the acker is closed and takes no more items"
+        return "the acker is closed and accepts no more items"
 
 
 class BufferClosed(LastbitError):
@@ -321,7 +320,7 @@ class BufferClosed(LastbitError):
         super().__init__()
 
     def __str__(self) -> str:
-        return "the buffer is closed and takes no more messages"
+        return "the buffer is closed and accepts no more messages"
 
 
 class UsedAfterFork(LastbitError, RuntimeError):
@@ -343,7 +342,7 @@ class NotRefreshed(LastbitError):
         self.batch = batch
 
     def __str__(self) -> str:
-        return f"the state of batch {self.batch} was not asked for yet: call refresh() first"
+        return f"the state of batch {self.batch} has not been fetched: call refresh() first"
 
 
 class MissingExtra(LastbitError, ImportError):

@@ -22,8 +22,9 @@ from lastbit.models import Fence, Json
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group. `partitions` is fixed; `partition_of` names the function that maps a key to its partition.
-    `ttl`: seconds that a worker may be silent. `release`: seconds that it may take to drain a partition."""
+    """A consumer group. `partitions` can't be changed. `partition_of` names the function that maps a key to its
+    partition. `ttl`: seconds without a sync after which a worker loses its partitions. `release`: seconds that a worker
+    has to drain a partition."""
 
     name: str
     partitions: int
@@ -62,8 +63,8 @@ class GroupSummary(Group):
 
 @dataclass(frozen=True, slots=True)
 class GroupWorker:
-    """A worker of a consumer group. `live`: its lease has not ended. `partitions`: how many it owns; `releasing`: how
-    many of them it must release."""
+    """A worker of a consumer group. `live`: its lease has not ended. `partitions`: the number of partitions that it
+    owns; `releasing`: the number of those that it must release."""
 
     worker: str
     live: bool
@@ -91,8 +92,8 @@ class GroupWorker:
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
     """A partition, its `owner` and its position. All offsets up to `floor` are done; between `floor` and `high`,
-    `outstanding` offsets are not. `head`: the source's last offset, as a worker reported it. `lag`: how far the floor
-    is behind it. The position is None before the first commit."""
+    `outstanding` offsets are not. `head`: the source's last offset, as a worker reported it. `lag`: the distance from
+    the floor to it. The position is None before the first commit."""
 
     partition: int
     owner: str | None

@@ -1,13 +1,12 @@
-"""Item ids: `batch:group:index`, three decimal integers, and the arithmetic between an id and its number.
+"""Item ids: `batch:group:index`, three decimal integers. Converts between an id and the item's number.
 
-This is the lowest module of the house: it is the wire vocabulary, everything may import it and it imports nothing of
-ours. An item's *number* is its 0-based position in the batch; its *group* is `number // group_size`, its *index*
-`number % group_size`. A group is one bitfield in the database, so the id says by itself which bit of which row is
-meant.
+All packages may import this module, and it imports none of them. An item's *number* is its 0-based position in the
+batch. Its *group* is `number // group_size`, and its *index* `number % group_size`. A group is one bitfield in the
+database, so an id identifies its row and bit.
 
-Ids are strict on purpose. `07:0:1` and `7:0:1` would be two spellings of one item, and a set of spellings is not a set
-of items; so leading zeros, signs, blanks and non-ASCII digits are malformed, as is any integer of 2^53 or more (it
-would not survive a JSON parser that knows only doubles).
+Ids are strict: leading zeros, signs, blanks and non-ASCII digits are malformed. If `07:0:1` and `7:0:1` were the same
+item, a set of ids would not be a set of items. Integers of 2^53 or more are malformed too, as JSON parsers that use
+doubles would change them.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ DEFAULT_GROUP_SIZE: Final = 8192
 MIN_GROUP_SIZE: Final = 64
 MAX_GROUP_SIZE: Final = 32768
 MAX_ITEMS: Final = 10**12
-"""The most items that one batch can hold."""
+"""The maximum number of items in a batch."""
 INTEGER_LIMIT: Final = 2**53
-"""Every integer on the wire is smaller than this."""
+"""All integers in requests and responses are smaller than this."""
 
-# The lengths keep int() away from absurd input; 16 digits reach past 2^53, so the value is compared as well.
+# The limited lengths protect int() from very long input. 16 digits may exceed 2^53, so the value is checked too.
 _INTEGER = "(0|[1-9][0-9]{0,15})"
 _ITEM_ID = re.compile(f"{_INTEGER}:{_INTEGER}:{_INTEGER}")
-# Possessive, so that a long text is walked through once. \n is no part of an id.
+# Possessive quantifiers, so that a long text is scanned only once. An id contains no \n.
 _ONE = "(?>0|[1-9][0-9]{0,15}+)"
 _ITEM_IDS = re.compile(f"(?>{_ONE}:{_ONE}:{_ONE}\n)*+{_ONE}:{_ONE}:{_ONE}")
 
@@ -47,18 +46,18 @@ class InvalidItemId(ValueError):
 
 
 class ItemId(NamedTuple):
-    """One item's address. `str()` gives the id as it travels."""
+    """The parts of an item id. `str()` returns the id as text."""
 
     batch: int
     group: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of an id
+    index: int  # type: ignore[assignment]  # hides tuple.index, which ids don't need
 
     def __str__(self) -> str:
         return f"{self.batch}:{self.group}:{self.index}"
 
     @classmethod
     def parse(cls, text: str) -> ItemId:
-        """Take an id apart. Raises `InvalidItemId` for anything that is not exactly one."""
+        """Parse an id. Raises `InvalidItemId`."""
         match = _ITEM_ID.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise InvalidItemId(text)
@@ -69,8 +68,8 @@ class ItemId(NamedTuple):
 
     @classmethod
     def parse_all(cls, texts: Sequence[str]) -> list[tuple[int, int, int]] | None:
-        """The parts of many ids, several times as fast as one by one; None where any of them is not exactly an id:
-        `parse` says which."""
+        """Parse many ids, several times as fast as with `parse`. Returns None if any of them is malformed; use `parse`
+        to find it."""
         text_lines = "\n".join(texts)
         if text_lines.count("\n") != len(texts) - 1 or not _ITEM_IDS.fullmatch(text_lines):
             return None
@@ -80,8 +79,8 @@ class ItemId(NamedTuple):
         return list(zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True))
 
     def number(self, group_size: int) -> int | None:
-        """The item's position in its batch, or None where index ≥ group_size: that is nobody's item, and never an
-        alias of one in the next group."""
+        """The item's position in its batch, or None if index ≥ group_size: such an id belongs to no item, and is never
+        an alias of an item in the next group."""
         return self.group * group_size + self.index if self.index < group_size else None
 
 
@@ -92,14 +91,14 @@ def item_id(batch: int, number: int, group_size: int = DEFAULT_GROUP_SIZE) -> st
 
 
 def valid_group_size(group_size: int) -> bool:
-    """A multiple of 8 from 64 to 32768."""
+    """Whether the group size is a multiple of 8 from 64 to 32768."""
     return MIN_GROUP_SIZE <= group_size <= MAX_GROUP_SIZE and group_size % 8 == 0
 
 
 class ItemIds(Sequence[str]):
     """The ids of a run of numbers, as a lazy sequence: a billion ids take no memory.
 
-    It behaves as a tuple of strings would: `len`, indexing, slicing (a slice is again lazy), `in`, iteration, `==`.
+    It behaves like a tuple of strings: `len`, indexing, slicing (a slice is lazy too), `in`, iteration, `==`.
     `in`, indexing and slicing take constant time.
     """
 
@@ -109,7 +108,7 @@ class ItemIds(Sequence[str]):
         self.batch = batch
         self.group_size = group_size
         self.numbers = numbers
-        """The items' numbers; a slice of the ids is a slice of these."""
+        """The items' numbers."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -159,7 +158,7 @@ class ItemIds(Sequence[str]):
 
     def _position(self, candidate: object) -> int | None:
         try:
-            item = ItemId.parse(candidate)  # type: ignore[arg-type]  # anything may be asked of `in`
+            item = ItemId.parse(candidate)  # type: ignore[arg-type]  # `in` accepts any object
         except InvalidItemId:
             return None
         number = item.number(self.group_size)
@@ -172,7 +171,7 @@ class ItemIds(Sequence[str]):
             return NotImplemented
         if self.numbers != other.numbers:
             return False
-        # Two empty runs are equal whatever they were cut from, as two empty tuples are.
+        # Two empty runs are equal, even of different batches, like two empty tuples.
         return not self.numbers or (self.batch, self.group_size) == (other.batch, other.group_size)
 
     def __hash__(self) -> int:

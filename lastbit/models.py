@@ -1,4 +1,4 @@
-"""The service's answers as frozen values.
+"""The service's responses as frozen dataclasses.
 
 `from_json` decodes each; it ignores unknown fields, so that an older client works with a newer service. Times are
 timezone-aware, in UTC. Counts are items.
@@ -134,7 +134,7 @@ class Extended:
 
 
 def _check_issued(answer: Opened | Extended) -> None:
-    """Raises `ValueError` if the answer's fields cannot be turned into ids."""
+    """Raises `ValueError` if the response's fields cannot be converted to ids."""
     if answer.group_size < 1 or answer.start < 0 or answer.count < 0 or answer.start + answer.count > INTEGER_LIMIT:
         raise ValueError(f"{answer.count!r} items from {answer.start!r}, in groups of {answer.group_size!r}")
 
@@ -236,7 +236,7 @@ class PendingRange:
         if last.group:
             group_size = (self.end - 1 - last.index) // last.group
         else:
-            # All in group 0, where every group size that reaches this far gives the same ids.
+            # All items are in group 0, where every group size that is large enough gives the same ids.
             group_size = DEFAULT_GROUP_SIZE if last.index < DEFAULT_GROUP_SIZE else MAX_GROUP_SIZE
         return ItemIds(last.batch, group_size, range(self.start, self.end))
 

@@ -1,6 +1,6 @@
-"""Names that stand in the paths of the service."""
+"""Names in the paths of the service."""
 
 from __future__ import annotations
 
 NO_NAMES = frozenset({".", ".."})
-"""Clients and proxies take these out of a path, with the part before them."""
+"""Texts that can't be names: clients and proxies remove them from a path, `..` with the segment before it."""

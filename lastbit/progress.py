@@ -1,6 +1,6 @@
-"""The progress bar of a batch: how much is resolved, how fast, and the time left.
+"""The progress bar of a batch: the resolved items, the rate, and the estimated time left.
 
-The estimate is valid only for a sealed batch. An open one may still grow; the bar says so instead.
+An estimate is possible only for a sealed batch. For an open batch, which may still grow, the bar shows "not sealed".
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which requests are retried, and after how long. Pure.
+"""The retry policy: which requests are retried, and the pauses between attempts.
 
 Every request of this client is safe to repeat (each POST has an Idempotency-Key that stays the same), so every
 temporary failure is retried. Pauses grow exponentially with full jitter (Brooker, "Exponential Backoff And Jitter",
-2015): a random share of a doubling bound. A pause may be near 0, so this spreads many clients but guarantees no rest
-from a single one. A service that needs a rest sends Retry-After, which is a lower bound.
+2015): each is a random share of a limit that doubles. A pause may be near 0, so this spreads the retries of many
+clients, but a single client may retry at once. A service that needs a pause sends Retry-After, which is a minimum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Retry:
         # The exponent is limited because 2.0**1024 overflows, long after the cap applies.
         pause = chance * min(self.cap, self.base * 2.0 ** min(attempt - 1, 60))
         if retry_after is not None:
-            # In addition to the jitter; otherwise all refused clients would return at the same time.
+            # In addition to the jitter: otherwise all refused clients would retry at the same time.
             pause += retry_after
         return pause if elapsed + pause < self.deadline else None
 
@@ -65,5 +65,5 @@ def _http_date(text: str) -> datetime | None:
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, OverflowError, TypeError, IndexError):
-        return None  # the parser raises any of them, depending on the release
+        return None  # which of these the parser raises depends on Python's release
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

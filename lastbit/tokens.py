@@ -1,8 +1,8 @@
-"""Making tokens, and the lines by which a service recognizes them. Uses only the standard library; the service uses it
-too.
+"""Makes tokens, and the lines by which a service recognizes them. The service uses this module too. It needs only the
+standard library.
 
-A token is 256 random bits, so its plain SHA-256 is stored. Nobody can guess such a token, even with its digest; slow
-hashes protect passwords, which people choose, and would only slow down each call. A line is
+A token is 256 random bits, so only its plain SHA-256 is stored. Such a token can't be guessed, even from its digest. A
+slow hash, which protects passwords that people choose, would only slow down each call. A line is
 
     NAME ROLE[,ROLE…] sha256:HEX [prefix=PREFIX] [requests=N/s] [items=N/s]
 
@@ -110,7 +110,7 @@ def parse(text: str) -> list[Token]:
             continue
         token = _token(number, words)
         if token.digest in tokens or token.name in names:
-            raise InvalidTokens(f"line {number}: this token, or its name, stands on a line before")
+            raise InvalidTokens(f"line {number}: an earlier line has the same token or name")
         tokens[token.digest] = token
         names.add(token.name)
     return list(tokens.values())
@@ -118,8 +118,10 @@ def parse(text: str) -> list[Token]:
 
 def _token(number: int, words: list[str]) -> Token:
     def refused(reason: str) -> InvalidTokens:
-        return InvalidTokens(f"line {number}: {reason}; `lastbit token new` makes such lines")
+        return InvalidTokens(f"line {number}: {reason}; `lastbit token new` prints such lines")
 
+    if words[0] == "line" and len(words) > 3 and not words[1].startswith("sha256:") and words[3].startswith("sha256:"):
+        raise refused("remove the word `line` before the token's name")
     if not 3 <= len(words) <= 6:
         raise refused("expected a name, roles, sha256:… and perhaps prefix=…, requests=…/s, items=…/s")
     if not _NAME.fullmatch(words[0]):
@@ -127,7 +129,7 @@ def _token(number: int, words: list[str]) -> Token:
     try:
         roles = frozenset(map(Role, words[1].split(",")))
     except ValueError:
-        raise refused(f"expected roles, of {', '.join(Role)}, with commas between them") from None
+        raise refused(f"expected one or more of the roles {', '.join(Role)}, with commas between them") from None
     digest = _DIGEST.fullmatch(words[2])
     if digest is None:
         raise refused("expected sha256: and 64 hexadecimal digits")

@@ -1,4 +1,4 @@
-"""The first unresolved position: the rule for a batch's watermark and a window's floor. Pure.
+"""The first unresolved position, for a batch's watermark and a window's floor.
 
 For a batch, positions are item numbers, and the bits are stored in groups. For a window, positions are indexes in
 tracking order. Both have a resolved prefix and bits after it. Bits are never cleared, so the result never goes back.
@@ -17,14 +17,14 @@ class Field(Protocol):
 
 
 Piece = tuple[int, int, Field | None]
-"""First position, number of positions, and which of them are resolved; None: all."""
+"""First position, number of positions, and a field that marks the resolved ones; None: all are resolved."""
 
 
 def first_unresolved(prefix: int, pieces: Iterable[Piece], end: int) -> int:
     """The smallest unresolved position from `prefix` to `end`; `end` if all are resolved.
 
-    Everything below `prefix` is resolved. `pieces` ascend; a position that no piece covers is unresolved. Iteration
-    stops at the piece that contains the result.
+    All positions below `prefix` are resolved. `pieces` must ascend. A position that no piece covers is unresolved.
+    Iteration stops at the piece that contains the result.
     """
     position = prefix
     for start, length, field in pieces:

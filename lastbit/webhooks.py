@@ -129,9 +129,9 @@ def _path(webhook: int, *rest: str) -> str:
 
 def _create(service: Service, url: str, types: Sequence[str] | None, label: str | None) -> Flow[CreatedWebhook]:
     if isinstance(types, str):
-        raise errors.InvalidArgument(f"types are several names, not one text: [{types!r}]")
+        raise errors.InvalidArgument(f"types is a list of names, not one text: use [{types!r}]")
     body = {"url": url, "types": None if types is None else list(types), "label": label}
-    # Not sent twice: the secret of the first one would be lost with its answer.
+    # Not retried: the secret of the first webhook would be lost with its response.
     return ask(service, "POST", "/v1/webhooks", CreatedWebhook.from_json, body=_given(body), within=0.0)
 
 

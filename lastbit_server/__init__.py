@@ -1,6 +1,6 @@
-"""What `pip install lastbit-server` installs: one command that runs the service and its jobs.
+"""The package that `pip install lastbit-server` installs: one command that runs the service and its jobs.
 
-The programs themselves are `api`, `core`, `jobs`, `migrations` and `senders`. Names like these must not reach a user's
-site-packages, so the wheel carries them in `_app/`, and `lastbit_server.__main__` puts that folder first on the path.
-In a checkout there is no `_app/`: they are at the top level.
+The programs themselves are `api`, `core`, `jobs`, `migrations` and `senders`. Such general names must not be installed
+in a user's site-packages. So the wheel contains them in `_app/`, and `lastbit_server.__main__` puts that folder first
+on the path. A checkout has no `_app/`: there they are at the top level.
 """

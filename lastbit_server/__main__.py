@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 JOBS = {"janitor": "jobs.janitor", "dispatcher": "jobs.dispatcher"}
-"""Commands that are programs of their own. All others are those of `api`."""
+"""The commands that are separate programs. `api` has all other commands."""
 
 
 def main() -> int:

@@ -15,8 +15,8 @@ from core.storage.database import Database
 
 
 class Resuming(MySQLImpl):
-    """On MariaDB and MySQL, each data definition statement commits by itself. So a migration that was killed, or gave
-    up waiting for a table, starts again from its beginning and skips what already exists."""
+    """On MariaDB and MySQL, each data definition statement commits implicitly. So a migration that was killed, or
+    stopped waiting for a table, starts again from its beginning and skips objects that already exist."""
 
     __dialect__ = "mysql"
 

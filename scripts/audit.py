@@ -1,6 +1,7 @@
-"""Ask for known vulnerabilities of every package in constraints/: the package index first, then OSV.
+"""Check every package in constraints/ for known vulnerabilities: with the package index first, then with OSV.
 
-Exit status 0: asked about each, none known. 1: at least one is known. 2: could not ask about each, so nothing is said.
+Exit status 0: all packages were checked and none has a known vulnerability. 1: at least one has. 2: not all packages
+could be checked, so there is no result.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from scripts.constraints import FOLDER, SETS
 
 SERVICES = ("pypi", "osv")
-NOTHING_KNOWN, KNOWN, COULD_NOT_ASK = 0, 1, 2
+NOTHING_FOUND, FOUND, NOT_CHECKED = 0, 1, 2
 
 
 def ask(service: str) -> list[dict[str, Any]] | None:
@@ -45,11 +46,11 @@ def verdict(dependencies: list[dict[str, Any]]) -> tuple[int, list[str]]:
     ]
     if skips or not dependencies:
         names = f": {', '.join(skips)}" if len(skips) < 10 else ""
-        advisories.append(f"could not ask about {len(skips)} of {len(dependencies)} packages{names}")
-        return (KNOWN if len(advisories) > 1 else COULD_NOT_ASK), advisories
+        advisories.append(f"could not check {len(skips)} of {len(dependencies)} packages{names}")
+        return (FOUND if len(advisories) > 1 else NOT_CHECKED), advisories
     if advisories:
-        return KNOWN, advisories
-    return NOTHING_KNOWN, [f"{len(dependencies)} packages, no vulnerability is known"]
+        return FOUND, advisories
+    return NOTHING_FOUND, [f"{len(dependencies)} packages, no vulnerability is known"]
 
 
 def main() -> int:
@@ -58,10 +59,10 @@ def main() -> int:
         if dependencies is not None:
             status, text = verdict(dependencies)
             print("\n".join(f"{service}: {line}" for line in text))  # noqa: T201
-            if status != COULD_NOT_ASK:
+            if status != NOT_CHECKED:
                 return status
-    print("No service could be asked: whether a vulnerability is known, nobody knows.")  # noqa: T201
-    return COULD_NOT_ASK
+    print("No service is reachable, so no package was checked.")  # noqa: T201
+    return NOT_CHECKED
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ SETS = {
 
 @dataclass(frozen=True)
 class Pin:
-    """One package: `name==version`, perhaps with a marker, and what its files may hash to."""
+    """One package: `name==version`, perhaps with a marker, and the allowed hashes of its files."""
 
     requirement: Requirement
     hashes: tuple[str, ...]
@@ -97,7 +97,7 @@ def resolve(target: Set, preferences: Iterable[Pin], bounds: Iterable[Pin]) -> l
 
 
 def render(target: Set, pins: Iterable[Pin], base_pins: Iterable[Pin]) -> str:
-    """A set's file: what the set below it doesn't have in the same words."""
+    """The text of a set's file: the pins that its base doesn't have identically."""
     base_lines = {str(pin) for pin in base_pins}
     lines = [f"# Written by `make constraints` from {target.sources[0]}; do not edit."]
     lines += [f"-r {target.base}.txt"] if target.base else []
@@ -110,7 +110,7 @@ def main() -> None:
     upgrade = parser.parse_args().upgrade
     present = [] if upgrade else [pin for path in sorted(FOLDER.glob("*.txt")) for pin in parse(path.read_text())]
     resolved: dict[str, list[Pin]] = {}
-    for target in reversed(SETS.values()):  # the widest first: what is below it takes its versions
+    for target in reversed(SETS.values()):  # the widest set first: the narrower ones take its versions
         wider_pins = [pin for wider in SETS.values() if wider.base == target.name for pin in resolved[wider.name]]
         resolved[target.name] = resolve(target, present, wider_pins)
     for target in SETS.values():

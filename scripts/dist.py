@@ -1,7 +1,8 @@
 """Build the two wheels in dist/: `lastbit`, the SDK and command line, and `lastbit-server`, the service and its jobs.
 
 Both are built in a temporary folder from the files that Git tracks, so nothing else of a checkout gets into them. The
-names in each wheel are compared with these files. The time of the last commit makes the same bytes of the same source.
+names in each wheel are compared with these files. Timestamps are those of the last commit, so the same source gives the
+same bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main(target: Path) -> list[Path]:
 
 
 def wheel(layout: Mapping[str, str], target: Path) -> Path:
-    """Build the wheel of the project that has these files, into the folder `target`."""
+    """Build the wheel of the project with these files, in the folder `target`."""
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lastbit-dist-") as folder:
         stage = Path(folder)
@@ -42,9 +43,9 @@ def wheel(layout: Mapping[str, str], target: Path) -> Path:
             shutil.copy(ROOT / source, stage / place)
         if layout["pyproject.toml"] != "pyproject.toml":
             fill_in(stage / "pyproject.toml")
-        built = build(stage, target)
-    compare(built, layout)
-    return built
+        path = build(stage, target)
+    compare(path, layout)
+    return path
 
 
 def sdk() -> dict[str, str]:
@@ -73,7 +74,7 @@ def git(*words: str) -> str:
 
 
 def fill_in(pyproject: Path) -> None:
-    """The SDK of the same version, and the dependencies of requirements/server.txt."""
+    """Fill in the SDK's version, and the dependencies of requirements/server.txt."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     lines = (ROOT / "requirements/server.txt").read_text().splitlines()
     requirements = [str(Requirement(line)) for line in lines if line and not line.startswith("#")]
@@ -98,18 +99,18 @@ def build(stage: Path, target: Path) -> Path:
     )
     if result.returncode:
         raise SystemExit(result.stdout + result.stderr)
-    (built,) = (stage / "dist").glob("*.whl")
-    return Path(shutil.copy(built, target))
+    (wheel_path,) = (stage / "dist").glob("*.whl")
+    return Path(shutil.copy(wheel_path, target))
 
 
 def compare(built: Path, layout: Mapping[str, str]) -> None:
     """Raise `SystemExit` unless the wheel has exactly the packages of `layout`."""
     with zipfile.ZipFile(built) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    wanted = {place for place in layout if "/" in place}
-    if names != wanted:
-        lacks, surplus = sorted(wanted - names), sorted(names - wanted)
-        raise SystemExit(f"{built.name} lacks {lacks} and has {surplus}, which are not of its project")
+    expected = {place for place in layout if "/" in place}
+    if names != expected:
+        missing, surplus = sorted(expected - names), sorted(names - expected)
+        raise SystemExit(f"{built.name} lacks {missing} and has {surplus}, which do not belong to its project")
 
 
 if __name__ == "__main__":

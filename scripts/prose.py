@@ -5,7 +5,7 @@
     python -m scripts.prose --list core api   the same for some files or folders
     python -m scripts.prose --compare         with httpx and Procrastinate, installed from PyPI into a temporary folder
 
-The exit code is 1 where a goal is missed. The rows of the table:
+The exit code is 1 if a goal is missed. The rows of the table:
 
 - *free relatives*: the share of sentences that open with Who, Whoever, What, Whatever or Of those. Questions don't
   count.
@@ -72,7 +72,7 @@ PARTICIPLES = _words("""
     woken won worn wound written wrote
 """)
 NOUNS = _words("bed exceed feed hundred need seed shed speed thread weed")
-# States and counts of the contract, by the names of their fields, and two names that are usual everywhere.
+# States and counts of the contract, named like their fields, and two names that are usual everywhere.
 USUAL = _words("""
     acked applied assigned cancelled completed counted delivered disabled drained elapsed expected expired failed
     finished handled issued owned parked redelivered rejected resolved sealed succeeded trimmed
@@ -91,7 +91,7 @@ class Place:
 
 @dataclass
 class Figures:
-    """The counts of some files, and the places of what should be rewritten."""
+    """The counts of some files, and the places to rewrite."""
 
     lines: int = 0
     words: int = 0
@@ -155,7 +155,7 @@ def local_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
-    """The first and last line and the text of each string that is a statement of its own."""
+    """The first and last line and the text of each string that is a separate statement."""
     for node in ast.walk(tree):
         value = node.value if isinstance(node, ast.Expr) else None
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -163,7 +163,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
 
 
 def comments(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[tuple[int, str]]:
-    """The first line and the text of each comment; lines below one another are one comment."""
+    """The first line and the text of each comment; adjacent comment lines are one comment."""
     first, texts = 0, list[str]()
     for token in tokens:
         text = token.string.lstrip("#").strip()
@@ -181,7 +181,7 @@ def comments(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[tuple[int, str]]:
 
 
 def sentences(line: int, text: str) -> Iterator[tuple[int, str]]:
-    """The sentences of a text that begins on `line`, each with its own line."""
+    """The sentences of a text that starts on `line`, each with its own line."""
     for match in SENTENCE.finditer(text):
         if WORD.search(match[0]):
             yield line + text.count("\n", 0, match.start()), " ".join(match[0].split())

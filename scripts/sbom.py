@@ -1,8 +1,9 @@
-"""Build the wheel, and write sbom.cdx.json beside it: what the image's Python and the wheel consist of, as CycloneDX.
+"""Build the wheel, and write sbom.cdx.json next to it: the components of the image's Python and of the wheel, as
+CycloneDX.
 
-The image is what the Dockerfile installs, constraints/server.txt, on Linux. Of the wheel's dependencies, which are
-ranges, it names the versions of constraints/. Licences and who needs whom come from the environment that runs this.
-The same input gives the same bytes: no time, no random serial number, no address.
+The image has the packages that the Dockerfile installs, constraints/server.txt, on Linux. The wheel's dependencies are
+ranges; their versions here are those of constraints/. Licences and dependencies between packages come from the
+environment that runs this. The same input gives the same bytes: no time, no random serial number, no address.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ IMAGE = {
     "python_version": "3.11",
     "sys_platform": "linux",
 }
-"""The environment in which markers are evaluated: that of the image, on every machine."""
+"""The environment in which markers are evaluated: the image's, on every machine."""
 LICENSE_CLASSIFIER = re.compile(r"^License :: (?:OSI Approved :: )?(?!OSI Approved$)(.+)$")
 
 
 def applies(requirement: Requirement, extras: Iterable[str] = ("",)) -> bool:
-    """Whether a requirement holds in the image, for any of the extras that are asked for."""
+    """Whether a requirement applies in the image, with any of the given extras."""
     return requirement.marker is None or any(requirement.marker.evaluate({**IMAGE, "extra": extra}) for extra in extras)
 
 
 def requirements(name: str) -> list[Requirement]:
-    """The lines of requirements/NAME.txt that hold in the image."""
+    """The lines of requirements/NAME.txt that apply in the image."""
     lines = (ROOT / f"requirements/{name}.txt").read_text().splitlines()
     requirements = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
     return [requirement for requirement in requirements if applies(requirement)]
 
 
 def needs(root: Iterable[Requirement], pins: Mapping[str, Pin]) -> dict[str, set[str]]:
-    """All that the requirements lead to: each package's name, with the names of those that it needs itself."""
+    """All packages that the requirements need: each package's name, with the names of its own dependencies."""
     graph: dict[str, set[str]] = {}
     pairs: set[tuple[str, str]] = set()
     queue = list(root)
@@ -77,12 +78,12 @@ def needs(root: Iterable[Requirement], pins: Mapping[str, Pin]) -> dict[str, set
 def installed(pin: Pin) -> Distribution:
     package = distribution(pin.name)
     if package.version != pin.version:
-        sys.exit(f"{pin.name} is {package.version} here and {pin.version} in constraints/: `make venv` first")
+        sys.exit(f"{pin.name} is {package.version} here but {pin.version} in constraints/: run `make venv` first")
     return package
 
 
 def licenses(pin: Pin) -> list[License]:
-    """As the package states them: an expression; else its classifiers; else a short text."""
+    """The licence in the package's metadata: an expression, or its classifiers, or a short text."""
     metadata = installed(pin).metadata
     matches = map(LICENSE_CLASSIFIER.match, metadata.get_all("Classifier", []))
     classifiers = [match[1] for match in matches if match]
@@ -96,7 +97,7 @@ def sha256(digest: str) -> HashType:
 
 
 def package(pin: Pin) -> Component:
-    """A pinned package; the hashes are of all its files, of which one is installed."""
+    """A pinned package; the hashes are those of all its files, one of which is installed."""
     purl = PackageURL("pypi", None, pin.name, pin.version)
     files = ExternalReference(
         type=ExternalReferenceType.DISTRIBUTION, url=XsUri(str(purl)), hashes=[sha256(digest) for digest in pin.hashes]
@@ -140,7 +141,7 @@ def render(wheel: Path) -> str:
         version=version,
         bom_ref="image",
         licenses=[license],
-        description="The service, its jobs and their Python packages; what the base image holds is not listed",
+        description="The service, its jobs and their Python packages; the contents of the base image are not listed",
     )
     root = Component(
         type=ComponentType.APPLICATION, name="lastbit", version=version, bom_ref="lastbit", licenses=[license]

@@ -18,7 +18,7 @@ from lastbit.cli import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 TOUR = "tutorial.md"
-"""The page that `on_files` makes of the README."""
+"""The page that `on_files` makes from the README."""
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -53,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _from_root(match: re.Match[str]) -> str:
-    """A link of the README, as one of a page in docs/."""
+    """Convert a link of the README to a link of a page in docs/."""
     image, text, target = match.groups()
     if target.startswith("docs/"):
         return f"{image}[{text}]({target.removeprefix('docs/')})"
@@ -61,7 +61,7 @@ def _from_root(match: re.Match[str]) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that leave docs/ lead nowhere on the site: show their text alone."""
+    """Show only the text of links that leave docs/, since the site doesn't have their targets."""
 
     def replace(match: re.Match[str]) -> str:
         image, text, target = match.groups()

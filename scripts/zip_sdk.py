@@ -1,4 +1,4 @@
-"""Build dist/lastbit.zip: the SDK as Spark's --py-files wants it. The same input gives the same bytes."""
+"""Build dist/lastbit.zip: the SDK in the form of Spark's --py-files. The same input gives the same bytes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A connection to addresses that were checked before, with one deadline for everything done on it.
 
-httpcore asks its network backend for a connection to a *name*. This backend does not look up the name again. It
-connects to the addresses that it was created with; Host header, SNI and certificate check still use the name. httpcore
-applies its time-outs to each read, so a receiver that sends a byte now and then could keep a connection forever. Here
-each step gets the remaining time of one deadline."""
+httpcore requests a connection to a *name* from its network backend. This backend does not look up the name again: it
+connects to the addresses that it was created with. The Host header, SNI and the certificate check still use the name.
+httpcore applies its time-outs to each read, so a receiver that sends a byte now and then could keep a connection open
+forever. Here each step gets the remaining time of one deadline."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _words(error: OSError) -> str:
 
 
 class Pinned(httpcore.NetworkBackend):
-    """Connects to the first of `addresses` that accepts, whatever the name."""
+    """Connects to the first of `addresses` that accepts, for every name."""
 
     def __init__(self, addresses: Sequence[str], deadline: Deadline) -> None:
         self._addresses = addresses

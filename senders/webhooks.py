@@ -1,7 +1,7 @@
 """Sends webhooks: one POST on its own connection, to an address that was checked.
 
-There are no redirects, cookies, proxies from the environment or connections that are kept. At most a few kilobytes of
-the response's body are read, to see whether it is complete, and discarded.
+It follows no redirects, uses no cookies and no proxies from the environment, and keeps no connections open. At most a
+few kilobytes of the response's body are read, to check whether it is complete, and discarded.
 
 Error texts are our own, because those of the resolver and the socket may contain addresses of our network.
 """
@@ -22,12 +22,12 @@ from typing import Final
 import httpcore
 
 from core.webhooks.addresses import NOT_PUBLIC, Target, Unfit, is_public, parse
-from core.webhooks.subscriptions import SendResult
+from core.webhooks.sender import SendResult
 from lastbit import __version__
 from senders.connection import Deadline, Pinned
 
 READ: Final = 4096
-"""The most bytes of a response's body to wait for."""
+"""Maximum bytes of a response's body to read."""
 AGENT: Final = f"Lastbit/{__version__}"
 
 Resolve = Callable[[str, int], Sequence[str]]
@@ -40,7 +40,7 @@ def resolve(host: str, port: int) -> list[str]:
 
 
 class WebhookSender:
-    """A `core.webhooks.subscriptions.Sender`. `timeout` limits the whole request, in seconds."""
+    """A `core.webhooks.sender.Sender`. `timeout` limits the whole request, in seconds."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class WebhookSender:
         self._addresses(parse(url), Deadline(self._timeout))
 
     def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
-        """Returns errors of the network or the receiver as part of the `SendResult`."""
+        """POST `body`. The `SendResult` contains errors of the network or the receiver."""
         start = time.monotonic()
         status: int | None = None
         error: str | None = None
@@ -101,7 +101,7 @@ class WebhookSender:
                 addresses = self._resolve(target.host, target.port)
             outcome.put(addresses)
 
-        # The system's resolver has its own, longer time-out.
+        # In a thread, as the time-out of the system's resolver is longer and can't be changed.
         threading.Thread(target=look_up, daemon=True).start()
         try:
             addresses = outcome.get(timeout=deadline.left())
@@ -115,14 +115,14 @@ class WebhookSender:
 
     def _words(self, cause: Exception, status: int | None) -> str:
         if isinstance(cause, httpcore.TimeoutException):
-            return f"no whole answer within {self._timeout:g} s"
+            return f"no complete response within {self._timeout:g} s"
         if isinstance(cause, httpcore.ConnectError):
             return str(cause)  # our own text, see `connection`
         if status is not None:
-            return "the connection was closed in the middle of the answer"
+            return "the connection was closed in the middle of the response"
         if isinstance(cause, httpcore.ProtocolError) and "disconnected" not in str(cause):
-            return "the answer is not HTTP"
-        return "the connection was closed before the answer"
+            return "the response is not HTTP"
+        return "the connection was closed before the response"
 
 
 def _url(target: Target) -> httpcore.URL:

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 import structlog
 
-from core.acks.combiner import Inline
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
 from tests.support import templates
@@ -34,8 +34,8 @@ hypothesis.settings.load_profile("lastbit")
 
 @pytest.fixture(scope="session", autouse=True)
 def nursery() -> Iterator[Nursery]:
-    """Services and commands start at once: most of a second of their start is imports. Services with several
-    workers are started in a new interpreter, as users start them."""
+    """Starts services and commands at once: most of a second of their start is imports. Services with several workers
+    are started in a new interpreter, as users start them."""
     ServiceProcess.nursery = running = Nursery()
     yield running
     ServiceProcess.nursery = None
@@ -44,7 +44,8 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
-    """A command that is called in this process has its logs go to a standard error that is the test's alone."""
+    """Restore the log configuration after each test: a command called in this process directs its logs to the test's
+    own standard error."""
     yield
     structlog.reset_defaults()
 
@@ -71,21 +72,21 @@ def running_mariadb(
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
-    """A MariaDB server of our own, at its defaults."""
+    """A private MariaDB server with default settings."""
     with running_mariadb() as server:
         yield server
 
 
 @pytest.fixture
 def mortal_mariadb() -> Iterator[MariaDB]:
-    """A server that only this test knows, so that it may be killed."""
+    """A server for this test only, which may be killed."""
     with running_mariadb() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def galera() -> Iterator[Cluster]:
-    """Three nodes of our own. They take ten seconds to start, so their tests say `xdist_group("galera")`."""
+    """Three private nodes. They take ten seconds to start, so their tests set `xdist_group("galera")`."""
     cluster = Cluster()
     try:
         need("galera-4", cluster.available)
@@ -97,7 +98,7 @@ def galera() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitMQ]:
-    """A RabbitMQ node of our own. It takes ten seconds to start, so its tests say `xdist_group("rabbitmq")`."""
+    """A private RabbitMQ node. It takes ten seconds to start, so its tests set `xdist_group("rabbitmq")`."""
     server = RabbitMQ()
     try:
         need("rabbitmq-server", server.available)
@@ -109,7 +110,7 @@ def rabbitmq() -> Iterator[RabbitMQ]:
 
 @pytest.fixture(scope="session")
 def redis() -> Iterator[RedisServer]:
-    """A Redis of our own."""
+    """A private Redis."""
     need("redis-server", shutil.which("redis-server") is not None)
     with redis_server() as server:
         yield server
@@ -154,7 +155,7 @@ def mariadb_database(mariadb_url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def service(database: Database) -> Iterator[Service]:
-    """Lastbit itself on each kind of database, each call a transaction of its own."""
+    """The core on each kind of database; each call is its own transaction."""
     service_ = Service(database, combiner=Inline)
     yield service_
     service_.stop()
@@ -162,14 +163,14 @@ def service(database: Database) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def service_url() -> Iterator[str]:
-    """A real service on a fresh SQLite file, one for the tests of a module."""
+    """A real service on a new SQLite file, shared by the tests of a module."""
     with sqlite_file() as url, running_service(url) as running:
         yield running.url
 
 
 @pytest.fixture
 def api_url(database_url: str) -> Iterator[str]:
-    """A real service on a fresh database, on each kind."""
+    """A real service on a new database of each kind."""
     with Database(database_url) as database:
         templates.migrate(database)
     with running_service(database_url) as running:
@@ -178,6 +179,6 @@ def api_url(database_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Where webhooks go."""
+    """A receiver of webhooks."""
     with receiving() as running:
         yield running

@@ -1,4 +1,4 @@
-"""`make demo` as its user sees it: what it says in the end, and that nothing of it is left."""
+"""`make demo` as its user sees it: its final output, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tests.support.examples import Example
 
 
 def test_the_demo_ends_with_the_completed_batch_and_its_proof(tmp_path: Path) -> None:
-    """Crashes and duplicates on the way, one call that completed the batch, bits that agree with the counts."""
-    said = Example("demo", tmp_path).said()
-    assert "complete, exactly" in said
-    assert "producer killed" in said
-    assert "the same ids" in said
-    assert re.search(r"consumer \d killed", said)
-    items = re.search(r"^  items +([\d,]+), one for each file", said, re.MULTILINE)
+    """Crashes and duplicates in between, one call that completed the batch, and bits that agree with the counts."""
+    output = Example("demo", tmp_path).run()
+    assert "complete, exactly" in output
+    assert "producer killed" in output
+    assert "the same ids" in output
+    assert re.search(r"consumer \d killed", output)
+    items = re.search(r"^  items +([\d,]+), one for each file", output, re.MULTILINE)
     assert items
     assert int(items[1].replace(",", "")) > 100
-    duplicates = re.search(r"^  duplicates seen +([\d,]+) of", said, re.MULTILINE)
+    duplicates = re.search(r"^  duplicates seen +([\d,]+) of", output, re.MULTILINE)
     assert duplicates
     assert int(duplicates[1].replace(",", "")) > 10
-    assert re.search(r"^  completed by +(an ack of consumer \d|the producer's seal): ", said, re.MULTILINE)
-    assert re.search(r"^  proof +verify ok: .* 0 pending$", said, re.MULTILINE)
-    assert re.search(r"^  storage +at most [\d,]+ bytes", said, re.MULTILINE)
-    assert "Try next" in said
+    assert re.search(r"^  completed by +(an ack of consumer \d|the producer's seal): ", output, re.MULTILINE)
+    assert re.search(r"^  proof +verify ok: .* 0 pending$", output, re.MULTILINE)
+    assert re.search(r"^  storage +at most [\d,]+ bytes", output, re.MULTILINE)
+    assert "Try next" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -53,8 +53,8 @@ AGAIN = AckResult(0, 1, (Completed(1, None, False, False, False),))
 
 
 def ledger(**different: Any) -> Ledger:
-    """Of a demo in which all adds up, but for what is given."""
-    fine: dict[str, Any] = {
+    """The ledger of a demo in which everything agrees, except for the given values."""
+    values: dict[str, Any] = {
         "files": 10,
         "batch": BATCH,
         "verification": VERIFICATION,
@@ -66,7 +66,7 @@ def ledger(**different: Any) -> Ledger:
         "resumed": True,
         "held_by_the_killed": 5,
     }
-    return Ledger(**{**fine, **different})
+    return Ledger(**{**values, **different})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def ledger(**different: Any) -> Ledger:
     ],
     ids=str,
 )
-def test_a_demo_that_does_not_add_up_says_so(different: dict[str, Any]) -> None:
-    """Each thing that must hold is looked at; where one doesn't, the demo ends with exit status 1."""
+def test_an_inconsistent_demo_is_reported(different: dict[str, Any]) -> None:
+    """Every condition is checked; if one fails, the demo ends with exit status 1."""
     assert ledger().faults() == []
     assert ledger(**different).faults()

@@ -1,4 +1,4 @@
-"""The curl examples of docs/http.md and docs/http/ run, in their order, and return what the pages show."""
+"""The curl examples of docs/http.md and docs/http/ run in order, and return what the pages show."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def receiver() -> Iterator[Receiver]:
 
 
 def examples(page: Path) -> list[tuple[str, Any]]:
-    """The `sh` blocks, each with the JSON that follows it directly, or None."""
-    found = re.findall(r"^```sh\n(.*?)^```\n(?:\n```json\n(.*?)^```)?", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [(commands, json.loads(shown) if shown else None) for commands, shown in found]
+    """The `sh` blocks, each with the JSON block that follows it directly, or None."""
+    blocks = re.findall(r"^```sh\n(.*?)^```\n(?:\n```json\n(.*?)^```)?", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [(commands, json.loads(shown) if shown else None) for commands, shown in blocks]
 
 
 def values(text: str) -> Iterator[Any]:
@@ -56,7 +56,7 @@ def is_time(value: object) -> bool:
 
 
 def assert_shown(shown: Any, answer: Any, place: str = "") -> None:
-    """Times, durations, random ends (`…`) and sentences differ; all else is what the page says."""
+    """Times, durations, random endings (`…`) and sentences may differ; everything else must match the page."""
     if isinstance(shown, dict) and isinstance(answer, dict):
         assert shown.keys() == answer.keys(), place
         for name, value in shown.items():
@@ -79,17 +79,17 @@ def assert_shown(shown: Any, answer: Any, place: str = "") -> None:
 def test_the_examples_return_what_the_page_shows(
     page: Path, sqlite_url: str, receiver: Receiver, tmp_path: Path
 ) -> None:
-    """Each page begins with an empty database."""
+    """Each page starts with an empty database."""
     (tmp_path / ".curlrc").write_text("silent\nshow-error\n")
     environment = {**os.environ, "HOME": str(tmp_path)}
     with running_service(sqlite_url, LASTBIT_WEBHOOKS_ALLOW_PRIVATE="true") as service:
         for commands, shown in examples(page):
             local = commands.replace(SERVICE, service.url).replace(RECEIVER, receiver.url)
-            done = subprocess.run(
+            process = subprocess.run(
                 ["bash", "-euc", local], env=environment, capture_output=True, text=True, timeout=60, check=False
             )
-            assert done.returncode == 0, (commands, done.stderr)
-            printed = done.stdout.replace(receiver.url, RECEIVER)
+            assert process.returncode == 0, (commands, process.stderr)
+            printed = process.stdout.replace(receiver.url, RECEIVER)
             if shown is None:
                 assert "urn:lastbit:problem" not in printed, (commands, printed)
             else:
@@ -98,5 +98,5 @@ def test_the_examples_return_what_the_page_shows(
 
 
 def test_every_page_has_examples() -> None:
-    """A page whose examples are not found would pass in silence."""
+    """A page whose examples are not found would pass silently."""
     assert all(examples(page) for page in PAGES)

@@ -1,4 +1,4 @@
-"""`python -m examples.ordered` as its user sees it, and that its proof would notice what it is there for."""
+"""`python -m examples.ordered` as its user sees it, and that its proof detects faults."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from tests.support.examples import Example
 
 
 def test_the_example_ends_with_its_proof(tmp_path: Path) -> None:
-    """Two workers killed at work, nothing skipped, fewer replays than an offset alone would have cost; nothing left."""
-    said = Example("ordered", tmp_path).said()
-    assert said.count("killed (SIGKILL)") == 2
-    assert "skipped    none of 168 events" in said
-    replayed = re.search(r"replayed +(\d+) events", said)
-    alone = re.search(r"it would have been (\d+)", said)
+    """Two workers are killed at work; nothing is skipped, fewer events are replayed than with an offset alone, and
+    nothing is left behind."""
+    output = Example("ordered", tmp_path).run()
+    assert output.count("killed (SIGKILL)") == 2
+    assert "skipped    none of 168 events" in output
+    replayed = re.search(r"replayed +(\d+) events", output)
+    with_offset_alone = re.search(r"it would have been (\d+)", output)
     assert replayed
-    assert alone
-    assert int(replayed[1]) < int(alone[1])
+    assert with_offset_alone
+    assert int(replayed[1]) < int(with_offset_alone[1])
 
 
 def test_events_come_from_the_file_after_an_offset(tmp_path: Path) -> None:
-    """As they were written, each user's steps in order."""
+    """As they were written, with each user's steps in order."""
     events = invent()
     files = Files(tmp_path)
     files.write_events(events)
@@ -41,14 +42,15 @@ EVENTS = [Event(0, 1, 0, ""), Event(1, 2, 0, ""), Event(2, 1, 1, ""), Event(3, 2
 
 
 def ledger(**different: Any) -> Ledger:
-    """Of a run in which all adds up, but for what is given: killed when 0, 1 and 3 were done, 3 not written down."""
-    fine: dict[str, Any] = {
+    """The ledger of a consistent run, except for the given values: killed when 0, 1 and 3 were done, but 3 was not
+    recorded."""
+    values: dict[str, Any] = {
         "events": EVENTS,
         "effects": [0, 1, 3, 2, 3],
         "crashes": [Crash(3, Snapshot(1, 3, (2, 3)))],
         "end": Snapshot(3, 3),
     }
-    return Ledger(**{**fine, **different})
+    return Ledger(**{**values, **different})
 
 
 @pytest.mark.parametrize(
@@ -62,8 +64,8 @@ def ledger(**different: Any) -> Ledger:
         ({"errors": ["the last worker ended with exit status 1"]}, "exit status 1"),
     ],
 )
-def test_a_run_that_does_not_add_up_says_so(different: dict[str, Any], fault: str) -> None:
-    """Each thing that must hold is looked at."""
+def test_an_inconsistent_run_is_reported(different: dict[str, Any], fault: str) -> None:
+    """Every condition is checked."""
     assert ledger().faults() == []
     assert ledger().replayed == 1
     assert any(fault in each for each in ledger(**different).faults())

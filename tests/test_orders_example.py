@@ -1,4 +1,4 @@
-"""`python -m examples.orders` as its user sees it, and the proof that it ends with."""
+"""`python -m examples.orders` as its user sees it, and its final proof."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.support.examples import Example
 
 
 def test_each_order_ships_once_though_a_worker_is_killed(tmp_path: Path) -> None:
-    """Every permutation, events that come twice, one command for each order, and it says so."""
-    said = Example("orders", tmp_path).said()
-    assert "36 orders, 6 of each of the 6 ways in which three events can come" in said
-    assert re.search(r"^worker ann is killed \(SIGKILL\), \d+ orders have shipped$", said, re.M)
-    assert re.search(r"^\d+ events in the feed, \d\d+ facts came twice$", said, re.M)
-    assert "36 orders shipped, one command each; 12 wait for what they lack" in said
-    assert "All of it held" in said
+    """Every permutation, repeated events, one command for each order, and the output confirms it."""
+    output = Example("orders", tmp_path).run()
+    assert "36 orders, 6 of each of the 6 ways in which three events can come" in output
+    assert re.search(r"^worker ann is killed \(SIGKILL\), \d+ orders have shipped$", output, re.M)
+    assert re.search(r"^\d+ events in the feed, \d\d+ events came twice$", output, re.M)
+    assert "36 orders shipped, one command each; 12 wait for missing events" in output
+    assert "All checks passed" in output
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ CAME = [event(1, "card.charged"), event(2, "batch.completed"), event(3, "items.r
         ([*CAME, event(5, "command.ship"), event(6, "command.ship", "o3")], "does not exist"),
     ],
 )
-def test_the_proof_sees_what_is_wrong(events: list[Event], word: str | None) -> None:
-    """In the feed alone."""
-    found = faults(events, ["o1"], ["o2"])
-    assert bool(found) == (word is not None)
-    assert word is None or word in found[0]
+def test_the_proof_detects_faults(events: list[Event], word: str | None) -> None:
+    """From the feed alone."""
+    faults_ = faults(events, ["o1"], ["o2"])
+    assert bool(faults_) == (word is not None)
+    assert word is None or word in faults_[0]

@@ -1,4 +1,5 @@
-"""What is shipped: the wheel, the zip for Spark, and the image's and compose file's every path and command."""
+"""Everything that is shipped: the wheels, the zip for Spark, and each path and command of the image and the compose
+file."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -19,11 +21,13 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from lastbit import Client, Retry
 from scripts import dist
 from tests.support.dockerfile import copied, instructions, let_in, stages
 from tests.support.servers import ROOT, free_port
+from tests.support.wheels import repack, with_dependencies
 
 SERVER = ("lastbit", "core", "senders", "migrations", "jobs", "api")
 OUTSIDE_OF_THE_WHEEL = ("core", "senders", "api", "jobs", "migrations", "tests", "examples")
@@ -34,12 +38,16 @@ for name in set(lastbit.__all__) - {"Client", "AsyncClient"}:
 """
 
 
+def own_environment(**variables: str) -> dict[str, str]:
+    """This process's environment without the path to the checkout, and with `variables`."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+
+
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [str(part) for part in command],
-        cwd=ROOT.anchor,  # not the checkout, nor where a folder beside it could be imported
-        env={**kept, **environment},
+        cwd=ROOT.anchor,  # neither the checkout nor its parent, from which a folder could be imported
+        env=own_environment(**environment),
         capture_output=True,
         text=True,
         timeout=250,
@@ -48,12 +56,12 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The wheels as they would be published: of the SDK, and of the server."""
+    """The wheels as published: of the SDK and of the server."""
     folder = tmp_path_factory.mktemp("wheels")
     (folder / "lastbit-0.0.1-py3-none-any.whl").touch()
-    built = dist.main(folder)
-    assert set(folder.iterdir()) == set(built), "wheels of an earlier build get into the image"
-    return built
+    built_wheels = dist.main(folder)
+    assert set(folder.iterdir()) == set(built_wheels), "wheels of an earlier build would get into the image"
+    return built_wheels
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +69,14 @@ def wheel(wheels: list[Path]) -> Path:
     return wheels[0]
 
 
-def installed(folder: Path, *wheels: Path) -> Path:
-    """A new Python that has these wheels and nothing else."""
+def install(folder: Path, *wheels: Path) -> Path:
+    """A new Python with only these wheels."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
-    pip = run(
+    process = run(
         *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", *wheels)
     )
-    assert pip.returncode == 0, pip.stderr
+    assert process.returncode == 0, process.stderr
     return python
 
 
@@ -77,14 +85,14 @@ def purelib(python: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment_of_its_own(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has the SDK's wheel and nothing else."""
-    python = installed(tmp_path_factory.mktemp("environment"), wheel)
+def sdk_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with only the SDK's wheel."""
+    python = install(tmp_path_factory.mktemp("environment"), wheel)
     assert (purelib(python) / "lastbit").is_dir()
     return python
 
 
-def test_the_wheel_ships_the_sdk_alone(wheel: Path) -> None:
+def test_the_wheel_ships_only_the_sdk(wheel: Path) -> None:
     """lastbit/ with its type marker, nothing of the server, no tests."""
     names = zipfile.ZipFile(wheel).namelist()
     folders = {name.split("/")[0] for name in names}
@@ -95,33 +103,33 @@ def test_the_wheel_ships_the_sdk_alone(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_wheel_works_without_httpx_until_a_client_is_named(environment_of_its_own: Path) -> None:
-    """Ids, answers and errors need the standard library only; a Client says what is missing."""
-    assert run(environment_of_its_own, "-c", HTTPX_FREE).stderr == ""
-    missing = run(environment_of_its_own, "-c", "from lastbit import Client")
+def test_the_wheel_works_without_httpx_except_for_clients(sdk_python: Path) -> None:
+    """Ids, answers and errors need only the standard library; a Client names the missing package."""
+    assert run(sdk_python, "-c", HTTPX_FREE).stderr == ""
+    missing = run(sdk_python, "-c", "from lastbit import Client")
     assert missing.returncode == 1
     assert "httpx" in missing.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("package", OUTSIDE_OF_THE_WHEEL)
-def test_the_wheel_does_not_bring_the_server(environment_of_its_own: Path, package: str) -> None:
-    """Nor anything else of the checkout."""
-    assert "ModuleNotFoundError" in run(environment_of_its_own, "-c", f"import {package}").stderr
+def test_the_wheel_does_not_bring_the_server(sdk_python: Path, package: str) -> None:
+    """Nor any other part of the checkout."""
+    assert "ModuleNotFoundError" in run(sdk_python, "-c", f"import {package}").stderr
 
 
-def test_the_installed_command_runs(environment_of_its_own: Path) -> None:
-    """With its dependencies it answers; without them it says which extra to install."""
-    command = environment_of_its_own.parent / "lastbit"
+def test_the_installed_command_runs(sdk_python: Path) -> None:
+    """With its dependencies it works; without them it names the extra to install."""
+    command = sdk_python.parent / "lastbit"
     with_dependencies = run(command, "--version", PYTHONPATH=sysconfig.get_path("purelib"))
     assert with_dependencies.stdout.startswith("lastbit"), with_dependencies.stderr
-    alone = run(command, "--version")
-    assert alone.returncode == 1
-    assert "lastbit[cli]" in alone.stderr
-    assert "Traceback" not in alone.stderr
+    without_dependencies = run(command, "--version")
+    assert without_dependencies.returncode == 1
+    assert "lastbit[cli]" in without_dependencies.stderr
+    assert "Traceback" not in without_dependencies.stderr
 
 
-def test_the_servers_wheel_ships_the_programs_below_one_package(wheels: list[Path]) -> None:
-    """Each file of the programs that Git tracks, with pages and migrations; no tests, and no `api` at the top."""
+def test_the_servers_wheel_ships_its_programs_in_one_package(wheels: list[Path]) -> None:
+    """Each tracked file of the programs, with pages and migrations; no tests, and no top-level `api`."""
     names = {name for name in zipfile.ZipFile(wheels[1]).namelist() if ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"lastbit_server"}
     for package in dist.PROGRAMS:
@@ -134,21 +142,22 @@ def test_the_servers_wheel_ships_the_programs_below_one_package(wheels: list[Pat
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_installed_server_runs_beside_packages_of_the_same_names(
+def test_the_installed_server_runs_next_to_packages_with_the_same_names(
     wheels: list[Path], tmp_path: Path, workers: str
 ) -> None:
-    """Strangers' `api` and `core`, in site-packages and in the working directory, are neither imported nor replaced."""
-    python = installed(tmp_path / "environment", *wheels)
+    """Other packages called `api` and `core`, in site-packages and in the working directory, are neither imported nor
+    replaced."""
+    python = install(tmp_path / "environment", *wheels)
     for folder in (tmp_path, purelib(python)):
         for package in ("api", "core"):
             (folder / package).mkdir()
-            (folder / package / "__init__.py").write_text("raise SystemExit('a stranger was imported')")
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        # What both wheels depend on. No path file in it is read, so the checkout's editable packages are not seen.
-        "PYTHONPATH": sysconfig.get_path("purelib"),
-        "LASTBIT_DATABASE_URL": f"sqlite:///{tmp_path}/lastbit.db",
-    }
+            (folder / package / "__init__.py").write_text("raise SystemExit('another package was imported')")
+    environment = own_environment(
+        # The dependencies of both wheels. No path file there is read, so the checkout's editable packages are
+        # invisible.
+        PYTHONPATH=sysconfig.get_path("purelib"),
+        LASTBIT_DATABASE_URL=f"sqlite:///{tmp_path}/lastbit.db",
+    )
     port = free_port()
     server = subprocess.Popen(
         [python.parent / "lastbit-server", "--port", str(port), "--workers", workers],
@@ -166,12 +175,12 @@ def test_the_installed_server_runs_beside_packages_of_the_same_names(
             (["openapi"], '"openapi": "3.1.0"'),
             (["migrate"], ""),
         ):
-            done = subprocess.run(
+            process = subprocess.run(
                 [python, "-m", "lastbit_server", *words],
                 cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
             )  # fmt: skip
-            assert done.returncode == 0, (words, done.stderr)
-            assert output in done.stdout
+            assert process.returncode == 0, (words, process.stderr)
+            assert output in process.stdout
     finally:
         server.terminate()
         log = server.communicate(timeout=60)[1]
@@ -179,29 +188,95 @@ def test_the_installed_server_runs_beside_packages_of_the_same_names(
 
 
 def test_the_installed_server_names_its_own_commands(wheels: list[Path], tmp_path: Path) -> None:
-    """Help and hints say what this user can type."""
-    python = installed(tmp_path / "environment", *wheels)
+    """Help and hints name commands that this user can type."""
+    python = install(tmp_path / "environment", *wheels)
     environment = {"PYTHONPATH": sysconfig.get_path("purelib")}
     file = tmp_path / "empty.db"
     file.touch()
     for words, text in (
-        (["--help"], "`lastbit-server janitor`"),
+        (["--help"], "lastbit-server janitor expires"),
         (["janitor", "--help"], "usage: lastbit-server janitor"),
         (["dispatcher", "--help"], "usage: lastbit-server dispatcher"),
         (["janitor", "--database-url", f"sqlite:///{file}"], "run `lastbit-server migrate`"),
         (["--version"], "lastbit-server 0.1.0"),
     ):
-        done = run(python.parent / "lastbit-server", *words, **environment)
-        assert text in " ".join((done.stdout + done.stderr).split()), (words, done.stdout, done.stderr)
+        process = run(python.parent / "lastbit-server", *words, **environment)
+        assert text in " ".join((process.stdout + process.stderr).split()), (words, process.stdout, process.stderr)
+
+
+@pytest.fixture(scope="module")
+def index(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both wheels and those of all packages that they need."""
+    folder = tmp_path_factory.mktemp("index")
+    for path in wheels:
+        shutil.copy(path, folder)
+    lines = (ROOT / "requirements/server.txt").read_text().splitlines()
+    requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    for distribution in with_dependencies([Requirement("lastbit[cli]"), *requirements]):
+        if distribution.name != "lastbit":
+            repack(distribution, folder)
+    return folder
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
+    index: Path, tmp_path: Path, tool: str
+) -> None:
+    """With the commands that the pages print, from a folder instead of PyPI."""
+    bin_folder = tmp_path / "environment" / "bin"
+    installer: list[str | Path]
+    if tool == "pip":
+        venv.create(bin_folder.parent, with_pip=False)
+        page, command = "README.md", "pip install"
+        installer = [sys.executable, "-m", "pip", "--python", bin_folder / "python", "install"]
+        environment = {}
+    else:
+        page, command = "docs/operations.md", "uv tool install"
+        installer = [Path(sys.executable).with_name("uv"), "tool", "install"]
+        environment = {
+            "UV_NO_CONFIG": "1",
+            "UV_OFFLINE": "1",
+            "UV_PYTHON": sys.executable,
+            "UV_CACHE_DIR": str(tmp_path / "cache"),
+            "UV_TOOL_DIR": str(tmp_path / "tools"),
+            "UV_TOOL_BIN_DIR": str(bin_folder),
+        }
+    (arguments,) = re.findall(rf"^{command} (.*lastbit-server)\b", (ROOT / page).read_text(), re.MULTILINE)
+    result = run(*installer, "--no-index", "--find-links", index, *arguments.split(), **environment)
+    assert result.returncode == 0, result.stderr
+    python = (bin_folder / "lastbit-server").resolve().with_name("python")
+    program = re.search(
+        r"```python\n(.*?)^```\n\n```text\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert program is not None
+    port = free_port()
+    server = subprocess.Popen(
+        [bin_folder / "lastbit-server", "--port", str(port)],
+        cwd=tmp_path,
+        env=own_environment(),
+        stderr=subprocess.PIPE,
+    )
+    try:
+        with Client(f"http://127.0.0.1:{port}", retry=Retry(attempts=500, cap=0.2)) as client:
+            assert client.events().last == 0
+        for words, output in (
+            ([python, "-c", program[1]], program[2]),
+            ([bin_folder / "lastbit", "verify", "--all"], "1 batch, 3 items: ok\n"),
+        ):
+            result = run(*words, LASTBIT_URL=f"http://127.0.0.1:{port}")
+            assert (result.returncode, result.stdout) == (0, output), result.stderr
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
 
 
 def test_the_zip_for_spark_imports_with_the_standard_library_only(tmp_path: Path) -> None:
-    """An executor has no site-packages of ours; each name but the clients is there."""
+    """An executor has none of our site-packages; each name except the clients can be imported."""
     archive = tmp_path / "lastbit.zip"
-    built = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "scripts.zip_sdk", str(archive)], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert built.returncode == 0, built.stderr
+    assert process.returncode == 0, process.stderr
     code = f"import sys; sys.path.insert(0, {str(archive)!r})\n{HTTPX_FREE}assert '.zip' in lastbit.__file__"
     imported = run(sys.executable, "-I", "-S", "-c", code)
     assert imported.returncode == 0, imported.stderr
@@ -209,18 +284,18 @@ def test_the_zip_for_spark_imports_with_the_standard_library_only(tmp_path: Path
 
 
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
-    return found
+    document: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    return document
 
 
 def test_every_path_of_the_dockerfile_exists_and_reaches_the_build() -> None:
-    """Whatever is copied is there or a wheel of `make dist`, and .dockerignore lets it in, and nothing else."""
+    """Everything that is copied exists or is a wheel of `make dist`; .dockerignore lets in exactly that."""
     assert sorted(copied()) == sorted(let_in()) == ["constraints/server.txt", "dist/*.whl"]
     assert (ROOT / "constraints/server.txt").exists()
 
 
 def test_the_image_has_all_that_the_service_imports() -> None:
-    """Each package of others that ours import stands in requirements/server.txt."""
+    """requirements/server.txt has each foreign package that this project imports."""
     required = {
         re.split(r"[^A-Za-z0-9_.-]", line)[0].lower().replace("_", "-")
         for line in (ROOT / "requirements/server.txt").read_text().splitlines()
@@ -233,22 +308,22 @@ def test_the_image_has_all_that_the_service_imports() -> None:
                 if module in sys.stdlib_module_names or module in SERVER:
                     continue
                 names = {name.lower().replace("_", "-") for name in distributions[module]}
-                # Starlette and anyio come with FastAPI and are its to choose.
+                # Starlette and anyio are dependencies of FastAPI, which chooses their versions.
                 assert names & (required | {"starlette", "anyio"}), f"{path.name} imports {module}"
 
 
 def imported_by(path: Path) -> set[str]:
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            modules |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+            modules.add(node.module.split(".")[0])
+    return modules
 
 
 def commands() -> Iterator[list[str]]:
-    """Each command that a container of ours would run, as words."""
+    """Each command that one of our containers would run, as words."""
     for word, rest in instructions():
         if word in ("CMD", "HEALTHCHECK"):
             yield json.loads(rest[rest.index("[") :])
@@ -258,58 +333,58 @@ def commands() -> Iterator[list[str]]:
 
 
 def test_every_command_that_a_container_runs_exists_and_takes_its_arguments() -> None:
-    """Each is the service or one of its commands, and with --help it answers."""
-    found: set[tuple[str, ...]] = set()
+    """Each is the service or one of its commands, and answers to --help."""
+    commands_: set[tuple[str, ...]] = set()
     for command in commands():
         if command[0] == "sh":
-            found |= {tuple(match.split()) for match in re.findall(r"lastbit-server(?: [\w-]+)*", command[2])}
+            commands_ |= {tuple(match.split()) for match in re.findall(r"lastbit-server(?: [\w-]+)*", command[2])}
         elif command[0] == "lastbit-server":
-            found.add(tuple(command))
+            commands_.add(tuple(command))
         else:
             compile(command[2], "the health check", "exec")
-    assert {words[1:] for words in found} == {(), ("migrate",), ("janitor",), ("dispatcher",)}
-    for words in found:
-        parsed = subprocess.run(
+    assert {words[1:] for words in commands_} == {(), ("migrate",), ("janitor",), ("dispatcher",)}
+    for words in commands_:
+        process = subprocess.run(
             [sys.executable, "-m", "lastbit_server", *words[1:], "--help"],
             cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=60,
         )
-        assert parsed.returncode == 0, parsed.stderr
-        assert all(word in parsed.stdout for word in words[1:])
+        assert process.returncode == 0, process.stderr
+        assert all(word in process.stdout for word in words[1:])
 
 
-def test_the_image_does_not_run_as_root_and_is_asked_for_its_health() -> None:
-    """The health check asks a path that the service has, at the port that the image sets."""
-    told = dict(instructions())
-    assert told["USER"] == "10001"
-    assert "/readyz" in told["HEALTHCHECK"]
-    assert "LASTBIT_PORT=8000" in told["ENV"]
-    assert told["EXPOSE"] == "8000"
+def test_the_image_does_not_run_as_root_and_has_a_health_check() -> None:
+    """The health check requests a path that the service has, at the port that the image sets."""
+    steps = dict(instructions())
+    assert steps["USER"] == "10001"
+    assert "/readyz" in steps["HEALTHCHECK"]
+    assert "LASTBIT_PORT=8000" in steps["ENV"]
+    assert steps["EXPOSE"] == "8000"
     assert "/readyz" in yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
 
 
-def test_the_image_says_what_it_is_and_how_it_is_stopped() -> None:
-    """Its labels agree with pyproject.toml, its signal is the one that the service drains on, no shell is between."""
+def test_the_image_has_labels_and_a_stop_signal() -> None:
+    """Its labels agree with pyproject.toml, the service drains on its signal, and no shell is in between."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    told = dict(stages()[-1].steps)
-    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', told["LABEL"]))
+    steps = dict(stages()[-1].steps)
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', steps["LABEL"]))
     assert labels["version"] == project["version"]
     assert labels["licenses"] == project["license"]
     assert set(labels) == {"title", "description", "version", "licenses"}
-    assert told["STOPSIGNAL"] == "SIGTERM"
-    assert told["CMD"].startswith("[")
+    assert steps["STOPSIGNAL"] == "SIGTERM"
+    assert steps["CMD"].startswith("[")
 
 
 def test_the_image_gets_packages_by_their_hashes_and_has_no_secret() -> None:
-    """Packages of others by their hashes, and then our wheels from no index; both stages stand on one base that an
-    argument can pin."""
+    """Foreign packages by their hashes, then our wheels without an index; both stages use one base that an argument can
+    pin."""
     run = [rest for stage in stages() for word, rest in stage.steps if word == "RUN"]
-    others, ours = [each for each in run if "install " in each and "pip " in each]
-    assert "--require-hashes --only-binary :all:" in others
-    assert "--no-index --no-deps" in ours
-    assert not [each for each in run if re.search(r"apt|curl|wget", each)]
+    foreign, own = [command for command in run if "install " in command and "pip " in command]
+    assert "--require-hashes --only-binary :all:" in foreign
+    assert "--no-index --no-deps" in own
+    assert not [command for command in run if re.search(r"apt|curl|wget", command)]
     assert {rest.split()[0] for word, rest in instructions() if word == "FROM"} == {"${BASE}"}
     assert not re.search(
         r"TOKEN|PASSWORD|SECRET|_KEY", " ".join(rest for word, rest in instructions() if word == "ENV")
@@ -317,8 +392,8 @@ def test_the_image_gets_packages_by_their_hashes_and_has_no_secret() -> None:
     assert not {word for word, _ in instructions()} & {"ADD", "ONBUILD"}
 
 
-def test_the_health_check_passes_on_a_running_service_and_fails_without(service_url: str) -> None:
-    """Run as the image would run it."""
+def test_the_health_check_passes_only_with_a_running_service(service_url: str) -> None:
+    """Run as in the image."""
     health = next(json.loads(rest[rest.index("[") :]) for word, rest in instructions() if word == "HEALTHCHECK")
     port = service_url.rpartition(":")[2]
     assert run(sys.executable, *health[1:], LASTBIT_PORT=port).returncode == 0
@@ -326,19 +401,19 @@ def test_the_health_check_passes_on_a_running_service_and_fails_without(service_
 
 
 def test_each_variable_of_the_image_and_the_compose_file_is_a_setting() -> None:
-    """A misspelt one would be ignored in silence."""
+    """A misspelt one would be ignored silently."""
     from core.settings import Settings
 
-    known = {f"LASTBIT_{name.upper()}" for name in Settings.model_fields}
-    named = set(re.findall(r"(LASTBIT_\w+)=", (ROOT / "Dockerfile").read_text()))
+    settings = {f"LASTBIT_{name.upper()}" for name in Settings.model_fields}
+    variables = set(re.findall(r"(LASTBIT_\w+)=", (ROOT / "Dockerfile").read_text()))
     for service in compose()["services"].values():
-        named |= {name for name in service.get("environment", {}) if name.startswith("LASTBIT_")}
-    assert named
-    assert named <= known
+        variables |= {name for name in service.get("environment", {}) if name.startswith("LASTBIT_")}
+    assert variables
+    assert variables <= settings
 
 
-def test_what_the_compose_file_runs_of_ours_can_do_no_more_than_it_needs() -> None:
-    """Nothing to write but /tmp and its volume, no capability, no way to one."""
+def test_our_containers_in_the_compose_file_have_minimal_permissions() -> None:
+    """Only /tmp and the volume are writable; no capability, and no way to gain one."""
     services = compose()["services"]
     for service in services.values():
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -350,7 +425,7 @@ def test_what_the_compose_file_runs_of_ours_can_do_no_more_than_it_needs() -> No
 
 
 def test_the_compose_file_migrates_before_it_serves() -> None:
-    """The service and its jobs wait for the migration, the migration for the database."""
+    """The service and its jobs wait for the migration, and the migration waits for the database."""
     services = compose()["services"]
     assert set(services) == {"database", "migrate", "api", "janitor", "dispatcher"}
     assert services["migrate"]["depends_on"]["database"]["condition"] == "service_healthy"

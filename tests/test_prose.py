@@ -1,4 +1,4 @@
-"""scripts/prose.py counts what it is meant to count, and names the lines."""
+"""scripts/prose.py counts the right things and names their lines."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def test_nouns_and_usual_names_are_not_vague(name: str) -> None:
     assert not prose.is_vague(name)
 
 
-def test_the_exit_code_tells_whether_the_goals_hold(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_shows_whether_the_goals_are_met(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert prose.main(["--list", str(file)]) == 1
     output = capsys.readouterr().out
     assert "example.py:14: vague name: of" in output

@@ -1,4 +1,4 @@
-"""What is locked, what is said of it, and what an audit's answer means."""
+"""Locked packages, the bill of materials, and the meaning of an audit's answer."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ def pinned(name: str) -> dict[str, constraints.Pin]:
     return {pin.name: pin for pin in constraints.read(name)}
 
 
-def asked_for(name: str) -> list[Requirement]:
-    """What a set is resolved from: its own requirements, those that it includes, and the project's."""
+def requirements_of(name: str) -> list[Requirement]:
+    """The requirements that a set is resolved from: its own, those of included sets, and the project's."""
     lines = (ROOT / f"requirements/{name}.txt").read_text().splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
+    requirements = [Requirement(line) for line in lines if line and not line.startswith(("#", "-"))]
     for line in lines:
         if line.startswith("-r "):
-            found += asked_for(line.removeprefix("-r ").removesuffix(".txt"))
+            requirements += requirements_of(line.removeprefix("-r ").removesuffix(".txt"))
     extras = {"run": ["cli"], "dev": PROJECT["project"]["optional-dependencies"]}.get(name)
     if extras is not None:
-        found += map(Requirement, PROJECT["project"]["dependencies"])
-        found += map(Requirement, PROJECT["build-system"]["requires"])
-        found += [Requirement(line) for each in extras for line in PROJECT["project"]["optional-dependencies"][each]]
-    return found
+        requirements += map(Requirement, PROJECT["project"]["dependencies"])
+        requirements += map(Requirement, PROJECT["build-system"]["requires"])
+        requirements += [
+            Requirement(line) for extra in extras for line in PROJECT["project"]["optional-dependencies"][extra]
+        ]
+    return requirements
 
 
 @pytest.mark.parametrize("name", constraints.SETS)
 def test_every_locked_package_has_its_exact_version_and_hashes_and_no_address(name: str) -> None:
-    """No line is anything else, so none can name an index, a file or a place in a repository."""
+    """Every line is such a package, so none can name an index, a file or a path in a repository."""
     text = (constraints.FOLDER / f"{name}.txt").read_text()
     pins = constraints.parse(text)
     assert pins
@@ -70,22 +72,22 @@ def test_a_line_that_locks_less_is_refused(line: str) -> None:
 
 
 @pytest.mark.parametrize("name", constraints.SETS)
-def test_the_locked_versions_are_in_step_with_the_ranges(name: str) -> None:
-    """Each requirement is locked, within its range, in each set that asks for it: else `make constraints`."""
+def test_the_locked_versions_are_within_the_ranges(name: str) -> None:
+    """Each requirement is locked within its range, in each set that has it; otherwise run `make constraints`."""
     pins = pinned(name)
-    asked = asked_for(name)
-    assert asked
-    for requirement in asked:
+    requirements = requirements_of(name)
+    assert requirements
+    for requirement in requirements:
         pin = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pin.version, prereleases=True), str(requirement)
 
 
 @pytest.mark.parametrize("name", ["server", "run", "dev"])
-def test_all_that_the_requirements_lead_to_is_locked_and_nothing_else(name: str) -> None:
-    """By what the installed packages say they need. The versions that tests run with are the locked ones."""
+def test_exactly_the_needed_packages_are_locked(name: str) -> None:
+    """By the requirements of the installed packages. Tests run with the locked versions."""
     pins = pinned(name)
-    found = sbom.needs([each for each in asked_for(name) if sbom.applies(each)], pins)
-    assert set(found) == {pin.name for pin in pins.values() if sbom.applies(pin.requirement)}
+    needed = sbom.needs([requirement for requirement in requirements_of(name) if sbom.applies(requirement)], pins)
+    assert set(needed) == {pin.name for pin in pins.values() if sbom.applies(pin.requirement)}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def bills(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_the_bill_of_materials_is_valid_and_the_same_each_time(bills: list[Path]) -> None:
-    """Against CycloneDX's own schema; and so is the wheel that it was made of, byte by byte."""
+    """Checked against CycloneDX's own schema; and the wheel that it describes is the same, byte by byte."""
     first, second = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in bills)
     assert first == second
     assert set(first) == {"sbom.cdx.json", f"lastbit-{PROJECT['project']['version']}-py3-none-any.whl"}
@@ -106,29 +108,35 @@ def test_the_bill_of_materials_is_valid_and_the_same_each_time(bills: list[Path]
 
 
 def test_the_bill_of_materials_names_each_package_its_hashes_and_its_license(bills: list[Path]) -> None:
-    """Of the image all of constraints/server.txt that is for Linux; of the wheel what lastbit[cli] brings."""
+    """The image's has every Linux package of constraints/server.txt; the wheel's has the dependencies of
+    lastbit[cli]."""
     bill = json.loads((bills[0] / "sbom.cdx.json").read_text())
     pins = pinned("run")
-    packages = {each["name"]: each for each in bill["components"] if "externalReferences" in each}
-    for name, each in packages.items():
-        assert (each["version"], each["purl"]) == (pins[name].version, f"pkg:pypi/{name}@{pins[name].version}")
-        assert {found["content"] for found in each["externalReferences"][0]["hashes"]} == set(pins[name].hashes)
-        assert each["licenses"], name
-    depends = {each["ref"]: each.get("dependsOn", []) for each in bill["dependencies"]}
-    assert depends["lastbit"] == ["image", f"pkg:pypi/lastbit@{PROJECT['project']['version']}"]
+    packages = {component["name"]: component for component in bill["components"] if "externalReferences" in component}
+    for name, component in packages.items():
+        assert (component["version"], component["purl"]) == (
+            pins[name].version,
+            f"pkg:pypi/{name}@{pins[name].version}",
+        )
+        assert {hash_["content"] for hash_ in component["externalReferences"][0]["hashes"]} == set(pins[name].hashes)
+        assert component["licenses"], name
+    dependencies = {component["ref"]: component.get("dependsOn", []) for component in bill["dependencies"]}
+    assert dependencies["lastbit"] == ["image", f"pkg:pypi/lastbit@{PROJECT['project']['version']}"]
 
-    def reached(reference: str) -> set[str]:
-        return {reference}.union(*(reached(each) for each in depends[reference]))
+    def reachable(reference: str) -> set[str]:
+        return {reference}.union(*(reachable(component) for component in dependencies[reference]))
 
-    image = {reference.split("/")[-1].split("@")[0] for reference in reached("image") if reference.startswith("pkg:")}
+    image = {reference.split("/")[-1].split("@")[0] for reference in reachable("image") if reference.startswith("pkg:")}
     assert image == {pin.name for pin in constraints.read("server") if sbom.applies(pin.requirement)}
-    wheel = {reference.split("/")[-1].split("@")[0] for reference in reached(depends["lastbit"][1])} - {"lastbit"}
+    wheel = {reference.split("/")[-1].split("@")[0] for reference in reachable(dependencies["lastbit"][1])} - {
+        "lastbit"
+    }
     assert {"httpx", "click", "rich"} <= wheel
     assert image | wheel == set(packages)
 
 
-def test_the_bill_of_materials_names_no_place(bills: list[Path]) -> None:
-    """No path of the machine that made it, no index."""
+def test_the_bill_of_materials_contains_no_path(bills: list[Path]) -> None:
+    """No path of the machine that made it, and no index."""
     text = (bills[0] / "sbom.cdx.json").read_text()
     for place in (str(ROOT), str(bills[0]), str(Path.home()), "file:"):
         assert place not in text
@@ -141,19 +149,19 @@ SKIPPED = {"name": "mako", "skip_reason": "Dependency not found on PyPI and coul
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "said"),
+    ("answer", "status", "message"),
     [
         ([SAFE], 0, "no vulnerability is known"),
         ([SAFE, UNSAFE], 1, "idna 3.6: PYSEC-2024-60, mended in 3.7"),
-        ([SAFE, SKIPPED], 2, "could not ask about 1 of 2 packages: mako"),
-        ([UNSAFE, SKIPPED], 1, "could not ask about 1 of 2 packages: mako"),
-        ([], 2, "could not ask about 0 of 0"),
+        ([SAFE, SKIPPED], 2, "could not check 1 of 2 packages: mako"),
+        ([UNSAFE, SKIPPED], 1, "could not check 1 of 2 packages: mako"),
+        ([], 2, "could not check 0 of 0"),
     ],
 )
-def test_an_audit_that_could_not_ask_does_not_say_that_all_is_well(
-    answer: list[dict[str, object]], status: int, said: str
+def test_an_incomplete_audit_does_not_report_success(
+    answer: list[dict[str, object]], status: int, message: str
 ) -> None:
     """pip-audit's exit status is 0 for packages that the service doesn't know."""
-    found, lines = audit.verdict(answer)
-    assert found == status
-    assert said in "\n".join(lines)
+    verdict, lines = audit.verdict(answer)
+    assert verdict == status
+    assert message in "\n".join(lines)

@@ -1,7 +1,7 @@
 """Access: roles, tokens, sessions of the page, and rates.
 
-`rules` has what a route declares about its callers, `tokens` the tokens that the service accepts, `sessions` the page's
-cookie, `rate_limits` how much each token may do in a second.
+`rules` declares and checks which callers a route admits. `tokens` reads the tokens that the service accepts, `sessions`
+makes and verifies the page's cookie, and `rate_limits` limits the calls and items of each token per second.
 
-A new kind of credential gets a module of its own, and `rules.Access` asks it.
+A new kind of credential gets its own module, which `rules.Access` calls.
 """

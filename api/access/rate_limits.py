@@ -1,8 +1,8 @@
-"""How much each token may do in a second: calls, and items that calls bring.
+"""Rate limits of each token: calls per second, and items per second.
 
-Each token has two token buckets in the memory of this process; a bucket holds one second's worth. An admitted call
-pays in full, even if it costs more than the bucket holds: then the next call waits until the debt is worked off. So a
-call of 10,000 items is possible at 1,000 a second, every ten seconds. A refused call costs nothing.
+Each token has two token buckets in the memory of this process. A bucket holds one second's worth. An admitted call is
+charged in full, even if it costs more than the bucket holds; then calls are refused until the bucket has refilled. So
+at a rate of 1,000 items a second, a call of 10,000 items is possible every ten seconds. A refused call costs nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from api.problems import Problem
 from lastbit.tokens import Token
 
 BURST: Final = 1.0
-"""Seconds' worth that may come at once."""
+"""The capacity of a bucket, in seconds of its rate."""
 
 
 class Bucket:
-    """Of one rate. It is a moment: when it will be full again, if nothing more is taken."""
+    """A token bucket. It stores only the time at which it will be full again if nothing more is taken."""
 
     __slots__ = ("full_at", "rate")
 
@@ -31,7 +31,8 @@ class Bucket:
         self.full_at = float("-inf")
 
     def take(self, amount: int, now: float) -> float:
-        """0 where there is at least one in it; else nothing is taken, and there will be one in so many seconds."""
+        """Take `amount` if the bucket holds at least 1, and return 0. Otherwise take nothing, and return the seconds
+        until it holds 1. `now`: seconds of the monotonic clock."""
         short = self.full_at - now + 1 / self.rate - BURST
         if short > 1e-9:
             return short
@@ -40,24 +41,24 @@ class Bucket:
 
 
 class Rates:
-    """The buckets of all tokens that have a rate. Called from the event loop and from threads."""
+    """The buckets of all tokens that have a rate. Thread-safe."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[bytes, str], Bucket] = {}
         self._lock = threading.Lock()
 
-    def call(self, caller: Token) -> None:
-        """One more call. Raises `Problem`: `rate_limited`."""
+    def charge_call(self, caller: Token) -> None:
+        """Charge one call. Raises `Problem`: `rate_limited`."""
         if caller.requests is not None:
             self._take(caller, "requests", caller.requests, 1)
 
-    def bring(self, caller: Token, items: int) -> None:
-        """So many items, events or entries of a call. Raises `Problem`: `rate_limited`."""
+    def charge_items(self, caller: Token, items: int) -> None:
+        """Charge the items, events or entries of a call. Raises `Problem`: `rate_limited`."""
         if caller.items is not None and items:
             self._take(caller, "items", caller.items, items)
 
-    def keep(self, tokens: Collection[bytes]) -> None:
-        """Forget all but these, by their digests."""
+    def retain(self, tokens: Collection[bytes]) -> None:
+        """Drop the buckets of all other tokens. `tokens`: digests."""
         with self._lock:
             self._buckets = {key: bucket for key, bucket in self._buckets.items() if key[0] in tokens}
 

@@ -5,8 +5,8 @@ everybody.
     @needs(Role.READ, is_limited=True)
     def get_batch(...)
 
-A caller is a token, sent as `Authorization: Bearer`, or as the page's session (see `sessions`). A service without
-tokens treats everybody as an operator. Permissions are checked before any part of a body is read.
+A caller is a token, sent as `Authorization: Bearer` or in the page's session (see `sessions`). A service without
+tokens treats every caller as an admin. Permissions are checked before any part of a body is read.
 
 A token that is limited to a prefix is refused by every route without `is_limited=True`; a route with it enforces the
 limit itself. For routes of one batch, `models.BatchId` does that.
@@ -29,7 +29,7 @@ from api.problems import Problem
 from lastbit.tokens import LONGEST, Role, Token
 
 CALLER: Final = "lastbit.caller"
-"""Where a request's scope has its caller."""
+"""The key of the caller in a request's ASGI scope."""
 ANY: Final = (Role.READ, Role.PRODUCE, Role.CONSUME)
 CONSUMERS: Final = frozenset({Role.CONSUME, Role.ADMIN})
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -40,7 +40,7 @@ E = TypeVar("E", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The callers that a route admits: everybody, or those with one of the roles, or admin."""
+    """The callers that a route admits: everybody, or callers that have one of `roles` or are admins."""
 
     roles: tuple[Role, ...] = ()
     limited: bool = False
@@ -48,19 +48,19 @@ class Rule:
 
 
 REFUSED: Final = Rule()
-"""Of a route that declares nothing."""
+"""The rule of a route without a declaration. It admits no caller."""
 NOBODY: Final = Token("", frozenset(), b"")
-"""The caller of a route that is open to everybody. Nothing is checked there."""
+"""The caller of a route that is open to everybody."""
 
 
 def needs(*roles: Role, is_limited: bool = False) -> Callable[[E], E]:
-    """Declares which callers a route admits: those with one of these roles, or admin. With `is_limited`, also tokens
-    that are limited to a prefix."""
+    """Declares which callers a route admits: those that have one of these roles or are admins. `is_limited`: also
+    tokens that are limited to a prefix."""
     return lambda endpoint: _declare(endpoint, Rule(roles, is_limited))
 
 
 def open_to_all(endpoint: E) -> E:
-    """Declares that a route asks for no token."""
+    """Declares that a route needs no token."""
     return _declare(endpoint, Rule(everybody=True))
 
 
@@ -80,7 +80,7 @@ def caller_of(request: Request) -> Token:
 
 
 class Access:
-    """Judges callers."""
+    """Identifies callers and checks their permissions."""
 
     def __init__(self, tokens: Tokens, sessions: Sessions) -> None:
         self.tokens = tokens
@@ -104,12 +104,12 @@ class Access:
         if caller is None:
             raise unauthorized(b"authorization" in headers)
         _judge(caller, rule)
-        self.rates.call(caller)
+        self.rates.charge_call(caller)
         return caller
 
     def consumer(self, digest: bytes | None) -> Token | None:
-        """The caller of an ack route, if it may call it. This runs for each item, so there is no reason and no rate.
-        For a request without a token that names a site (`SITE`), call `enter_consumer` instead."""
+        """The caller of an ack route, or None if it has no permission. This runs for each item, so it gives no reason
+        and charges no rate. For a request without a token that names a site (`SITE`), call `enter_consumer` instead."""
         caller = self.tokens.find(digest or b"")
         return caller if caller is not None and not CONSUMERS.isdisjoint(caller.roles) else None
 
@@ -122,11 +122,11 @@ class Access:
         if caller is None:
             raise unauthorized(b"authorization" in headers)
         _judge(caller, CONSUMES)
-        self.rates.call(caller)
+        self.rates.charge_call(caller)
         return caller
 
-    def still(self, caller: Token) -> bool:
-        """Whether a caller whose request goes on and on would be let in now."""
+    def is_valid(self, caller: Token) -> bool:
+        """Whether the caller's token is still accepted without changes. Streams check this repeatedly."""
         return self.tokens.find(caller.digest) == caller
 
 
@@ -140,7 +140,7 @@ _ORIGIN: Final = re.compile(rb"https?://([\w.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
 def first_headers(scope: Scope) -> dict[bytes, bytes]:
-    """By name, the first of each."""
+    """The first value of each header, by name."""
     headers: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name, value)
@@ -148,19 +148,19 @@ def first_headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def digest_of(authorization: bytes | None) -> bytes | None:
-    """Of the token that a header bears, if it does."""
+    """The digest of the bearer token in an Authorization header, or None if there is none."""
     if authorization is None or authorization[:7].lower() != _SCHEME or len(authorization) > LONGEST + 7:
         return None
     return hashlib.sha256(authorization[7:].strip()).digest()
 
 
 def unauthorized(has_token: bool) -> Problem:
-    """401. `has_token`: there was a token, or what should be one."""
+    """401. `has_token`: the request has an Authorization header, even if it is malformed."""
     if has_token:
-        detail = "the token is not known here: it was mistyped, or removed, or it belongs to another service"
+        detail = "the token is invalid: it was mistyped or removed, or it belongs to another service"
         challenge = 'Bearer realm="lastbit", error="invalid_token"'
     else:
-        detail = "this service wants a token: send one as `Authorization: Bearer …` (LASTBIT_TOKEN does)"
+        detail = "this service requires a token: send it as `Authorization: Bearer …`, or set LASTBIT_TOKEN"
         challenge = 'Bearer realm="lastbit"'
     return Problem("unauthorized", detail, headers={"WWW-Authenticate": challenge})
 
@@ -170,23 +170,25 @@ def forbidden(detail: str) -> Problem:
 
 
 def outside(caller: Token, place: str, name: str) -> Problem:
-    """403 for a thing that a limited token may not make."""
+    """403 for a name that a limited token may not use. `place`: where the request has it; `name`: what it names."""
     return forbidden(f"{place}: the token {caller.name} is limited to {name} with the prefix {caller.prefix!r}")
 
 
 def _judge(caller: Token, rule: Rule) -> None:
     if not rule.roles:
-        raise forbidden("this route doesn't say who may call it")
+        raise forbidden("this route doesn't declare its callers")
     if not caller.has(rule.roles):
         required, actual = _named(rule.roles, "or"), _named((role for role in Role if role in caller.roles), "and")
         challenge = f'Bearer realm="lastbit", error="insufficient_scope", scope="{" ".join(rule.roles)}"'
         raise Problem(
             "forbidden",
-            f"this needs the role {required}; the token {caller.name} has {actual}",
+            f"this route requires the role {required}; the token {caller.name} has {actual}",
             headers={"WWW-Authenticate": challenge},
         )
     if caller.prefix is not None and not rule.limited:
-        raise forbidden(f"this is not for limited tokens: {caller.name} is limited to the prefix {caller.prefix!r}")
+        raise forbidden(
+            f"this route refuses limited tokens, and {caller.name} is limited to the prefix {caller.prefix!r}"
+        )
 
 
 def _named(roles: Iterable[Role], word: str) -> str:
@@ -195,9 +197,9 @@ def _named(roles: Iterable[Role], word: str) -> str:
 
 
 def _refuse_other_sites(headers: Mapping[bytes, bytes]) -> None:
-    """Another site's page can have a browser send a request, with our cookie or from within our network, and the
-    browser says that it did. A request with a token needs none of this: no other site's page has one, or may send it.
-    """
+    """Raise `Problem` if a browser sent this request for a page of another site. Such a page can make a browser send
+    requests with our cookie, or from within our network; the browser names the site in a header. This applies only to
+    requests without a token, as a page of another site can't send one."""
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
     if site is not None:
         fine = site in (b"same-origin", b"none")
@@ -210,11 +212,12 @@ def _refuse_other_sites(headers: Mapping[bytes, bytes]) -> None:
 
 def _is_ours(origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
     origin = origin.lower()
-    # An origin that can't be one, `null` among them, is that of another site.
+    # Anything that isn't an origin, such as `null`, counts as another site.
     return _ORIGIN.fullmatch(origin) is not None and origin.partition(b"://")[2] == headers.get(b"host", b"").lower()
 
 
 def _demand_own_site(headers: Mapping[bytes, bytes]) -> None:
-    """Every browser of today says one of the two with what can change something; a cookie alone is no intention."""
+    """Raise `Problem` if no header names the site. Current browsers name it with every request that can change
+    something. A cookie alone doesn't prove that the user wanted the request."""
     if b"sec-fetch-site" not in headers and b"origin" not in headers:
-        raise forbidden("a session is for browsers, and this request doesn't say that it comes from our own page")
+        raise forbidden("a session requires a browser: this request lacks the headers Sec-Fetch-Site and Origin")

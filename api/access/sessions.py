@@ -1,8 +1,9 @@
-"""The page's session: a cookie instead of a token, for a while.
+"""The page's session: a cookie that replaces the token for a limited time.
 
-The cookie holds the digest of the token that signed in and an expiry, and is signed. So the service stores nothing, any
-process with the key can verify it, and it ends with its token, which is looked up for each request. Scripts can't read
-it, other sites' pages can't send it, and a change needs the browser's statement that our own page asks (see `rules`).
+The cookie contains the digest of the token that signed in and an expiry, and is signed. So the service stores nothing,
+and any process with the key can verify it. The token is looked up for each request, so removing it ends the session.
+Scripts can't read the cookie, and pages of other sites can't send it. For a request that changes something, the browser
+must also confirm that it comes from our own page (see `rules`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ SECONDS: Final = 8 * 3600
 """A working day."""
 NAME: Final = "lastbit"
 SECURE_NAME: Final = "__Host-lastbit"
-"""A browser takes this name over HTTPS alone, and from the very host, not from one beside it."""
+"""The name over HTTPS. Browsers accept this prefix only over HTTPS and only from the host itself, not from another
+subdomain."""
 
 
 class Sessions:
-    """Makes cookies and reads them. Processes with one key know each other's."""
+    """Makes and verifies cookies. Processes with the same key accept each other's cookies."""
 
     def __init__(self, key: str | None = None) -> None:
         self._key = hashlib.sha256((key or secrets.token_hex(32)).encode()).digest()
@@ -35,7 +37,7 @@ class Sessions:
         return f"{text}.{self._signature(text)}"
 
     def read(self, cookie_header: bytes) -> bytes:
-        """The digest of the token that signed in; that of none where there is no good cookie."""
+        """The digest of the token that signed in, or empty bytes if there is no valid cookie."""
         cookies: dict[str, str] = {}
         for part in cookie_header.decode("latin-1").split(";"):
             name, _, value = part.strip().partition("=")
@@ -51,7 +53,7 @@ class Sessions:
 
 
 def cookie(value: str, headers: Mapping[str, str], scheme: str) -> str:
-    """A Set-Cookie header; without a value it ends the session."""
+    """The value of a Set-Cookie header. An empty `value` ends the session."""
     secure = is_https(headers, scheme)
     name = SECURE_NAME if secure else NAME
     age = SECONDS if value else 0

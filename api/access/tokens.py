@@ -1,4 +1,4 @@
-"""The tokens that the service knows: read at the start, and again when their file has changed."""
+"""The tokens that the service accepts. They are read at the start, and again when their file changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lastbit import tokens
 from lastbit.tokens import Role, Token
 
 LOOK_EVERY: Final = 1.0
-"""Seconds between two looks at the file."""
+"""Seconds between two checks of the file."""
 EVERYBODY: Final = Token("", frozenset({Role.ADMIN}), b"")
 """The caller of a service without tokens."""
 
@@ -33,7 +33,7 @@ class Tokens:
         self._text = settings.tokens
         self._file = None if settings.tokens_file is None else Path(settings.tokens_file)
         self.required = self._text is not None or self._file is not None
-        """Whether callers need one. Once they do they always do."""
+        """Whether callers need a token. This never changes while the service runs."""
         self._default = settings.token_requests, settings.token_items
         self.rates = Rates()
         self._stamp = self._look()
@@ -46,20 +46,21 @@ class Tokens:
         return token if token is not None and hmac.compare_digest(token.digest, digest) else None
 
     def reload_if_changed(self) -> None:
-        """Where the file can't be read, what it said before stays good: half a file must lock nobody out."""
+        """Read the file again if it changed. If it can't be read, the previous tokens stay valid: a half-written file
+        must lock nobody out."""
         stamp = self._look()
         if stamp != self._stamp:
             self.reload()
 
     def reload(self) -> None:
-        # First, so that what is written while we read is read too.
+        # Before reading, so that a change during the read is noticed at the next check.
         self._stamp = self._look()
         try:
             self._known = self._read()
         except errors.Misconfigured as error:
             log.error("tokens_not_reloaded", error=str(error))
         else:
-            self.rates.keep(self._known.keys())
+            self.rates.retain(self._known.keys())
             log.info("tokens_reloaded", tokens=len(self._known))
 
     def _look(self) -> tuple[int, int, int] | None:
@@ -77,23 +78,23 @@ class Tokens:
             try:
                 loaded_tokens += tokens.parse(text())
             except (OSError, ValueError) as error:
-                # Of a file that is no text the error would say a part.
+                # The message of a decoding error quotes bytes of the file.
                 problem = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
                 if isinstance(error, FileNotFoundError):
-                    problem = "there is no such file; `lastbit token new` makes a line for it"
-                raise errors.Misconfigured(f"the tokens of {text_} can't be read: {problem}") from None
+                    problem = "there is no such file; `lastbit token new` prints a line for it"
+                raise errors.Misconfigured(f"the tokens in {text_} can't be read: {problem}") from None
         if self.required and not loaded_tokens:
             text_ = " and ".join(text_ for _, text_ in self._texts())
             raise errors.Misconfigured(f"there is no token in {text_}; `lastbit token new` makes one")
         return {token.digest: self._rated(token) for token in loaded_tokens}
 
     def _rated(self, token: Token) -> Token:
-        """With the settings' rates where its line says nothing else."""
+        """The token with the settings' rates as defaults."""
         requests, items = self._default
         return replace(token, requests=token.requests or requests, items=token.items or items)
 
     def _texts(self) -> Iterator[tuple[Callable[[], str], str]]:
-        """Where tokens stand: how to read it, and what it is called."""
+        """(function that reads the text, name of the source) of each configured source."""
         text = self._text
         if text is not None:
             yield lambda: text, "LASTBIT_TOKENS"

@@ -32,7 +32,7 @@ ItemIdText = Annotated[
         extra_json_schema={"pattern": patterns.ITEM_ID},
     ),
 ]
-# More is a 413, which the decoder doesn't know.
+# `parse` checks the maximum itself, as more is a 413 and not a 422.
 Ids = Annotated[list[ItemIdText], msgspec.Meta(extra_json_schema={"maxItems": MAX_IDS})]
 
 
@@ -95,7 +95,7 @@ class AckAnswer(msgspec.Struct):
     repeated: int
     completed: Annotated[
         list[CompletedBatch],
-        msgspec.Meta(description="every complete batch of which the call brought an issued item"),
+        msgspec.Meta(description="every complete batch for which the call contained an issued item"),
     ]
     rejected: list[RejectedItem]
 
@@ -106,19 +106,19 @@ _DECODERS: Final[dict[Verb, msgspec.json.Decoder[Any]]] = {
 }
 _encoder = msgspec.json.Encoder()
 _PLAIN: Final = b'{"applied":%d,"repeated":%d,"completed":[],"rejected":[]}'
-"""The encoded form of nearly every answer."""
+"""The format of nearly every response body."""
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
 Check = Callable[[], None]
-"""Raises `errors.InvalidRequest`, `errors.Unavailable`."""
+"""A check of a call that queries the database. Raises `errors.InvalidRequest`, `errors.Unavailable`."""
 
 
 def parse(
     verb: Verb, idempotency_key: bytes | None, content: bytes, caller: Token, service: Service
 ) -> tuple[Call, Check | None]:
-    """The call in a body, and the check that must run in a thread before the call is submitted: it asks the database.
-    Raises `Problem`, `errors.InvalidRequest`."""
+    """The call in a body, and the check, if any, that must run before the call is submitted. The check queries the
+    database, so it must run in a thread. Raises `Problem`, `errors.InvalidRequest`."""
     if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
         raise problems.invalid([Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters")])
     key = None if idempotency_key is None else str(idempotency_key, "ascii")
@@ -157,7 +157,7 @@ def _ids(texts: Sequence[str]) -> list[tuple[int, int, int]]:
     try:
         position = 0
         numbers: list[tuple[int, int, int]] = []
-        for position, text in enumerate(texts):  # noqa: B007  # it is named below
+        for position, text in enumerate(texts):  # noqa: B007  # the error names it
             numbers.append(ItemId.parse(text))
     except InvalidItemId as error:
         raise problems.invalid([Place(f"body.items[{position}]", str(error))]) from None
@@ -168,10 +168,10 @@ def encode(answer: AckResult) -> bytes:
     """The response's body."""
     if not answer.completed and not answer.rejected:
         return _PLAIN % (answer.applied, answer.repeated)
-    return _encoder.encode(_shown(answer))
+    return _encoder.encode(_response(answer))
 
 
-def _shown(answer: AckResult) -> AckAnswer:
+def _response(answer: AckResult) -> AckAnswer:
     completed = [
         CompletedBatch(
             completion.batch, completion.key, completion.newly, completion.succeeded, completion.newly_succeeded

@@ -1,4 +1,4 @@
-"""The ack routes in the OpenAPI document. FastAPI doesn't know them, as they are served in front of it."""
+"""The ack routes in the OpenAPI document. FastAPI can't describe them, as they are served in front of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def document(openapi: dict[str, Any]) -> None:
             "post": {
                 "tags": ["acks"],
                 "summary": summary,
-                "description": "Idempotent, in any order, of any batches. Answered after the commit.",
+                "description": "Idempotent. Items may be of any batches and in any order. The response is sent after "
+                "the commit.",
                 "operationId": "ack_items" if verb is Verb.ACK else "fail_items",
                 "parameters": [
                     {
@@ -35,7 +36,7 @@ def document(openapi: dict[str, Any]) -> None:
                         "in": "header",
                         "required": False,
                         "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,255}$"},
-                        "description": "1 to 255 visible ASCII characters; kept with what the call "
+                        "description": "1 to 255 visible ASCII characters; kept with the batches that the call "
                         "completes, so that its retry sees `newly` again",
                     }
                 ],
@@ -55,8 +56,8 @@ def document(openapi: dict[str, Any]) -> None:
 
 
 def _split(name: str, components: dict[str, Any]) -> None:
-    """A body has items or groups, or both. As two closed schemas, of which it fits one, so that generators make a type
-    that refuses any other body."""
+    """Describe a body that has items or groups or both as two closed schemas, exactly one of which it matches. So
+    generated clients have a type that refuses any other body."""
     body = components[name]
     with_groups = {key: value for key, value in body["properties"].items() if key != "items"}
     closed = {"type": "object", "additionalProperties": False}

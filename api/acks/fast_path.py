@@ -1,18 +1,19 @@
-"""The ack routes' short way through the server.
+"""The fast path of the ack routes through the server.
 
 An ack costs less than the work of an HTTP framework around it: a task, an ASGI cycle of four messages and two writes
-for each request. So uvicorn's protocol gets a second path here. A plain request for an ack route (POST, HTTP/1.1, kept
-alive, a JSON body of known length, no other request in progress on its connection) is parsed, queued and answered here,
-with one write. All other requests take the ordinary path, where `AckRoutes` gives the same answers, so no rule of HTTP
-is implemented twice.
+for each request. So this module adds a second path to uvicorn's protocol. It serves plain requests for an ack route
+(POST, HTTP/1.1, kept alive, a JSON body of known length, no other request in progress on its connection), and writes
+each response at once. All other requests take the ordinary path, where `AckRoutes` sends the same responses, so no rule
+of HTTP is implemented twice.
 
-This module depends on names in uvicorn's `HttpToolsProtocol` and its cycle. An `_Exchange` takes the place of the cycle
-of the current request, so that pipelined requests wait for it, a lost connection is noticed, and a shutdown waits for
-its answer.
+This module depends on names in uvicorn's `HttpToolsProtocol` and its cycle. An `_Exchange` takes the place of the
+current request's cycle. So uvicorn makes pipelined requests wait for it, reports a lost connection to it, and waits for
+its response at shutdown.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import uuid
 from typing import Any, Final, NamedTuple
@@ -32,16 +33,16 @@ from api.server.connection import USUAL_LINES, WatchedProtocol
 from api.server.middleware import WIRE_HEADER
 from core import errors
 from core.acks.call import Call
-from core.acks.combiner import TOO_MANY
-from core.acks.lanes import Pending
 from core.batches.lifecycle import Verb
+from core.commits.combiner import TOO_MANY
+from core.commits.lanes import Pending
 from lastbit.tokens import Token
 
 _VERBS: Final = {path.encode(): verb for path, verb in PATHS.items()}
 
 
-class _Exchange:
-    """One request on the short way, and its answer. The public attributes are those of uvicorn's cycle."""
+class Exchange(abc.ABC):
+    """One request on a fast path, and its response. The public attributes are those of uvicorn's cycle."""
 
     __slots__ = (
         "_protocol",
@@ -56,12 +57,10 @@ class _Exchange:
         "parts",
         "request_id",
         "response_complete",
-        "verb",
     )
 
-    def __init__(self, protocol: AckProtocol, verb: Verb, caller: Token, key: bytes | None) -> None:
+    def __init__(self, protocol: AckProtocol, caller: Token, key: bytes | None) -> None:
         self._protocol = protocol
-        self.verb = verb
         self.caller = caller
         self.key = key
         self.request_id: bytes | None = None
@@ -80,15 +79,50 @@ class _Exchange:
     def response_started(self) -> bool:
         return self.response_complete  # a response is one write
 
+    @abc.abstractmethod
+    def begin(self, content: bytes) -> None:
+        """Start the complete request, or refuse it."""
+
+    @abc.abstractmethod
+    def refuse(self, error: Exception) -> None:
+        """Respond with the problem that the error is."""
+
+    def respond_with(self, problem: Problem, lines: bytes = b"") -> None:
+        if "Connection" in problem.headers:
+            self.keep_alive = False
+        self.response_complete = True
+        self._protocol.write_problem(problem, lines, keep_alive=self.keep_alive)
+        self._protocol.answered()
+
+    def respond(self, status: int, content: bytes, lines: bytes = b"") -> None:
+        self.response_complete = True
+        self._protocol.write_response(
+            STATUS_LINE[status], b"application/json", content, lines, keep_alive=self.keep_alive
+        )
+        self._protocol.answered()
+
+
+class _Exchange(Exchange):
+    """An ack or a failure."""
+
+    __slots__ = ("verb",)
+
+    def __init__(self, protocol: AckProtocol, verb: Verb, caller: Token, key: bytes | None) -> None:
+        super().__init__(protocol, caller, key)
+        self.verb = verb
+
     def __call__(self, result: Pending) -> None:
-        """Answer the finished call."""
+        """Respond to the finished call."""
         if result.error is not None:
             self.refuse(result.error)
         else:
-            self._answer(encode(result.answer))
+            self.respond(200, encode(result.answer))
+
+    def begin(self, content: bytes) -> None:
+        self._protocol._begin(self, content)
 
     def refuse(self, error: Exception) -> None:
-        self._answer_with(refusal(self.verb, error, self.request_id))
+        self.respond_with(refusal(self.verb, error, self.request_id))
 
     def refuse_overload(self) -> None:
         """Refuse the call, as more acks arrive than can be committed. Under overload most requests end here, unparsed,
@@ -103,18 +137,6 @@ class _Exchange:
         if not protocol.transport.is_closing():
             protocol.transport.write(_BUSY % (protocol.default_headers(), uuid.uuid4().hex.encode()))
             protocol.answered()
-
-    def _answer_with(self, problem: Problem) -> None:
-        if "Connection" in problem.headers:
-            self.keep_alive = False
-        self.response_complete = True
-        self._protocol.say_problem(problem, keep_alive=self.keep_alive)
-        self._protocol.answered()
-
-    def _answer(self, content: bytes) -> None:
-        self.response_complete = True
-        self._protocol.say(STATUS_LINE[200], b"application/json", content, keep_alive=self.keep_alive)
-        self._protocol.answered()
 
 
 class _Event:
@@ -138,13 +160,13 @@ class _Head(NamedTuple):
 
 
 _heads: Final[dict[bytes, _Head]] = {}
-"""Heads of plain requests without an Idempotency-Key or an id. A client's requests differ only in their bodies, and the
-same head always parses to the same result, so it is parsed once."""
+"""Heads of plain requests without an Idempotency-Key or a request id. The requests of a client usually have the same
+head, which always parses to the same result. So it is parsed once."""
 _MOST_HEADS: Final = 4096
 
 
 def _busy() -> bytes:
-    """The whole answer to a refused request, except the server's headers and the request's id."""
+    """The response to a request that is refused under overload, without the server's headers and the request id."""
     problem = problems.from_core(errors.Overloaded(TOO_MANY))
     content = problem.body()
     headers = {"content-type": problems.MEDIA_TYPE, "content-length": len(content), **problem.headers}
@@ -158,6 +180,19 @@ _LONGEST_HEAD: Final = 4096
 """The maximum bytes of a head that is cached."""
 
 
+class Plain(NamedTuple):
+    """The head of a plain request: the first value of each header, None if it is missing."""
+
+    length: int
+    """Bytes of the body."""
+    content_type: bytes
+    key: bytes | None
+    authorization: bytes | None
+    request_id: bytes | None
+    names_site: bool
+    """A browser named the site whose page sent it."""
+
+
 class AckProtocol(WatchedProtocol):
     """See the module's docstring."""
 
@@ -168,11 +203,11 @@ class AckProtocol(WatchedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         cycle: Any = self.cycle
-        if type(cycle) is _Exchange:
-            self._give_room(cycle)
+        if isinstance(cycle, Exchange):
+            self.give_room(cycle)
 
     def data_received(self, data: bytes) -> None:
-        # A client that doesn't read its responses takes the ordinary path, which waits.
+        # The ordinary path waits for clients that don't read their responses.
         if not self.between or not self.at_rest or self.flow.write_paused:
             super().data_received(data)
             return
@@ -183,17 +218,17 @@ class AckProtocol(WatchedProtocol):
             caller = self.acks.access.consumer(cached.digest)
             if caller is not None:
                 exchange = _Exchange(self, cached.verb, caller, None)
-                self.cycle = exchange  # type: ignore[assignment]  # it has the attributes of a cycle that the server uses
+                self.cycle = exchange  # type: ignore[assignment]  # has the attributes that uvicorn uses
                 self._begin(exchange, data[end:])
                 return
         heads = self.heads
         super().data_received(data)
         cycle: Any = self.cycle
         if (
-            # Of two requests the first may be answered by now, and `cycle` belongs to the second.
+            # `data` may have contained two requests. Then the first may be finished, and `cycle` is the second's.
             self.heads == heads + 1
             and end <= _LONGEST_HEAD
-            # The parser skips blank lines before a request; then `end` isn't the end of the head.
+            # The parser skips blank lines before a request. In that case, `end` isn't the end of the head.
             and data.startswith(b"POST ")
             and type(cycle) is _Exchange
             and cycle.key is cycle.request_id is None
@@ -209,19 +244,37 @@ class AckProtocol(WatchedProtocol):
             super().open_cycle()
 
     def _take(self, verb: Verb) -> bool:
+        head = self.plain(b"POST")
+        if head is None or not head.length > 0 or not bodies.is_json(head.content_type):
+            return False
+        digest = digest_of(head.authorization)
+        if head.names_site and digest is None:
+            return False
+        caller = self.acks.access.consumer(digest)
+        if caller is None:
+            return False
+        exchange = _Exchange(self, verb, caller, head.key)
+        exchange.length = head.length
+        exchange.request_id = head.request_id
+        self.cycle = exchange  # type: ignore[assignment]  # as above
+        return True
+
+    def plain(self, method: bytes) -> Plain | None:
+        """What a fast path needs of the current request's head; None if the request must take the ordinary path."""
         parser = self.parser
         if (
             not self.at_rest
             or self.expect_100_continue
             or self.limit_concurrency is not None
             or self.flow.write_paused
-            or parser.get_method() != b"POST"
+            or parser.get_method() != method
             or parser.get_http_version() != "1.1"
             or not parser.should_keep_alive()
             or parser.should_upgrade()
         ):
-            return False
-        content_type = length = b""
+            return None
+        content_type = b""
+        length = b"0"
         key = request_id = authorization = None
         names_site = False
         for name, value in self.headers:
@@ -230,7 +283,7 @@ class AckProtocol(WatchedProtocol):
             elif name == b"content-length":
                 length = value
             elif name == b"transfer-encoding":
-                return False
+                return None
             elif name == b"idempotency-key" and key is None:
                 key = value
             elif name == b"authorization" and authorization is None:
@@ -239,29 +292,19 @@ class AckProtocol(WatchedProtocol):
                 request_id = value
             elif name in SITE:
                 names_site = True
-        if not length.isdigit() or not 0 < int(length) <= bodies.LIMIT or not bodies.is_json(content_type):
-            return False
-        digest = digest_of(authorization)
-        if names_site and digest is None:
-            return False
-        caller = self.acks.access.consumer(digest)
-        if caller is None:
-            return False
-        exchange = _Exchange(self, verb, caller, key)
-        exchange.length = int(length)
-        exchange.request_id = request_id
-        self.cycle = exchange  # type: ignore[assignment]  # as above
-        return True
+        if not length.isdigit() or int(length) > bodies.LIMIT:
+            return None
+        return Plain(int(length), content_type, key, authorization, request_id, names_site)
 
     def on_body(self, body: bytes) -> None:
         cycle: Any = self.cycle
-        if type(cycle) is _Exchange:
+        if isinstance(cycle, Exchange):
             if cycle.response_complete:
                 return
             try:
                 self.acks.state.room.take(len(body))
             except Problem as problem:
-                self._give_room(cycle)
+                self.give_room(cycle)
                 cycle.refuse(problem)
                 return
             cycle.held += len(body)
@@ -272,12 +315,12 @@ class AckProtocol(WatchedProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         exchange: Any = self.cycle
-        if self.plain_head or type(exchange) is not _Exchange or exchange.response_complete:
+        if self.plain_head or not isinstance(exchange, Exchange) or exchange.response_complete:
             return
         parts, exchange.parts = exchange.parts, []
-        self._begin(exchange, parts[0] if len(parts) == 1 else b"".join(parts))
+        exchange.begin(parts[0] if len(parts) == 1 else b"".join(parts))
 
-    def _give_room(self, exchange: _Exchange) -> None:
+    def give_room(self, exchange: Exchange) -> None:
         self.acks.state.room.give(exchange.held)
         exchange.held = 0
         exchange.parts = []
@@ -291,12 +334,12 @@ class AckProtocol(WatchedProtocol):
                 self.acks.refuse_later(exchange.refuse_overload)
                 return
             if exchange.caller.requests is not None:
-                self.acks.access.rates.call(exchange.caller)
+                self.acks.access.rates.charge_call(exchange.caller)
             call, check = self.acks.parse(exchange.verb, exchange.key, content, exchange.caller)
             if check is None:
                 self.acks.submit(call, exchange)
                 return
-            # It waits for a thread, and its content stays in memory.
+            # The call waits for a thread, and its content stays in memory.
             if not size:
                 room.take(len(content))
                 size = len(content)
@@ -322,8 +365,8 @@ class AckProtocol(WatchedProtocol):
             self.acks.state.room.give(size)
 
     def answered(self) -> None:
-        """Like `on_response_complete`, for a response on this path. But the timer of an idle connection keeps running,
-        and compares the time of the last response when it ends: setting it for each response would cost more."""
+        """Like `on_response_complete`, for a response on this path. It doesn't reset the timer of idle connections,
+        which would cost more: when the timer ends, it checks the time of the last response."""
         self.last = self.loop.time()
         if self.pipeline or self.timeout_keep_alive_task is None:
             self.on_response_complete()

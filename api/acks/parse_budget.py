@@ -1,13 +1,13 @@
-"""How long the event loop's iterations take, and which calls to refuse when they are long.
+"""Measures event-loop iterations, and decides which calls to refuse when they are long.
 
-Acks don't only wait in the combiner's queue (see `core.acks.admission`). Parsing large calls takes longer than
-committing them: the queue stays short, but clients wait seconds until the loop reads their sockets, and none is
-refused. One iteration of the loop serves all sockets that are ready, and data that arrives meanwhile waits for its end.
-So this module measures iterations as the admission control measures waits, and follows the same rule: a burst is parsed
-completely, and so are the calls of any number of clients that each wait for their answer. Once iterations have been
-long for `after` seconds, or a single one for half of that, each iteration parses some calls and refuses the rest
-unparsed, until none had to be refused for a while. The fewer calls an iteration parses, the sooner all are answered, as
-long as refusals leave time for parsing.
+Acks don't only wait in the combiner's queue (see `core.commits.admission`). Parsing large calls takes longer than
+committing them. Then the queue stays short, and admission control refuses no call, but clients wait seconds until the
+loop reads their sockets: an iteration serves all sockets that are ready, and data that arrives meanwhile waits for its
+end. So this module measures iterations as admission control measures waits, and follows the same rule. A burst is
+parsed completely, and so are the calls of any number of clients that each wait for their response. Once iterations have
+been long for `after` seconds, or a single one for half of that, each iteration parses some calls and refuses the rest
+unparsed, until no call had to be refused for a while. The fewer calls an iteration parses, the earlier clients get
+their responses, as long as refusals leave time for parsing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from core.acks.admission import CALM, CROWD, LEAST
+from core.commits.admission import CALM, CROWD, LEAST
 
 SHARES: Final = (CROWD / 10, CROWD / 2)
 """The minimum and maximum seconds for parsing in an iteration, while iterations are long. Between them it is half of
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 class ParseBudget:
     """The budget of one event loop. Only that loop's thread may call the methods. `call_soon` must call its argument
-    after the iteration, as the loop's method does."""
+    after the current iteration, as the loop's method does."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ParseBudget:
         self._parsed = 0
         """The number of parsed calls in this iteration."""
         self._share = SHARES[0]
-        """Seconds for parsing in this iteration, if it must be cut short."""
+        """Seconds for parsing in this iteration, if calls must be refused."""
         self._spent = 0.0
         """Seconds of this iteration that were spent on parsing."""
         self._start = 0.0
@@ -66,14 +66,14 @@ class ParseBudget:
         self._is_overloaded = False
         self._refused_at = 0.0
         self._logged = False
-        """Whether the log says that calls are refused. Iterations of many small calls may be long without refusals."""
+        """Whether the refusals are logged. Iterations of many small calls may be long without refusals."""
         self._long = (0.0, 0)
-        """Seconds and parsed calls of the iteration after which the next ones were cut short."""
+        """Seconds and parsed calls of the long iteration that started the refusals."""
 
     def is_full(self) -> bool:
-        """Whether the next call of this iteration must be refused. If no more than `LEAST` calls arrive, none is,
-        however long parsing takes: that many consumers, each waiting for its answer, are no overload. If more arrive,
-        the first `FEWEST` never are."""
+        """Whether the next call of this iteration must be refused. If at most `LEAST` calls arrive, none is refused,
+        however long parsing takes: that many consumers, each waiting for its response, are no overload. If more arrive,
+        the first `FEWEST` are never refused."""
         self._received += 1
         limit = FEWEST if self._is_overloaded and self._received_before > LEAST else LEAST
         if self._parsed < limit or self._spent < self._share:
@@ -83,18 +83,17 @@ class ParseBudget:
         self._refused_at = self._clock()
         if not self._logged:
             self._logged = True
-            self._log("acks_shed", *self._long)
+            log.warning("acks_shed", **_log_fields(*self._long))
         return True
 
     def has_large_calls(self) -> bool:
-        """Whether finished answers should be written during this event-loop iteration. An answered client sends its
-        next request at once, and while a thousand sockets are ready libuv also reads those that became ready
+        """Whether to write finished responses during this event-loop iteration. A client sends its next request as soon
+        as it gets a response, and while a thousand sockets are ready, libuv also reads those that became ready
         meanwhile. With small calls, which are parsed quickly, the iteration would not end."""
         return self._spent > self._parsed * LARGE
 
     def _is_too_long(self) -> bool:
-        """Whether this iteration alone is so long that the next ones would be cut short. Then it is cut short itself,
-        as its last call waits for all of it."""
+        """Whether this iteration alone is so long that calls must be refused, starting in this iteration."""
         seconds = self._clock() - self._start
         if not self._after or seconds <= max(CROWD, ALONE * self._after):
             return False
@@ -103,7 +102,7 @@ class ParseBudget:
         return True
 
     def begin(self) -> float:
-        """Call this before a call is parsed. Returns the time, for `end`."""
+        """Call this before parsing a call. Returns the time, for `end`."""
         now = self._clock()
         if not self._parsed:
             self._start = now
@@ -113,9 +112,6 @@ class ParseBudget:
 
     def end(self, start: float) -> None:
         self._spent += self._clock() - start
-
-    def _log(self, event: str, seconds: float, calls: int) -> None:
-        log.warning(event, turn=round(seconds, 3), calls=calls)
 
     def _end_iteration(self) -> None:
         now = self._clock()
@@ -129,7 +125,7 @@ class ParseBudget:
                 self._long_since = None
                 if self._logged:
                     self._logged = False
-                    self._log("acks_shed_no_more", seconds, calls)
+                    log.warning("acks_shed_no_more", **_log_fields(seconds, calls))
         elif seconds <= CROWD or calls <= LEAST or not self._after:
             self._long_since = None
         elif self._long_since is None:
@@ -138,3 +134,7 @@ class ParseBudget:
             self._is_overloaded = True
             self._long = seconds, calls
             self._refused_at = now
+
+
+def _log_fields(seconds: float, calls: int) -> dict[str, float]:
+    return {"turn": round(seconds, 3), "calls": calls}

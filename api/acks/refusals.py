@@ -1,13 +1,11 @@
-"""Refused calls: their responses, and the delay of those that are refused under overload.
+"""Responses to failed calls. Clients that are refused under overload get their 503 after a short delay.
 
-Clients refused under overload get their 503 after a short delay.
-
-Without the delay, a refused client retries at once, whatever `Retry-After` says, and each retry is read and refused
-again. That takes time from commits, as the event loop and the combiner's thread share the GIL. It also delays other
-clients: sockets are read in order, so with two thousand busy sockets each client waits for two thousand refusals. libuv
-continues to read within one event-loop iteration while a thousand sockets are ready, up to 49,152 times, and nothing
-else runs meanwhile. A client that waits for its refusal sends nothing. The delay costs it nothing, as it should retry
-only after a second.
+Without the delay, many refused clients would retry at once, in spite of `Retry-After`, and each retry would be read and
+refused again. That takes time from commits, as the event loop and the combiner's thread share the GIL. It also delays
+other clients: sockets are read in order, so with two thousand busy sockets each client waits for two thousand refusals.
+libuv continues to read within one event-loop iteration while a thousand sockets are ready, up to 49,152 times, and
+nothing else runs meanwhile. A client that waits for its refusal sends nothing. The delay costs it nothing, as it should
+retry only after a second.
 """
 
 from __future__ import annotations
@@ -68,9 +66,9 @@ class Pause:
 
 
 def refusal(verb: Verb, error: Exception, own_id: bytes | None) -> Problem:
-    """The answer to a failed call, under its request id: the caller's `own_id` if there is one. It is counted, and
-    logged if the caller did not cause it; the ack routes log nothing else. Refusals under overload aren't logged: there
-    are thousands a second, and the combiner logs once when they begin."""
+    """The response to a failed call. Its request id is the client's `own_id` if that is valid. The failure is counted,
+    and logged if the client did not cause it. Refusals under overload aren't logged here: there may be thousands a
+    second, and the combiner logs their start once."""
     name = request_id(own_id)
     if isinstance(error, Problem):
         problem = error

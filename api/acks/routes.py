@@ -1,6 +1,6 @@
-"""The two ack routes, as a small ASGI callable in front of FastAPI's stack: they are called once per item, all others
-once per batch. msgspec decodes the bodies. Problems look like those of other routes, and the OpenAPI document has the
-models.
+"""The two ack routes, as a small ASGI application in front of FastAPI's stack. They are called once per item, all other
+routes once per batch. msgspec decodes the bodies. Problems have the same form as those of other routes, and the OpenAPI
+document describes the bodies.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from api.server import bodies
 from api.server.middleware import USUAL, Requests, given_id
 from core import errors
 from core.acks.call import Call
-from core.acks.combiner import TOO_MANY
-from core.acks.lanes import Pending
 from core.batches.lifecycle import Verb
+from core.commits.combiner import TOO_MANY
+from core.commits.lanes import Pending
 from core.service import Service
 from lastbit.tokens import Token
 
@@ -37,7 +37,7 @@ PATHS: Final = {"/v1/acks": Verb.ACK, "/v1/failures": Verb.FAIL}
 
 
 class AckRoutes:
-    """Answers the ack routes and passes all other requests to FastAPI."""
+    """Serves the ack routes, and passes all other requests to FastAPI."""
 
     def __init__(self, app: FastAPI, *, most_waiting: int) -> None:
         self.app: ASGIApp = Requests(app, most_waiting=most_waiting)
@@ -46,7 +46,7 @@ class AckRoutes:
         self.access: Access = app.state.access
         self._receive = self._deliver  # one bound method, so that the combiner can group calls by it
         self.finished: deque[Sequence[Pending]] = deque()
-        """Finished calls that are not answered yet."""
+        """Finished calls whose responses are not written yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         verb = PATHS.get(scope["path"]) if scope["type"] == "http" else None
@@ -54,7 +54,7 @@ class AckRoutes:
             await self.app(scope, receive, send)
             return
         try:
-            status, content, headers = 200, await self._answer(verb, scope, receive), {}
+            status, content, headers = 200, await self._handle(verb, scope, receive), {}
         except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
             problem = refusal(verb, error, given_id(scope["headers"]))
             status, content, headers = problem.status, problem.body(), problem.headers
@@ -72,7 +72,7 @@ class AckRoutes:
         await send(start)
         await send({"type": "http.response.body", "body": content})
 
-    async def _answer(self, verb: Verb, scope: Scope, receive: Receive) -> bytes:
+    async def _handle(self, verb: Verb, scope: Scope, receive: Receive) -> bytes:
         if scope["method"] != "POST":
             raise Problem("method_not_allowed", "this path takes POST", headers={"Allow": "POST"})
         headers = first_headers(scope)
@@ -101,8 +101,8 @@ class AckRoutes:
     def parse(
         self, verb: Verb, idempotency_key: bytes | None, content: bytes, caller: Token
     ) -> tuple[Call, Check | None]:
-        """The call in a body, and the check that must run in a thread before the call is submitted: it asks the
-        database. Raises `Problem` and `errors.InvalidRequest`."""
+        """As `bodies.parse`, and also charges the items to the caller's rate. Writes responses first where parsing
+        would delay them (see `ParseBudget.has_large_calls`)."""
         budget: ParseBudget = self.state.parse_budget
         if self.finished and budget.has_large_calls():
             self.answer_finished()
@@ -112,7 +112,7 @@ class AckRoutes:
         finally:
             budget.end(start)
         if caller.items is not None:
-            self.access.rates.bring(caller, call.items)
+            self.access.rates.charge_items(caller, call.items)
         return call, check
 
     def is_full(self) -> bool:
@@ -126,20 +126,21 @@ class AckRoutes:
         self.state.service.acks.submit(call, self._receive, recipient)
 
     def refuse_later(self, refuse: Callable[[], object]) -> None:
-        """Call `refuse` after a delay. Finished calls are answered now, not after all ready sockets were read."""
+        """Call `refuse` after a delay. Writes the responses of finished calls now, not after all ready sockets were
+        read."""
         pause: Pause = self.state.pause
         pause.before(refuse)
         if self.finished:
             self.answer_finished()
 
     def _deliver(self, results: Sequence[Pending]) -> None:
-        """Called in the combiner's thread. One call into the loop serves all calls of a commit, as each wakes it."""
+        """Called in the combiner's thread, once per commit, as each call into the loop wakes it."""
         self.finished.append(results)
         with contextlib.suppress(RuntimeError):  # the loop is closed, and so are all connections
             self.state.loop.call_soon_threadsafe(self.answer_finished)
 
     def answer_finished(self) -> None:
-        """Answer the finished calls. Call it in the event loop."""
+        """Write the responses of the finished calls. Only the event loop's thread may call this."""
         while self.finished:
             _answer_all(self.finished.popleft())
 
@@ -149,7 +150,7 @@ def _answer_all(results: Sequence[Pending]) -> None:
     acks = failures = 0
     for pending in results:
         if pending.error is None:
-            answer, verb = pending.answer, pending.verb
+            answer, verb = pending.answer, pending.call.verb
             if verb is Verb.ACK:
                 acks += 1
             else:

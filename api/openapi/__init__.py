@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with the ack routes, the tallies' bodies, roles and problems added."""
+"""The OpenAPI document: FastAPI's own, with the ack routes, the bodies of tallies, roles and problems added."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ TAGS = {
     "acks": "Resolve items: as done, or as failed.",
     "events": "The feed: each transition of a batch once, in commit order, and events of your own.",
     "webhooks": "Send events of the feed to URLs.",
-    "consumer groups": "Which worker works on which partition, and how far each partition was read.",
+    "consumer groups": "Assign partitions to workers, and store each partition's position.",
     "tallies": "Sums that count each message once, however often it is replayed.",
-    "processes": "Process managers: what each event does to an instance, and the commands that follow from it.",
+    "processes": "Process managers: store each event's effect on an instance, and the commands that follow from it.",
     "operations": "Health, readiness and metrics of the service.",
 }
 SERVERS = [
@@ -72,15 +72,15 @@ def openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def _document_optional_bodies(document: dict[str, Any]) -> None:
-    """Mark bodies without required fields as optional: a request without a body counts as `{}`, which FastAPI doesn't
-    know."""
+    """Mark bodies without required fields as optional. The service treats a missing body as `{}`, but FastAPI documents
+    it as required."""
     models = document["components"]["schemas"]
     for operations in document["paths"].values():
         for operation in operations.values():
             body = operation.get("requestBody")
             if body is not None:
                 name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-                # msgspec's schemas are added later; the bodies that they describe have required fields.
+                # msgspec's schemas are added later. All their bodies have required fields.
                 body["required"] = name not in models or bool(models[name].get("required"))
 
 
@@ -112,16 +112,16 @@ def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
         "token": {
             "type": "http",
             "scheme": "bearer",
-            "description": "A token with one of the roles in an operation's `x-roles`; `admin` has them all. A "
-            "service that was started without tokens asks for none.",
+            "description": "A token with one of the roles in an operation's `x-roles`; `admin` includes all roles. A "
+            "service that was started without tokens requires none.",
         }
     }
     for method, path, rule in rules(app):
-        # The document's path lacks the `:rest` of a parameter that may contain slashes.
+        # A path in the document lacks the `:rest` of a parameter that may contain slashes.
         operation = document["paths"].get(compile_path(path)[1], {}).get(method.lower())
         if operation is None:
             continue
-        # Roles are no scopes of the requirement: generators would treat the scheme as OAuth.
+        # Roles aren't written as the requirement's scopes: generators would treat the scheme as OAuth.
         operation["security"] = [] if rule.everybody else [{"token": []}]
         if not rule.everybody:
             operation["x-roles"] = [str(role) for role in rule.roles]

@@ -1,6 +1,7 @@
-"""Examples for the OpenAPI document: each error by its code, and bodies of requests by operation.
+"""Examples for the OpenAPI document: each error by its code, and request bodies by operation.
 
-In the order of this file, a new service accepts all requests whose path names what an earlier one has made."""
+A new service accepts the request bodies in the order of this file, if their paths name resources that earlier requests
+made."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from lastbit.streams.snapshot import Snapshot
 
 _PROBLEMS: Final = (
     unauthorized(has_token=False),
-    Problem("forbidden", "this needs the role produce or admin; the token dashboard has read"),
+    Problem("forbidden", "this route requires the role produce or admin; the token dashboard has read"),
     Problem("rate_limited", "the token importer may make 50 calls a second"),
     Problem("too_large", "body: expected at most 8,388,608 bytes"),
     Problem("unsupported_media_type", "header Content-Type: expected application/json, got text/plain"),
@@ -53,7 +54,7 @@ _PROBLEMS: Final = (
 
 
 def of_problems() -> dict[str, Any]:
-    """Each problem by its code, as `components.examples` has it."""
+    """The value of `components.examples`: each problem by its code."""
     return {
         problem.code: {
             "summary": HTTPStatus(problem.status).phrase,
@@ -124,11 +125,11 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "redeliver_webhook": {"All that are dead": {}, "One event": {"position": 1}},
     "send_test_event": {"No fields": {}},
 }
-"""By operation and summary."""
+"""Request bodies by operation id, then by summary."""
 
 
 def of_requests(operation: str) -> dict[str, Any]:
-    """The examples of an operation's body."""
+    """The examples of an operation's request body."""
     return {
         f"{operation}_{number}": {"summary": summary, "value": value}
         for number, (summary, value) in enumerate(REQUESTS[operation].items(), 1)
@@ -148,7 +149,7 @@ _PARAMETERS: Final = {
 
 
 def of_parameter(parameter: dict[str, Any]) -> Any:
-    """The example of a path's part or of a header, or None."""
+    """The example of a path parameter or a header, or None."""
     if parameter["in"] == "query":
         return None
     if parameter["name"] == "group":  # an item group's number, or a consumer group's name

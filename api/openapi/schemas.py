@@ -1,7 +1,7 @@
-"""The schemas of the OpenAPI document, in the form that generators of clients understand.
+"""The schemas of the OpenAPI document, in a form that client generators support.
 
-pydantic and msgspec write an optional value as `anyOf` with null, and generators make a type of it that has lost its
-limits, or that accepts anything. Here it becomes a type that may be null, or one of two schemas."""
+pydantic and msgspec write an optional value as `anyOf` with null. Generators make it a type that has lost its limits or
+accepts anything. This module rewrites it as a nullable type, or as `oneOf` with two schemas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tidy(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             for parameter in operation.get("parameters", ()):
-                # A parameter is left out or has a value; its text is never null.
+                # A parameter is absent or has a value. It is never null.
                 schema = parameter["schema"]
                 variants = [variant for variant in schema.pop("anyOf", ()) if variant != _NULL]
                 for variant in variants:

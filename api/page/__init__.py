@@ -1,8 +1,8 @@
-"""The page at `/`: batches and processes, to look at. HTML, styles and modules as they lie here; no build, nothing
-from outside.
+"""The page at `/`, which shows batches and processes. Its HTML, styles and modules are served as they are in this
+folder, without a build step and without external resources.
 
-Keys, labels and reasons are anybody's text. The page renders them as text alone, and the policy that it is served
-under would run no script of theirs: not in line, not from elsewhere, not through `innerHTML` (trusted types).
+Keys, labels and reasons are text from clients. The page renders them only as text. Its content security policy also
+prevents scripts in them from running, whether inline, from other sites or through `innerHTML` (trusted types).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DOCS_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The same without trusted types: the package that draws the API's pages knows none."""
+"""The same without trusted types, which the package for the API reference doesn't support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def routes() -> APIRouter:
     @router.get("/docs")
     @open_to_all
     async def docs(request: Request) -> Response:
-        """The API's pages. They show nothing secret, and the routes that they call ask for a token themselves."""
+        """The API reference. It contains no secrets, and the routes that it calls require a token themselves."""
         return _answer(request, files["docs.html"], DOCS_POLICY)
 
     @router.get("/page/{name}")
@@ -81,7 +81,7 @@ def routes() -> APIRouter:
 
 def _answer(request: Request, file: File, policy: str = POLICY) -> Response:
     headers = {
-        # Looked at again each time, so that a new release is never half an old one; the answer is mostly a 304.
+        # Browsers must revalidate each file, so that they never mix files of two releases. Most responses are 304.
         "Cache-Control": "no-cache",
         "ETag": file.etag,
         "Content-Security-Policy": policy,

@@ -21,7 +21,7 @@ export function listView(main) {
   const states = make("div.states", { role: "group", "aria-label": "State" });
   const key = make("input", { id: "key", type: "search", name: "key", placeholder: "any", autocomplete: "off", maxlength: 255 });
   const label = make("input", { id: "label", name: "label", placeholder: "name:value", autocomplete: "off" });
-  const chips = make("ul.chips", { "aria-label": "Labels that are asked for" });
+  const chips = make("ul.chips", { "aria-label": "Labels to filter by" });
   const form = make(
     "form.filter",
     { role: "search", "aria-label": "Filter", onsubmit: asked },
@@ -204,8 +204,8 @@ function emptiness(filter, isMore) {
   if (isMore) return make("p", {}, "None among the newest batches. There are older ones: narrow the filter by state or key.");
   if (filter.state || filter.key || filter.label.length) {
     return [
-      make("h2", {}, "No batch is like that"),
-      make("p", {}, "Keys and labels are compared as they are, to the letter. ", make("a", { href: "#/" }, "All batches")),
+      make("h2", {}, "No batch matches"),
+      make("p", {}, "Filters need the exact key or label. ", make("a", { href: "#/" }, "All batches")),
     ];
   }
   const token = needsToken() ? ' -H "Authorization: Bearer $LASTBIT_TOKEN"' : "";

@@ -218,7 +218,7 @@ export function deliveriesPanel(changed) {
         "p",
         {},
         `“${HAPPENED[delivery.type] ?? delivery.type}” is sent to webhook ${delivery.webhook} once more. `,
-        "A receiver that has had it sees the same webhook-id again.",
+        "A receiver that already has the event sees the same webhook-id again.",
       ),
       confirm: "Deliver again",
       keep: "Leave it",

@@ -91,6 +91,7 @@ export function pictureSection(batchId, go) {
       button.style.setProperty("--share", share);
       button.dataset.state = share === 1 ? "full" : share === 0 ? "none" : "some";
       button.classList.toggle("has-failed", tile.failed > 0);
+      button.classList.toggle("all-failed", tile.failed > 0 && tile.failed === tile.resolved);
     }
     button.tabIndex = place === current ? 0 : -1;
     if (tile.groups === 1) button.setAttribute("aria-pressed", String(open === tile.group));

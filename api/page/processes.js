@@ -158,7 +158,7 @@ export function instancesView(main, process) {
 export function instanceView(main, process, instance) {
   const about = make("p.about.facts");
   const state = panel("state", "State");
-  const history = panel("history", "What came to it");
+  const history = panel("history", "Events");
   const timers = panel("timers", "Timers");
   const commands = panel("commands", "Commands");
   const up = make("a", { href: toProcess(process) }, process);
@@ -179,7 +179,7 @@ export function instanceView(main, process, instance) {
       keep: "Leave it",
       async act() {
         const { retrying } = await api.retryParked(process, instance, event);
-        say(retrying ? "It is handled again" : "It was not parked any more");
+        say(retrying ? "It is handled again" : "It was no longer parked");
         seen.looking.now();
       },
     });
@@ -191,7 +191,7 @@ export function instanceView(main, process, instance) {
       dotted([
         mark(found.status),
         `version ${number(found.version)}`,
-        make("span", {}, "begun ", since(found.created_at)),
+        make("span", {}, "started ", since(found.created_at)),
         found.finished_at
           ? make("span", {}, "finished ", since(found.finished_at))
           : make("span", {}, "changed ", since(found.updated_at)),

@@ -40,7 +40,7 @@ export function signInView(main, done) {
     make(
       "form.sign-in",
       { onsubmit: submitted },
-      make("p.quiet", {}, "This service wants a token that may read. Whoever runs it makes one:"),
+      make("p.quiet", {}, "This service needs a token with the role read. Its operator can make one with this command:"),
       make("pre", {}, make("code", {}, "lastbit token new --role read")),
       make("label", { for: "token" }, make("span", {}, "Token"), token),
       wrong,

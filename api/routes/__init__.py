@@ -1,6 +1,6 @@
-"""The routes, a module for each noun, but for acks.
+"""The routes except those for acks, one module per noun.
 
-A new noun gets a module with its router, and `app` includes it. `route` is the class of all routes, `models` has the
-bodies and answers that several nouns share, `cursors` the places where pages begin, `long_polls` everything that waits,
-`free_json` JSON of a caller's own.
+A new noun gets a module with its router, which `app` includes. `route` has the classes of all routes, and `models` the
+bodies and responses of the batch routes. `cursors` encodes the cursors of pages, `long_polls` serves waiting requests,
+and `free_json` checks JSON that the service stores for a caller.
 """

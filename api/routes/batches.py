@@ -15,13 +15,16 @@ from api.access.rules import ANY, caller_of, needs, outside
 from api.problems import BODY, documented
 from api.routes import cursors, models
 from api.routes.long_polls import Waiting
-from api.routes.models import BatchId
+from api.routes.models import BatchId, Reply
 from api.routes.route import JsonRoute
+from api.routes.writes import Reads, Writes
 from core.batches import group_counts, ranges
-from core.batches.batch import Batch
+from core.batches.batch import Batch, Extended, Opened, Sealed
 from core.batches.lifecycle import TERMINAL
+from core.batches.writing import Extend
 from core.explain import Reason
 from core.service import Service
+from core.service.batches import opening_of, seal_of
 from lastbit.ids import INTEGER_LIMIT, item_id
 from lastbit.tokens import Role, Token
 
@@ -45,6 +48,16 @@ def _service(request: Request) -> Service:
     return service
 
 
+def _writes(request: Request) -> Writes:
+    writes: Writes = request.app.state.writes
+    return writes
+
+
+def _reads(request: Request) -> Reads:
+    reads: Reads = request.app.state.reads
+    return reads
+
+
 def _waiting(request: Request) -> Waiting:
     waiting: Waiting = request.app.state.waiting
     return waiting
@@ -60,17 +73,16 @@ def _waiting(request: Request) -> Waiting:
     },
 )
 @needs(Role.PRODUCE, is_limited=True)
-def open_batch(
-    body: models.OpenBody, request: Request, response: Response, idempotency_key: IdempotencyKey = None
-) -> dict[str, Any]:
+async def open_batch(body: models.OpenBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Open a batch; extend it by `items` and seal it in the same transaction."""
     caller = caller_of(request)
     if not caller.covers(body.key):
         raise outside(caller, "body.key", "batches whose key begins")
-    result = _service(request).batches.open(body.opening(), idempotency_key, prefix=caller.prefix)
-    response.headers["Location"] = f"/v1/batches/{result.batch.id}"
-    _say_replayed(response, result.replayed)
-    return {**models.shown(result.batch), "start": result.start, "count": result.count, "newly": result.newly}
+    opening = body.opening()
+    if caller.prefix is not None and opening.parent is not None:
+        await run_in_threadpool(_service(request).batches.check_parent, opening.parent, caller.prefix)
+    result: Opened = await _writes(request).run(opening_of(opening, idempotency_key, prefix=caller.prefix))
+    return opened(result).response()
 
 
 @router.get("", response_model=models.BatchPage, responses=documented("invalid_request"))
@@ -106,7 +118,7 @@ async def get_batch(
     """One batch; with `wait`, once it is in a terminal state or the time is over."""
     service = _service(request)
     if not wait:
-        return models.shown(await run_in_threadpool(service.batches.get, batch))
+        return read(await _reads(request).get(batch)).response()
     async with _waiting(request).watch(batch) as end_event:
         state = await run_in_threadpool(service.batches.get, batch)
         if state.state in TERMINAL:
@@ -136,24 +148,13 @@ async def get_batch(
     },
 )
 @needs(Role.PRODUCE, is_limited=True)
-def extend_batch(
-    batch: BatchId,
-    body: models.ExtendBody,
-    request: Request,
-    response: Response,
-    idempotency_key: IdempotencyKey = None,
-) -> dict[str, Any]:
+async def extend_batch(
+    batch: BatchId, body: models.ExtendBody, request: Request, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Issue `count` more items."""
-    result = _service(request).batches.extend(batch, body.count, idempotency_key)
-    _say_replayed(response, result.replayed)
-    now = result.batch
-    return {
-        "batch": now.id,
-        "group_size": now.group_size,
-        "start": result.start,
-        "count": result.count,
-        "items": now.items,
-    }
+    operation = Extend(batch=batch, count=body.count, idempotency_key=idempotency_key)
+    result: Extended = await _writes(request).run(operation)
+    return extended(result).response()
 
 
 @router.post(
@@ -162,12 +163,12 @@ def extend_batch(
     responses=documented("batch_not_found", "batch_expired", "batch_cancelled", *BODY),
 )
 @needs(Role.PRODUCE, is_limited=True)
-def seal_batch(
+async def seal_batch(
     batch: BatchId, body: models.EmptyBody, request: Request, idempotency_key: IdempotencyKey = None
-) -> dict[str, Any]:
+) -> Response:
     """Promise that no more items will come. Completes the batch if none is pending."""
-    sealed = _service(request).batches.seal(batch, idempotency_key)
-    return {**models.shown(sealed.batch), "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
+    result: Sealed = await _writes(request).run(seal_of(batch, idempotency_key))
+    return sealed(result).response()
 
 
 @router.post(
@@ -344,6 +345,33 @@ def _shown_to(caller: Token, reasons: list[Reason]) -> Iterator[Reason]:
         yield reason
 
 
-def _say_replayed(response: Response, is_replay: bool) -> None:
-    if is_replay:
-        response.headers["Idempotency-Replayed"] = "true"
+def read(batch: Batch) -> Reply:
+    """The response to a read of the batch."""
+    return Reply.of(models.shown(batch))
+
+
+def opened(result: Opened) -> Reply:
+    facts = {**models.shown(result.batch), "start": result.start, "count": result.count, "newly": result.newly}
+    return Reply.of(facts, 201, _replay(result.replayed) | {"Location": f"/v1/batches/{result.batch.id}"})
+
+
+def extended(result: Extended) -> Reply:
+    batch = result.batch
+    facts = {
+        "batch": batch.id,
+        "group_size": batch.group_size,
+        "start": result.start,
+        "count": result.count,
+        "items": batch.items,
+    }
+    return Reply.of(facts, 201, _replay(result.replayed))
+
+
+def sealed(result: Sealed) -> Reply:
+    facts = {**models.shown(result.batch), "newly": result.newly, "newly_succeeded": result.newly_succeeded}
+    return Reply.of(facts)
+
+
+def _replay(is_replay: bool) -> dict[str, str]:
+    """The headers of a response that a key has got before."""
+    return {"Idempotency-Replayed": "true"} if is_replay else {}

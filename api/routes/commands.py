@@ -1,4 +1,4 @@
-"""The commands that processes issued, for whoever pulls them."""
+"""The route that reads the commands of processes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
 
 
 class Command(BaseModel):
-    id: str = Field(description="made of process, instance and step: act on it once")
-    position: int = Field(description="of its event in the feed")
+    id: str = Field(description="derived from process, instance and step; execute each id once")
+    position: int = Field(description="the position of its event in the feed")
     process: str
     instance: str
     step: str
@@ -38,7 +38,7 @@ class Command(BaseModel):
 
 class CommandPage(BaseModel):
     commands: list[Command]
-    next: int = Field(description="the last position that was looked at: `after` of the next call")
+    next: int = Field(description="the last position that was read; pass it as `after` to the next call")
     last: int = Field(description="the feed's last position")
 
 
@@ -53,10 +53,10 @@ async def read_commands(
     after: Position = 0,
     limit: Limit = 100,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first command")] = 0,
-    types: Annotated[list[str], Query(alias="type", description="several mean or")] = [],  # noqa: B006
+    types: Annotated[list[str], Query(alias="type", description="repeat it to allow several types")] = [],  # noqa: B006
     process: str | None = None,
 ) -> Response:
-    """The commands above a position, in the order of the feed; with `wait`, once there is one or the time is over."""
+    """The commands after a position, in the order of the feed. With `wait`, waits until there is one."""
     service: Service = request.app.state.service
     waiting = request.app.state.waiting
 

@@ -1,4 +1,4 @@
-"""The routes of consumer groups: who works on which partition, and how far each was read."""
+"""The routes of consumer groups: the owner of each partition, and its committed position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from api.routes import cursors, models
 from api.routes.models import Body
 from api.routes.route import JsonRoute
 from api.server.bodies import from_base64
-from core.consumer_groups import groups, leases
+from core.consumer_groups import groups, leases, positions
 from core.errors import InvalidRequest
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
@@ -26,20 +26,20 @@ from lastbit.tokens import Role
 router = APIRouter(prefix="/v1/consumer-groups", route_class=JsonRoute, tags=["consumer groups"])
 
 LONGEST: Final = 3600
-"""Seconds of a ttl or a release."""
+"""Maximum seconds of a ttl or a release."""
 
 
-def _users_own(name: str) -> str:
+def _not_reserved(name: str) -> str:
     if name.startswith(groups.OWN_NAMES):
-        raise ValueError(f"expected a group of yours: those that begin with {groups.OWN_NAMES} are the service's")
+        raise ValueError(f"expected a group of yours: names that begin with {groups.OWN_NAMES} are reserved")
     return name
 
 
-# They stand in paths, so no slash, and not "." or "..".
+# Names are parts of paths, so they contain no slash, and aren't "." or "..".
 _NAME: Final = r"^[A-Za-z0-9_][\x21-\x2e\x30-\x7e]{0,254}$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 AnyGroup = Annotated[Name, Path(alias="group")]
-GroupName = Annotated[Name, AfterValidator(_users_own), Path(alias="group")]
+GroupName = Annotated[Name, AfterValidator(_not_reserved), Path(alias="group")]
 PartitionNumber = Annotated[int, Path(alias="partition", ge=0, lt=groups.MOST_PARTITIONS), models.Decimal]
 WorkerName = Annotated[Name, Path(alias="worker")]
 Session = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,64}$")]
@@ -48,28 +48,32 @@ Epoch = Annotated[int, Field(ge=0, lt=INTEGER_LIMIT)]
 
 
 class GroupBody(Body):
-    partitions: int = Field(ge=1, le=groups.MOST_PARTITIONS, description="fixed from then on")
+    partitions: int = Field(ge=1, le=groups.MOST_PARTITIONS, description="can't be changed later")
     ttl: float | None = Field(
-        None, ge=0.1, le=LONGEST, allow_inf_nan=False, description="seconds that a worker may be silent; 10 at first"
+        None,
+        ge=0.1,
+        le=LONGEST,
+        allow_inf_nan=False,
+        description="seconds without a sync after which a worker loses its partitions; default 10",
     )
     release: float | None = Field(
         None,
         ge=0,
         le=LONGEST,
         allow_inf_nan=False,
-        description="seconds that a worker has to drain what it is to give back; 30 at first",
+        description="seconds that a worker has to drain a partition that it must release; default 30",
     )
 
 
 class DrainedPartition(Body):
-    """A partition that is drained, at the epoch at which it was held."""
+    """A drained partition, and the epoch at which the worker held it."""
 
     partition: Partition
     epoch: Epoch
 
 
 def _with_epoch(value: Any) -> Any:
-    """A plain number, as clients of earlier releases send it, says nothing of the epoch."""
+    """Accept a plain number, which has no epoch: clients of earlier releases send it."""
     if not isinstance(value, int) or isinstance(value, bool):
         return value
     if not 0 <= value < groups.MOST_PARTITIONS:
@@ -92,16 +96,19 @@ Drained = Annotated[
 
 
 class SyncBody(Body):
-    worker: Name = Field(description="stable and unique in the group")
+    worker: Name = Field(description="the worker's name, stable and unique in the group")
     session: Session = Field(description="random, new for each process: 1 to 64 visible ASCII characters")
     drained: list[Drained] = Field(
         default_factory=list,
         max_length=groups.MOST_PARTITIONS,
-        description="partitions of `release` that it no longer works on, with the epochs at which it held them; "
-        "a plain number, as earlier releases send it, stands for the partition at its current epoch",
+        description="partitions of `release` that the worker has drained, with the epochs at which it held them; "
+        "a plain number, as clients of earlier releases send, means the partition at its current epoch",
     )
     capacity: int | None = Field(
-        None, ge=0, le=groups.MOST_PARTITIONS, description="the most partitions that it takes; null: any number"
+        None,
+        ge=0,
+        le=groups.MOST_PARTITIONS,
+        description="the maximum number of partitions for this worker; null: no limit",
     )
 
 
@@ -113,8 +120,10 @@ class PositionBody(Body):
         description="base64 of `AckWindow.snapshot()`",
         json_schema_extra={"contentEncoding": "base64"},
     )
-    token: str | None = Field(None, max_length=1024, description="what the source calls the floor; kept as it is")
-    head: int | None = Field(None, ge=0, le=MAX_OFFSET, description="the source's last offset, to tell the lag by")
+    token: str | None = Field(
+        None, max_length=1024, description="the source's own name for the floor; stored unchanged"
+    )
+    head: int | None = Field(None, ge=0, le=MAX_OFFSET, description="the source's last offset, to compute the lag")
 
 
 class Fence(Body):
@@ -123,22 +132,22 @@ class Fence(Body):
     worker: Name
     epoch: Epoch
 
-    def held(self) -> groups.Fence:
-        return groups.Fence(self.group, self.partition, self.worker, self.epoch)
+    def to_core(self) -> positions.Fence:
+        return positions.Fence(self.group, self.partition, self.worker, self.epoch)
 
 
 class Group(BaseModel):
     name: str
     partitions: int
-    partition_of: str = Field(description="how a key finds its partition: `crc32` of its bytes, modulo `partitions`")
+    partition_of: str = Field(description="a key's partition is the `crc32` of its bytes, modulo `partitions`")
     ttl: float
     release: float
     created_at: datetime
 
 
 class GroupSummary(Group):
-    workers: int = Field(description="live ones")
-    owned: int = Field(description="partitions that have an owner")
+    workers: int = Field(description="the number of live workers")
+    owned: int = Field(description="the number of partitions with an owner")
 
 
 class GroupPage(BaseModel):
@@ -148,26 +157,26 @@ class GroupPage(BaseModel):
 
 class Worker(BaseModel):
     worker: str
-    live: bool = Field(description="its lease has not ended")
+    live: bool = Field(description="whether its lease is valid")
     capacity: int | None
     started_at: datetime
     last_seen: datetime
     lease_until: datetime
-    partitions: int = Field(description="how many it holds")
-    releasing: int = Field(description="how many of these it is to give back")
+    partitions: int = Field(description="the number of partitions that it holds")
+    releasing: int = Field(description="the number of these that it must release")
 
 
 class Position(BaseModel):
     partition: int
     owner: str | None
-    epoch: int = Field(description="goes up with every new owner")
-    since: datetime | None = Field(description="when the owner became it")
-    release_by: datetime | None = Field(description="when it is freed, drained or not")
+    epoch: int = Field(description="increases with every new owner")
+    since: datetime | None = Field(description="when the current owner got the partition")
+    release_by: datetime | None = Field(description="when the owner loses the partition, even if it isn't drained")
     floor: int | None = Field(description="the offset that is safe to commit; null before the first commit")
     high: int | None = Field(description="the highest offset that was begun")
-    outstanding: int | None = Field(description="how many offsets between these are not done")
-    head: int | None = Field(description="the source's last offset, as a worker told")
-    lag: int | None = Field(description="from the floor to the head, or to `high` where that is higher")
+    outstanding: int | None = Field(description="the number of unfinished offsets from `floor` to `high`")
+    head: int | None = Field(description="the source's last offset, as a worker last reported it")
+    lag: int | None = Field(description="the distance from `floor` to the higher of `head` and `high`")
     token: str | None
     updated_at: datetime | None
 
@@ -179,20 +188,20 @@ class GroupDetails(Group):
 
 class Held(BaseModel):
     partition: int
-    epoch: int = Field(description="goes with every write on behalf of the partition")
-    floor: int | None = Field(description="null: nothing was committed yet")
+    epoch: int = Field(description="send it with every write for the partition")
+    floor: int | None = Field(description="null: nothing has been committed")
     high: int | None
     outstanding: str | None = Field(
-        description="base64: what `AckWindow.restore` takes", json_schema_extra={"contentEncoding": "base64"}
+        description="base64 of the snapshot for `AckWindow.restore`", json_schema_extra={"contentEncoding": "base64"}
     )
     token: str | None
 
 
 class Synced(BaseModel):
     ttl: float = Field(description="seconds until the lease ends; sync every third of it")
-    assigned: list[Held] = Field(description="all that it holds now, those of `release` too")
-    release: list[int] = Field(description="of these, what to stop and drain: told again until it is drained")
-    release_within: float = Field(description="seconds that this may take, from when it was told first")
+    assigned: list[Held] = Field(description="all partitions that the worker holds, including those in `release`")
+    release: list[int] = Field(description="assigned partitions to stop and drain; repeated until they are drained")
+    release_within: float = Field(description="seconds for draining, from the first response that listed a partition")
 
 
 class Committed(BaseModel):
@@ -200,7 +209,7 @@ class Committed(BaseModel):
     epoch: int
     floor: int
     high: int
-    outstanding: int = Field(description="how many offsets between these are not done")
+    outstanding: int = Field(description="the number of unfinished offsets from `floor` to `high`")
     token: str | None
 
 
@@ -232,12 +241,12 @@ def _snapshot(text: str) -> Snapshot:
 @router.put(
     "/{group}",
     response_model=Group,
-    responses={201: {"model": Group, "description": "it is new"}, **documented("partitions_fixed", *BODY)},
+    responses={201: {"model": Group, "description": "created"}, **documented("partitions_fixed", *BODY)},
 )
 @needs(Role.CONSUME)
 def put_consumer_group(group: GroupName, body: GroupBody, request: Request, response: Response) -> dict[str, Any]:
-    """Make a group, or change how long its workers may be silent and may take to drain. The number of partitions is
-    fixed. 201 where it is new, else 200."""
+    """Create a group, or change its `ttl` and `release`. The number of partitions can't be changed. 201 if the group is
+    new, else 200."""
     created_group, new = _service(request).consumer_groups.put(
         group, body.partitions, _seconds(body.ttl), _seconds(body.release)
     )
@@ -252,7 +261,7 @@ def list_consumer_groups(
     limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = 100,
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
-    """The groups, by name; the service's own too."""
+    """The groups, by name, including the service's own."""
     summaries = _service(request).consumer_groups.page(cursors.decode_name("groups", cursor), limit)
     documents = [{**_group(summary.group), "workers": summary.workers, "owned": summary.owned} for summary in summaries]
     return {
@@ -266,7 +275,7 @@ def list_consumer_groups(
 )
 @needs(*ANY)
 def get_consumer_group(group: AnyGroup, request: Request) -> dict[str, Any]:
-    """The consumer group's workers, the owner of each partition since when, and the position of each."""
+    """A consumer group's workers, and the owner and position of each partition."""
     details = _service(request).consumer_groups.get(group)
     return {
         **_group(details.group),
@@ -284,7 +293,7 @@ def get_consumer_group(group: AnyGroup, request: Request) -> dict[str, Any]:
 )
 @needs(Role.ADMIN)
 def delete_consumer_group(group: GroupName, request: Request) -> Response:
-    """Remove the group with its positions. Refused while workers are in it."""
+    """Delete a group with its positions. Refused while it has workers."""
     _service(request).consumer_groups.delete(group)
     return Response(status_code=204)
 
@@ -294,8 +303,8 @@ def delete_consumer_group(group: GroupName, request: Request) -> Response:
 )
 @needs(Role.CONSUME)
 def sync_worker(group: GroupName, body: SyncBody, request: Request) -> dict[str, Any]:
-    """Join or stay: renew the worker's lease, give back what is drained, take what its share asks for. May be repeated
-    at any time; the answer is all that it holds."""
+    """Join the group or stay in it: renew the worker's lease, release drained partitions, and get assigned partitions.
+    It may be repeated at any time. The response has all partitions that the worker holds."""
     drained = [(lease.partition, lease.epoch) for lease in body.drained]
     result = _service(request).consumer_groups.sync(
         group, leases.Caller(body.worker, body.session, body.capacity, drained)
@@ -324,10 +333,10 @@ def remove_worker(
     worker: WorkerName,
     request: Request,
     session: Annotated[
-        Session | None, Query(description="leave only if it is this session that is in the group")
+        Session | None, Query(description="leave only if the worker's current session is this one")
     ] = None,
 ) -> Response:
-    """Leave: all that the worker holds is free at once. Nothing happens where it is not in the group."""
+    """Leave the group. The worker's partitions are free at once. No effect if the worker is not in the group."""
     _service(request).consumer_groups.leave(group, worker, session)
     return Response(status_code=204)
 
@@ -341,10 +350,10 @@ def remove_worker(
 def commit_position(
     group: GroupName, partition: PartitionNumber, body: PositionBody, request: Request
 ) -> dict[str, Any]:
-    """Commit a window: merged into what is there, so it may be repeated and overtaken. 409 `stale_epoch` where the
-    partition is another owner's by now."""
+    """Commit a window. It is merged with the stored position, so commits may be repeated or arrive in any order. 409
+    `stale_epoch`: the worker no longer owns the partition at this epoch."""
     position = _service(request).consumer_groups.commit(
-        groups.Fence(group, partition, body.worker, body.epoch),
+        positions.Fence(group, partition, body.worker, body.epoch),
         _snapshot(body.snapshot),
         token=body.token,
         head=body.head,

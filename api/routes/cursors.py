@@ -1,4 +1,4 @@
-"""Cursors: where the next page begins, as an opaque word. One that isn't ours, or of another list, is refused."""
+"""Cursors: the start of the next page, as an opaque text. A malformed cursor, or one of another list, is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from core import errors
 Cursor = Annotated[
     str | None,
     Query(
-        description="`next` of the page before; no other is taken",
+        description="`next` of the previous page",
         json_schema_extra={"minLength": 1, "pattern": patterns.CURSOR},
     ),
 ]
@@ -33,7 +33,7 @@ def decode(subject: str, cursor: str | None) -> int | None:
 
 
 def decode_name(subject: str, cursor: str | None) -> str | None:
-    """The same of a list that is by name."""
+    """The name, for a list ordered by names, or None without a cursor. Raises `errors.InvalidRequest`."""
     return _decode(subject, cursor, "(?s:.{1,255})")
 
 
@@ -46,5 +46,5 @@ def _decode(subject: str, cursor: str | None, place: str) -> str | None:
         text = ""
     match = re.fullmatch(f"{re.escape(subject)}:({place})", text)
     if match is None or encode(subject, match[1]) != cursor:
-        raise errors.InvalidRequest("query.cursor", "expected the `next` of an earlier page of this very list")
+        raise errors.InvalidRequest("query.cursor", "expected the `next` of an earlier page of this list")
     return match[1]

@@ -1,4 +1,4 @@
-"""The feed's routes: reading it, following it, and appending events of a user's own."""
+"""The routes of the feed: read it, follow it, and append custom events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from api.routes import models
 from api.routes.consumer_groups import Fence
 from api.routes.free_json import DATA, Data
 from api.routes.long_polls import Follower, Waiting, text_of
-from api.routes.models import Body, Key
+from api.routes.models import Body, Key, Reply
 from api.routes.route import JsonRoute
+from api.routes.writes import Writes
 from core import errors, feed
-from core.consumer_groups import groups
+from core.consumer_groups import positions
 from core.service import Service
+from core.writes import Append
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role, Token
 
@@ -33,13 +35,13 @@ router = APIRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
 MAX_EVENTS: Final = 1000
 STREAM_READ: Final = 500
 STREAM_BYTES: Final = 2**20
-"""Of data that are written at once, and wait where a follower takes them slowly."""
+"""Maximum bytes of event data per write to a stream. They stay in memory while a slow follower reads."""
 PING: Final = 15.0
-"""Seconds of silence after which a stream says that it is alive."""
+"""Seconds without an event after which a stream sends a comment to keep the connection alive."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,255}$")]
 Position = Annotated[int, Query(ge=0, lt=INTEGER_LIMIT), models.Decimal]
-Types = Annotated[list[str], Query(alias="type", description="several mean or")]
+Types = Annotated[list[str], Query(alias="type", description="repeat it to allow several types")]
 OfBatch = Annotated[int | None, Query(ge=0, lt=INTEGER_LIMIT), models.Decimal]
 
 
@@ -49,9 +51,9 @@ def _words(beginnings: Sequence[str]) -> str:
 
 class NewEvent(Body):
     id: Name = Field(
-        description=f"1 to 255 visible ASCII characters; what begins with {_words(feed.OWN_IDS)} is the service's own"
+        description=f"1 to 255 visible ASCII characters; ids that begin with {_words(feed.OWN_IDS)} are reserved"
     )
-    type: Name = Field(description=f"what begins with {_words(feed.OWN_TYPES)} is the service's own")
+    type: Name = Field(description=f"types that begin with {_words(feed.OWN_TYPES)} are reserved")
     key: Key | None = None
     data: Data = Field(None, description=DATA)
 
@@ -59,14 +61,14 @@ class NewEvent(Body):
     @classmethod
     def _own_id(cls, value: str) -> str:
         if value.startswith(feed.OWN_IDS):
-            raise ValueError(f"expected an id of yours: what begins with {_words(feed.OWN_IDS)} is the service's")
+            raise ValueError(f"expected an id of yours: ids that begin with {_words(feed.OWN_IDS)} are reserved")
         return value
 
     @field_validator("type")
     @classmethod
     def _own_type(cls, value: str) -> str:
         if value.startswith(feed.OWN_TYPES):
-            raise ValueError(f"expected a type of yours: what begins with {_words(feed.OWN_TYPES)} is the service's")
+            raise ValueError(f"expected a type of yours: types that begin with {_words(feed.OWN_TYPES)} are reserved")
         return value
 
 
@@ -78,8 +80,8 @@ class NewEvents(Body):
 class Event(BaseModel):
     position: int = Field(description="1-based, without gaps, in the order of the commits")
     id: str = Field(
-        description="`batch:7:completed` of a batch's transition (`batch:7:completed:1` after a repair), else the "
-        "user's own; unique"
+        description="unique; `batch:7:completed` for a batch's transition (`batch:7:completed:1` after a repair), "
+        "otherwise the id that was appended"
     )
     type: str
     batch: int | None
@@ -90,14 +92,14 @@ class Event(BaseModel):
 
 class EventPage(BaseModel):
     events: list[Event]
-    next: int = Field(description="the last position that was looked at: `after` of the next call")
+    next: int = Field(description="the last position that was read; pass it as `after` to the next call")
     last: int = Field(description="the feed's last position")
 
 
 class AppendedEvent(BaseModel):
     id: str
     position: int
-    repeated: bool = Field(description="it had been appended before, and stands where it stood")
+    repeated: bool = Field(description="an earlier call appended it, at this position")
 
 
 class AppendedEvents(BaseModel):
@@ -106,49 +108,57 @@ class AppendedEvents(BaseModel):
 
 @router.post("", response_model=AppendedEvents, responses=documented("consumer_group_not_found", "stale_epoch", *BODY))
 @needs(Role.PRODUCE, is_limited=True)
-def append_events(body: NewEvents, request: Request) -> dict[str, Any]:
-    """Append events of your own, in one transaction. An id that was there before is a repeat."""
+async def append_events(body: NewEvents, request: Request) -> Response:
+    """Append custom events, in one transaction. An event whose id is already in the feed is a repeat."""
     caller = caller_of(request)
     fence = _fence(body, caller)
     for place, new_event in enumerate(body.events):
         for name, value in (("key", new_event.key), ("id", new_event.id)):
-            # The id too: who appends somebody else's first has the other's event taken for a repeat.
+            # The id too: an event under the id of another caller's event would make that event count as a repeat.
             if not caller.covers(value):
                 raise outside(caller, f"body.events[{place}].{name}", "events whose key and id begin")
     access: Access = request.app.state.access
-    access.rates.bring(caller, len(body.events))
+    access.rates.charge_items(caller, len(body.events))
     new = [feed.NewEvent(event.id, event.type, event.key, event.data) for event in body.events]
-    results = _service(request).feed.append(new, fence)
-    return {
-        "events": [
-            {"id": event.id, "position": result.position, "repeated": result.repeated}
-            for event, result in zip(new, results, strict=True)
-        ]
-    }
+    writes: Writes = request.app.state.writes
+    results: list[feed.Appended] = await writes.run(Append(events=new, fence=fence, cost=max(1, len(new))))
+    return appended(new, results).response()
 
 
-def _fence(body: NewEvents, caller: Token) -> groups.Fence | None:
+def appended(events: Sequence[feed.NewEvent], results: Sequence[feed.Appended]) -> Reply:
+    """The response to an append of these events."""
+    return Reply.of(
+        {
+            "events": [
+                {"id": event.id, "position": result.position, "repeated": result.repeated}
+                for event, result in zip(events, results, strict=True)
+            ]
+        }
+    )
+
+
+def _fence(body: NewEvents, caller: Token) -> positions.Fence | None:
     if body.fence is None:
         return None
     if caller.prefix is not None:
-        # Any other answer would show which consumer groups exist.
+        # Any other error would reveal which consumer groups exist.
         raise forbidden(
             f"body.fence: the token {caller.name} is limited, and consumer groups are not for limited tokens"
         )
-    return body.fence.held()
+    return body.fence.to_core()
 
 
 @router.get("", response_model=EventPage, responses=documented("position_trimmed", "invalid_request"))
 @needs(Role.READ, is_limited=True)
 async def read_events(
     request: Request,
-    after: Annotated[Position | None, Query(description="by default all that are kept")] = None,
+    after: Annotated[Position | None, Query(description="default: before the first event that is kept")] = None,
     limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = 100,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first event")] = 0,
     types: Types = [],  # noqa: B006
     batch: OfBatch = None,
 ) -> Response:
-    """Events above a position, in commit order; with `wait`, once there is one or the time is over."""
+    """Events after a position, in commit order. With `wait`, waits until there is one."""
     service, waiting, prefix = _service(request), _waiting(request), caller_of(request).prefix
 
     def read() -> feed.EventPage:
@@ -158,8 +168,8 @@ async def read_events(
         return _page(await run_in_threadpool(read))
     until = time.monotonic() + wait
     async with waiting.follow(types, batch, prefix) as follower:
-        # Those who come again at once need not ask the database each time.
-        if after is None or waiting.away:
+        # Followers that call again at once are served from memory, not from the database.
+        if after is None or waiting.is_database_unreachable:
             page = await run_in_threadpool(read)
         else:
             page = await waiting.read(follower, after, limit)
@@ -175,7 +185,7 @@ async def read_events(
     responses={
         200: {
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            "description": "Server-Sent Events; `id` is the position",
+            "description": "Server-sent events; `id` is the position",
         },
         **documented("position_trimmed", "invalid_request"),
     },
@@ -183,14 +193,14 @@ async def read_events(
 @needs(Role.READ, is_limited=True)
 async def stream_events(
     request: Request,
-    after: Annotated[Position | None, Query(description="by default the feed's end, as it is now")] = None,
+    after: Annotated[Position | None, Query(description="default: the current end of the feed")] = None,
     types: Types = [],  # noqa: B006
     batch: OfBatch = None,
     last_event_id: Annotated[
-        str | None, Header(description="the position to resume after; comes before `after`")
+        str | None, Header(description="the position to resume after; takes precedence over `after`")
     ] = None,
 ) -> Response:
-    """Follow the feed. A message's data is an event, as `GET /v1/events` shows it."""
+    """Follow the feed. The data of a message is an event in the format of `GET /v1/events`."""
     service, caller = _service(request), caller_of(request)
     access: Access = request.app.state.access
     if last_event_id:
@@ -200,7 +210,7 @@ async def stream_events(
             raise invalid([Place(_RESUMED, "expected a position of the feed")]) from None
     if after is None:
         after = await run_in_threadpool(service.feed.head)
-    # Read once before the answer begins: what is wrong with the position can be said only here.
+    # Read once before the response begins, as an invalid position can't be reported later.
     try:
         page = await run_in_threadpool(
             lambda: service.feed.read(after, 1, types=types, batch=batch, prefix=caller.prefix)
@@ -209,7 +219,7 @@ async def stream_events(
         raise invalid([Place(_RESUMED if last_event_id else error.place, error.expected)]) from None
     start = after if page.events else page.next
     return StreamingResponse(
-        _stream(_waiting(request), start, types, batch, caller.prefix, lambda: access.still(caller)),
+        _stream(_waiting(request), start, types, batch, caller.prefix, lambda: access.is_valid(caller)),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -225,12 +235,12 @@ async def _stream(
     types: Sequence[str],
     batch: int | None,
     prefix: str | None = None,
-    is_welcome: Callable[[], bool] = lambda: True,
+    is_permitted: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[bytes]:
-    """Ends soon after its caller isn't welcome any more."""
+    """The messages of a stream. It ends soon after `is_permitted` returns False."""
     yield b"retry: 1000\n\n"
     async with waiting.follow(types, batch, prefix) as follower:
-        while not waiting.closed and is_welcome():
+        while not waiting.closed and is_permitted():
             page = await waiting.read(follower, after, STREAM_READ, STREAM_BYTES)
             after = page.next
             if page.events:
@@ -238,12 +248,13 @@ async def _stream(
             elif await woken(follower, time.monotonic() + PING):
                 follower.woken.clear()
             else:
-                # Also how far it was read: who sees few events resumes there, and not where others were long trimmed.
+                # The id advances even without events: otherwise a follower with a narrow filter would resume at a
+                # position that may have been trimmed.
                 yield b": alive\nid: %d\n\n" % after
 
 
 async def woken(follower: Follower, until: float) -> bool:
-    """False where the time is over."""
+    """Wait until `follower` is woken. False if the time is over. `until`: seconds of the monotonic clock."""
     try:
         await asyncio.wait_for(follower.woken.wait(), max(0.0, until - time.monotonic()))
     except TimeoutError:
@@ -252,7 +263,7 @@ async def woken(follower: Follower, until: float) -> bool:
 
 
 SMALL: Final = 2048
-"""Characters of data up to which an event's message is kept for the next follower."""
+"""Maximum characters of an event's data for which the encoded message is cached."""
 
 
 def _messages(page: feed.EventPage) -> bytes:
@@ -265,7 +276,7 @@ def _message(event: feed.Event) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _small_message(event: feed.Event) -> bytes:
-    """The same for all who follow, of whom there are many."""
+    """`_any_message`, cached, as many followers get the same event."""
     return _any_message(event)
 
 

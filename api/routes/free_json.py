@@ -1,7 +1,7 @@
-"""JSON whose content is the caller's own: the data of events, commands and timers, the state of an instance.
+"""JSON that the service stores for a caller: the data of events, commands and timers, and the state of an instance.
 
-It is checked when it comes in, because consumers in other languages read it later: what one of them can't parse would
-stop it at that row. It is stored as text and returned as that text, so every stored row can be returned.
+It is checked on arrival, because consumers in other languages read it later, and one that can't parse a row could not
+continue after it. It is stored as text and returned as that text, so every stored row can be returned.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pydantic import AfterValidator
 from api.server.bodies import DEPTH
 
 MAX_DATA: Final = 65_536
-"""Bytes of the data of an event, a command or a timer."""
+"""Maximum bytes of the data of an event, a command or a timer."""
 MAX_STATE: Final = 1024 * 1024
-"""Bytes of an instance's state."""
+"""Maximum bytes of an instance's state."""
 DATA: Final = f"any JSON, at most {MAX_DATA:,} bytes and {DEPTH} levels of nesting"
 
 _LONG: Final = re.compile(rb"[0-9]{309}")
-"""The shortest integers that no double holds have 309 digits."""
+"""The shortest integers that exceed the range of a double have 309 digits."""
 
 
 def text(value: Any, limit: int) -> str | None:
-    """`value` as JSON; None for null. Raises `ValueError`."""
+    """`value` as JSON text of at most `limit` bytes; None for null. Raises `ValueError`."""
     if value is None:
         return None
     try:
@@ -59,7 +59,7 @@ def _is_deeper(value: Any, limit: int) -> bool:
 
 
 def _leaves(value: Any) -> Iterable[Any]:
-    """All that is neither an array nor an object."""
+    """All nested values that are neither arrays nor objects."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -74,7 +74,7 @@ def _children(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether a double can hold it, as it has to in JavaScript and in Go."""
+    """Whether the value fits the range of a double, which JavaScript and Go use for numbers."""
     try:
         return not isinstance(value, int) or float(value) is not None
     except OverflowError:
@@ -82,15 +82,15 @@ def _is_finite(value: Any) -> bool:
 
 
 Data = Annotated[Any, AfterValidator(lambda value: text(value, MAX_DATA))]
-"""Any JSON in a request; the model has its text, None for null."""
+"""Any JSON in a request. The model's attribute is its text, or None for null."""
 State = Annotated[Any, AfterValidator(lambda value: text(value, MAX_STATE))]
 
 
 def stored(text: str | None) -> msgspec.Raw:
-    """Stored JSON as a part of an answer."""
+    """Stored JSON as a part of a response."""
     return msgspec.Raw(text or "null")
 
 
 def response(content: Mapping[str, Any]) -> Response:
-    """An answer that has `stored` parts."""
+    """A response that may contain `stored` parts."""
     return Response(msgspec.json.encode(content), media_type="application/json")

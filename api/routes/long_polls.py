@@ -1,14 +1,12 @@
 """Long polls and event streams: one query of the database serves all waiting requests.
 
-All waiting requests, for the end of a batch or for events, are woken by one reader of the feed. Commits of this process
-are read at once. Commits of other processes are found by one shared poll of the feed's last position, which runs only
-while a request waits.
+One reader of the feed wakes all requests that wait for the end of a batch or for events. It reads commits of this
+process at once. It finds commits of other processes by polling the feed's last position, only while a request waits.
 
-Acks and all other requests share the event loop with the followers. Five hundred followers that each read every one of
-a thousand events a second would leave no time for anything else. So followers are woken in groups with pauses between,
-and the feed is read again when all are awake: everything appended meanwhile is one page for them. Followers that ask
-for the same events above the same position share the page and its text. A follower that wants no event of a page is not
-woken.
+The followers share the event loop with all other requests. Five hundred followers that each handled a thousand events a
+second separately would leave no time for anything else. So followers are woken in groups with pauses between, and the
+feed is read again when all are awake: all events appended meanwhile are one page for them. Followers with the same
+filter and position share the page and its text. If a follower's filter matches no event of a page, it is not woken.
 """
 
 from __future__ import annotations
@@ -30,25 +28,25 @@ from core.storage import limits
 from core.storage.statements import chunks
 
 POLL: Final = 0.25
-"""Seconds between two looks at the feed."""
+"""Seconds between two polls of the feed's last position."""
 READ: Final = 1000
-"""Events of one reading."""
+"""Maximum events per read."""
 KEPT: Final = 10_000
-"""Events that were read and stay at hand: so many followers don't read them again each for himself."""
+"""Maximum events that stay in memory after a read, so that followers don't read them from the database again."""
 KEPT_BYTES: Final = 32 * 2**20
-"""Of their data, at most: one event may bear 64 KiB."""
+"""Maximum bytes of their data. One event may have 64 KiB."""
 BETWEEN: Final = 0.01
-"""Seconds between two readings, so that commits that follow each other closely are read together."""
+"""Seconds between two reads, so that commits shortly after each other are read together."""
 SLICE: Final = 25
 """Followers that are woken at once."""
 PAUSE: Final = 0.0002
-"""Seconds of pause for each of them; fewer where they are so many that a round would take longer than `POLL`."""
+"""Seconds of pause per woken follower. Shorter if there are so many that waking all would take longer than `POLL`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which events a follower wants. `prefix`: with which the keys of the events begin that it may see; `beginning`: of
-    the types that are wanted."""
+    """Selects the events for a follower. `types`: empty for all. `prefix`: only events whose keys begin with it.
+    `beginning`: only events whose types begin with it."""
 
     types: frozenset[str]
     batch: int | None
@@ -64,7 +62,7 @@ class Filter:
         )
 
     def last_wanted(self, page: Sequence[feed.Event], types: Set[str], batches: Set[int | None]) -> int | None:
-        """The position of the last event of the page that is wanted. `types` and `batches` are those of the page."""
+        """The position of the last matching event of a page, or None. `types` and `batches` are those of the page."""
         if (self.types and self.types.isdisjoint(types)) or (self.batch is not None and self.batch not in batches):
             return None
         return next((event.position for event in reversed(page) if self.wants(event)), None)
@@ -72,17 +70,17 @@ class Filter:
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """Somebody who waits for events. `woken` is set once there may be some for it, or the service stops."""
+    """A request that waits for events. `woken` is set when there may be matching events, or the service stops."""
 
     filter: Filter
     wanted_until: int
-    """Nothing that was read of the feed above this position is wanted."""
+    """After this position, the reader has found no event that matches `filter`."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPage(feed.EventPage):
-    """A page that several followers are given, with the texts that were made of it."""
+    """A page that several followers share, with its encoded texts."""
 
     texts: dict[Callable[[feed.EventPage], bytes], bytes] = field(default_factory=dict)
 
@@ -98,7 +96,7 @@ def text_of(page: feed.EventPage, encode: Callable[[feed.EventPage], bytes]) -> 
 
 
 class Waiting:
-    """The waiting requests of one event loop, the running one."""
+    """The waiting requests of the running event loop."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -108,21 +106,21 @@ class Waiting:
         self._looks: dict[int, asyncio.Task[bytes]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._begun: asyncio.Future[None] | None = None
-        """Done once the reader knows where the feed stood: what is appended after that, it will tell."""
+        """Done when the reader has read the feed's last position. It notifies followers of all events after that."""
         self._position = 0
         self._kept: deque[feed.Event] = deque()
         self._kept_bytes = 0
         self._pages: dict[tuple[Filter, int, int, int | None], SharedPage] = {}
-        """From what is kept, since the last reading."""
+        """Pages made of `_kept` since the last read, by (filter, after, limit, size limit)."""
         self._appended = asyncio.Event()
-        self._away = False
+        self._is_database_unreachable = False
         self._closed = False
-        service.feed.on_append(self._hear)
+        service.feed.on_append(self._notify_loop)
 
     @contextlib.asynccontextmanager
     async def watch(self, batch: int) -> AsyncIterator[asyncio.Event]:
-        """An event that is set once the batch has ended, or the service stops. Begin to watch, then look, then wait: so
-        no end falls between. Raises `errors.Unavailable`."""
+        """An event that is set when the batch has ended or the service stops. First enter the context, then read the
+        batch, then wait: in this order, no end is missed. Raises `errors.Unavailable`."""
         event = asyncio.Event()
         self._batches.setdefault(batch, set()).add(event)
         try:
@@ -138,7 +136,8 @@ class Waiting:
     async def follow(
         self, types: Collection[str] = (), batch: int | None = None, prefix: str | None = None, *, beginning: str = ""
     ) -> AsyncIterator[Follower]:
-        """Begin to follow, then read, then wait. Raises `errors.Unavailable`."""
+        """A follower. First enter the context, then read, then wait: in this order, no event is missed. Raises
+        `errors.Unavailable`."""
         follower = Follower(Filter(frozenset(types), batch, prefix, beginning), self._position)
         self._followers.add(follower)
         try:
@@ -153,17 +152,17 @@ class Waiting:
 
     @property
     def position(self) -> int:
-        """Up to which the feed was read, while somebody waits."""
+        """The position up to which the feed was read. It advances only while a request waits."""
         return self._position
 
     @property
-    def away(self) -> bool:
-        """Whether the database could not be reached at the last look."""
-        return self._away
+    def is_database_unreachable(self) -> bool:
+        """Whether the last poll could not reach the database."""
+        return self._is_database_unreachable
 
     async def look(self, batch: int) -> bytes:
-        """For one who was woken: the batch as it is now, as JSON. Those who are woken together share one read of it and
-        one text: a thousand of each, one after the other, would take seconds. Raises `errors.BatchNotFound`."""
+        """The batch as it is now, as JSON. Requests that are woken together share one read and one text, as a thousand
+        separate reads would take seconds. Raises `errors.BatchNotFound`."""
         look = self._looks.get(batch)
         if look is None:
             look = self._looks[batch] = asyncio.create_task(self._look(batch))
@@ -175,9 +174,10 @@ class Waiting:
         return models.Batch.model_validate(models.shown(state)).model_dump_json().encode()
 
     async def read(self, follower: Follower, after: int, limit: int, size_limit: int | None = None) -> feed.EventPage:
-        """The next events for a follower: from memory if it reaches back that far, otherwise from the database.
+        """The next events for a follower: from memory if that has all events after `after`, otherwise from the
+        database. `size_limit`: bytes of data.
 
-        Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position from the future.
+        Raises `errors.PositionTrimmed`, and `errors.InvalidRequest` for a position after the feed's last.
         """
         position, wanted_filter = self._position, follower.filter
         if follower.wanted_until <= after <= position:
@@ -202,7 +202,7 @@ class Waiting:
         )
 
     def close(self) -> None:
-        """Wake everybody, now and from now on: the service stops, and who waits must not hold it up."""
+        """Wake all waiting requests, and let no later request wait, as the service stops."""
         self._closed = True
         self._appended.set()
         self._wake_all()
@@ -214,12 +214,12 @@ class Waiting:
         for follower in self._followers:
             follower.woken.set()
 
-    def _hear(self, position: int) -> None:
-        """From the thread that committed."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all who wait
-            self._loop.call_soon_threadsafe(self._heard, position)
+    def _notify_loop(self, position: int) -> None:
+        """Called in the thread that committed."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all waiting requests
+            self._loop.call_soon_threadsafe(self._notify_reader, position)
 
-    def _heard(self, position: int) -> None:
+    def _notify_reader(self, position: int) -> None:
         if position > self._position:
             self._appended.set()
 
@@ -251,16 +251,16 @@ class Waiting:
                     self._appended.clear()
                     await self._read_on()
                     await self._pause(BETWEEN)
-                self._away = False
+                self._is_database_unreachable = False
             except errors.Unavailable:
-                self._away = True  # their own reading will say so
+                self._is_database_unreachable = True  # the followers' own reads raise the error
 
     async def _read_on(self) -> None:
         while True:
             try:
                 page = await run_in_threadpool(self._service.feed.read, self._position, READ)
             except errors.PositionTrimmed as error:
-                # This reader was away too long: each follower reads for itself.
+                # The events that this reader missed are trimmed. Each follower must read from the database.
                 self._forget()
                 self._position = error.trimmed
                 for follower in self._followers:
@@ -269,7 +269,7 @@ class Waiting:
                 continue
             self._position = page.next
             self._keep(page.events)
-            await self._wake(self._tell(page.events))
+            await self._wake(self._followers_of(page.events))
             if page.next == page.last:
                 return
 
@@ -285,8 +285,8 @@ class Waiting:
         self._kept.clear()
         self._kept_bytes = 0
 
-    def _tell(self, events: Sequence[feed.Event]) -> list[Follower]:
-        """Wake those who wait for the end of a batch. The followers that want some of these events."""
+    def _followers_of(self, events: Sequence[feed.Event]) -> list[Follower]:
+        """The followers to wake for these events. Requests that wait for the end of a batch are woken here."""
         types, batches = {event.type for event in events}, {event.batch for event in events}
         for event in events:
             if event.batch is not None and ended(event):
@@ -304,7 +304,7 @@ class Waiting:
         return pages
 
     async def _wake(self, followers: list[Follower]) -> None:
-        """Some at a time."""
+        """Wake the followers in groups of `SLICE`, with pauses."""
         for chunk in chunks(followers, SLICE):
             for follower in chunk:
                 follower.woken.set()
@@ -317,7 +317,7 @@ class Waiting:
 
 
 def _above(events: deque[feed.Event], after: int) -> Iterable[feed.Event]:
-    """Those above a position, ascending. Followers are mostly near the end, where a deque is quick."""
+    """The events after a position, ascending. Most followers are near the end, where access to a deque is fast."""
     first = after + 1 - events[0].position
     for place in range(first, len(events)):
         yield events[place]

@@ -1,12 +1,14 @@
-"""Bodies and answers of the batch routes. Types are strict: `"1"`, `1.5` and `true` are no integers."""
+"""Request and response bodies of the batch routes. Types are strict: `"1"`, `1.5` and `true` are not integers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from fastapi import Depends, Path, Request
+import msgspec
+from fastapi import Depends, Path, Request, Response
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -27,10 +29,11 @@ from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_I
 
 MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
 MAX_LABELS: Final = 64
+EMPTY: Final[Mapping[str, str]] = {}
 
 
 def _decimal(value: Any) -> Any:
-    """Integers of a path or query: decimal digits and nothing else (`int` would take " 7", "+7" and "7_0")."""
+    """Check an integer in a path or query. Only decimal digits are allowed: `int` would accept " 7", "+7" and "7_0"."""
     if isinstance(value, str) and not re.fullmatch("(0|[1-9][0-9]{0,15})", value):
         raise ValueError("expected a decimal integer without leading zeros")
     return value
@@ -40,7 +43,7 @@ Decimal = BeforeValidator(_decimal)
 
 
 async def _own_batch(request: Request, batch: Annotated[int, Path(alias="id", ge=0, lt=INTEGER_LIMIT), Decimal]) -> int:
-    """The batch of the path. For a limited caller that of somebody else is one that isn't there."""
+    """The batch in the path. For a token limited to a prefix, batches outside the prefix don't exist."""
     prefix = caller_of(request).prefix
     if prefix is not None:
         await run_in_threadpool(request.app.state.service.batches.check_covered, batch, prefix)
@@ -58,7 +61,7 @@ WantedLabel = Annotated[str, Field(json_schema_extra={"pattern": patterns.LABEL}
 Labels = Annotated[
     dict[LabelName, LabelValue],
     Field(max_length=MAX_LABELS),
-    # pydantic describes the names by a pattern of properties, which generators of clients don't know.
+    # pydantic would describe the names with `patternProperties`, which client generators don't support.
     WithJsonSchema(
         {
             "type": "object",
@@ -75,16 +78,16 @@ class Body(BaseModel):
 
 
 class OpenBody(Body):
-    key: Key | None = Field(None, description="a name of yours; need not be unique")
-    labels: Labels = Field(default_factory=dict, description="names and values of yours, to find the batch by")
+    key: Key | None = Field(None, description="your name for the batch; need not be unique")
+    labels: Labels = Field(default_factory=dict, description="your names and values, to find the batch by")
     group_size: int = Field(
-        DEFAULT_GROUP_SIZE, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE, multiple_of=8, description="items of one bitfield"
+        DEFAULT_GROUP_SIZE, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE, multiple_of=8, description="items per bitfield"
     )
-    items: int = Field(0, ge=0, le=MAX_ITEMS, description="extend by so many at once")
-    sealed: bool = Field(False, description="seal at once")
+    items: int = Field(0, ge=0, le=MAX_ITEMS, description="also extend the batch by this number of items")
+    sealed: bool = Field(False, description="also seal the batch")
     parent: str | None = Field(
         None,
-        description="the item of another batch that this batch is; acked when it succeeds",
+        description="the item of another batch that is acked when this batch succeeds",
         json_schema_extra={"pattern": patterns.ITEM_ID},
     )
     expires_in: int | None = Field(
@@ -104,7 +107,7 @@ class OpenBody(Body):
 
 
 class ExtendBody(Body):
-    count: int = Field(ge=0, le=MAX_ITEMS, description="how many items to issue")
+    count: int = Field(ge=0, le=MAX_ITEMS, description="the number of items to issue")
 
 
 class EmptyBody(Body):
@@ -136,7 +139,7 @@ class Batch(BaseModel):
 
 class OpenedBatch(Batch):
     start: int = Field(description="the first number that was issued")
-    count: int = Field(description="how many were issued")
+    count: int = Field(description="the number of items that were issued")
     newly: bool = Field(description="this call completed the batch")
 
 
@@ -167,7 +170,7 @@ class Range(BaseModel):
 
 
 class FailedRange(Range):
-    reasons: dict[str, str] = Field(description="item id → reason, where one was given")
+    reasons: dict[str, str] = Field(description="item id → reason, for the items with a reason")
 
 
 class PendingPage(BaseModel):
@@ -182,9 +185,9 @@ class FailedPage(BaseModel):
 
 class Tile(BaseModel):
     group: int = Field(description="the first group of the tile")
-    groups: int = Field(description="how many groups it gathers")
-    issued: int = Field(description="items of these groups")
-    resolved: int = Field(description="of these, how many are acked or failed")
+    groups: int = Field(description="the number of groups in the tile")
+    issued: int = Field(description="the number of issued items in these groups")
+    resolved: int = Field(description="the number of these that are acked or failed")
     failed: int
 
 
@@ -192,9 +195,9 @@ class Picture(BaseModel):
     batch: int
     group_size: int
     items: int
-    groups: int = Field(description="how many the batch has")
+    groups: int = Field(description="the batch's number of groups")
     tiles: list[Tile]
-    next: int | None = Field(description="`start` of the next call, null at the end")
+    next: int | None = Field(description="pass it as `start` to the next call; null at the end")
 
 
 class Bitfields(BaseModel):
@@ -209,7 +212,7 @@ class Bitfields(BaseModel):
 
 class GroupBits(Tile):
     batch: int
-    bits: Bitfields = Field(description="as wide as the group is issued, in whole bytes")
+    bits: Bitfields = Field(description="the bits of the group's issued items, in whole bytes")
 
 
 class Counted(BaseModel):
@@ -223,8 +226,8 @@ class Verification(BaseModel):
     acked: int
     failed: int
     pending: int
-    counted: Counted = Field(description="what the bits say")
-    faults: list[str] = Field(description="what disagrees, in words")
+    counted: Counted = Field(description="the counts of the bits")
+    faults: list[str] = Field(description="the discrepancies, in words")
 
 
 class RepairBody(Body):
@@ -241,17 +244,17 @@ class BatchCounts(BaseModel):
 class Repair(BaseModel):
     dry_run: bool
     needed: bool = Field(description="counts or state disagreed with the bits")
-    faults: list[str] = Field(description="what disagreed, in words")
+    faults: list[str] = Field(description="the discrepancies, in words")
     groups: int = Field(description="groups whose stored row was wrong")
     before: BatchCounts
-    after: BatchCounts = Field(description="as the repair left the batch, or would")
+    after: BatchCounts = Field(description="the batch after the repair; with `dry_run`, as it would be")
     newly: bool = Field(description="this call completed the batch")
     newly_succeeded: bool = Field(description="this call made `succeeded` true")
 
 
 class Watermark(BaseModel):
     watermark: int = Field(description="the smallest pending number: every item below it is resolved")
-    item: str | None = Field(description="the id of the item there, null where none is pending")
+    item: str | None = Field(description="the id of that item; null if none is pending")
 
 
 class Reason(BaseModel):
@@ -259,8 +262,8 @@ class Reason(BaseModel):
 
     code: str = Field(
         description="stable: `complete`, `ended`, `failed`, `not_sealed`, `pending`, `oldest_untouched_group`, "
-        "`waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; more may come. "
-        "Other fields are facts that belong to the code"
+        "`waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later releases may add codes. "
+        "Other fields depend on the code"
     )
     text: str = Field(description="a sentence for people")
 
@@ -280,8 +283,26 @@ def shown(batch: batches.Batch) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in _SHOWN}
 
 
+_encoder: Final = msgspec.json.Encoder()
+
+
+class Reply(NamedTuple):
+    """A response with a JSON body that was not validated by its route's model."""
+
+    content: bytes
+    status: int
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] = EMPTY) -> Reply:
+        return cls(_encoder.encode(facts), status, headers)
+
+    def response(self) -> Response:
+        return Response(self.content, self.status, self.headers, "application/json")
+
+
 def wanted_labels(texts: list[str]) -> dict[str, str]:
-    """From `label=name:value`; several mean and. Raises `errors.InvalidRequest`."""
+    """The labels in `label=name:value`, all of which are required. Raises `errors.InvalidRequest`."""
     labels: dict[str, str] = {}
     for label in texts:
         name, colon, value = label.partition(":")

@@ -1,4 +1,4 @@
-"""For those who run it: is it alive, is it ready, what does it measure, what is its contract."""
+"""The routes for operators: liveness, readiness, metrics, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ router = APIRouter(route_class=GuardedRoute, tags=["operations"])
 @router.get("/healthz", responses=documented())
 @open_to_all
 async def get_health() -> dict[str, str]:
-    """Alive."""
-    # Not in a thread: while the database is silent all of them wait for it, and whoever asks would end the process.
+    """The process is alive."""
+    # Not in a thread of the pool: while the database doesn't respond, all threads may wait for it. The health check
+    # would fail, and the orchestrator would kill the process.
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses=documented())
 @open_to_all
 def get_readiness(request: Request) -> dict[str, str]:
-    """The database is reached, and its schema serves this release."""
+    """The database is reachable, and its schema fits this release."""
     request.app.state.service.check_ready()
     return {"status": "ready"}
 
@@ -40,8 +41,8 @@ def get_readiness(request: Request) -> dict[str, str]:
 )
 @needs(Role.READ)
 async def get_metrics(request: Request) -> Response:
-    """Prometheus text."""
-    # Not in the pool of the other routes' threads: while the database is away they may all be waiting for it.
+    """Metrics in Prometheus text format."""
+    # Not in the thread pool of the other routes: while the database is unreachable, all its threads may wait for it.
     content = await asyncio.to_thread(exposition, request.app.state.gauges)
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
@@ -49,5 +50,5 @@ async def get_metrics(request: Request) -> Response:
 @router.get("/openapi.json", include_in_schema=False)
 @open_to_all
 def document(request: Request) -> JSONResponse:
-    """The contract."""
+    """The OpenAPI document."""
     return JSONResponse(request.app.openapi())

@@ -1,4 +1,4 @@
-"""The routes of process managers: their workers write what an event does, and people see what became of it."""
+"""The routes of process managers: workers store the effect of an event, and people inspect processes and instances."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONGEST_TIMER: Final = 10 * 365 * 86_400
 
 
 def _unicode(value: str) -> str:
-    """Half a surrogate pair is no text that a database takes."""
+    """Refuse half a surrogate pair, which no database can store."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -56,7 +56,7 @@ ProcessName = Annotated[
     Path(
         alias="process",
         pattern=rf"^[A-Za-z0-9][A-Za-z0-9._:-]{{0,{tables.PROCESS_NAME - 1}}}$",
-        description="a letter or digit, then up to 199 of these and of `.` `_` `:` `-`",
+        description="a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`",
     ),
 ]
 InstanceName = Annotated[
@@ -71,22 +71,36 @@ InstanceName = Annotated[
 ]
 CommandType = Annotated[str, StringConstraints(pattern=rf"^[\x21-\x7e]{{1,{tables.PROCESS_NAME}}}$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=255), AfterValidator(_unicode)]
-Cursor = Annotated[str | None, Query(description="`next` of the page before")]
+Cursor = Annotated[str | None, Query(description="`next` of the previous page")]
 StatusName = Literal["running", "finished", "parked"]
 
 
 class ProcessBody(Body):
     partitions: int | None = Field(
-        None, ge=1, le=groups.MOST_PARTITIONS, description=f"fixed from then on; {definitions.PARTITIONS} at first"
+        None,
+        ge=1,
+        le=groups.MOST_PARTITIONS,
+        description=f"can't be changed later; default {definitions.PARTITIONS}",
     )
     ttl: float | None = Field(
-        None, ge=0.1, le=3600, allow_inf_nan=False, description="seconds that a worker may be silent; 10 at first"
+        None,
+        ge=0.1,
+        le=3600,
+        allow_inf_nan=False,
+        description="seconds without a sync after which a worker loses its partitions; default 10",
     )
     release: float | None = Field(
-        None, ge=0, le=3600, allow_inf_nan=False, description="seconds that a worker has to drain; 30 at first"
+        None,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="seconds that a worker has to drain a partition that it must release; default 30",
     )
     after: int | None = Field(
-        None, ge=0, lt=INTEGER_LIMIT, description="a new one begins above this position; null: all that is kept"
+        None,
+        ge=0,
+        lt=INTEGER_LIMIT,
+        description="a new process begins after this position; null: with the first event that is kept",
     )
 
 
@@ -97,54 +111,56 @@ class HandledEvent(Body):
 
 class ProcessFence(Body):
     worker: WorkerName
-    epoch: Epoch = Field(description="of the instance's partition, as the worker's sync said")
+    epoch: Epoch = Field(description="the epoch of the instance's partition, from the worker's sync")
 
 
 class NewCommand(Body):
-    type: CommandType = Field(description="its event's type is this after `command.`")
-    step: Text | None = Field(None, description="an instance issues each step once; null: the type")
+    type: CommandType = Field(description="the type of its event is `command.` and this type")
+    step: Text | None = Field(None, description="an instance issues each step once; null: the same as the type")
     data: Data = Field(None, description=DATA)
 
 
 class NewTimer(Body):
-    timer: Text = Field(description="its name; a timer of that name is replaced")
+    timer: Text = Field(description="its name; replaces a timer of the same name")
     after: float | None = Field(
         None, ge=0, le=LONGEST_TIMER, allow_inf_nan=False, description="seconds from now; null: cancel it"
     )
-    data: Data = Field(None, description=f"{DATA}; it comes with the event")
+    data: Data = Field(None, description=f"{DATA}; it is the data of the timer's event")
 
 
 class HandleBody(Body):
     event: HandledEvent
     fence: ProcessFence
-    version: int = Field(ge=0, lt=INTEGER_LIMIT, description="of the state this was computed from; 0: there was none")
+    version: int = Field(
+        ge=0, lt=INTEGER_LIMIT, description="the version of the state that this was computed from; 0: there was none"
+    )
     state: State = Field(
         None, description=f"the new state: any JSON, at most {MAX_STATE:,} bytes and {DEPTH} levels of nesting"
     )
     commands: list[NewCommand] = Field(default_factory=list, max_length=MAX_COMMANDS)
     timers: list[NewTimer] = Field(default_factory=list, max_length=MAX_COMMANDS)
-    finish: bool = Field(False, description="the instance ends here: later events change nothing")
+    finish: bool = Field(False, description="end the instance: later events change nothing")
     error: Annotated[str, StringConstraints(min_length=1, max_length=8192), AfterValidator(_unicode)] | None = Field(
-        None, description="the handler failed: park the event, and do nothing else of this"
+        None, description="the handler failed with this error: park the event, and ignore the other fields"
     )
 
 
 class RetryBody(Body):
-    event: Name | None = Field(None, description="its id; null: all that are parked, at most 1,000")
+    event: Name | None = Field(None, description="the event's id; null: all parked events, at most 1,000")
 
 
 class Process(BaseModel):
     name: str
     group: str = Field(description="the consumer group of its workers")
     partitions: int
-    after: int = Field(description="its workers begin above this position where a partition has none of its own yet")
+    after: int = Field(description="workers begin after this position in a partition without a committed position")
     created_at: datetime
 
 
 class ProcessSummary(Process):
-    running: int = Field(description="instances")
+    running: int = Field(description="the number of running instances")
     finished: int
-    parked: int = Field(description="events whose handler failed")
+    parked: int = Field(description="the number of events whose handler failed")
     timers: int
     floor: int = Field(description="all events up to this position were handled")
 
@@ -157,12 +173,12 @@ class ProcessInstance(BaseModel):
     process: str
     instance: str
     status: Literal["running", "finished"]
-    version: int = Field(description="goes up with every event that was handled")
+    version: int = Field(description="increases with every handled event")
     state: Any
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
-    parked: int = Field(description="events whose handler failed")
+    parked: int = Field(description="the number of events whose handler failed")
 
 
 class InstancePage(BaseModel):
@@ -174,7 +190,7 @@ class InboxEntry(BaseModel):
     event: str = Field(description="its id")
     position: int
     status: Literal["handled", "parked", "retrying", "late"] = Field(
-        description="parked: its handler failed; late: it came after the instance's end"
+        description="parked: its handler failed; late: it arrived after the instance's end"
     )
     error: str | None
     at: datetime
@@ -187,27 +203,27 @@ class ProcessTimer(BaseModel):
 
 
 class InstanceDetails(ProcessInstance):
-    history: list[InboxEntry] = Field(description="the newest 200 events that came to it, newest first")
+    history: list[InboxEntry] = Field(description="its newest 200 events, newest first")
     timers: list[ProcessTimer]
-    commands: list[Command] = Field(description="the newest 200, newest first")
+    commands: list[Command] = Field(description="its newest 200 commands, newest first")
 
 
 class IssuedCommand(BaseModel):
     id: str
     step: str
     position: int
-    repeated: bool = Field(description="it had been issued before, and stands where it stood")
+    repeated: bool = Field(description="an earlier call issued it, at this position")
 
 
 class HandledAnswer(BaseModel):
-    status: Literal["handled", "parked", "late", "retrying"] = Field(description="what became of the event")
-    repeated: bool = Field(description="that had been so before, and this call changed nothing")
-    instance: ProcessInstance | None = Field(description="as it is now")
+    status: Literal["handled", "parked", "late", "retrying"] = Field(description="the event's status")
+    repeated: bool = Field(description="the event had this status before, and this call changed nothing")
+    instance: ProcessInstance | None = Field(description="the instance as it is now")
     commands: list[IssuedCommand]
 
 
 class Retried(BaseModel):
-    retrying: int = Field(description="events that are handled again")
+    retrying: int = Field(description="the number of events that will be handled again")
 
 
 def _service(request: Request) -> Service:
@@ -232,14 +248,14 @@ def _instance(instance: instances.Instance) -> dict[str, Any]:
     "/{process}",
     response_model=Process,
     responses={
-        201: {"model": Process, "description": "it is new"},
+        201: {"model": Process, "description": "created"},
         **documented("partitions_fixed", "consumer_group_in_use", "position_trimmed", *BODY),
     },
 )
 @needs(Role.CONSUME)
 def put_process(process: ProcessName, body: ProcessBody, request: Request, response: Response) -> dict[str, Any]:
-    """Define a process, with the consumer group of its workers, or change how long these may be silent and may take to
-    drain. 201 where it is new, else 200."""
+    """Define a process with the consumer group of its workers, or change the group's `ttl` and `release`. 201 if the
+    process is new, else 200."""
     definition, new = _service(request).processes.define(
         process,
         partitions=body.partitions,
@@ -254,7 +270,7 @@ def put_process(process: ProcessName, body: ProcessBody, request: Request, respo
 @router.get("", response_model=Processes, responses=documented())
 @needs(*ANY)
 def list_processes(request: Request) -> dict[str, Any]:
-    """The processes, by name, with the numbers of their instances."""
+    """The processes, by name, with counts of their instances, parked events and timers."""
     summaries = _service(request).processes.summaries()
     counts = ("running", "finished", "parked", "timers", "floor")
     return {
@@ -270,7 +286,7 @@ def list_processes(request: Request) -> dict[str, Any]:
 def list_instances(
     process: ProcessName,
     request: Request,
-    status: Annotated[StatusName | None, Query(description="parked: those with parked events")] = None,
+    status: Annotated[StatusName | None, Query(description="parked: instances with parked events")] = None,
     limit: Limit = 100,
     cursor: cursors.Cursor = None,
 ) -> Response:
@@ -289,13 +305,13 @@ def list_instances(
 )
 @needs(Role.ADMIN)
 def delete_process(process: ProcessName, request: Request) -> Response:
-    """Remove a process with its instances. Its commands can be pulled as long as their events are kept.
-    Refused while workers are in its group."""
+    """Delete a process with its instances. Its commands can be read as long as their events are kept. Refused while its
+    consumer group has workers."""
     _service(request).processes.delete(process)
     return Response(status_code=204)
 
 
-# An instance's name may have slashes, so these come before the plain one.
+# An instance's name may contain slashes. So these routes must precede `/{process}/{instance:rest}`.
 @router.post(
     "/{process}/{instance:rest}/handle",
     response_model=HandledAnswer,
@@ -303,10 +319,10 @@ def delete_process(process: ProcessName, request: Request) -> Response:
 )
 @needs(Role.CONSUME)
 def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody, request: Request) -> Response:
-    """Do what an event does to an instance, once, in one transaction: its state, its commands, its timers.
+    """Store the effect of an event on an instance, once, in one transaction: its state, its commands, its timers.
 
-    409 `stale_epoch`: the partition is another worker's by now. 409 `version_conflict`: compute it again from the
-    state as it is now.
+    409 `stale_epoch`: the worker no longer owns the partition at this epoch. 409 `version_conflict`: the state has
+    changed; compute the effect again from the current state.
     """
     handled = _service(request).processes.handle(
         instances.Handling(
@@ -345,7 +361,7 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
 def retry_parked_events(
     process: ProcessName, instance: InstanceName, body: RetryBody, request: Request
 ) -> dict[str, Any]:
-    """Have the instance's parked events, or one of them, handled again."""
+    """Handle the instance's parked events, or one of them, again."""
     return {"retrying": _service(request).processes.retry_parked(process, instance, body.event)}
 
 
@@ -356,7 +372,7 @@ def retry_parked_events(
 )
 @needs(*ANY)
 def get_instance(process: ProcessName, instance: InstanceName, request: Request) -> Response:
-    """One instance: its state, the events that came to it, its timers and its commands."""
+    """One instance: its state, its events, its timers and its commands."""
     details = _service(request).processes.instance(process, instance)
     return free_json.response(
         {

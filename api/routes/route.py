@@ -1,5 +1,5 @@
-"""How a request comes to its route: what is checked of each one before it runs (its caller, in `access.rules`, and that
-it says each thing once), and how a path is taken apart."""
+"""The classes of all routes. They check a request before its endpoint runs: its caller's permissions (see
+`access.rules`), repeated query parameters, and a JSON body."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from api.server import bodies
 
 
 class _Rest(Convertor[str]):
-    """`{name:rest}`: all that is left of a path, slashes and line breaks too. Starlette's own `path` stops at a line
-    break, so that there would be no such path."""
+    """`{name:rest}`: the rest of a path, including slashes and line breaks. Starlette's own `path` matches no line
+    breaks, so a path with one would be a 404."""
 
     regex = "(?s:.*)"
 
@@ -36,7 +36,7 @@ register_url_convertor("rest", _Rest())
 
 
 class GuardedRoute(APIRoute):
-    """A route that is handled once its caller may call it, and has said each thing once."""
+    """A route that checks its caller's permissions, and refuses repeated query parameters."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -47,7 +47,7 @@ class GuardedRoute(APIRoute):
         }
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] in (self.methods or ()):  # else it's a 405, whoever asks
+        if scope["method"] in (self.methods or ()):  # else every caller gets a 405
             access: Access = scope["app"].state.access
             caller = scope[CALLER] = access.enter(scope, rule_of(self.endpoint))
             if caller.name:
@@ -57,7 +57,7 @@ class GuardedRoute(APIRoute):
         await super().handle(scope, receive, send)
 
     def _refuse_repeated(self, query: str) -> None:
-        """FastAPI would take the last one, and whoever said the others would not hear of it."""
+        """Raise `Problem` if a single-valued parameter is repeated. FastAPI would silently use its last value."""
         counts = Counter(name for name, _ in parse_qsl(query, keep_blank_values=True))
         duplicates = [name for name, count in counts.items() if count > 1 and name in self._once]
         if duplicates:
@@ -65,7 +65,7 @@ class GuardedRoute(APIRoute):
 
 
 class _Parsed(Request):
-    """A request whose JSON is there already."""
+    """A request whose body is already parsed."""
 
     def __init__(self, scope: Scope, receive: Receive, content: Any) -> None:
         super().__init__(scope, receive)
@@ -76,7 +76,7 @@ class _Parsed(Request):
 
 
 class JsonRoute(GuardedRoute):
-    """A route whose handler sees a body that went through `bodies.reading` and `bodies.parsed`."""
+    """A route whose body is read by `bodies.reading` and parsed by `bodies.parsed`."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         inner = super().get_route_handler()
@@ -99,6 +99,7 @@ class JsonRoute(GuardedRoute):
 
 
 async def guarded(request: Request) -> None:
-    """A dependency of the whole application, for a route that is no `GuardedRoute`: nobody has judged its caller."""
+    """A dependency of the whole application. It refuses every request to a route that isn't a `GuardedRoute`, as
+    nothing has checked its caller."""
     if CALLER not in request.scope:
-        raise Problem("forbidden", "this route doesn't say who may call it")
+        raise Problem("forbidden", "this route doesn't declare its callers")

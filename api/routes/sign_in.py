@@ -1,4 +1,4 @@
-"""The page signs in with a token, and has a cookie from then on. Of the page, and no part of the contract."""
+"""The routes by which the page signs in with a token and gets a session cookie. They are not part of the contract."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class SignIn(Body):
 
 
 class Who(BaseModel):
-    """Whose page it is. Where no token is needed, it is anybody's, who may do all."""
+    """The token that signed in. `needed`: whether the service requires one. If it doesn't, everybody may do
+    everything."""
 
     needed: bool
     name: str | None = None
@@ -44,7 +45,8 @@ def _who(access: Access, token: Token | None) -> Who:
 @router.get("")
 @open_to_all
 async def who(request: Request) -> Who:
-    """Not a 401 where nobody is signed in: it is what the page asks first, and no error."""
+    """The signed-in token. Without one the response is not a 401, as the page calls this first, and that is no
+    error."""
     access = _access(request)
     cookies = request.headers.get("cookie", "").encode("latin-1")
     return _who(access, access.tokens.find(access.sessions.read(cookies)))
@@ -53,7 +55,7 @@ async def who(request: Request) -> Who:
 @router.post("")
 @open_to_all
 async def sign_in(body: SignIn, request: Request, response: Response) -> Any:
-    """Sets the cookie. Raises `Problem`."""
+    """Check a token and set the cookie. Raises `Problem`: `unauthorized`."""
     access = _access(request)
     digest = digest_of(b"Bearer " + body.token.strip().encode())
     token = None if digest is None else access.tokens.find(digest)
@@ -67,7 +69,7 @@ async def sign_in(body: SignIn, request: Request, response: Response) -> Any:
 @router.delete("", status_code=204)
 @open_to_all
 async def sign_out(request: Request) -> Response:
-    """Has the browser forget the cookie."""
+    """Delete the cookie."""
     response = Response(status_code=204)
     _set(request, response, "")
     return response

@@ -1,4 +1,4 @@
-"""The routes of tallies. The body of `apply` has a thousand entries, so it is decoded by msgspec, as acks are."""
+"""The routes of tallies. A body of `apply` may have thousands of entries, so msgspec decodes it, as it does acks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from api.routes import cursors, models
 from api.routes.route import GuardedRoute
 from api.server import bodies
 from core import tallies
-from core.consumer_groups import groups
+from core.consumer_groups import positions
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
@@ -29,7 +29,7 @@ TallyName = Annotated[
     Path(
         alias="tally",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$",
-        description="a letter or digit, then up to 254 of these and of `.` `_` `:` `-`",
+        description="a letter or digit, then up to 254 letters, digits, `.`, `_`, `:` or `-`",
     ),
 ]
 TallyKey = Annotated[str, Path(alias="key", min_length=1, max_length=tallies.LONGEST)]
@@ -40,21 +40,22 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=tallies.LONGEST)]
 
 
 class TallySource(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a message stands in the log that it, or what it was made of, was read from first."""
+    """The position of a message in the source log. A message that was derived from another has the position of the
+    original."""
 
     topic: Text
     partition: Integer
     offset: Integer
     child: Annotated[
         int,
-        msgspec.Meta(ge=0, lt=INTEGER_LIMIT, description="which of the messages that were made of the one at `offset`"),
+        msgspec.Meta(ge=0, lt=INTEGER_LIMIT, description="the index among the messages derived from `offset`"),
     ] = 0
     generation: Annotated[
         int,
         msgspec.Meta(
             ge=0,
             lt=INTEGER_LIMIT,
-            description="another value for a topic that was created again, from offset 0",
+            description="use another value if the topic is deleted and created again, with offsets from 0",
         ),
     ] = 0
 
@@ -77,7 +78,7 @@ class TallyFence(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TallyEntries(msgspec.Struct, forbid_unknown_fields=True):
-    """Entries in the order in which their messages came."""
+    """Entries in the order of their messages."""
 
     entries: list[TallyEntry]
     fence: TallyFence | None = None
@@ -97,13 +98,13 @@ class SubCounter(BaseModel):
     topic: str
     partition: int
     generation: int
-    offset: int = Field(description="of the last message that was added")
+    offset: int = Field(description="the offset of the last message that was added")
     child: int
-    value: int = Field(description="what this source has brought")
+    value: int = Field(description="the sum of this source's amounts")
 
 
 class TallyValue(TallyTotal):
-    sources: list[SubCounter] = Field(description="they sum up to the value; empty where nothing was ever added")
+    sources: list[SubCounter] = Field(description="their values add up to `value`; empty if nothing was ever added")
 
 
 class TallyPage(BaseModel):
@@ -128,8 +129,8 @@ _BODY: Final = {
 )
 @needs(Role.CONSUME)
 async def apply_entries(tally: TallyName, request: Request) -> Response:
-    """Add each entry once, all in one transaction: those that are at or below their guard had been added before. The
-    messages of one source must come to a key in their order."""
+    """Add each entry once, all in one transaction. An entry at or below the last added position of its source is a
+    repeat, so the entries of one source must reach a key in order."""
     async with bodies.reading(request.scope, request.receive, request.app.state.room) as content:
         body = bodies.decoded(_DECODER, content)
     if len(body.entries) > MAX_ENTRIES:
@@ -147,9 +148,9 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
         for entry in body.entries
     ]
     access: Access = request.app.state.access
-    access.rates.bring(caller_of(request), len(entries))
+    access.rates.charge_items(caller_of(request), len(entries))
     lease = body.fence
-    fence = None if lease is None else groups.Fence(lease.group, lease.partition, lease.worker, lease.epoch)
+    fence = None if lease is None else positions.Fence(lease.group, lease.partition, lease.worker, lease.epoch)
     answer = await run_in_threadpool(_service(request).tallies.apply, tally, entries, fence)
     return Response(b'{"applied":%d,"repeated":%d}' % (answer.applied, answer.repeated), media_type="application/json")
 
@@ -157,7 +158,7 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
 @router.get("/{tally}/{key:rest}", response_model=TallyValue, responses=documented("invalid_request"))
 @needs(Role.READ)
 def get_total(tally: TallyName, key: TallyKey, request: Request) -> dict[str, Any]:
-    """The total of a key and the sub-counters that it is the sum of; 0 where nothing was ever added."""
+    """The total of a key, and the sub-counters that add up to it. The total is 0 if nothing was ever added."""
     result = _service(request).tallies.get(tally, key)
     sources = [{name: getattr(source, name) for name in SubCounter.model_fields} for source in result.sources]
     return {"key": result.key, "value": result.value, "sources": sources}
@@ -168,11 +169,11 @@ def get_total(tally: TallyName, key: TallyKey, request: Request) -> dict[str, An
 def list_totals(
     tally: TallyName,
     request: Request,
-    prefix: Annotated[str, Query(max_length=tallies.LONGEST, description="only keys that begin so")] = "",
+    prefix: Annotated[str, Query(max_length=tallies.LONGEST, description="only keys that begin with this text")] = "",
     limit: Limit = 100,
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
-    """The totals of the keys, by their bytes."""
+    """The totals of the keys, ordered by the keys' bytes."""
     subject = f"tally:{tally}:{len(prefix)}:{prefix}"
     after = cursors.decode_name(subject, cursor)
     totals = _service(request).tallies.page(tally, prefix, after, limit)
@@ -185,7 +186,7 @@ def list_totals(
 @router.delete("/{tally}", status_code=204, responses=documented("invalid_request"))
 @needs(Role.ADMIN)
 def delete_tally(tally: TallyName, request: Request) -> Response:
-    """Remove the tally and its guards: what is applied again counts again."""
+    """Delete the tally and its guards. Entries that are applied again are added again."""
     _service(request).tallies.delete(tally)
     return Response(status_code=204)
 

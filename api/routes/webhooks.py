@@ -1,4 +1,4 @@
-"""The routes of webhooks: subscriptions, what became of their deliveries, redelivery, a test."""
+"""The routes of webhooks: subscriptions, their deliveries, redelivery, and test events."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from api.routes.events import Name
 from api.routes.models import BatchId, Body, Key
 from api.routes.route import JsonRoute
 from core.service import Service
-from core.webhooks import addresses, subscriptions
-from core.webhooks.subscriptions import Progress
+from core.webhooks import addresses, delivery_log, subscriptions
+from core.webhooks.delivery_log import Progress
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
 
@@ -35,12 +35,13 @@ class NewWebhook(Body):
         description="http or https, without a user name; its host must resolve to public addresses only",
         json_schema_extra={"pattern": patterns.URL},
     )
-    types: list[Name] | None = Field(None, min_length=1, max_length=100, description="of events; null means all")
-    label: Key | None = Field(None, description="a name of yours")
+    types: list[Name] | None = Field(None, min_length=1, max_length=100, description="event types; null means all")
+    label: Key | None = Field(None, description="your name for the webhook")
 
 
 def _by_position_or_event(schema: dict[str, Any]) -> None:
-    """Two closed schemas: an event by its id; or one by its position, or else all that are dead."""
+    """Describe the body as two closed schemas: an event by its id; or an event by its position, or else all dead
+    deliveries."""
     properties = schema.pop("properties")
     closed = {"type": schema.pop("type"), "additionalProperties": schema.pop("additionalProperties")}
     event = {**properties["event"]["anyOf"][0], "description": properties["event"]["description"]}
@@ -53,13 +54,13 @@ def _by_position_or_event(schema: dict[str, Any]) -> None:
 class Redelivery(Body):
     model_config = ConfigDict(json_schema_extra=_by_position_or_event)
 
-    position: int | None = Field(None, ge=1, lt=INTEGER_LIMIT, description="of the event in the feed")
-    event: Name | None = Field(None, description="its id")
+    position: int | None = Field(None, ge=1, lt=INTEGER_LIMIT, description="the event's position in the feed")
+    event: Name | None = Field(None, description="the event's id")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if self.position is not None and self.event is not None:
-            raise ValueError("expected a position, an event, or neither (all that are dead)")
+            raise ValueError("expected a position, an event, or neither (all dead deliveries)")
         return self
 
 
@@ -68,13 +69,13 @@ class Webhook(BaseModel):
     url: str
     types: list[str] | None
     label: str | None
-    state: Literal["active", "disabled"] = Field(description="disabled: its receiver answered 410 Gone")
-    position: int = Field(description="up to which event of the feed its deliveries were planned")
+    state: Literal["active", "disabled"] = Field(description="disabled: its receiver responded with 410 Gone")
+    position: int = Field(description="the position in the feed up to which its deliveries were planned")
     created_at: datetime
 
 
 class CreatedWebhook(Webhook):
-    secret: str = Field(description="what receivers verify signatures with; shown this once")
+    secret: str = Field(description="receivers verify signatures with it; it is never shown again")
 
 
 class WebhookPage(BaseModel):
@@ -85,22 +86,22 @@ class WebhookPage(BaseModel):
 class Attempt(BaseModel):
     at: datetime
     status: int | None = Field(
-        json_schema_extra={"format": "int32"}, description="of the receiver's answer, null where there was none"
+        json_schema_extra={"format": "int32"}, description="the response's status; null if there was no response"
     )
-    error: str | None = Field(description="why there was no whole answer, in words")
+    error: str | None = Field(description="the reason, in words, if there was no complete response")
     milliseconds: int
 
 
 class Delivery(BaseModel):
     webhook: int
-    position: int = Field(description="of the event in the feed")
-    event: str = Field(description="its id, which is the webhook-id of every try")
+    position: int = Field(description="the event's position in the feed")
+    event: str = Field(description="the event's id, which is the `webhook-id` of every attempt")
     type: str
     batch: int | None
-    state: ProgressName = Field(description="dead: the last try has failed")
-    attempts: int = Field(description="since it was planned or redelivered")
+    state: ProgressName = Field(description="dead: all attempts failed, and no other will follow")
+    attempts: int = Field(description="the number of attempts since it was planned or redelivered")
     next_attempt_at: datetime | None
-    log: list[Attempt] = Field(description="every attempt, the oldest first")
+    log: list[Attempt] = Field(description="all attempts, oldest first")
 
 
 class DeliveryPage(BaseModel):
@@ -109,15 +110,15 @@ class DeliveryPage(BaseModel):
 
 
 class BatchDeliveries(BaseModel):
-    deliveries: list[Delivery] = Field(description="the newest 100 of the batch's events, in any state")
+    deliveries: list[Delivery] = Field(description="the newest 100 deliveries of the batch's events, in any state")
 
 
 class Redelivered(BaseModel):
-    redelivered: int = Field(description="deliveries that are due again")
+    redelivered: int = Field(description="the number of deliveries that are due again")
 
 
 class Tested(BaseModel):
-    event: str = Field(description="the webhook-id that was sent")
+    event: str = Field(description="the `webhook-id` that was sent")
     delivered: bool
     status: int | None = Field(json_schema_extra={"format": "int32"})
     error: str | None
@@ -129,7 +130,7 @@ def _service(request: Request) -> Service:
     return service
 
 
-def _delivery(delivery: subscriptions.Delivery) -> dict[str, Any]:
+def _delivery(delivery: delivery_log.Delivery) -> dict[str, Any]:
     document = {name: getattr(delivery, name) for name in Delivery.model_fields}
     return {
         **document,
@@ -144,7 +145,7 @@ def _webhook(webhook: subscriptions.Webhook) -> dict[str, Any]:
 @router.post("", status_code=201, response_model=CreatedWebhook, responses=documented(*BODY))
 @needs(Role.ADMIN)
 def create_webhook(body: NewWebhook, request: Request, response: Response) -> dict[str, Any]:
-    """Subscribe a URL to the events from now on. The answer has the secret, and no later one has it again."""
+    """Subscribe a URL to all later events. Only this response contains the secret."""
     result = _service(request).webhooks.create(body.url, body.types, body.label)
     response.headers["Location"] = f"/v1/webhooks/{result.webhook.id}"
     response.headers["Cache-Control"] = "no-store"
@@ -170,7 +171,7 @@ def get_webhook(webhook: WebhookId, request: Request) -> dict[str, Any]:
 @router.delete("/{id}", status_code=204, responses=documented("webhook_not_found", "invalid_request"))
 @needs(Role.ADMIN)
 def delete_webhook(webhook: WebhookId, request: Request) -> Response:
-    """Send it nothing more, and remove it with its deliveries."""
+    """Delete a webhook with its deliveries. Nothing more is sent to it."""
     _service(request).webhooks.delete(webhook)
     return Response(status_code=204)
 
@@ -186,7 +187,7 @@ def list_deliveries(
     limit: Limit = 100,
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
-    """Deliveries sent and due, newest event first, with every attempt."""
+    """The webhook's deliveries, newest event first, with all attempts."""
     subject = f"deliveries:{webhook}"
     progress = None if state is None else Progress(state)
     page, before = _service(request).webhooks.deliveries(webhook, progress, cursors.decode(subject, cursor), limit)
@@ -209,7 +210,7 @@ def redeliver_webhook(webhook: WebhookId, body: Redelivery, request: Request) ->
 @router.post("/{id}/test", response_model=Tested, responses=documented("webhook_not_found", *BODY))
 @needs(Role.ADMIN)
 def send_test_event(webhook: WebhookId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
-    """Send one `webhook.test` event right away, and answer what came back. It is not in the feed."""
+    """Send one `webhook.test` event at once, and return the receiver's response. The event is not in the feed."""
     event, answer = _service(request).webhooks.test(webhook)
     return {
         "event": event,

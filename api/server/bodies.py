@@ -1,4 +1,4 @@
-"""Reading a request's body: bounded, of the right type, and `{}` where there is none."""
+"""Reading a request's body. It checks the size and the type, and treats an empty body as `{}`."""
 
 from __future__ import annotations
 
@@ -16,39 +16,41 @@ from api.metrics import REFUSED
 from api.problems import Place, Problem, invalid
 
 LIMIT: Final = 8 * 1024 * 1024
-"""Bytes of a body."""
+"""Maximum bytes of a body."""
 DEPTH: Final = 100
-"""Levels of nested arrays and objects in JSON of a caller's own. Every parser has a limit, Python's near 1,000; this
-one is below all of them."""
+"""Maximum levels of nested arrays and objects in JSON that the service stores for a caller. Every JSON parser has a
+limit (Python's is near 1,000), and this one is below all of them."""
 
 
 class Room:
-    """Bytes of bodies that are being read, or wait to be handled; bounded, as a crowd of large ones could fill the
-    memory. Belongs to one event loop."""
+    """The memory for bodies that are being read or wait to be handled. It is limited, so that many large bodies can't
+    fill the process's memory. Belongs to one event loop."""
 
     def __init__(self, limit: int) -> None:
-        self.most = limit
-        self.taken = 0
+        """`limit`: bytes."""
+        self.limit = limit
+        self.used = 0
 
     def take(self, size: int) -> None:
-        """Raises `Problem`: come back later. One body alone always has room."""
-        if self.taken and self.taken + size > self.most:
+        """Reserve `size` bytes. Raises `Problem` (`unavailable`) if there is no room. A single body always has room."""
+        if self.used and self.used + size > self.limit:
             REFUSED.labels("bytes").inc()
             raise Problem(
                 "unavailable",
                 "too many large bodies are being read at the moment",
                 headers={"Retry-After": "1", "Connection": "close"},
             )
-        self.taken += size
+        self.used += size
 
     def give(self, size: int) -> None:
-        self.taken -= size
+        """Release `size` bytes."""
+        self.used -= size
 
 
 @contextlib.asynccontextmanager
 async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[bytes]:
-    """The whole body; it takes its room until the context ends. Raises `Problem`: `too_large`, `unavailable`, or
-    `unsupported_media_type` where it isn't declared as JSON."""
+    """The whole body, which occupies `room` until the context ends. Raises `Problem`: `too_large`, `unavailable`,
+    `invalid_request` if it is incomplete, or `unsupported_media_type` if its Content-Type isn't JSON."""
     content_type = length = b""
     from_browser = False
     for name, value in scope["headers"]:
@@ -67,8 +69,8 @@ async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[b
         while is_incomplete:
             message = await receive()
             if message["type"] == "http.disconnect":
-                # The body is incomplete. Without this, a call that broke off before its body would be carried out as a
-                # call without one.
+                # Without this check, a request whose connection broke before its body would count as one without a
+                # body, and be executed.
                 raise invalid([Place("body", "expected its end; the connection was closed before it")])
             part: bytes = message.get("body", b"")
             is_incomplete = message.get("more_body", False)
@@ -77,8 +79,8 @@ async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[b
             room.take(len(part))
             size += len(part)
             parts.append(part)
-        # A page of any site can have a browser send a POST without a body, and say cancel with it. To say
-        # application/json the browser has to ask us first, and is refused.
+        # A page of another site can make a browser send a POST without a body, such as a cancel. A browser can set
+        # application/json only after a preflight request, which the service refuses.
         if (size or from_browser) and not is_json(content_type):
             actual = content_type.decode("latin-1") or "none"
             raise Problem("unsupported_media_type", f"header Content-Type: expected application/json, got {actual}")
@@ -90,7 +92,7 @@ async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[b
 
 
 def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
-    """The body by its decoder. Raises `Problem`."""
+    """The body, decoded by `decoder`. Raises `Problem`."""
     try:
         return decoder.decode(content)
     except msgspec.ValidationError as error:
@@ -101,10 +103,9 @@ def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
 
 
 def parsed(content: bytes) -> Any:
-    """The body as Python has it: the same JSON that `decoded` accepts, for models that name what is wrong in it. Raises
-    `Problem`."""
+    """The body as Python objects, for pydantic to validate. Accepts the same JSON as `decoded`. Raises `Problem`."""
     try:
-        # As text, which has to be UTF-8 then: from bytes Python also reads UTF-16, and skips a byte order mark.
+        # Decoded as UTF-8 here: given bytes, `json.loads` also accepts UTF-16 and skips a byte order mark.
         return json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
@@ -116,10 +117,10 @@ def _not_json(error: Exception) -> Problem:
 
 
 def from_base64(place: str, text: str) -> bytes:
-    """Raises `Problem`, which names the place in the body."""
+    """The decoded bytes. Raises `Problem`, which names `place`."""
     try:
         content = binascii.a2b_base64(text, strict_mode=True)
-        # Strict as it is, it takes padding where none is due.
+        # Even in strict mode, `a2b_base64` accepts padding that isn't needed.
         if len(text) != (len(content) + 2) // 3 * 4:
             raise ValueError("Excess padding")
     except ValueError as error:
@@ -128,7 +129,7 @@ def from_base64(place: str, text: str) -> bytes:
 
 
 def is_json(content_type: bytes) -> bool:
-    """Whether a Content-Type header says so."""
+    """Whether a Content-Type header declares JSON."""
     return content_type == b"application/json" or (
         content_type.split(b";", 1)[0].strip().lower() == b"application/json"
     )

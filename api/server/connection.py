@@ -1,4 +1,4 @@
-"""A connection that knows its state: the request it is receiving, since when, and the answers that are due.
+"""A connection that tracks its state: when the current request began, and whether a response is due.
 
 `Connections` uses that state to enforce time limits. The connection itself limits the length of a request, and never
 writes a response that could be attributed to another request.
@@ -20,15 +20,15 @@ from api.server.upgrades import Http1Protocol
 from api.server.watchdog import Connections
 
 HEAD: Final = 65_536
-"""Bytes of a request's head, beyond those that came with its first ones."""
+"""Maximum bytes of a request's head, not counting the read that contained its first byte."""
 WHOLE: Final = 8 * bodies.LIMIT
-"""Of a request, with what its chunks are wrapped in."""
-_CODING: Final = "header Transfer-Encoding: expected chunked alone; other transfer codings are not known here"
+"""Maximum bytes of a request, including the framing of its chunks, counted as for `HEAD`."""
+_CODING: Final = "header Transfer-Encoding: expected chunked alone; other transfer codings are not supported"
 USUAL_LINES: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())
 
 
 class WatchedProtocol(Http1Protocol):
-    """See the module. The application's `state.connections` looks after it."""
+    """See the module. The application's `state.connections` enforces its time limits."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -37,14 +37,14 @@ class WatchedProtocol(Http1Protocol):
         self.between = True
         """The parser is not in the middle of a request."""
         self.heads = 0
-        """How many have ended."""
+        """The number of complete heads."""
         self.last = 0.0
-        """When the connection was made, or the last answer."""
+        """The loop time of the last response, or of the connection's start."""
         self._began = 0.0
-        """When the request that is coming in began."""
+        """The loop time at which the request that is being received began."""
         self._head_ended = False
         self._received = 0
-        """Bytes that came after its first ones."""
+        """Bytes of this request after the read that contained its first byte."""
         self._unsent = 0
         self._unsent_since = 0.0
         self._headers_of: object = None
@@ -54,7 +54,7 @@ class WatchedProtocol(Http1Protocol):
 
     @property
     def at_rest(self) -> bool:
-        """No answer is due."""
+        """No response is due."""
         cycle: Any = self.cycle
         return cycle is None or cycle.response_complete
 
@@ -64,7 +64,7 @@ class WatchedProtocol(Http1Protocol):
 
     @property
     def head_since(self) -> float | None:
-        # With a request under way, the next one may take its time.
+        # While a response is due, the next request has no time limit.
         coming = not self.between and not self._head_ended and self.at_rest and not self.flow.read_paused
         return self._began if coming else None
 
@@ -93,21 +93,21 @@ class WatchedProtocol(Http1Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.last = self.loop.time()
-        if not self._watch.made(self):
-            self._turn_away(Problem("unavailable", "too many connections", headers={"Retry-After": "1"}))
+        if not self._watch.add(self):
+            self._refuse(Problem("unavailable", "too many connections", headers={"Retry-After": "1"}))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._watch.lost(self)
+        self._watch.remove(self)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client sends nothing more. It may have left, or only have closed its half of the connection and wait for
-        its answers, which looks the same from here; so the answers that are due are written, and then the connection
-        is closed. A stream without an end is not continued for a client that may have left."""
+        """The client sends nothing more. Either it has left, or it has closed only its half of the connection and still
+        reads. The service can't distinguish the two, so it writes the responses that are due and then closes the
+        connection. It ends a stream at once, as the stream would otherwise never end."""
         cycle: Any = self.cycle
         if not self.between or self.at_rest or (cycle.response_started and getattr(cycle, "chunked_encoding", False)):
             return None  # the transport closes itself
-        cycle.keep_alive = False  # it is the last one: those that are pipelined before it are answered first
+        cycle.keep_alive = False  # pipelined requests get their responses in order, so this is the last one
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -116,7 +116,7 @@ class WatchedProtocol(Http1Protocol):
         super().data_received(data)
         if not self.between and self._received > (WHOLE if self._head_ended else HEAD):
             REFUSED.labels("large").inc()
-            self._turn_away(Problem("too_large", f"head: expected at most {HEAD:,} bytes"))
+            self._refuse(Problem("too_large", f"head: expected at most {HEAD:,} bytes"))
 
     # Callbacks of the parser.
 
@@ -133,7 +133,7 @@ class WatchedProtocol(Http1Protocol):
             self.heads += 1
 
     def open_cycle(self) -> None:
-        """The head is known: begin the request."""
+        """Begin the request, whose head is now complete."""
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -143,55 +143,59 @@ class WatchedProtocol(Http1Protocol):
     def on_response_complete(self) -> None:
         self.last = self.loop.time()
         super().on_response_complete()
-        # The server reads on after each response, though requests still wait. Then a client that pipelines requests and
-        # never reads would fill the memory: each response lets in as many requests as one read brings.
+        # uvicorn resumes reading after each response, even if pipelined requests wait. Each read may add many requests,
+        # so a client that pipelines requests and never reads its responses would fill the memory.
         if self.pipeline:
             self.flow.pause_reading()
 
     # Responses outside of a request, or to one that can't be parsed.
 
-    def _turn_away(self, problem: Problem) -> None:
-        """Say so, and end the connection, whatever it is about to say."""
-        if self._is_their_turn:
-            self.say_problem(problem, keep_alive=False)
+    def _refuse(self, problem: Problem) -> None:
+        """Write `problem` if the client can attribute it correctly, and close the connection."""
+        if self._may_respond:
+            self.write_problem(problem, keep_alive=False)
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        if self._is_their_turn:
+        if self._may_respond:
             if self.unknown_coding:
-                self.say_problem(Problem("not_implemented", _CODING), keep_alive=False)
+                self.write_problem(Problem("not_implemented", _CODING), keep_alive=False)
             else:
                 super().send_400_response(msg)
         self.transport.close()
 
     @property
-    def _is_their_turn(self) -> bool:
+    def _may_respond(self) -> bool:
         """Whether a response written now would be attributed to the incoming request: it has none yet, and no earlier
-        request waits for one. The sender of an earlier request would take a refusal for the answer to it, though that
-        request may succeed. No answer is better than a wrong one."""
+        request waits for one. Otherwise the client would take the refusal for the response to the earlier request,
+        which may succeed. No response is better than a wrong one."""
         if self.between or not self._head_ended:
             return self.at_rest
         return not self.pipeline and not self.cycle.response_started
 
     def default_headers(self) -> bytes:
-        """The server's own, as they travel; it makes a new list each second."""
+        """uvicorn's own headers as encoded lines. They are cached, as uvicorn makes a new list only once a second."""
         current = self.server_state.default_headers
         if current is not self._headers_of:
             self._headers_of = current
             self._headers = b"".join(b"%b: %b\r\n" % header for header in current)
         return self._headers
 
-    def say_problem(self, problem: Problem, *, keep_alive: bool) -> None:
-        lines = b"".join(
+    def write_problem(self, problem: Problem, lines: bytes = b"", *, keep_alive: bool) -> None:
+        """Write a complete response with the problem. `lines` are further complete header lines."""
+        lines += b"".join(
             b"%b: %b\r\n" % (name.lower().encode(), value.encode())
             for name, value in problem.headers.items()
             if name != "Connection"
         )
         media_type = problems.MEDIA_TYPE.encode()
-        self.say(STATUS_LINE[problem.status], media_type, problem.body(), lines, keep_alive=keep_alive)
+        self.write_response(STATUS_LINE[problem.status], media_type, problem.body(), lines, keep_alive=keep_alive)
 
-    def say(self, status: bytes, media_type: bytes, content: bytes, lines: bytes = b"", *, keep_alive: bool) -> None:
-        """Write a whole answer; `status` and `lines` are whole lines. Unless it is kept alive, end the connection."""
+    def write_response(
+        self, status: bytes, media_type: bytes, content: bytes, lines: bytes = b"", *, keep_alive: bool
+    ) -> None:
+        """Write a complete response. `status` and `lines` are complete lines with their line ends. Without
+        `keep_alive`, close the connection."""
         if self.transport.is_closing():
             return
         if not keep_alive:

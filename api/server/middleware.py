@@ -1,4 +1,4 @@
-"""Around every request but those of the ack routes: its id, its line in the log, its time."""
+"""Middleware for all routes but the ack routes: request ids, log lines, durations, and a limit of waiting requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from api.problems import Problem
 
 HEADER: Final = "X-Request-Id"
 WIRE_HEADER: Final = HEADER.lower().encode()
-"""As servers hand it on."""
+"""The name as ASGI and uvicorn pass it: bytes in lower case."""
 USUAL: Final = {
     # Responses of the API are for programs: a browser must not guess their type, run, frame, embed or store them.
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
@@ -28,7 +28,7 @@ USUAL: Final = {
     b"x-content-type-options": b"nosniff",
     b"cache-control": b"no-store",
 }
-"""Headers of each answer, where its route says nothing else."""
+"""Default headers of every response. A route can set other values."""
 _GIVEN: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
@@ -36,41 +36,42 @@ log = structlog.get_logger(__name__)
 
 
 def request_id(value: bytes | None) -> str:
-    """The one that the caller gave, if it can be one, else a new one."""
+    """The client's request id if it is valid, else a new one."""
     return value.decode() if value is not None and _GIVEN.fullmatch(value) else uuid.uuid4().hex
 
 
 def given_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The id that the caller sent."""
+    """The request id that the client sent."""
     return next((value for name, value in headers if name == WIRE_HEADER), None)
 
 
 ALWAYS_ANSWERED: Final = frozenset({"/healthz", "/metrics"})
-"""Paths that need no thread of the pool, and are answered whatever waits for one."""
+"""Paths that need no thread of the pool, so they are served even if too many requests wait for one."""
 
 
 class Requests:
-    """Stands outside of FastAPI's stack, so that the answer to an unexpected error has its id too."""
+    """The middleware. It wraps FastAPI, so that the response to an unexpected error has a request id too."""
 
     def __init__(self, app: ASGIApp, *, most_waiting: int) -> None:
         self.app = app
         self.most_waiting = most_waiting
-        self._coming = 0
-        """Requests that were let in within this turn of the event loop, and ask for a thread in the next one."""
+        self._admitted = 0
+        """Requests admitted in this event-loop iteration. They request a thread in the next one."""
 
     def _is_full(self) -> bool:
-        """Whether so many wait for a thread, or are about to, that the next one is sent away."""
+        """Whether to refuse the next request, because too many wait for a thread or will need one."""
         threads = anyio.to_thread.current_default_thread_limiter().statistics()
         free = threads.total_tokens - threads.borrowed_tokens
-        return threads.tasks_waiting + self._coming - free >= self.most_waiting
+        return threads.tasks_waiting + self._admitted - free >= self.most_waiting
 
-    def _let_in(self) -> None:
-        """Many may come in one turn: they see each other, and not only those who have a thread or wait for one."""
-        self._coming += 1
-        asyncio.get_running_loop().call_soon(self._came)
+    def _admit(self) -> None:
+        """Count a request until the next event-loop iteration. Many may arrive in one iteration, and the thread pool's
+        statistics don't include them yet."""
+        self._admitted += 1
+        asyncio.get_running_loop().call_soon(self._forget_admitted)
 
-    def _came(self) -> None:
-        self._coming -= 1
+    def _forget_admitted(self) -> None:
+        self._admitted -= 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +92,7 @@ class Requests:
                 message["headers"] = [*headers, *usual, (WIRE_HEADER, name.encode())]
             await send(message)
 
-        # A pipelined request begins in the context of the one before it.
+        # A pipelined request starts with the context variables of the previous request.
         structlog.contextvars.unbind_contextvars("token")
         with structlog.contextvars.bound_contextvars(request_id=name):
             try:
@@ -100,12 +101,12 @@ class Requests:
                     busy = Problem("unavailable", "too many requests are waiting", headers={"Retry-After": "1"})
                     await problems.response(busy)(scope, receive, send_named)
                 else:
-                    self._let_in()
+                    self._admit()
                     await self.app(scope, receive, send_named)
             except Exception:  # logged, not raised again: FastAPI has already sent the 500
                 log.exception("request_failed", method=method, path=path)
             seconds = time.perf_counter() - start
             log.info("request", method=method, path=path, status=status, ms=round(seconds * 1000, 1))
-        # By the route, not by the path: each path would be series of its own.
+        # Labelled with the route, not the path: each path would be a separate series.
         route = getattr(scope.get("route"), "path", "none")
         REQUESTS.labels(method if method in _METHODS else "other", route, str(status)).observe(seconds)

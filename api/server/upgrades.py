@@ -1,10 +1,9 @@
-"""HTTP/1.1 and nothing else, over uvicorn's protocol.
+"""uvicorn's protocol, restricted to HTTP/1.1.
 
-A request may offer to go on in another protocol (`Upgrade`), and a server that doesn't care for it answers as if it had
-not been asked (RFC 9110, 7.8). Java's HttpClient offers HTTP/2 so with each request that it sends in the clear. The
-parser, though, believes that what follows such a head is of the other protocol: it reads no body there, and gives up
-what came with it. Here a head with an offer is said to the parser again, without it, and all that follows is read as
-HTTP has it.
+A client may offer to switch to another protocol (`Upgrade`), and a server may ignore the offer (RFC 9110, 7.8). Java's
+HttpClient offers HTTP/2 in this way with each request over plain HTTP. But httptools assumes that the other protocol
+follows such a head: it reads no body, and discards the bytes after the head. So this module gives such a head to the
+parser a second time without the offer, and then the bytes after it, which are parsed as HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ class Http1Protocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.parser = _Parser(self)
-        # As uvicorn has it of its own parser: the first of two requests is answered, though it closes.
+        # uvicorn sets the same option on its own parser. If a client sends data after a request with `Connection:
+        # close`, that request still gets its response.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.plain_head = b""
-        """Of the request that made an offer, in the place of its head."""
+        """The current request's head without its `Upgrade` header; empty if it has none."""
         self.unknown_coding = False
-        """The parser gave up for that reason."""
+        """Whether a request was refused because of its transfer coding."""
 
     def on_message_begin(self) -> None:
         self.plain_head = b""
@@ -39,7 +39,7 @@ class Http1Protocol(HttpToolsProtocol):
             return
         if not self._is_coding_known():
             self.unknown_coding = True
-            raise httptools.HttpParserError("a transfer coding that is not known here")
+            raise httptools.HttpParserError("unsupported transfer coding")
         super().on_headers_complete()
         self._ignore_trailers()
 
@@ -48,12 +48,13 @@ class Http1Protocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _ignore_trailers(self) -> None:
-        """The parser reports them as headers, at a time when the application may not have read those yet."""
+        """The parser appends trailers to `headers`, which the application may still have to read. A new list keeps them
+        apart."""
         self.headers = []
 
     def _is_coding_known(self) -> bool:
-        """Whether the body has no transfer coding but chunks. The parser reads `gzip, chunked` too, and passes on what
-        is compressed as the body."""
+        """Whether the body has no transfer coding other than `chunked`. The parser also accepts `gzip, chunked`, and
+        passes on the compressed bytes as the body."""
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
         return not codings or [
             coding.strip() for coding in b",".join(codings).lower().split(b",") if coding.strip()
@@ -62,14 +63,14 @@ class Http1Protocol(HttpToolsProtocol):
     def _head_without_offer(self) -> bytes:
         method = self.parser.get_method()
         if method == b"CONNECT":
-            raise httptools.HttpParserInvalidMethodError("no tunnel is opened here")
+            raise httptools.HttpParserInvalidMethodError("CONNECT is not supported")
         lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 class _Parser(httptools.HttpRequestParser):
-    """It tells its protocol of requests as if none of them had made an offer."""
+    """A parser that calls its protocol as if no request had an `Upgrade` header."""
 
     def __init__(self, protocol: Http1Protocol) -> None:
         super().__init__(protocol)
@@ -79,10 +80,10 @@ class _Parser(httptools.HttpRequestParser):
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._go_on(memoryview(data), offer.args[0])
+            self._resume(memoryview(data), offer.args[0])
 
-    def _go_on(self, data: memoryview, read: int) -> None:
-        """`data`, of which `read` bytes are a head with an offer, and what was before it."""
+    def _resume(self, data: memoryview, read: int) -> None:
+        """Parse the rest of `data`. Its first `read` bytes end with the head of a request with an offer."""
         while read:
             data = data[read:]
             super().feed_data(self._protocol.plain_head)

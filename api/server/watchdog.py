@@ -1,8 +1,8 @@
-"""Limits on connections: their number, and how long each may take, so that the others are served.
+"""Limits on the number of connections, and on how long they may be idle or slow.
 
-A connection costs memory and a file descriptor even when it is silent. So their number is bounded, and a check each
-second closes connections that are silent for long (earlier when there are many), that send a request too slowly, or
-that don't read their answers. One check of five thousand connections is cheaper than a timer for each request.
+A connection costs memory and a file descriptor even when it is idle. So their number is limited, and a check each
+second closes connections that are idle for long (earlier when there are many), that send a request too slowly, or
+that don't read their responses. One check of five thousand connections is cheaper than a timer for each request.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from typing import Final, Protocol
 
 from api.metrics import REFUSED
 
-LOOK: Final = 1.0
-"""Seconds between two looks at all connections."""
+CHECK_EVERY: Final = 1.0
+"""Seconds between two checks of all connections."""
 SILENT: Final = 75.0
-"""Seconds for which a connection may be there without a first request; as long as one is kept between two."""
+"""Seconds that a connection may be idle before its first request. Between two requests, it is the same."""
 CROWDED: Final = 0.8
-"""Share of the bound from which on idle connections are ended early."""
+"""The share of the limit from which idle connections are closed early."""
 IDLE_IN_CROWD: Final = 5.0
-"""Seconds of idleness that are enough then. The client has to connect again."""
+"""Seconds after which idle connections are closed then. The client has to connect again."""
 RESERVE: Final = 256
-"""File descriptors that are not for clients: the database's connections, files, pipes."""
+"""File descriptors that are reserved for the database's connections, files and pipes."""
 
 
 class Connection(Protocol):
-    """State for the watchdog. Times are the loop's; None: it isn't so."""
+    """A connection's state for the watchdog. Times are loop times. None: the connection is not in that state."""
 
     @property
     def idle_since(self) -> float | None: ...
 
     @property
     def head_since(self) -> float | None:
-        """The first byte of a request has come, and its head has not ended."""
+        """The first byte of a request was received, and its head is incomplete."""
 
     @property
     def body_since(self) -> float | None:
-        """As before, and the head has ended."""
+        """The head is complete, and the body is not. The time is that of the request's first byte."""
 
     @property
     def stuck_since(self) -> float | None:
-        """It doesn't take what we write."""
+        """The client doesn't read what the service writes."""
 
     def end(self) -> None: ...
 
@@ -51,11 +51,12 @@ class Connection(Protocol):
 
 
 class Connections:
-    """Belongs to one event loop, the running one."""
+    """All connections of the running event loop."""
 
     def __init__(self, limit: int, *, head_timeout: float, request_timeout: float) -> None:
-        # With no file descriptor left nobody could be accepted, nor the database be reached.
-        self.most = max(1, min(limit, open_files() - RESERVE))
+        """`limit`: connections. The timeouts are in seconds."""
+        # Without a free file descriptor, the service could neither accept a client nor connect to the database.
+        self.limit = max(1, min(limit, open_files() - RESERVE))
         self._head_timeout = head_timeout
         self._request_timeout = request_timeout
         self._all: set[Connection] = set()
@@ -63,38 +64,38 @@ class Connections:
     def __len__(self) -> int:
         return len(self._all)
 
-    def made(self, connection: Connection) -> bool:
-        """Whether there is room for one more."""
-        if len(self._all) >= self.most:
+    def add(self, connection: Connection) -> bool:
+        """Add a new connection. False if there are too many."""
+        if len(self._all) >= self.limit:
             REFUSED.labels("connections").inc()
             return False
         self._all.add(connection)
         return True
 
-    def lost(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         self._all.discard(connection)
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Look after them while the context lasts."""
+    def watching(self) -> Iterator[None]:
+        """Check the connections each second while the context lasts."""
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
 
-        def look() -> None:
+        def check() -> None:
             nonlocal timer
-            self.look(loop.time())
-            timer = loop.call_later(LOOK, look)
+            self.check(loop.time())
+            timer = loop.call_later(CHECK_EVERY, check)
 
-        look()
+        check()
         try:
             yield
         finally:
             assert timer is not None
             timer.cancel()
 
-    def look(self, now: float) -> None:
-        """End those that have to leave."""
-        idle = IDLE_IN_CROWD if len(self._all) >= CROWDED * self.most else SILENT
+    def check(self, now: float) -> None:
+        """Close connections that are idle or slow. `now`: loop time."""
+        idle = IDLE_IN_CROWD if len(self._all) >= CROWDED * self.limit else SILENT
         for connection in list(self._all):
             if connection.stuck_since is not None and now - connection.stuck_since > self._request_timeout:
                 REFUSED.labels("slow").inc()
@@ -111,13 +112,14 @@ class Connections:
 
 
 def open_files() -> int:
-    """How many file descriptors this process may have."""
+    """The maximum number of file descriptors of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**20 if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_open_files() -> None:
-    """To what the system allows: shells start with 1,024, which is a habit from the time of `select`."""
+    """Raise the limit of file descriptors to the hard limit. The default soft limit is 1,024, for the sake of
+    `select`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,1 +1,1 @@
-"""The peers of the benchmarks: other ways to know that a batch is done, each as its users run it, one per file."""
+"""The peers of the benchmarks: other ways to detect the end of a batch, each as its users run it, one a file."""

@@ -1,15 +1,15 @@
-"""Carlyle (github.com/paradoxical-io/carlyle), Lastbit's ancestor: a batch is closed, its items are bits, and whoever
-clears the last one is told.
+"""Carlyle (github.com/paradoxical-io/carlyle), Lastbit's ancestor: a batch is closed, its items are bits, and the
+caller that clears the last one learns of it.
 
-Its users run a Scala service on MySQL. Here are its schema and the statements of its ack, from Python: a row holds 64
-items in a BIGINT whose bits are 1 while pending, under a random UUID; rows are there from the start. An ack clears a
-group's bits in an UPDATE, then asks whether the batch is closed, and if so whether any of its groups is not zero.
+Its users run a Scala service on MySQL. This module has its schema and the statements of its ack, in Python. A row holds
+64 items in a BIGINT whose bits are 1 while pending, under a random UUID; all rows exist from the start. An ack clears a
+group's bits in an UPDATE, then queries whether the batch is closed, and if so whether any of its groups is not zero.
 
-It sends these for one group after the other, each committed on its own: an ack of 100 items at random is a hundred
-commits, and of a batch that was answered in part nobody knows which. `together` sends the same UPDATEs in one
-transaction, and asks once: not what its users run, but what its schema could do.
+It sends these statements for one group after the other, each with its own commit: an ack of 100 random items is a
+hundred commits, and after a partial failure the caller doesn't know which were done. `together` sends the same UPDATEs
+in one transaction with a single query: not what its users run, but what its schema could do.
 
-Whether an item was acked before isn't known to it: the affected rows say that the row's version moved.
+It does not know whether an item was acked before: the affected rows only show that the row's version changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.servers import MariaDB
 
 GROUP = 64
 INSERTED = 5_000
-"""Rows of one INSERT."""
+"""Rows in one INSERT."""
 
 
 class Carlyle:
@@ -77,7 +77,7 @@ class CarlyleWriter:
         masks: dict[int, int] = {}
         for number in numbers:
             masks[number // GROUP] = masks.get(number // GROUP, 0) | 1 << number % GROUP
-        for group in sorted(masks, key=self._groups.__getitem__):  # by key, so that writers don't deadlock
+        for group in sorted(masks, key=self._groups.__getitem__):  # in key order, so that writers don't deadlock
             self._clear(self._groups[group], masks[group])
             if not self._together:
                 self._is_empty()
@@ -93,7 +93,7 @@ class CarlyleWriter:
                 (~bits & (1 << GROUP) - 1, _now(), group),
             )
         if rows != 1:
-            raise RuntimeError(f"group {group} isn't there")
+            raise RuntimeError(f"group {group} is missing")
 
     def _is_empty(self) -> bool:
         with self._connection.cursor() as cursor:

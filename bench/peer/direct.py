@@ -1,5 +1,5 @@
 """The common part of the peers that are measured without HTTP: each has one sealed batch, and its writers ack parts of
-it, in a call for each part."""
+it, one call a part."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import pymysql
 
 from core.acks.call import Call
-from core.acks.combiner import Combiner, Inline
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
+from core.commits.combiner import Combiner, Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -22,7 +22,7 @@ from tests.support.servers import MariaDB
 
 class Writer(Protocol):
     def ack(self, numbers: Sequence[int]) -> None:
-        """Ack items that nobody has acked, durably. Raises `RuntimeError` where fewer were pending."""
+        """Durably ack items that are still pending. Raises `RuntimeError` if fewer were pending."""
 
     def close(self) -> None: ...
 
@@ -31,20 +31,20 @@ class Peer(Protocol):
     def writer(self) -> Writer: ...
 
     def acked(self) -> int:
-        """As the bits or rows say, not a counter."""
+        """The number of acked items by the bits or rows, not by a counter."""
 
     def close(self) -> None: ...
 
 
 def connect(server: MariaDB, url: str) -> pymysql.Connection:
-    """A session for a writer; without autocommit, a transaction begins with its first statement."""
+    """A session for a writer; without autocommit, a transaction starts with its first statement."""
     connection = server.connect(url.rpartition("/")[2])
     connection.autocommit(False)
     return connection
 
 
 def ask(server: MariaDB, url: str, *statements: str) -> Any:
-    """Run statements, each its own transaction; the rows of the last."""
+    """Run statements, each in its own transaction; return the rows of the last."""
     with contextlib.closing(server.connect(url.rpartition("/")[2])) as session, session.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
@@ -52,8 +52,8 @@ def ask(server: MariaDB, url: str, *statements: str) -> Any:
 
 
 class Lastbit:
-    """Lastbit's core without HTTP: one `Service`, which writers share as the requests of a process do. With one writer
-    each call is a transaction in the caller's own thread; with several, the combiner merges what arrives meanwhile."""
+    """Lastbit's core without HTTP: one `Service` that writers share, like the requests of a process. With one writer
+    each call is a transaction in the caller's own thread; with several, the combiner merges concurrent calls."""
 
     def __init__(self, server: MariaDB, items: int, writers: int) -> None:
         database = Database(server.new_database())
@@ -67,7 +67,7 @@ class Lastbit:
     def acked(self) -> int:
         verification = self._service.batches.verify(self._batch)
         if not verification.ok:
-            raise RuntimeError(f"the counts of Lastbit's batch are not those of its bits: {verification}")
+            raise RuntimeError(f"the counts of Lastbit's batch differ from its bits: {verification}")
         return verification.counted_acked
 
     def close(self) -> None:
@@ -83,6 +83,6 @@ class LastbitWriter:
         items = [(self._batch, *divmod(number, DEFAULT_GROUP_SIZE)) for number in numbers]
         applied = self._service.acks.ack(Call.of(Verb.ACK, items)).result().applied
         if applied != len(numbers):
-            raise RuntimeError(f"of {len(numbers)} acks {applied} were applied")
+            raise RuntimeError(f"{applied} of {len(numbers)} acks were applied")
 
     def close(self) -> None: ...

@@ -1,19 +1,17 @@
-"""The recipe, taken literally: bits in blobs, and an ack that locks one, sets its bit, and counts them all.
+"""The recipe, implemented literally: bits in blobs, and an ack that locks one, sets its bit, and counts all bits.
 
-It is what one writes after reading how Carlyle works, in the usual tools: FastAPI with an ordinary `def` endpoint (so a
-thread per request, 40 by default), SQLAlchemy's pool and PyMySQL, run by uvicorn. Each ack is one transaction: SELECT …
-FOR UPDATE of the group's blob, UPDATE, then a SELECT of all groups of the batch, whose bits are counted in Python. The
-groups are as large as Lastbit's, and are inserted when the batch is made.
+It is a typical implementation of Carlyle's idea with the usual tools: FastAPI with an ordinary `def` endpoint (so a
+thread for each request, 40 by default), SQLAlchemy's pool and PyMySQL, run by uvicorn. Each ack is one transaction:
+SELECT … FOR UPDATE of the group's blob, UPDATE, then a SELECT of all groups of the batch, whose bits are counted in
+Python. The groups are as large as Lastbit's, and are inserted when the batch is opened.
 
-It is not exact: two acks in different groups may each count before the other commits, and then nobody is the last.
+It is not exact: two acks in different groups may each count before the other commits, and then neither is the last.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import sqlalchemy as sa
@@ -21,11 +19,12 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from sqlalchemy.dialects.mysql import VARBINARY
 
+from bench import measure
 from lastbit.ids import DEFAULT_GROUP_SIZE
-from tests.support.servers import ROOT, MariaDB, free_port, wait_until_it_says
+from tests.support.servers import MariaDB
 
 THREADS = 40
-"""Of the endpoint, as FastAPI has it; each needs a connection."""
+"""FastAPI's default number of endpoint threads; each needs a connection."""
 
 metadata = sa.MetaData()
 groups = sa.Table(
@@ -68,11 +67,11 @@ def create() -> FastAPI:
 
 
 class Recipe:
-    """The service on a database of its own, and its batches."""
+    """The service on its own database, and its batches."""
 
     def __init__(self, server: MariaDB) -> None:
         self.url = server.new_database().replace("mysql://", "mysql+pymysql://")
-        self.port = free_port()
+        self.port = 0
         self._engine = sa.create_engine(self.url, isolation_level="READ COMMITTED")
         metadata.create_all(self._engine)
         self._batches = 0
@@ -100,18 +99,7 @@ class Recipe:
 
     @contextlib.contextmanager
     def served(self) -> Iterator[Recipe]:
-        command = [sys.executable, "-m", "uvicorn", "--factory", "bench.peer.recipe:create", "--no-access-log"]
-        process = subprocess.Popen(
-            [*command, "--port", str(self.port)],
-            cwd=ROOT,
-            env={**os.environ, "RECIPE_DATABASE_URL": self.url},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            wait_until_it_says(process, "Uvicorn running")
+        with measure.uvicorn("bench.peer.recipe:create", RECIPE_DATABASE_URL=self.url) as port:
+            self.port = port
             yield self
-        finally:
-            process.terminate()
-            process.wait(60)
-            self._engine.dispose()
+        self._engine.dispose()

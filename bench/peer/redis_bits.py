@@ -1,11 +1,11 @@
-"""Redis: a bitmap for a batch, SETBIT for an item, BITCOUNT to see whether it was the last.
+"""Redis: a bitmap for a batch, SETBIT for an item, BITCOUNT to detect the last one.
 
-Users send both in a MULTI through their client library: SETBIT answers the bit that was there, BITCOUNT how many are
-set, and exactly one call turns a 0 into a 1 and finds the count full. Redis promises as much as a 2xx of Lastbit only
-with `appendfsync always`; its default on Debian, and with `everysec`, loses its last answers.
+Users send both in a MULTI through their client library: SETBIT returns the previous bit, BITCOUNT the number of set
+bits, and exactly one call turns a 0 into a 1 and finds the count full. Redis is as durable as a 2xx of Lastbit only
+with `appendfsync always`; with its default on Debian, and with `everysec`, it may lose its last answers.
 
-Single acks are driven over plain sockets, as Lastbit's are, so that the client library isn't what is measured. Many ids
-a call go through redis-py, as its users send them.
+Single acks use plain sockets, as Lastbit's do, so that no client library is measured. Calls with many ids use redis-py,
+as its users do.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bench.load import Load
 from tests.support.brokers import RedisServer
 
 ANSWERED = 6
-"""Lines that answer a MULTI with two commands: +OK, +QUEUED twice, *2, the bit that was there, the count."""
+"""Lines in the answer to a MULTI with two commands: +OK, +QUEUED twice, *2, the previous bit, the count."""
 
 
 def encoded(key: str, number: int) -> bytes:
-    """One ack as it travels."""
+    """The bytes of one ack."""
     return b"".join(
         b"*%d\r\n" % len(command) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in command)
         for command in (
@@ -39,7 +39,8 @@ def encoded(key: str, number: int) -> bytes:
 
 
 def drive(port: int, requests: Sequence[bytes], connections: int) -> tuple[Load, int]:
-    """Send each request once, one under way a connection; how many of them set a bit."""
+    """Send each request once, with one under way on each connection; return the load and the number of requests that
+    set a bit."""
     waiting = deque(requests)
     latencies: list[float] = []
     applied = 0
@@ -85,7 +86,7 @@ def drive(port: int, requests: Sequence[bytes], connections: int) -> tuple[Load,
 
 
 class RedisBits:
-    """Many ids a call: a MULTI of as many SETBITs and one BITCOUNT."""
+    """Many ids a call: a MULTI with a SETBIT for each and one BITCOUNT."""
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self._server = server
@@ -113,7 +114,7 @@ class RedisWriter:
             pipe.bitcount(self._key)
             *before, _ = pipe.execute()
         if any(before):
-            raise RuntimeError(f"of {len(numbers)} bits {sum(before)} were set")
+            raise RuntimeError(f"{sum(before)} of {len(numbers)} bits were already set")
 
     def close(self) -> None:
         self._client.close()

@@ -1,12 +1,12 @@
-"""A row per item: what most teams write first, and for a few thousand items what they should write.
+"""A row for each item: what most teams write first, and the right choice for a few thousand items.
 
-Users insert a row for each item when they fan out, and mark it done when it is. Two things make it exact, and are here:
-the UPDATE names only rows that are not done, so that a redelivery changes nothing, and a counter in the batch's row
-moves, in the same transaction, by the number of rows that really changed. The writer that sees it reach zero is the
+Users insert a row for each item at the fan-out, and mark it when it is done. Two things make this exact, and both are
+here: the UPDATE names only rows that are not done, so that a redelivery changes nothing; and in the same transaction a
+counter in the batch's row moves by the number of rows that really changed. The writer that brings it to zero is the
 last.
 
-The index on (batch, done) finds what is still pending; each ack has to move an entry of it. A user who never
-asks can do without it, so both are measured.
+The index on (batch, done) finds pending rows; each ack must move an entry in it. Users who never query pending rows can
+do without the index, so both variants are measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.peer.direct import ask, connect
 from tests.support.servers import MariaDB
 
 INSERTED = 100_000
-"""Rows of one INSERT: one with all would be a transaction of minutes."""
+"""Rows in one INSERT: with all rows it would be a transaction of minutes."""
 
 
 class Rows:
@@ -59,12 +59,12 @@ class Rows:
 class RowsWriter:
     def __init__(self, connection: pymysql.Connection) -> None:
         self._connection = connection
-        # A reader that comes later must see what others committed meanwhile, and gaps need no locks.
+        # A later read must see other sessions' commits, and gaps need no locks.
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
     def ack(self, numbers: Sequence[int]) -> None:
-        number_list = ", ".join(map(str, sorted(numbers)))  # in one order everywhere, so that writers don't deadlock
+        number_list = ", ".join(map(str, sorted(numbers)))  # the same order everywhere, against deadlocks
         with self._connection.cursor() as cursor:
             changes = cursor.execute(
                 "UPDATE items FORCE INDEX (PRIMARY) SET done = 1, updated_at = UTC_TIMESTAMP(6) "
@@ -77,7 +77,7 @@ class RowsWriter:
             cursor.fetchone()
         self._connection.commit()
         if changes != len(numbers):
-            raise RuntimeError(f"of {len(numbers)} rows {changes} were pending")
+            raise RuntimeError(f"{changes} of {len(numbers)} rows were pending")
 
     def close(self) -> None:
         self._connection.close()

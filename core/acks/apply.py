@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class FlushState:
-    """The state of one attempt; discarded if it is rolled back."""
+    """The state of one attempt of a flush. It is discarded if the attempt is rolled back."""
 
     seen: dict[int, Seen]
     groups: dict[Key, bitfield.Group] = field(default_factory=dict)
@@ -49,11 +49,11 @@ class FlushState:
     journal_states: dict[int, journal.JournalState] = field(default_factory=dict)
     """The bits of journaled batches."""
     acked: dict[int, list[int]] = field(default_factory=dict)
-    """The pending items of a journaled batch that were acked, by number, as long as nothing else in the batch has
-    changed: an entry can hold nothing else."""
+    """By journaled batch, the numbers of the pending items that this flush acked. A batch is removed when anything else
+    in it changes, as a journal entry can hold only such items."""
 
     def take(self, rows: Mapping[int, Row]) -> None:
-        """Add rows that are locked."""
+        """Add locked rows."""
         for id, row in rows.items():
             if row.state != State.DELETING:
                 self.locked_rows[id] = row
@@ -65,13 +65,13 @@ class FlushState:
         remaining = items - group * size
         return size if remaining >= size else remaining if remaining > 0 else 0
 
-    def untouched(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> set[int]:
-        """Batches all of whose items were repeats."""
+    def unchanged_batches(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> set[int]:
+        """Batches in which all items were repeats."""
         batches = {unit.batch for unit, outcome in zip(units, outcomes, strict=True) if outcome.admitted}
         return batches - self.deltas.keys()
 
-    def refused(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> dict[int, int]:
-        """Batches with items that were rejected as never issued, and the number of issued items at that time."""
+    def refused_batches(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> dict[int, int]:
+        """Batches with items that were rejected as never issued → the number of issued items at that time."""
         return {
             unit.batch: self.seen[unit.batch].items
             for unit, outcome in zip(units, outcomes, strict=True)
@@ -120,11 +120,11 @@ def admit(state: FlushState, unit: Unit) -> Outcome:
 
 
 def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
-    """Flip the bits of one unit, and count the real changes. The first change that an entry can't hold removes the
-    batch from `acked`."""
+    """Flip the bits of one unit, and count the bits that really changed. The first change that a journal entry can't
+    hold removes the batch from `acked`."""
     size = state.seen[unit.batch].group_size
     resolved_now = redriven_now = 0
-    # Items one by one, if that is cheaper than a mask, or if an entry needs their numbers.
+    # Apply items one by one if that is cheaper than a mask, or if a journal entry needs their numbers.
     threshold = 64 if unit.batch in state.acked else 8
     for number, selection in outcome.admitted.items():
         group = state.groups[unit.batch, number]

@@ -21,13 +21,9 @@ from bitarray import bitarray
 from core import errors
 from core.batches.lifecycle import Verb
 from core.bits.bitfield import widen
+from core.commits.lanes import FLUSH_COST, UNIT_GROUPS
 from lastbit.ids import MAX_GROUP_SIZE, ItemId
 
-UNIT_GROUPS: Final = 512
-"""The maximum number of groups that one flush locks."""
-FLUSH_COST: Final = 4096
-"""The maximum cost of one flush, in units of about 10 µs, the time for a row of `failures` with a short reason. A flush
-of this cost takes about 50 ms, and delays all other calls by as much."""
 _REASON_BYTES: Final = 500
 """Bytes of a reason that cost as much as its row."""
 _IDS: Final = 64
@@ -52,7 +48,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A complete batch of which the call named an issued item."""
+    """A complete batch for which the call named an issued item."""
 
     batch: int
     key: str | None
@@ -71,9 +67,10 @@ class Outcome:
     completed: Completed | None = None
     admitted: dict[int, list[int] | bitarray] = field(default_factory=dict)
     rest: Unit | None = None
-    """The part of the unit for another transaction, as this one would have taken too long."""
+    """The part of the unit for another transaction. With it, this transaction would have taken too long."""
     paid: Future[None] | None = None
-    """Only if the unit ended a nested batch. Done when the parent's item is resolved, or left to the sweep."""
+    """Set only if the unit ended a nested batch. Done when the parent's item is resolved, or left to the sweep."""
+    error: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -139,6 +136,10 @@ class Unit:
 
     def groups(self) -> Set[int]:
         return self.indexes.keys() | self.masks.keys() if self.masks else self.indexes.keys()
+
+    def is_empty(self) -> bool:
+        """Whether the unit has no items, or `take` has removed them all."""
+        return not (self.indexes or self.masks)
 
     def count(self, group: int) -> int:
         """The number of items in the group."""
@@ -282,7 +283,7 @@ class Call:
     idempotency_key: str | None = None
     units: dict[int, Unit] = field(default_factory=dict)
     withheld: Set[int] = frozenset()
-    """Batches that this caller has no access to; they are reported as unknown."""
+    """Batches that the caller has no access to. They are reported as unknown."""
     _fingerprint: bytes | None = None
 
     @classmethod
@@ -298,7 +299,7 @@ class Call:
         """A call from parsed ids and (batch, group, bits). Repeated items are merged."""
         call = cls(verb, reason, idempotency_key)
         if not masks and isinstance(items, list) and len(items) == 1:
-            # Nearly all calls of consumers are like this.
+            # Nearly all calls of consumers have one item.
             ((batch, group, index),) = items
             call.units[batch] = Unit(call, batch, {group: [index]})
             return call
@@ -309,7 +310,7 @@ class Call:
                 size = max(len(mask), len(unit_masks[group]))
                 mask = widen(bits, size) | widen(unit_masks[group].tobytes(), size)
             unit_masks[group] = mask
-        # Successive items are mostly in the same group, so the unit and the group of the last item are kept.
+        # Successive items are mostly in the same group, so the last item's unit and group are kept for the next one.
         unit: Unit | None = None
         in_mask: bitarray | None = None
         indexes: list[int] | None = None
@@ -342,6 +343,9 @@ class Call:
         """The call's units, in pieces that fit into a flush."""
         return [chunk for unit in self.units.values() for chunk in unit.chunks()]
 
+    def new_answer(self) -> AckResult:
+        return AckResult()
+
     def unit(self, batch: int) -> Unit:
         unit = self.units.get(batch)
         if unit is None:
@@ -362,8 +366,9 @@ class Call:
         return self._fingerprint is not None or self.idempotency_key is not None
 
     def fingerprint(self) -> bytes:
-        """32 bytes that identify this request, stored with the batches that it completes. With an Idempotency-Key, a
-        retry by the client has the same bytes. Without, they are random, and the same only for internal retries."""
+        """32 bytes that identify this request. They are stored with the batches that it completes. With an
+        Idempotency-Key, a client's retry has the same bytes. Without one they are random, and only internal retries
+        have the same bytes."""
         if self._fingerprint is None:
             if self.idempotency_key is None:
                 self._fingerprint = os.urandom(32)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
 from core.acks import flush
 from core.acks.call import Unit
+from core.batches import batch as batches
 from core.bits import group_rows
 from core.bits.cache import BitfieldCache
 from core.storage import dialects
@@ -38,19 +38,16 @@ def commit(
 
 
 def locked(tx: Connection, units: Sequence[Unit]) -> frozenset[int]:
-    """The batches of these units whose own row, or the row of a needed group, is locked by another transaction. Never
-    waits; the caller must roll back. Does not see group rows that another transaction has inserted but not committed.
+    """The batches of these units whose row, or the row of one of their groups, is locked by another transaction. Never
+    waits. The caller must roll back. Doesn't detect group rows that another transaction has inserted but not committed.
     """
     if not dialects.of(tx).locks_rows:
         return frozenset()
     by_batch: dict[int, set[int]] = {}
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
-    locked_batches: set[int] = set()
+    locked_batches = set(batches.locked(tx, by_batch))
     for part in chunks(sorted(by_batch), LIST):
-        query = sa.select(tables.batches.c.id).where(tables.batches.c.id.in_(part))
-        free = set(tx.scalars(query.with_for_update(skip_locked=True)))
-        locked_batches |= set(tx.scalars(query)) - free
         condition = group_rows.among({batch: by_batch[batch] for batch in part})
         text = f"SELECT batch_id, group_no FROM item_groups WHERE {condition}"  # noqa: S608
         free_groups = set(map(tuple, tx.exec_driver_sql(f"{text} FOR UPDATE SKIP LOCKED")))

@@ -62,10 +62,10 @@ def write(
     locked_rows: dict[int, Row],
     refusals: Mapping[int, int],
 ) -> dict[int, Complete]:
-    """Lock the rows of changed batches that aren't in `locked_rows`, judge their state again, decide and write. The
-    statements that wait in `pipeline` are executed in the same round trips. Returns the complete batches, including
-    those of `repeats`, all of whose items were repeats. `refusals` has batches with items rejected as never issued, and
-    the number of issued items at that time.
+    """Lock the rows of changed batches that aren't in `locked_rows`, check their states again, and write the new counts
+    and states. The statements that wait in `pipeline` are executed in the same round trips. Returns the complete
+    batches, including those among `repeats`: batches in which all items were repeats. `refusals`: batches with items
+    rejected as never issued → the number of issued items at that time.
 
     Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled, or has grown since items of it were
     rejected; `errors.InconsistentBatch`.
@@ -75,16 +75,16 @@ def write(
     to_read = set(repeats) - locked_rows.keys()
     delta_rows, repeat_rows = locked_rows, locked_rows
     if to_lock or to_read:
-        # One round trip. Batches without changes are read without a lock, but after the groups were locked: the
-        # transactions that resolved their items have committed, or their group locks would still exist.
+        # One round trip. Batches without changes are read without a lock, but after the groups were locked. So the
+        # transactions that resolved their items have committed: otherwise they would still hold the group locks.
         locking = dialects.of(tx).for_update
-        looks = [select(tx, to_lock, locking)] if to_lock else []
-        looks += [select(tx, to_read)] if to_read else []
-        results = pipeline.ask(*looks)
+        queries = [select(tx, to_lock, locking)] if to_lock else []
+        queries += [select(tx, to_read)] if to_read else []
+        results = pipeline.ask(*queries)
         if to_lock:
             delta_rows = locked_rows | rows(tx, results[0])
             if any(delta_rows[batch].journal_next for batch in to_lock & delta_rows.keys()):
-                # Some of its bits are in the journal, and were not read (see `journal`).
+                # The batch became journaled: some of its bits are in the journal, which was not read (see `journal`).
                 raise faults.BeginAgain
         if to_read:
             repeat_rows = locked_rows | rows(tx, results[-1])
@@ -110,7 +110,7 @@ _READ: Final = ("id", "state", "items", "acked", "failed", "full_prefix", "group
 
 
 class Row(NamedTuple):
-    """The columns by which a batch is judged."""
+    """The columns that decide whether a batch is complete."""
 
     id: int
     state: str
@@ -131,7 +131,8 @@ def _row(record: Sequence[Any]) -> Row:
 
 
 class _Details(NamedTuple):
-    """More columns of a complete batch, for the response. Read separately, as few batches of a flush are complete."""
+    """More columns of a complete batch, for the response. They are read separately, as few batches of a flush are
+    complete."""
 
     failed: int
     key: str | None
@@ -165,7 +166,7 @@ def _read_details(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[i
 
 
 def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> dict[int, Complete]:
-    """Judge and write batches whose rows are locked."""
+    """Decide which batches are complete, and write their rows, which are locked."""
     tx = pipeline.tx
     if any(delta.filled for delta in deltas.values()):
         # The hint is computed from the table, so the groups must be written first.
@@ -221,12 +222,12 @@ def _announce(tx: Connection, endings: Sequence[Complete]) -> None:
 
 
 _ROWS: Final = 64
-"""Rows of one UPDATE. The server searches the CASE for each row, so the work grows with the square."""
+"""Maximum rows of one UPDATE. The server searches the CASE for each row, so the cost grows with the square of it."""
 
 
 @dataclass(slots=True)
 class _RowChange:
-    """The new values of one batch row; None: unchanged. With `completed_by` the batch becomes complete."""
+    """The new values of one batch row. None: unchanged. With `completed_by`, the batch becomes complete."""
 
     id: int
     acked: int
@@ -269,15 +270,17 @@ def _update(dialect: dialects.Dialect, rows: Sequence[_RowChange]) -> str:
 
 
 def _check(row: Row, state: State, acked: int, failed: int, delta: BatchDelta) -> None:
-    """Counts are never clamped: a contradiction is a bug, and is reported before it can be written."""
+    """Raise `errors.InconsistentBatch` if the new counts are impossible. Counts are never clamped: a contradiction is a
+    bug."""
     if acked < 0 or failed < 0 or acked + failed > row.items:
         raise errors.InconsistentBatch(row.id, f"{acked} acked and {failed} failed of {row.items} items")
     if state is State.COMPLETE and delta.last_resolver is not None:
-        raise errors.InconsistentBatch(row.id, "it is complete, and an issued item was pending")
+        raise errors.InconsistentBatch(row.id, "it is complete, but an issued item was pending")
 
 
 def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) -> int:
-    """Advance the hint over the full groups that follow it. Bits are never cleared, so it never goes back."""
+    """The full-prefix hint, advanced over the full groups that follow it. Bits are never cleared, so it never goes
+    back."""
     columns = tables.item_groups.c
     rows = tx.execute(
         sa.select(columns.group_no, columns.resolved_count)
@@ -295,7 +298,7 @@ def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) ->
 def _look_again(
     rows_by_id: Mapping[int, Row], repeats: Collection[int], details: Mapping[int, _Details]
 ) -> dict[int, Complete]:
-    """The complete ones among batches without changes.
+    """The complete batches among `repeats`, which have no changes.
 
     Raises `faults.BeginAgain` if a batch accepts no more acks: its items must be rejected, and are no repeats.
     """

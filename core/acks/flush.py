@@ -4,9 +4,9 @@
 What could go wrong, and why it can't:
 
 *The last two acks race.* Two transactions resolve the last two items, in different groups, so their group locks don't
-conflict. If each then read the counts and judged, both or neither would see the end. So the counts are in the batch
-row; each transaction adds its own changes to them *under the lock of that row*, and judges there. The second
-transaction waits for the first one's commit, and sees its changes.
+conflict. If each then read the counts without a common lock, both or neither would complete the batch. So the counts
+are in the batch row. Each transaction adds its own changes to them *under the lock of that row*, and decides there
+whether the batch is complete. The second transaction waits for the first one's commit, and sees its changes.
 
 *An item is delivered twice.* A bit is flipped under the lock of its group, and the counts change by the number of bits
 that really changed, so the second delivery changes nothing. Its response must still report whether the batch is
@@ -23,11 +23,12 @@ items. If items were rejected as never issued, and the batch has grown in betwee
 otherwise one part of the response would be true before the extend, and another part only after it.
 
 *The batch ends in the meantime* (cancelled, expired, being deleted): between the first read and the lock of its row, if
-these are separate. The state is judged again under the lock. If it accepts no more acks, the transaction is rolled back
-and begins again, and then the first read rejects the items.
+these are separate. The state is checked again under the lock. If it accepts no more acks, the transaction is rolled
+back and begins again, and then the first read rejects the items.
 
 *Two transactions insert the row of the same group.* A group without a row is all pending, and a row that doesn't exist
-can't be locked. Both insert before they judge; one gets a duplicate key, rolls back and begins again.
+can't be locked. Both transactions insert the row before they check the counts. One of them gets a duplicate key, rolls
+back and begins again.
 
 *A bitfield in memory is outdated*, since another process has changed the group. The counts of the locked row determine
 its bits, and the counts in memory must be the same (see `cache`).
@@ -38,7 +39,7 @@ the batch row first and no groups, and write the resolved items to the journal (
 *Deadlocks.* Groups are locked in primary-key order by one statement, then batches by id: item_groups → batches →
 feed_head, here and everywhere. The rows of journaled batches are locked before all of these, by id.
 
-Requests are merged: a flush carries units of many callers. They are applied in arrival order, and each has its own
+Requests are merged: a flush has units of many callers. They are applied in arrival order, and each unit has its own
 outcome.
 """
 
@@ -62,7 +63,7 @@ from core.storage.statements import LIST, Pipeline, chunks
 REDRIVEN: Final = 8192
 """The approximate maximum of reasons of redriven items that one transaction removes."""
 FEW_REASONS: Final = 64
-"""Up to this many reasons of a group are removed by their numbers."""
+"""Up to this number, a group's reasons are removed with a list of numbers; above it, as a range."""
 
 
 class Flushed(NamedTuple):
@@ -99,13 +100,13 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
     complete = completion.write(
         pipeline,
         state.deltas,
-        state.untouched(units, outcomes),
+        state.unchanged_batches(units, outcomes),
         state.locked_rows,
-        state.refused(units, outcomes),
+        state.refused_batches(units, outcomes),
     )
     for key in state.changed:
         if key[0] not in state.journal_states:
-            state.groups[key].written(state.issued(*key))
+            state.groups[key].mark_stored(state.issued(*key))
     if candidates := _scattered(state):
         cache.journal(candidates if cache.may_journal(tx) else ())
     if complete:
@@ -133,16 +134,17 @@ class _Locked(NamedTuple):
 
 
 def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Locked:
-    """Lock the rows of journaled batches, then groups, and read the batches: do they exist, do they accept acks, how
-    many items are issued? No statement depends on the result of another, so this is one round trip.
+    """Lock the rows of journaled batches, then groups, and read the batches' states and numbers of issued items. No
+    statement depends on the result of another, so this is one round trip.
 
-    The batches are read after the groups are locked: an item that is resolved in a locked row was issued earlier, so
-    this read sees it issued. An earlier read would be outdated by the time the locks are granted.
+    The batches are read after the groups are locked. An earlier read could be outdated when the locks are granted: an
+    item that is resolved in a locked row might seem never issued.
 
-    If there is little work until the commit, the read also locks the batch rows, which saves a round trip. If there is
-    much, the batch rows are locked last, so that other transactions don't wait. Both orders lock batches after groups.
+    If there is little work until the commit, the read also locks the batch rows, which saves a round trip. Otherwise
+    the batch rows are locked last, so that other transactions wait for a shorter time. Both orders lock batches after
+    groups.
     """
-    journal_batches = {unit.batch for unit in units if cache.journaled(unit.batch)}
+    journal_batches = {unit.batch for unit in units if cache.is_journaled(unit.batch)}
     journal_states = {batch: cache.take_state(batch) for batch in journal_batches}
     direct = [unit for unit in units if unit.batch not in journal_states] if journal_states else units
     texts = []
@@ -172,8 +174,8 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
 
 
 def _cut(units: Sequence[Unit], locks: _Locked) -> tuple[Sequence[Unit], Sequence[Unit | None]]:
-    """Divide the units into the parts for this transaction and the rest of each for the next one, so that this one
-    removes about `REDRIVEN` reasons at most. The number of failed items of a group is known only under its lock."""
+    """Divide each unit into a part for this transaction and the rest for the next one, so that this transaction removes
+    at most about `REDRIVEN` reasons. The number of failed items of a group is known only under its lock."""
     failed = {(int(row[0]), int(row[1])): int(row[3]) for row in locks.groups if row[3] not in (0, "0")}
     journal_failures = {
         batch: locks.state.locked_rows[batch].failed
@@ -203,7 +205,7 @@ def _cut(units: Sequence[Unit], locks: _Locked) -> tuple[Sequence[Unit], Sequenc
 
 
 def _is_little(units: Sequence[Unit]) -> bool:
-    """Whether there are only a few ids from each caller. Masks and thousands of ids take longer than a round trip."""
+    """Whether each unit has only a few ids. Masks and thousands of ids take longer than a round trip."""
     return not any(unit.masks or unit.size for unit in units)
 
 
@@ -268,7 +270,7 @@ def _scattered(state: FlushState) -> list[int]:
             continue
         delta, look = state.deltas[batch], state.seen[batch]
         items = delta.acked + delta.failed
-        if journal.pays(look.group_size, -(-look.items // look.group_size), groups, items):
+        if journal.is_worthwhile(look.group_size, -(-look.items // look.group_size), groups, items):
             candidates.append(batch)
     return candidates
 
@@ -281,7 +283,7 @@ def _load(tx: Connection, state: FlushState, cache: BitfieldCache, rows: Sequenc
         batch, number, resolved, failed = map(int, row)
         key = batch, number
         if key not in state.missing:
-            continue  # all its items were rejected
+            continue  # all items of this group were rejected
         state.missing.discard(key)
         counts[key] = resolved, failed
         group = cache.take(key, resolved, failed)
@@ -342,8 +344,8 @@ def _write_groups(pipeline: Pipeline, state: FlushState) -> None:
             old.append(_row(key, group, issued))
     pipeline.later(*texts, *group_rows.patch(patches), *group_rows.upsert(tx, old), *group_rows.insert(new))
     if not state.locked_rows.keys().isdisjoint(batch for batch, _ in state.missing & state.changed):
-        # If another transaction has inserted the row of a group first, that must be noticed before the counts are
-        # judged: the batch row, which was locked after the groups, already counts the items of that transaction.
+        # If another transaction has inserted the row of a group first, the duplicate key must be found before the
+        # counts are checked: the batch row, which was locked after the groups, already counts that transaction's items.
         pipeline.flush()
 
 
@@ -406,11 +408,11 @@ def _remove_reasons(tx: Connection, state: FlushState) -> None:
 
 
 def _remove_ranges(tx: Connection, ranges: Sequence[tuple[int, int, int]]) -> list[str]:
-    """DELETEs of all reasons of these groups, (batch, first number, end), which have no failed items any more. That is
-    several times faster than lists of numbers.
+    """DELETEs of all reasons in these ranges, (batch, first number, end), whose groups no longer have failed items.
+    This is several times faster than lists of numbers.
 
-    The rows are counted so that a DELETE stops at the last of them. Otherwise InnoDB would look for another one, and
-    lock the next row. That row belongs to another group, so this transaction would wait for the transaction there.
+    The rows are counted first, so that a DELETE stops at the last one. Otherwise InnoDB would also lock the next row,
+    which belongs to another group, and might wait for another transaction.
     """
     sources = [
         f"FROM failures WHERE batch_id = {batch} AND number >= {first} AND number < {end}"

@@ -4,9 +4,9 @@ level by level. A sweep pays the debts that remain.
 What could go wrong, and why it can't:
 
 *A locked parent stalls all calls.* No flush of the combiner waits for a payment: a separate thread pays (`Payer`). The
-call that ended a child is answered when its payments are done, or `PATIENCE` seconds after the last payment of its
-chain. A payment waits for a lock only briefly, and names the locked parents. These are skipped until they are free; one
-statement checks all of them without waiting. The other parents are paid together.
+call that ended a child gets its response when its payments are done, or when `PATIENCE` seconds pass without another
+payment for it. If a lock isn't granted soon, the payment fails with the ids of the locked parents. These are skipped
+until they are free; one statement checks all of them without waiting. The other parents are paid together.
 
 *A locked parent stalls the sweep.* The sweep skips it for `Stuck.SECONDS`. A sweep of the dispatcher also ends after
 some time: the remaining debts are in the database, and the next sweep continues with them.
@@ -40,7 +40,7 @@ from core.storage.statements import chunks
 LOCK_WAIT: Final = 0.05
 """Seconds that a payment waits for a lock."""
 PATIENCE: Final = 3.0
-"""Seconds for which a call waits for each level of payments: of the batch that it ended, of its parent, and so on."""
+"""Seconds that a call waits for each level of payments: for the batch that it ended, for its parent, and so on."""
 AGAIN: Final = 0.1
 """Seconds between two checks of whether a locked parent is free, while a call waits for it."""
 
@@ -53,12 +53,12 @@ log = structlog.get_logger(__name__)
 def payment(due: Due) -> Call:
     """The ack or failure of the parent's item."""
     ending = "completed with failures" if due.state == State.COMPLETE else str(due.state)
-    reason = None if due.verb is Verb.ACK else f"batch {due.child}, which this item is, {ending}"
+    reason = None if due.verb is Verb.ACK else f"batch {due.child}, which stands for this item, {ending}"
     return Call.of(due.verb, [due.item], reason=reason)
 
 
 class Stuck:
-    """Parents that can't be paid now, as they are locked or inconsistent. At most `MOST`."""
+    """Parents that can't be paid now, because they are locked or inconsistent. Holds at most `MOST`."""
 
     SECONDS: Final = 10.0
     MOST: Final = 500
@@ -94,7 +94,8 @@ class PaymentResult:
 
 
 def pay(database: Database, flush: Flush, dues: Sequence[Due]) -> PaymentResult:
-    """Pay these debts, but not those that arise from it. Raises `errors.Unavailable` if the database is unreachable."""
+    """Pay these debts, but not debts that result from the payments. Raises `errors.Unavailable` if the database is
+    unreachable."""
     result = PaymentResult()
     parts = [list(part) for part in chunks(list(dues), nesting.PAGE)]
     while parts:
@@ -188,12 +189,12 @@ class Payer:
         self._thread: threading.Thread | None = None
         self._locked: dict[int, Due] = {}
         """The debts to locked parents, by child."""
-        self._look_at = 0.0
+        self._check_at = 0.0
         """The time of the next check of whether these parents are free."""
 
     def pay(self, *children: int) -> Future[None]:
-        """Pay the debts of the children, then those of parents that this ends, and so on. The future is done when no
-        more can be paid, and never fails: the remaining debts are left to the sweep."""
+        """Pay the debts of the children, then those of parents that end as a result, and so on. The future is done when
+        no more debts can be paid. It never fails: the remaining debts are left to the sweep."""
         bill = _Bill(set(children), time.monotonic() + PATIENCE)
         with self._wake:
             if self._stopping or not children:
@@ -219,7 +220,7 @@ class Payer:
             with self._wake:
                 if not self._new and not self._stopping:
                     # All remaining bills wait for locked parents.
-                    self._wake.wait(max(0.0, self._look_at - time.monotonic()) if self._bills else None)
+                    self._wake.wait(max(0.0, self._check_at - time.monotonic()) if self._bills else None)
                 self._bills += self._new
                 self._new.clear()
                 if not self._bills and self._stopping:
@@ -236,9 +237,9 @@ class Payer:
     def _pay_level(self) -> None:
         """Pay one level of all bills together."""
         now = time.monotonic()
-        if self._locked and now >= self._look_at:
-            self._look_for_free_ones()
-            self._look_at = time.monotonic() + AGAIN
+        if self._locked and now >= self._check_at:
+            self._forget_free_parents()
+            self._check_at = time.monotonic() + AGAIN
         children = sorted({child for bill in self._bills for child in bill.owing} - self._locked.keys())
         dues = [due for part in chunks(children, nesting.PAGE) for due in self._database.read(nesting.debts, part)]
         # Debts of new children to parents that are known to be locked need no attempt.
@@ -246,7 +247,7 @@ class Payer:
         result = pay(self._database, self._flush, [due for due in dues if due.item.batch not in locked_parents])
         locked_dues = [*result.locked, *(due for due in dues if due.item.batch in locked_parents)]
         if locked_dues and not self._locked:
-            self._look_at = time.monotonic() + AGAIN
+            self._check_at = time.monotonic() + AGAIN
         self._locked |= {due.child: due for due in locked_dues}
         parents: dict[int, list[int]] = {}
         for child, parent in result.owing:
@@ -263,7 +264,7 @@ class Payer:
                 finished.append(bill)
         self._settle(finished)
 
-    def _look_for_free_ones(self) -> None:
+    def _forget_free_parents(self) -> None:
         units = [unit for due in self._locked.values() for unit in payment(due).chunks()]
         locked_parents = self._database.read(commit.locked, units)
         self._locked = {child: due for child, due in self._locked.items() if due.item.batch in locked_parents}

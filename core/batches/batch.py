@@ -1,34 +1,23 @@
-"""The batch's own row: opening, extending, sealing, cancelling and reading it.
-
-These verbs lock only the batch row, not groups, so they can't deadlock with acks, which lock groups first (lock order
-everywhere: item_groups → batches). One exception: a seal that completes a journaled batch writes its groups, which acks
-also write only under the lock of that row (see `journal`).
-
-The Idempotency-Key of a request is looked up *under the batch's lock and before the state is judged*. So a producer
-that lost the response to its extend still learns its numbers if the batch has since been sealed, completed or
-cancelled.
-"""
+"""The batch's own row: reading it, locking it, and ending it early. `writing` opens, extends and seals."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
-from sqlalchemy.exc import IntegrityError
 
 from core import errors, feed, tables
 from core.batches import nesting
-from core.batches.lifecycle import State, completes, judge
-from core.bits import folding
-from core.storage import faults, limits
+from core.batches.lifecycle import State, judge
+from core.storage import dialects, limits
 from core.storage.statements import LIST, chunks
-from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_ITEMS, ItemId, item_id
+from lastbit.ids import DEFAULT_GROUP_SIZE, ItemId, item_id
 
 SCAN: Final = 1000
 """The maximum number of rows that one page of a list examines: a filter by label is not indexed."""
@@ -183,17 +172,30 @@ def by_id(tx: Connection, ids: Collection[int]) -> dict[int, Batch]:
 
 def event(batch: Batch, name: str) -> feed.NewEvent:
     """The event of a transition of the batch, with the batch's current counts."""
-    data = {
-        "labels": dict(batch.labels),
-        "items": batch.items,
-        "acked": batch.acked,
-        "failed": batch.failed,
-        "pending": batch.pending,
-        "parent": batch.parent,
-    }
+    return events(batch, [name])[0]
+
+
+def events(batch: Batch, names: Sequence[str]) -> list[feed.NewEvent]:
+    """The events of transitions of the batch, with the batch's current counts."""
+    data = _json(
+        {
+            "labels": dict(batch.labels),
+            "items": batch.items,
+            "acked": batch.acked,
+            "failed": batch.failed,
+            "pending": batch.pending,
+            "parent": batch.parent,
+        }
+    )
     # A repair can revoke a completion that was announced. The true completion is another event, with an id of its own.
-    id = f"{feed.BATCH}:{batch.id}:{name}" + (f":{batch.repairs}" if batch.repairs else "")
-    return feed.NewEvent(id, f"{feed.BATCH}.{name}", batch.key, json.dumps(data, ensure_ascii=False), batch.id)
+    suffix = f":{batch.repairs}" if batch.repairs else ""
+    return [
+        feed.NewEvent(f"{feed.BATCH}:{batch.id}:{name}{suffix}", f"{feed.BATCH}.{name}", batch.key, data, batch.id)
+        for name in names
+    ]
+
+
+_json: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def ended(event: feed.Event) -> bool:
@@ -210,133 +212,20 @@ def lock(tx: Connection, batch: int) -> tuple[Batch, datetime]:
     return from_row(row), row["now"]
 
 
+def locked(tx: Connection, ids: Collection[int]) -> frozenset[int]:
+    """Those of the batches whose row is locked by another transaction. Never waits; the caller must roll back."""
+    if not dialects.of(tx).locks_rows:
+        return frozenset()
+    found: set[int] = set()
+    for part in chunks(sorted(ids), LIST):
+        query = sa.select(_table.id).where(_table.id.in_(part))
+        free = set(tx.scalars(query.with_for_update(skip_locked=True)))
+        found |= set(tx.scalars(query)) - free
+    return frozenset(found)
+
+
 def update(tx: Connection, batch: int, **values: Any) -> None:
     tx.execute(sa.update(tables.batches).where(_table.id == batch).values(**values))
-
-
-def open_batch(
-    tx: Connection, opening: Opening, idempotency_key: str | None, fingerprint: bytes, prefix: str | None = None
-) -> Opened:
-    """Insert the batch, with items and sealed if the opening says so. `fingerprint` identifies the request. `prefix` is
-    the one that the caller is limited to; its idempotency keys are separate from those of other callers.
-
-    Raises `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for a parent that can't have this child.
-    """
-    open_hash = opening.fingerprint()
-    open_key = _open_key(idempotency_key, prefix)
-    # Before the key is looked up: two opens with the same key and parent run one after the other, and the second finds
-    # the key instead of an item that has a child already.
-    parent = None if opening.parent is None else nesting.lock_parent(tx, opening.parent)
-    if idempotency_key is not None:
-        query = sa.select(*_COLUMNS).where(_table.open_key == open_key).with_for_update()
-        row = tx.execute(query).mappings().first()
-        if row is not None:
-            batch = from_row(row)
-            if batch.open_hash != open_hash:
-                raise errors.IdempotencyKeyReused(idempotency_key, f"it opened batch {batch.id}")
-            return Opened(batch, 0, batch.open_count, batch.completed_by == fingerprint, replayed=True)
-    parent_columns: dict[str, Any] = {} if opening.parent is None else nesting.adopt(tx, opening.parent, parent)
-    state = State.SEALED if opening.sealed else State.OPEN
-    newly = completes(state, opening.items, 0, 0)
-    now = tx.scalar(sa.select(tables.utc_now()))
-    try:
-        result = tx.execute(
-            sa.insert(tables.batches).values(
-                batch_key=opening.key,
-                labels=json.dumps(dict(opening.labels)),
-                group_size=opening.group_size,
-                items=opening.items,
-                acked=0,
-                failed=0,
-                state=State.COMPLETE if newly else state,
-                full_prefix=0,
-                expires_in=opening.expires_in,
-                open_key=open_key,
-                open_hash=open_hash if idempotency_key is not None else None,
-                open_count=opening.items,
-                completed_by=fingerprint if newly else None,
-                succeeded_by=fingerprint if newly else None,
-                created_at=now,
-                updated_at=now,
-                sealed_at=now if opening.sealed else None,
-                ended_at=now if newly else None,
-                parent_due=nesting.owed(State.COMPLETE, 0) if newly and parent_columns else None,
-                **parent_columns,
-            )
-        )
-    except IntegrityError as error:
-        if faults.is_duplicate(error):
-            raise faults.BeginAgain from error  # a concurrent open has inserted the same key or child: find it
-        raise
-    assert result.inserted_primary_key is not None
-    batch = get(tx, result.inserted_primary_key[0])
-    event_names = ["opened", *(["sealed"] if opening.sealed else []), *(["completed", "succeeded"] if newly else [])]
-    feed.append(tx, [event(batch, name) for name in event_names])
-    return Opened(batch, 0, opening.items, newly, replayed=False)
-
-
-def _open_key(idempotency_key: str | None, prefix: str | None) -> str | None:
-    """The stored key. Keys of opens are global, except that callers limited to different prefixes can't collide."""
-    if idempotency_key is None or prefix is None:
-        return idempotency_key
-    return "limited:" + hashlib.sha256(json.dumps([prefix, idempotency_key]).encode()).hexdigest()
-
-
-def extend(tx: Connection, batch_id: int, count: int, idempotency_key: str | None) -> Extended:
-    """Issue `count` more numbers. Raises `errors.BatchNotFound`, `BatchEnded`, `IdempotencyKeyReused`,
-    `InvalidRequest` (more items than a batch can hold)."""
-    batch, now = lock(tx, batch_id)
-    columns = tables.extends.c
-    if idempotency_key is not None:
-        before = tx.execute(
-            sa.select(columns.start, columns["count"].label("issued")).where(
-                columns.batch_id == batch_id, columns.idempotency_key == idempotency_key
-            )
-        ).first()
-        if before is not None:
-            if before.issued != count:
-                raise errors.IdempotencyKeyReused(idempotency_key, f"it extended batch {batch_id} by {before.issued}")
-            return Extended(batch, before.start, count, replayed=True)
-    judge("extend", batch_id, batch.state)
-    start = batch.items
-    if start + count > MAX_ITEMS:
-        raise errors.InvalidRequest(
-            "body.count",
-            f"expected at most {MAX_ITEMS - start}: a batch holds at most 10^12 items, this one has {start}",
-        )
-    update(tx, batch_id, items=start + count, updated_at=now)
-    if idempotency_key is not None:
-        row = {"batch_id": batch_id, "idempotency_key": idempotency_key, "start": start, "count": count}
-        tx.execute(sa.insert(tables.extends).values(row))
-    return Extended(get(tx, batch_id), start, count, replayed=False)
-
-
-def seal(tx: Connection, batch_id: int, fingerprint: bytes) -> Sealed:
-    """Declare that no more items will be added; completes the batch if none is pending. `fingerprint` identifies the
-    request.
-
-    Raises `errors.BatchNotFound`, `BatchEnded` (expired, cancelled).
-    """
-    batch, now = lock(tx, batch_id)
-    judge("seal", batch_id, batch.state)
-    if batch.state is not State.OPEN:
-        return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
-    values: dict[str, Any] = {"state": State.SEALED, "sealed_at": now, "updated_at": now}
-    newly = completes(State.SEALED, batch.items, batch.acked, batch.failed)
-    newly_succeeded = newly and batch.failed == 0
-    if newly:
-        values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
-        if batch.journal_next:
-            values["journal_next"] = folding.fold(tx, batch.id, batch.group_size, batch.items, batch.journal_next)
-    if newly_succeeded:
-        values["succeeded_by"] = fingerprint
-    if newly and batch.parent_batch is not None:
-        values["parent_due"] = nesting.owed(State.COMPLETE, batch.failed)
-    update(tx, batch_id, **values)
-    now_sealed = get(tx, batch_id)
-    event_names = ["sealed", *(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
-    feed.append(tx, [event(now_sealed, name) for name in event_names])
-    return Sealed(now_sealed, newly, newly_succeeded)
 
 
 def cancel(tx: Connection, batch_id: int) -> Batch:

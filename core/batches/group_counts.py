@@ -1,8 +1,8 @@
-"""The picture of a batch (how much of each group is resolved, from the counts alone), and the bits of one group.
+"""The picture of a batch (the counts of its groups), and the bits of one group.
 
-Groups are combined into tiles, so that the picture of a billion items (122,000 groups) is a few thousand tiles. No blob
-is read, except for groups with items in the journal. A response covers at most `GROUPS` groups, however few tiles these
-are. A group without a row is all pending.
+Groups are combined into tiles, so that the picture of a billion items (122,000 groups) has a few thousand tiles. No
+blob is read, except for groups with items in the journal. A response covers at most `GROUPS` groups, even if these are
+few tiles. A group without a row is all pending.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def picture(tx: Connection, batch: Batch, start: int, limit: int, tile_size: int
     tiles = min(limit, max(1, GROUPS // tile_size), max(0, -(-(groups - start) // tile_size)))
     end = min(start + tiles * tile_size, groups)
     columns = tables.item_groups.c
-    # Not a division: MySQL's division rounds.
+    # This uses no division, as MySQL's division rounds.
     first = (columns.group_no - (columns.group_no - start) % tile_size).label("first")
     query = (
         sa.select(first, sa.func.sum(columns.resolved_count), sa.func.sum(columns.failed_count))
@@ -81,8 +81,8 @@ def picture(tx: Connection, batch: Batch, start: int, limit: int, tile_size: int
 
 
 def _unfolded(tx: Connection, batch: Batch, start: int, end: int, tile_size: int) -> dict[int, int]:
-    """By tile, the number of items that are resolved in the journal only. The blobs of its groups are read: at most
-    `journal.GROUPS`."""
+    """By tile, the number of items that are resolved only in the journal. Reads the blobs of the journal's groups: at
+    most `journal.GROUPS`."""
     recent = journal.recent(tx, batch.id, batch.group_size)
     numbers = sorted(group for group in recent if start <= group < end)
     counts: dict[int, int] = {}

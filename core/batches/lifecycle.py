@@ -1,5 +1,5 @@
-"""The life cycle of a batch as pure rules: its states, the verbs that each state accepts, when a batch is complete and
-when it is idle. No clock and no database; the time is an argument.
+"""The life cycle of a batch as pure functions: its states, the verbs that each state accepts, and the conditions for
+being complete or idle. They use no clock and no database; the time is an argument.
 
     open ──seal──▶ sealed ──last item resolved──▶ complete
       │ ╲             │
@@ -36,8 +36,8 @@ class Verb(StrEnum):
 LIVE: Final = frozenset({State.OPEN, State.SEALED})
 TERMINAL: Final = frozenset({State.COMPLETE, State.EXPIRED, State.CANCELLED})
 TAKES_ACKS: Final = LIVE | {State.COMPLETE}
-"""States that accept acks. In a complete batch, an ack can redrive a failed item, and a repeat learns of the
-completion."""
+"""States that accept acks. In a complete batch, an ack can redrive a failed item, and the response to a repeat reports
+the completion."""
 
 _ENDED: Final[dict[State, type[errors.BatchEnded]]] = {
     State.SEALED: errors.BatchSealed,

@@ -1,17 +1,17 @@
 """Nested batches: a batch that stands for one item of another batch, at any depth.
 
-A child that has ended *owes* its parent an ack or a failure of that item. A child that succeeded owes an ack; one that
-completed with failures owes a failure (and an ack, if a redrive makes it succeed); one that expired or was cancelled
-owes a failure. The transaction that ends the child writes the debt to its row (`parent_due`). The debt is paid after
-that commit and before the response, as an ordinary ack in a separate transaction (`parents`). In the child's
-transaction it would lock a group after a batch (lock order: item_groups → batches). A crash in between leaves the debt
-in the row, and a sweep pays it. A second payment is a repeat, and changes nothing.
+A child that has ended *owes* its parent an ack or a failure of that item. A child that succeeded owes an ack. One that
+completed with failures owes a failure, and later an ack if a redrive makes it succeed. One that expired or was
+cancelled owes a failure. The transaction that ends the child writes the debt to its row (`parent_due`). The debt is
+paid after that commit and before the response, as an ordinary ack in a separate transaction (`parents`): in the child's
+transaction, the payment would lock a group after a batch, against the lock order (item_groups → batches). A crash in
+between leaves the debt in the row, and a sweep pays it. A second payment is a repeat, and changes nothing.
 
 A payment may end the parent, which then owes its own parent. So payments continue, level by level.
 
-*A late payment of an old debt.* A child completes with failures, and is redriven to succeeded while another process
-still pays the failure. An ack wins over a failure, in either order. And striking out the paid failure leaves a debt
-that has become an ack, so the ack stays due until it is paid.
+*A late payment of an old debt.* A child completes with failures, and a redrive makes it succeed while another process
+still pays the failure. An ack wins over a failure, in either order. And removing the paid failure from the child's row
+doesn't remove a debt that has become an ack, so the ack stays due until it is paid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from core.bits import bitfield, journal
 from lastbit.ids import ItemId
 
 PAGE: Final = 500
-"""The maximum number of debts in one payment: each locks a group."""
+"""The maximum number of debts in one payment. Each debt locks a group."""
 _PLACE: Final = "body.parent"
 
 _batches = tables.batches.c
@@ -58,8 +58,8 @@ def lock_parent(tx: Connection, item: ItemId) -> Any:
 
 
 def adopt(tx: Connection, item: ItemId, parent: Any) -> dict[str, Any]:
-    """The columns of a child that stands for `item`. `parent` is the result of `lock_parent`. The bits must be read
-    under that lock: otherwise an ack could be committed between the read and the lock.
+    """The columns of a child that stands for `item`. `parent` is the result of `lock_parent`. This reads the item's
+    bits under that lock: otherwise an ack could be committed between the read and the lock.
 
     Raises `errors.InvalidRequest` (unknown, resolved, or another batch's item), `errors.BatchEnded`.
     """
@@ -82,12 +82,12 @@ def adopt(tx: Connection, item: ItemId, parent: Any) -> dict[str, Any]:
         group = bitfield.Group.load(bits.resolved, None, bits.resolved_count, 0, parent.group_size)
         resolved |= bool(group.resolved[item.index])
     if resolved:
-        raise errors.InvalidRequest(_PLACE, f"item {item} is resolved already")
+        raise errors.InvalidRequest(_PLACE, f"item {item} is already resolved")
     child = tx.scalar(
         sa.select(_batches.id).where(_batches.parent_batch == item.batch, _batches.parent_number == number)
     )
     if child is not None:
-        raise errors.InvalidRequest(_PLACE, f"item {item} is batch {child} already; an item has one child")
+        raise errors.InvalidRequest(_PLACE, f"batch {child} already stands for item {item}; an item has one child")
     return {"parent_batch": item.batch, "parent_number": number, "parent_group_size": parent.group_size}
 
 
@@ -102,8 +102,8 @@ def has_live_children(tx: Connection, batch: int) -> bool:
 def debts(
     tx: Connection, children: Sequence[int] | None = None, after: int = 0, excluded_parents: Collection[int] = ()
 ) -> list[Due]:
-    """At most a page of debts, ascending by child: of children above `after`, or only of `children`. Debts to
-    `excluded_parents` are left out."""
+    """At most a page of debts of children above `after`, ascending by child. With `children`, only their debts. Without
+    debts to `excluded_parents`."""
     query = (
         sa.select(
             _batches.id,
@@ -133,8 +133,8 @@ def debts(
 
 
 def strike_out(tx: Connection, debts: Sequence[Due], *, skip_locked: bool = False) -> None:
-    """Remove paid debts from the children's rows. `skip_locked` skips rows that are locked now; a sweep pays their
-    debts a second time, which changes nothing."""
+    """Remove paid debts from the children's rows. With `skip_locked`, rows that are locked now are skipped. A sweep
+    then pays their debts a second time, which changes nothing."""
     for verb in Verb:
         children = sorted(due.child for due in debts if due.verb is verb)
         if children:

@@ -1,10 +1,10 @@
-"""Removing a batch of any size permanently, so that no ack can find half of it.
+"""Removes a batch of any size permanently, so that no ack can find a part of it.
 
-To delete everything in one transaction would lock a hundred thousand rows. If groups were deleted first, a redelivered
-ack would find a complete batch without rows and count again. If the batch were deleted first, its groups would be
-orphaned. So:
+Deleting everything in one transaction would lock a hundred thousand rows. If groups were deleted first, a redelivered
+ack would find a complete batch without rows, and its item would count again. If the batch were deleted first, its
+groups would be orphaned. So:
 
-1. The state `deleting` is committed: from now on the batch is unknown to callers. Its open_key and its place in a
+1. The state `deleting` is committed. From then on, the batch is unknown to callers. Its open_key and its place in a
    parent become free.
 2. Its groups, journal, extends and failures are deleted in bounded chunks.
 3. The batch row is deleted last, together with any group that an ack has inserted in the meantime. Such an ack locks
@@ -37,8 +37,8 @@ _BY_BATCH: Final = (
 
 
 def condemn(tx: Connection, batch_id: int) -> bool:
-    """Step 1, which also cancels a live batch. False if the batch owes its parent something, which must be paid first.
-    Raises `errors.BatchNotFound`."""
+    """Step 1, which also cancels a live batch. Returns False if the batch has a debt to its parent, which must be paid
+    first. Raises `errors.BatchNotFound`."""
     batch, now = batches.lock(tx, batch_id)
     if batch.state in LIVE:
         batch = batches.end(tx, batch, State.CANCELLED, now)
@@ -56,7 +56,7 @@ def mark(tx: Connection, batch_id: int) -> None:
 
 
 def remove_chunk(tx: Connection, batch_id: int) -> bool:
-    """One transaction of steps 2 and 3; True when the batch is gone."""
+    """One transaction of steps 2 and 3. Returns True when the batch is removed."""
     for table, key in _BY_BATCH:
         last = tx.execute(
             sa.select(key).where(table.c.batch_id == batch_id).order_by(key).limit(1).offset(CHUNK - 1)

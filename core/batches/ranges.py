@@ -1,8 +1,8 @@
 """Ranges of pending items, ranges of failed items, and the watermark: reading the bits of a batch in order.
 
 A group without a row is all pending, so a billion untouched items are one range, found without reading anything. The
-journal is read before the groups (see `journal`). A page reads at most `SCAN` rows: if all of them are full, the page
-is empty and says where to continue, rather than arriving late.
+journal is read before the groups (see `journal`). A page reads at most `SCAN` rows. If all of these groups are full,
+the page is empty, and `next` is the number from which to continue.
 
 The batch and its bits are read in one snapshot. A deletion removes groups before the batch, so if groups were read
 later than the batch, they might be missing and their items would look pending.
@@ -27,9 +27,10 @@ from lastbit.watermark import Piece, first_unresolved
 SCAN: Final = 4096
 """The maximum number of rows that one page reads."""
 STEP: Final = 256
-"""Rows of one statement."""
+"""Maximum rows of one statement."""
 FIRST: Final = 4
-"""Rows of the first statement if the first row is usually enough. Each further statement reads four times as many."""
+"""Maximum rows of the first statement, if the first row is usually enough. Each further statement reads four times as
+many."""
 REASONS: Final = 1000
 """The maximum number of reasons on one page."""
 
@@ -38,7 +39,7 @@ Kind = Literal["pending", "failed"]
 
 @dataclass(slots=True)
 class Range:
-    """The numbers start .. end-1, all pending or all failed. `reasons` has those that were given, by number."""
+    """The numbers start .. end-1, all pending or all failed. `reasons` has the reasons of failed items, by number."""
 
     start: int
     end: int
@@ -99,7 +100,7 @@ def _resolved(row: Any, indexes: Sequence[int], size: int) -> bitarray:
 
 
 def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> RangePage:
-    """At most `limit` ranges of `kind` among the numbers from `start` on. `batch` was read in the same snapshot."""
+    """At most `limit` ranges of `kind` among the numbers from `start` on. `batch` must be from the same snapshot."""
     pieces = _pending(snapshot, batch, start) if kind == "pending" else _failed(snapshot, batch, start)
     ranges: list[Range] = []
     next_start: int | None = None
@@ -198,8 +199,8 @@ def _with_reasons(tx: Connection, batch: Batch, result: RangePage) -> RangePage:
 
 
 def watermark(snapshot: Connection, batch: Batch) -> int:
-    """The smallest pending number, or `batch.items` if none is pending. Begins at the full-prefix hint. `batch` was
-    read in the same snapshot."""
+    """The smallest pending number, or `batch.items` if none is pending. The search begins at the full-prefix hint.
+    `batch` must be from the same snapshot."""
     return first_unresolved(batch.full_prefix * batch.group_size, _pieces(snapshot, batch), batch.items)
 
 

@@ -1,4 +1,4 @@
-"""Repair a batch whose counts or state disagree with its bits (see `verify`): both are restored from the bits.
+"""Repairs a batch whose counts or state disagree with its bits (see `verify`): both are restored from the bits.
 
 Bits that were lost can't be restored. Their items are pending again, and their redelivery resolves them. The state of
 an item is decided by the first rule that applies:
@@ -6,8 +6,8 @@ an item is decided by the first rule that applies:
 1. It is acked if the journal names it.
 2. It is failed if its bit in `failed` is set, or if a reason is stored for it: a redrive removes the reason in the same
    transaction, so a reason without the bit means that the bit was lost. If the item was acked after that, this is the
-   one case in which the repair errs. It errs visibly: the item is listed as failed, and one more ack corrects it. An
-   acked item in the place of a failed one would never be found.
+   only case in which the repair is wrong. The error is visible: the item is listed as failed, and one more ack corrects
+   it. A failed item that was restored as acked would never be found.
 3. It is acked if its bit in `resolved` is set.
 4. It is pending otherwise. Bits and reasons of items that were never issued are removed.
 
@@ -20,26 +20,27 @@ else of the batch is committed before the repair is.
 *A bitfield in another process's memory is mistaken for the repaired one.* `cache` identifies a bitfield by
 (resolved_count, failed_count), and relies on each pair determining the bits. That is no longer true once a repair
 lowers a count: a process may have cached ten resolved items, of which the repair keeps seven; if another process then
-acks three other items, the pair is the same, and the bits are not. So a repaired batch stays journaled from then on. No
+acks three other items, the pair is the same, but the bits are not. So a repaired batch stays journaled from then on. No
 process uses the pairs of `cache` for a journaled batch: every ack transaction reads `batches.journal_next`, and if it
-isn't 0, starts over in the way of a journaled batch. The cached state of a journaled batch is identified by
-`journal_next` and the entries since. A repair advances `journal_next` without an entry, so all processes miss an entry
-and read everything again (`journal.catch_up`). `journal_next` never goes back to 0.
+isn't 0, begins again as for a journaled batch. The cached state of a journaled batch is identified by `journal_next`
+and the entries since. A repair advances `journal_next` without an entry, so all processes miss an entry and read
+everything again (`journal.catch_up`). `journal_next` never goes back to 0.
 
 *A transaction that has locked groups waits for the batch row, and the repair waits for the groups.* That would be a
-deadlock with each flush of a busy batch, and the repair might lose each of them. So a separate transaction makes the
-batch journaled first. After its commit, every process notices this in its next flush at the latest.
+deadlock with each flush of a busy batch, and the database might roll back the repair each time. So a separate
+transaction makes the batch journaled first. After its commit, every process detects this in its next flush at the
+latest.
 
-*An earlier release works on the database.* It would announce the second completion of a batch with the id of the first,
+*An earlier release uses the database.* It would append the event of a second completion under the id of the first,
 which is refused. And a release without the journal would cache bitfields by rules that a repair breaks. So a repair
-requires that the schema serves no such release (`schema.finish`).
+requires that the schema supports no such release (`schema.finish`).
 
 *The second completion is mistaken for the first.* Each repair increments `batches.repairs`, which is part of the ids of
 all later events of the batch: `batch:7:completed:1`. See decision 18.
 
 *The item that a child batch resolved is pending again.* No queue redelivers it. So children that have ended, and whose
-item is pending, owe it again (`owe_again`). Nothing is revoked in the other direction: if a batch that was wrongly
-complete has resolved its parent's item, that item stays resolved.
+item is pending, get their debt again (`owe_again`). Nothing is revoked in the other direction: if a batch that was
+wrongly complete has resolved its parent's item, that item stays resolved.
 
 Cost: one read of all groups under the lock of the batch row, and one write of those that are wrong. Acks, extends and
 the seal of this batch wait in the meantime; other batches don't.
@@ -74,7 +75,7 @@ _failures = tables.failures.c
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The batch before and after the repair, or the plan of it. `groups` is the number of wrong group rows."""
+    """The batch before and after the repair or its plan. `groups` is the number of wrong group rows."""
 
     before: Batch
     after: Batch
@@ -94,7 +95,7 @@ class _Recounted:
 
 
 def plan(tx: Connection, batch_id: int, fingerprint: bytes = b"") -> Repaired:
-    """The result that a repair would have now. `tx` is a snapshot. Raises `errors.BatchNotFound`."""
+    """The result that a repair would have now. `tx` must be a snapshot. Raises `errors.BatchNotFound`."""
     batch = batches.get(tx, batch_id)
     counts, faults = _recount(tx, batch, write=False)
     if not faults:
@@ -117,7 +118,7 @@ def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
     batch, now = batches.lock(tx, batch_id)
     counts, faults = _recount(tx, batch, write=True)
     tx.execute(sa.delete(tables.ack_journal).where(tables.ack_journal.c.batch_id == batch_id))
-    # Even without faults: groups of the journal were written, and no entry records it.
+    # Needed even without faults, as groups of the journal were written without an entry.
     batches.update(tx, batch_id, journal_next=batch.journal_next + 1)
     if not faults:  # another request has repaired it in the meantime
         return _fine(batch, fingerprint)
@@ -131,13 +132,13 @@ def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
 
 
 def _fine(batch: Batch, fingerprint: bytes) -> Repaired:
-    """The result if nothing disagrees. A retry of the repair that completed the batch learns that it did."""
+    """The result if there are no faults. `newly` is true for a retry of the repair that completed the batch."""
     return Repaired(batch, batch, 0, [], batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
 
 
 def _values(batch: Batch, counts: _Recounted, now: datetime, fingerprint: bytes) -> dict[str, Any]:
     """The changed columns of the batch row. `updated_at` is one of them: otherwise a batch that goes back from complete
-    to sealed might have been idle for so long that it expires immediately."""
+    to sealed might seem idle for so long that it expires immediately."""
     acked, failed = counts.acked, counts.failed
     values: dict[str, Any] = {
         "acked": acked,

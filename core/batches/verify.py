@@ -1,7 +1,7 @@
-"""Recount a batch: do its counts agree with its bits, and its state with its counts?
+"""Recounts a batch, and compares its counts with its bits and its state with its counts.
 
-Counts change by the number of changed bits, in the same transaction. A disagreement is a bug or a broken row: it is
-reported here, and corrected only by an explicit repair (see `repair`). A recount reads one snapshot, so a batch that is
+Counts change by the number of changed bits, in the same transaction. So a disagreement is a bug or a broken row. This
+module only reports it; an explicit repair corrects it (see `repair`). A recount reads one snapshot, so a batch that is
 acked at the same time does not look inconsistent.
 """
 
@@ -43,8 +43,8 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """The stored content of one group, consistent or not. `resolved` and `failed` have the same length, group_size bits
-    or more."""
+    """The stored content of one group, which may be inconsistent. `resolved` and `failed` have the same length: at
+    least group_size bits."""
 
     number: int
     resolved: bitarray
@@ -66,7 +66,7 @@ class StoredGroup:
 
 
 def verify(tx: Connection, batch_id: int) -> Verification:
-    """`tx` is a snapshot. Raises `errors.BatchNotFound`."""
+    """Recount the batch. `tx` must be a snapshot. Raises `errors.BatchNotFound`."""
     batch = batches.get(tx, batch_id)
     recount = Recount(batch)
     for group in groups(tx, batch):
@@ -75,7 +75,7 @@ def verify(tx: Connection, batch_id: int) -> Verification:
 
 
 class Recount:
-    """Collects the counts and faults of a batch; groups are added in ascending order."""
+    """Collects the counts and faults of a batch. Add the groups in ascending order."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -101,16 +101,19 @@ class Recount:
         acked = self._resolved - self._failed
         faults = self._faults.copy()
         if (acked, self._failed) != (batch.acked, batch.failed):
-            faults.append(f"counts say {batch.acked} acked, {batch.failed} failed; bits say {acked} and {self._failed}")
+            faults.append(
+                f"the counts are {batch.acked} acked and {batch.failed} failed, but the bits are {acked} and "
+                f"{self._failed}"
+            )
         if batch.full_prefix > self._full:
             faults.append(
-                f"full_prefix says that all groups below {batch.full_prefix} are full, and group {self._full} is not"
+                f"full_prefix is {batch.full_prefix}, so all groups below must be full, but group {self._full} is not"
             )
         all_resolved = self._resolved == batch.items
         if batch.state is State.COMPLETE and not all_resolved:
-            faults.append(f"it is complete, and {batch.items - self._resolved} items are pending")
+            faults.append(f"it is complete, but {batch.items - self._resolved} items are pending")
         if batch.state is State.SEALED and all_resolved:
-            faults.append("it is sealed and nothing is pending, and it is not complete")
+            faults.append("it is sealed and nothing is pending, but it is not complete")
         return Verification(batch.items, batch.acked, batch.failed, batch.pending, acked, self._failed, faults)
 
 
@@ -120,7 +123,7 @@ def issued_of(batch: Batch, group: int) -> int:
 
 
 def groups(tx: Connection, batch: Batch) -> Iterator[StoredGroup]:
-    """The groups that have a row, journal entries or reasons, ascending. `tx` is a snapshot, or holds the lock of a
+    """The groups that have a row, journal entries or reasons, ascending. `tx` must be a snapshot, or hold the lock of a
     journaled batch."""
     columns = tables.item_groups.c
     journal_items = journal.recent(tx, batch.id, batch.group_size)
@@ -168,19 +171,19 @@ def _stored(number: int, row: Any, size: int, acked: Sequence[int], reasons: Seq
 
 def _faults(group: StoredGroup, issued: int) -> Iterator[str]:
     if group.width is not None and group.width < group.resolved_count:
-        yield f"its blob has {group.width} bits, and resolved_count is {group.resolved_count}: it was cut"
+        yield f"its blob has {group.width} bits, but resolved_count is {group.resolved_count}: it was truncated"
     if group.resolved.count() != group.resolved_count:
-        yield f"resolved_count is {group.resolved_count}, its bits say {group.resolved.count()}"
+        yield f"resolved_count is {group.resolved_count}, but {group.resolved.count()} bits are set"
     if group.failed.count() != group.failed_count:
-        yield f"failed_count is {group.failed_count}, its bits say {group.failed.count()}"
+        yield f"failed_count is {group.failed_count}, but {group.failed.count()} bits are set"
     if group.resolved.count(1, issued) or group.failed.count(1, issued):
-        yield "bits are set of items that were never issued"
+        yield "bits of items that were never issued are set"
     if (group.failed & ~group.resolved).any():
-        yield "items are failed and not resolved"
+        yield "items are failed but not resolved"
     if any(index >= issued for index in group.acked):
         yield "its journal names items that were never issued"
     if any(group.failed[index] for index in group.acked):
         yield "its journal names items that are failed"
     stray = sum(not group.failed[index] for index in group.reasons)
     if stray > 0:
-        yield f"items that are not failed have a reason for it: {stray}"
+        yield f"items that are not failed have a reason of a failure: {stray}"

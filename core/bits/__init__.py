@@ -1,8 +1,8 @@
-"""The bits of the groups, and how they are stored.
+"""The bits of the groups, and their storage.
 
-`bitfield` is one group in memory, `group_rows` the text of the statements that read and write its row. `journal` holds
-acks that arrived out of order until they are folded into the rows (`folding`). `cache` keeps bitfields in memory
-between transactions.
+`bitfield` is one group in memory, and `group_rows` builds the statements that read and write its row. `journal` holds
+acks that arrived out of order, and folds them into the rows, a portion at a time; `folding` folds all of them when a
+seal completes the batch. `cache` keeps bitfields in memory between transactions.
 
-A new encoding or a new place for bits goes here. No module here knows the states of a batch.
+A new encoding or a new place for bits goes here. No module here depends on the states of a batch.
 """

@@ -1,11 +1,11 @@
-"""The bits of one group: which of its items are resolved, and which of those are failed. Pure; no database.
+"""The bits of one group: which of its items are resolved, and which of those are failed. It doesn't use the database.
 
 A bitfield is a `bitarray(endian="little")`: bit i of the group is `bytes[i // 8] >> (i % 8) & 1`, which is also the
 order of Spark's `bitmap_construct_agg`, so masks travel as they are.
 
-Stored, a group is two nullable blobs and two counts. `resolved` NULL means *the first resolved_count items are
-resolved*: a group that is full, or that was acked in order, needs no blob at all. `failed` NULL means none. A blob is
-as wide as the issued part of its group, so that a batch of ten items does not store 8,192 bits.
+A stored group consists of two nullable blobs and two counts. If `resolved` is NULL, *the first resolved_count items are
+resolved*: a group that is full, or was acked in order, needs no blob. If `failed` is NULL, no item is failed. A blob is
+as wide as the issued part of its group, so that a batch of ten items doesn't store 8,192 bits.
 
 Bits are never cleared in `resolved`, and failed is a subset of resolved. So an item has one of three states: pending
 (neither), acked (resolved only) or failed (both).
@@ -43,16 +43,17 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)
 class Group:
-    """One group's bits in memory. `resolved` and `failed` are group_size bits long; `failed` is None while none is."""
+    """One group's bits in memory. `resolved` and `failed` are group_size bits long. `failed` is None until an item
+    fails."""
 
     resolved: bitarray
     failed: bitarray | None
     resolved_count: int
     failed_count: int
     stored: int | None = None
-    """Bytes of the stored blob of resolved bits; None where there is none."""
+    """Bytes of the stored blob of resolved bits. None: there is no blob."""
     changed: set[int] | None = None
-    """The bytes of that blob that have changed since it was stored. None: write the whole blob."""
+    """The positions of the bytes that have changed since the blob was stored. None: write the whole blob."""
 
     @classmethod
     def empty(cls, group_size: int) -> Group:
@@ -60,14 +61,14 @@ class Group:
 
     @classmethod
     def full(cls, group_size: int) -> Group:
-        """All acked."""
+        """A group whose items are all acked."""
         return cls(ones(group_size, ENDIAN), None, group_size, 0)
 
     @classmethod
     def load(
         cls, resolved: bytes | None, failed: bytes | None, resolved_count: int, failed_count: int, group_size: int
     ) -> Group:
-        """From the columns of a row."""
+        """The group of a row with these columns."""
         failed_bits = None if failed is None else widen(failed, group_size)
         if resolved is None:
             bits = zeros(group_size, ENDIAN)
@@ -76,12 +77,12 @@ class Group:
         return cls(widen(resolved, group_size), failed_bits, resolved_count, failed_count, len(resolved), set())
 
     def check(self, issued: int) -> None:
-        """Raise `Inconsistent` where bits and counts disagree, or where bits beyond the first `issued` are set."""
+        """Raise `Inconsistent` if bits and counts disagree, or if bits beyond the first `issued` are set."""
         resolved = self.resolved.count()
         failed = 0 if self.failed is None else self.failed.count()
         if (resolved, failed) != (self.resolved_count, self.failed_count):
             raise Inconsistent(
-                f"{resolved} bits are resolved and {failed} failed, its counts say {self.resolved_count} and "
+                f"{resolved} bits are resolved and {failed} failed, but its counts are {self.resolved_count} and "
                 f"{self.failed_count}"
             )
         if self.resolved.find(1, issued) >= 0:
@@ -90,7 +91,7 @@ class Group:
             raise Inconsistent(f"items are failed beyond the {issued} that were issued")
 
     def dump(self, issued: int) -> tuple[bytes | None, bytes | None, int, int]:
-        """The columns of a row; `issued` is the number of items of the group so far. Raises `Inconsistent`."""
+        """The columns of the group's row. `issued`: the number of its issued items. Raises `Inconsistent`."""
         self.check(issued)
         width = -(-issued // 8) * 8
         resolved = None if self._is_prefix() else self.resolved[:width].tobytes()
@@ -98,14 +99,14 @@ class Group:
         return resolved, failed, self.resolved_count, self.failed_count
 
     def patches(self, issued: int) -> list[tuple[int, bytes]] | None:
-        """The changed bytes of the stored blob as (position, byte). None if nothing is saved by that, or if more than
-        these bytes must be written."""
+        """The changed bytes of the stored blob as (position, byte). None if the whole row must be written, or if
+        writing it is cheaper."""
         if self.changed is None or len(self.changed) > PATCHES or self.stored != -(-issued // 8) or self._is_prefix():
             return None
         return [(byte, self.resolved[8 * byte : 8 * byte + 8].tobytes()) for byte in sorted(self.changed)]
 
-    def written(self, issued: int) -> None:
-        """The result of `dump` or `patches` has been stored."""
+    def mark_stored(self, issued: int) -> None:
+        """Record that the result of `dump` or `patches` has been stored."""
         self.stored = None if self._is_prefix() else -(-issued // 8)
         self.changed = None if self.stored is None else set()
 
@@ -113,7 +114,7 @@ class Group:
         return self.resolved.find(0) in (-1, self.resolved_count)
 
     def ack_one(self, index: int) -> tuple[bool, bool]:
-        """Ack one item. Returns (was pending, was failed); an item that was neither was acked before."""
+        """Ack one item. Returns (was pending, was failed). An item that was neither was already acked."""
         if not self.resolved[index]:
             self.resolved[index] = 1
             self.resolved_count += 1
@@ -177,7 +178,7 @@ class Group:
 
 
 def widen(blob: bytes, bits: int) -> bitarray:
-    """A stored or received blob, extended with zeros to `bits` bits. A longer blob is not cut."""
+    """A stored or received blob, extended with zeros to `bits` bits. A longer blob is not truncated."""
     field = bitarray(endian=ENDIAN)
     field.frombytes(blob)
     if len(field) < bits:

@@ -1,14 +1,14 @@
 """A cache of bitfields between the transactions of this process, so that a group is not read for each of its acks.
 
-Why a cached bitfield is never wrong: bits are never cleared in `resolved`, and `failed` only loses bits that `resolved`
-keeps. So during the life of a group, each change moves (resolved_count, failed_count) to a pair that the group never
-had before, and the pair determines the bits. A transaction that has locked the row compares the row's pair with that of
-the cached bitfield. If they differ, another process has changed the group, and the blobs are read. Ids of batches are
-never reused, so a group has one life.
+A cached bitfield is never wrong, for this reason: bits are never cleared in `resolved`, and `failed` only loses bits
+that stay set in `resolved`. So each change of a group gives it a pair (resolved_count, failed_count) that it never had
+before, and the pair determines the bits. A transaction that has locked the row compares the row's pair with that of the
+cached bitfield. If they differ, another process has changed the group, and the blobs are read. Ids of batches are never
+reused, so a deleted group never comes back with other bits.
 
-A bitfield is removed from the cache when its row is locked, and put back only after the commit; after a rollback it is
-dropped. The cache is cleared whenever the database may be a different one, or an earlier state of the same (see
-`continuity`): there, the same pair could stand for other bits.
+A bitfield is removed from the cache when its row is locked, and put back only after the commit. After a rollback it is
+dropped. The cache is cleared whenever the database may be another one, or an older state of the same one (see
+`continuity`): the same pair could then stand for other bits.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ Key = tuple[int, int]
 """(batch, group)"""
 
 MOST: Final = 16_384
-"""Cached groups: 16 MB of bits at the default group size; 128 MB at the largest, with failures."""
+"""Maximum cached groups: 16 MB of bits at the default group size; 128 MB at the largest, with failures."""
 ASK_EVERY: Final = 10.0
 """Seconds between two checks of whether batches may be journaled."""
 
 
 class BitfieldCache:
-    """Groups as the last commit of this process left them. Threads may share it."""
+    """The groups as of the last commit of this process. Thread-safe."""
 
     def __init__(self, capacity: int = MOST) -> None:
         self._groups: OrderedDict[Key, Group] = OrderedDict()
         self._journaled: OrderedDict[int, None] = OrderedDict()
         """Journaled batches, the most recently used one last."""
         self._states: OrderedDict[int, JournalState] = OrderedDict()
-        """The bits of journaled batches, the one put back most recently last."""
+        """The bits of journaled batches, the most recently put back last."""
         self._state_groups = 0
-        """The number of groups in `_states`; to count them at each commit would visit thousands of batches."""
+        """The number of groups in `_states`. Counting them at each commit would visit thousands of batches."""
         self._capacity = capacity
         self._may_journal = False
         self._ask_at = -math.inf
@@ -55,7 +55,7 @@ class BitfieldCache:
 
     @property
     def era(self) -> int:
-        """An argument of `put`, which ignores bitfields that were taken before a `clear`."""
+        """Pass it to `put`, which ignores bitfields that were taken before a `clear`."""
         return self._era
 
     def take(self, key: Key, resolved_count: int, failed_count: int) -> Group | None:
@@ -102,14 +102,14 @@ class BitfieldCache:
 
     def may_journal(self, tx: Connection) -> bool:
         """Whether batches may become journaled. An earlier release would count the items of a journal a second time, so
-        none may be running. The answer is asked for again until it is yes."""
+        none may be running. The database is asked again until it confirms that."""
         now = time.monotonic()
         if not self._may_journal and now >= self._ask_at:
             self._ask_at = now + ASK_EVERY
             self._may_journal = schema.serves_only(tx, SINCE)
         return self._may_journal
 
-    def journaled(self, batch: int) -> bool:
+    def is_journaled(self, batch: int) -> bool:
         return batch in self._journaled
 
     def take_state(self, batch: int) -> JournalState | None:

@@ -1,4 +1,4 @@
-"""Folding a whole journal outside of an ack transaction, since a seal can complete a batch too (see `journal`)."""
+"""Fold the whole journal when a seal completes the batch. Acks fold a portion at a time (`journal.write`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from core.storage import statements
 
 
 def fold(tx: Connection, batch: int, group_size: int, items: int, journal_next: int) -> int:
-    """Write the items of the journal to their groups, and empty the journal. The batch is complete now, and its row is
-    locked. Returns the new `journal_next`, by which other processes notice that their cached bits are outdated."""
+    """Write the items of the journal to their groups, and empty the journal. The batch must be complete, and its row
+    locked. Returns the new `journal_next`, from which other processes detect that their cached bits are outdated."""
     entries = statements.run(tx, journal.select({batch: None}))[0]
     state = journal.catch_up(tx, batch, group_size, None, journal_next, entries)
     change = journal.Change(batch, group_size, -(-items // group_size), changed=set(), acked=None, ends=True)

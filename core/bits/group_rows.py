@@ -1,4 +1,4 @@
-"""The SQL text that finds, writes and patches rows of `item_groups`."""
+"""The SQL statements that find, write and patch rows of `item_groups`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _INSERT: Final = "INSERT INTO item_groups (batch_id, group_no, resolved, failed,
 _KEY: Final = ("batch_id", "group_no")
 _VALUES: Final = ("resolved", "failed", "resolved_count", "failed_count")
 _PATCHED: Final = 64
-"""Rows of one patching UPDATE. The server searches the CASE for each row, so the work grows with the square."""
+"""Maximum rows of one patching UPDATE. The server searches the CASE for each row, so the cost grows with the square of
+it."""
 TEXT: Final = 500_000
 """Approximate characters of rows in one statement: half of the smallest default limit of a server."""
 
@@ -25,8 +26,8 @@ Patch = tuple[Key, bitfield.Group, list[tuple[int, bytes]]]
 
 
 def among(by_batch: Mapping[int, Collection[int]]) -> str:
-    """The SQL condition that selects these groups. Batches with the same group numbers (often only the first) share a
-    part of it: the server plans each part separately, which takes as long as to read the rows."""
+    """The SQL condition that selects these groups. Batches with the same group numbers (often only the first group)
+    share a part of it: the server plans each part separately, which takes as long as reading the rows."""
     by_groups: dict[tuple[int, ...], list[int]] = {}
     for batch, groups in by_batch.items():
         by_groups.setdefault(tuple(sorted(groups)), []).append(batch)
@@ -53,21 +54,21 @@ def insert(rows: Sequence[str]) -> list[str]:
 
 
 def upsert(tx: Connection, rows: Sequence[str]) -> list[str]:
-    """INSERTs of rows that may exist, and that no other transaction writes."""
+    """INSERTs of rows that may exist, and that no other transaction may write now."""
     replace = dialects.of(tx).upsert(_KEY, _VALUES)
     return [_INSERT + part + replace for part in _lists(rows)]
 
 
 def patch(patches: list[Patch]) -> list[str]:
-    """UPDATEs that change a few bytes of each row's blob: to send and parse whole blobs costs several times as much.
-    Not for SQLite."""
+    """UPDATEs that change a few bytes of each row's blob, as sending and parsing whole blobs costs several times as
+    much. Not for SQLite."""
     return [_patch(part) for part in chunks(patches, _PATCHED)]
 
 
 def _patch(patches: Sequence[Patch]) -> str:
     bits, counts = [], []
     by_batch: dict[int, list[int]] = {}
-    # A single value is faster to look up than a pair, and nearly always all rows belong to one batch.
+    # A single value is faster to look up than a pair, and nearly always all rows are of the same batch.
     same_batch = patches[0][0][0] == patches[-1][0][0]
     for (batch, number), group, changes in patches:
         blob = "resolved"

@@ -1,9 +1,9 @@
-"""The journal: acks that arrived out of order, kept beside the groups until it pays to write the groups.
+"""The journal: acks that arrived out of order, stored apart from the groups until writing the groups is worthwhile.
 
-A hundred acks at random hit a hundred groups. Each group is a row to lock, read and write, and a kilobyte is logged for
-one bit. So for a batch that is acked in this way, each ack transaction stores the numbers of the items that it resolved
-as one row, an *entry*. After some thousands of numbers the groups are written: *folding*. The bits of a group are those
-of its row and those of the journal. What could go wrong, and why it can't:
+A hundred acks in random order change a hundred groups. Each group is a row to lock, read and write, and the database
+logs a kilobyte for one bit. So for a batch that is acked in this way, each ack transaction stores the numbers of the
+items that it resolved as one row, an *entry*. After some thousands of numbers the groups are written: *folding*. The
+bits of a group are those of its row and those of the journal. What could go wrong, and why it can't:
 
 *Two transactions flip the same bit.* Group locks don't prevent it, as an entry writes no group. So a journaled batch
 changes only under the lock of its own row, which is acquired first: its ack transactions run one after the other.
@@ -18,22 +18,23 @@ and its entry records which pending items it acked and which groups it wrote. A 
 of `journal_next`. Under the lock it is brought up to date by the entries since then; if one of them is missing,
 everything is read again.
 
-*An item is in the journal and in its group.* That does no harm: bits are only ever set, and an item of an entry was
-acked for good. So folding a group deletes nothing. A mark in the entry of the fold states that the row of the group
-includes all earlier entries. The oldest entries are deleted when all their groups have been folded.
+*An item is in the journal and in its group.* That does no harm: bits are never cleared, and an item of an entry stays
+acked. So folding a group deletes nothing. The fold's own entry marks each folded group: its row now includes every
+earlier entry. The oldest entries are deleted when all their groups have been folded.
 
 *A reader sees neither the entry nor the group.* Entries are deleted by the transaction that folds the last of their
 groups, or by a later one. Readers read the journal first and the groups second, so they see a folded item at least
 once.
 
 *The acks of a thousand consumers wait for a fold.* When the journal is full, a round begins: each flush folds `PORTION`
-of the groups named by then. It takes them in ascending order, since rows that are inserted in order fill their pages.
+of the groups that are named in it. It folds them in ascending order, since rows that are inserted in order fill their
+pages.
 
 An entry names only items that were pending. Failures, redriven items and masks are written to the groups immediately,
 under the same lock. The transaction that completes a batch folds its whole journal.
 
 Source: a log of changes beside pages that are rewritten when the log has grown, as in O'Neil et al., The Log-Structured
-Merge-Tree (1996). The log of one batch has about `MOST` numbers at most.
+Merge-Tree (1996). The log of one batch has at most about `MOST` numbers.
 """
 
 from __future__ import annotations
@@ -54,27 +55,28 @@ from core.storage import statements
 SINCE: Final = "0008"
 """The revision of the schema that introduced the journal."""
 GROUPS: Final = 4096
-"""Batches with more groups aren't journaled: few of their groups would be hit twice between two folds."""
+"""Batches with more groups aren't journaled: few of their groups would change twice between two folds."""
 WIDE: Final = 2048
-"""Batches with smaller groups aren't journaled: their rows are small, too."""
+"""Batches with smaller groups aren't journaled, as their rows are small."""
 SCATTERED: Final = 24
 """A flush makes a batch journaled if it changes at least this many of its groups, and few items of each (`DENSE`)."""
 DENSE: Final = 8
-"""From this average number of changed items per group on, a flush writes the groups."""
+"""A flush writes the groups if it changes at least this number of items per group on average."""
 FEW: Final = 3
 """Dense changes of fewer groups than this are written to the groups even if the batch is journaled."""
 ENTRY: Final = 8192
-"""The maximum of numbers in one entry: 32 kB."""
+"""The maximum number of items in one entry: 32 kB."""
 LEAST: Final = 4096
-"""The minimum of `limit`. A quarter of it, the newest values, stays in the journal even after a fold: other processes
-catch up from them."""
+"""The minimum of `limit`. A quarter of this number of values, the newest ones, stays in the journal even after a fold:
+other processes catch up from them."""
 MOST: Final = 65_536
 """The maximum of `limit`: 256 kB."""
 PORTION: Final = 64
-"""Groups that are folded at once; more if a flush brings many numbers."""
+"""Groups that are folded at once; more if a flush has many numbers."""
 
 _FOLDED: Final = 1 << 31
-"""Entries hold marks beside numbers. This mark of a group means: its row includes all entries so far."""
+"""Besides numbers of items, entries contain numbers of groups with marks. This mark means that the group's row includes
+all entries so far."""
 _WRITTEN: Final = 1 << 30
 """With both marks, the row includes more than the entries and must be read again. (Group numbers are smaller than the
 marks: see `GROUPS`.)"""
@@ -87,7 +89,7 @@ def limit(groups: int) -> int:
     return min(max(16 * groups, LEAST), MOST)
 
 
-def pays(group_size: int, groups: int, changed_groups: int, items: int) -> bool:
+def is_worthwhile(group_size: int, groups: int, changed_groups: int, items: int) -> bool:
     """Whether to journal a batch of which one flush has changed `items` items in `changed_groups` of its groups."""
     return group_size >= WIDE and groups <= GROUPS and changed_groups >= SCATTERED and items < DENSE * changed_groups
 
@@ -125,13 +127,13 @@ def union(group: Group, indexes: Iterable[int]) -> Group:
 
 
 @dataclass(slots=True)
-class Named:
-    """The entries of a group since its row was written."""
+class UnfoldedItems:
+    """The items of a group that the journal has and its row may lack."""
 
     since: int
     """The first entry that names the group."""
     indexes: list[int] = field(default_factory=list)
-    """Empty if the group is in memory."""
+    """The items' indexes; empty if the group is in memory."""
 
 
 @dataclass(slots=True)
@@ -140,14 +142,14 @@ class JournalState:
 
     next: int
     groups: dict[int, Group] = field(default_factory=dict)
-    unfolded: dict[int, Named] = field(default_factory=dict)
+    unfolded: dict[int, UnfoldedItems] = field(default_factory=dict)
     """Groups whose rows lack items of the journal, in the order of their first entries."""
     entries: deque[tuple[int, int]] = field(default_factory=deque)
-    """(entry, number of its values) of the stored entries."""
+    """(entry, number of its values) of each stored entry."""
     values: int = 0
     """The number of values of all these entries."""
     round: int | None = None
-    """The last entry before the current round of folding."""
+    """The entry at which the current round of folding began: groups named up to it are folded in this round."""
 
     def take_in(self, entry: int, numbers: bytes, group_size: int) -> None:
         """Apply the entry of another transaction."""
@@ -158,7 +160,7 @@ class JournalState:
                 bits = self.groups.get(group)
                 unfolded_items = self.unfolded.get(group)
                 if unfolded_items is None:
-                    unfolded_items = self.unfolded[group] = Named(entry)
+                    unfolded_items = self.unfolded[group] = UnfoldedItems(entry)
                 if bits is None:
                     unfolded_items.indexes.append(index)
                 elif not bits.resolved[index]:
@@ -178,14 +180,14 @@ class JournalState:
         self.values += values
         self.next = entry + 1
 
-    def named(self, groups: Iterable[int], entry: int) -> None:
+    def name_groups(self, groups: Iterable[int], entry: int) -> None:
         """Record that this transaction's entry names these groups, which are in memory."""
         for group in groups:
             if group not in self.unfolded:
-                self.unfolded[group] = Named(entry)
+                self.unfolded[group] = UnfoldedItems(entry)
 
     def due(self, entry: int, limit: int) -> list[int]:
-        """The next groups to fold, as the journal is full."""
+        """At most `limit` groups to fold next. Call it when the journal is full."""
         oldest = self._oldest()
         if self.round is None or oldest > self.round:
             self.round = entry
@@ -193,12 +195,12 @@ class JournalState:
         return sorted(group for group, unfolded_items in self.unfolded.items() if unfolded_items.since <= until)[:limit]
 
     def _oldest(self) -> int:
-        """The first entry that must stay."""
+        """The first entry that must be kept."""
         first = next(iter(self.unfolded.values()), None)
         return self.next - 1 if first is None else first.since
 
     def trim(self) -> int | None:
-        """Forget entries that are no longer needed. Returns the first that must stay; None if none can go."""
+        """Forget entries that are no longer needed. Returns the first entry to keep; None if all must be kept."""
         oldest = self._oldest()
         remaining = self.values
         first = None
@@ -223,7 +225,7 @@ def catch_up(
 ) -> JournalState:
     """Bring `state` up to date with a batch, whose row is locked and whose `journal_next` is `next`. `entries` are the
     rows that `select` returned under the lock."""
-    # With 0 the batch isn't journaled yet: other transactions change its groups without an entry.
+    # With 0 the batch isn't journaled yet, and other transactions change its groups without an entry.
     is_complete = next != 0 and state is not None and state.next <= next and len(entries) == next - state.next
     if state is None or not is_complete:
         if state is not None:
@@ -278,7 +280,7 @@ def write(tx: Connection, state: JournalState, change: Change) -> tuple[list[str
     """Update `state`. Returns the statements to execute, and the groups whose rows must be written."""
     entry = max(state.next, 1)
     if change.ends or change.groups > GROUPS:
-        # There will be no more acks, or the batch has grown so large that its numbers don't fit into an entry.
+        # No more acks will follow, or the batch has grown so large that its numbers don't fit into an entry.
         numbers = state.unfolded.keys() | change.changed
         fetch(tx, change.batch, change.group_size, state, numbers)
         state.unfolded.clear()
@@ -294,7 +296,7 @@ def write(tx: Connection, state: JournalState, change: Change) -> tuple[list[str
         for group in change.changed:
             state.unfolded.pop(group, None)
     else:
-        state.named(change.changed, entry)
+        state.name_groups(change.changed, entry)
     due: list[int] = []
     full = state.values + len(values) >= limit(change.groups)
     if full:

@@ -1,4 +1,4 @@
-"""Ownership of partitions. One call, `sync`, renews a worker's lease, acquires and releases partitions, in one
+"""Ownership of partitions. One call, `sync`, renews a worker's lease and acquires and releases partitions, in one
 transaction.
 
 There is no leader and no election. Ownership changes only under the lock of the consumer group's row, and each worker's
@@ -7,12 +7,12 @@ own call moves that worker towards its equal share (`shares`).
 Possible failures, and why they can't happen:
 
 * *Two owners.* Ownership changes only under the row lock of the consumer group. Every new owner gets a higher epoch, in
-  the row that each guarded write locks (`groups.fence`). Each process has a random session, so a restarted worker is a
-  new owner too, even under its old name.
+  the row that each guarded write locks (`positions.fence`). Each process has a random session, so a restarted worker
+  is a new owner too, even under its old name.
 * *A worker that died.* It has one lease on all its partitions; after it expires, the next sync of any worker frees
   them. The lease is in the worker's row, so a heartbeat writes only that row.
-* *A new worker that is ignored.* Its first sync inserts its row. From then on it counts in all shares, even before it
-  owns a partition.
+* *A new worker that is ignored.* Its first sync inserts its row. From then on, all shares take it into account, even
+  before it owns a partition.
 * *A hand-over that gets stuck.* Surplus partitions are released in two steps: each sync of the owner lists them
   (`release`), and the owner reports when they are drained. The deadline is set once, with the first request. After it,
   any worker's sync frees the partition, even if its owner is alive. A release is never cancelled: the partition becomes
@@ -23,10 +23,11 @@ Possible failures, and why they can't happen:
 * *The clock jumps.* Time is the database's. It is read after the consumer group's row is locked, because a statement
   that waits for a lock has the time before the wait. If the clock jumps forward, leases end early and their workers are
   fenced. If it jumps back, each lease and deadline is shortened to what it would be if it were set now.
-* *All workers were cut off for a while*, or the clock jumped forward. The first worker to sync would find all other
-  leases expired and acquire their partitions, only to release them again. So a caller whose own lease has expired
-  spares the workers that were live at its last sync. At its next sync, a third of a ttl later, it spares none.
-* *The old process of a restarted worker syncs again.* It gets `SessionReplaced`, and can't reclaim the name while its
+* *All workers were disconnected for a while*, or the clock jumped forward. The first worker to sync would find all
+  other leases expired and acquire their partitions, only to release them again. So a caller whose own lease has expired
+  spares workers that were live when it last synced. Its next sync, a third of a ttl later, removes them too if their
+  leases are still expired.
+* *The old process of a restarted worker syncs again.* It gets `SessionReplaced`, and can't take the name back while its
   successor's lease lasts. Otherwise the two would keep fencing each other.
 """
 
@@ -49,7 +50,7 @@ from core.storage.statements import LIST, chunks
 log = structlog.get_logger(__name__)
 
 REPLACED: Final = 8
-"""How many replaced sessions of a worker are remembered."""
+"""The number of replaced sessions of a worker that are stored."""
 
 _consumers = tables.consumers.c
 _positions = tables.positions.c
@@ -57,8 +58,8 @@ _positions = tables.positions.c
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A worker that syncs. `session` is random for each process, `capacity` the most partitions that it accepts (None:
-    any number). `drained` has the partitions to release that it no longer works on, with their epochs (None: any
+    """A worker that syncs. `session` is random for each process. `capacity` is the maximum number of partitions that it
+    accepts (None: no limit). `drained` has the partitions to release that it has drained, with their epochs (None: any
     epoch)."""
 
     worker: str
@@ -88,11 +89,11 @@ class Synced:
     release: list[int]
     release_within: timedelta
     joined: bool
-    """The worker is new in the consumer group, or a new process."""
+    """The worker is new in the consumer group, or has a new session."""
     gone: list[str]
     """Workers whose leases had expired."""
     overdue: list[int]
-    """Partitions that were freed though no owner had reported them drained."""
+    """Partitions that were freed after their deadline, although their owners had not reported them as drained."""
 
 
 @dataclass(slots=True)
@@ -100,24 +101,26 @@ class _Partitions:
     """The partitions of a consumer group before a sync, in ascending order."""
 
     free: list[int] = field(default_factory=list)
-    """Without an owner."""
+    """Partitions without an owner."""
     freed: list[int] = field(default_factory=list)
-    """Their owner's lease has expired, or it has drained them."""
+    """Partitions whose owner's lease has expired, or whose owner has drained them."""
     overdue: list[int] = field(default_factory=list)
+    """Partitions whose deadline for the release has passed."""
     mine: list[int] = field(default_factory=list)
-    """Owned by the caller, without a request to release."""
+    """Partitions that the caller owns and need not release."""
     leaving: int = 0
-    """How many the caller must release."""
+    """The number of partitions that the caller must release."""
     holding: dict[str, int] = field(default_factory=dict)
-    """By live worker, how many it owns without a request to release."""
+    """By live worker, the number of partitions that it owns and need not release."""
 
 
 _FACTS: Final = (_positions.partition_no, _positions.owner, _positions.epoch, _positions.release_by)
 
 
 def sync(tx: Connection, name: str, caller: Caller) -> Synced:
-    """Renew the caller's lease, free partitions, and acquire some or request their release, to match the caller's
-    share. May be repeated at any time. Its number of statements hardly depends on the number of partitions.
+    """Renew the caller's lease and free partitions. Then acquire partitions for the caller, or request their release,
+    to match the caller's share. May be repeated at any time. The number of statements hardly depends on the number of
+    partitions.
 
     Raises `errors.ConsumerGroupNotFound`, `errors.SessionReplaced`, `errors.InvalidRequest` for a partition that the
     group doesn't have.
@@ -147,7 +150,7 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     room = group.partitions if caller.capacity is None else max(0, caller.capacity - len(kept) - partitions.leaving)
     acquired = available[: min(share - len(kept), room)]
     vacated = sorted({*partitions.freed, *partitions.overdue}.difference(acquired))
-    if is_new_session:  # a new process works on none of them yet, so it needs to drain none, and all get a new epoch
+    if is_new_session:  # a new process works on no partition yet: it has nothing to drain, and all get a new epoch
         vacated, surplus = vacated + surplus, []
         acquired = acquired + kept
     _update(tx, name, vacated, owner=None, owned_since=None, release_by=None)
@@ -176,8 +179,8 @@ def synced(database: Database, name: str, caller: Caller) -> Synced:
 
 
 def leave(tx: Connection, name: str, worker: str, session: str | None = None) -> None:
-    """Free all partitions of the worker at once. Do nothing if it is not in the consumer group, or has another session
-    by now. Raises `errors.ConsumerGroupNotFound`."""
+    """Free all partitions of the worker at once. Do nothing if the worker is not in the consumer group, or now has
+    another session. Raises `errors.ConsumerGroupNotFound`."""
     groups.lock(tx, name)
     conditions = [_consumers.group_name == name, _consumers.worker == worker]
     if session is not None:
@@ -191,8 +194,8 @@ def leave(tx: Connection, name: str, worker: str, session: str | None = None) ->
 
 
 def _gone(workers: Iterable[Any], before: Any, now: datetime, group: groups.ConsumerGroup) -> list[str]:
-    """The workers whose leases have expired. A caller whose own lease has expired spares those that were live at its
-    last sync."""
+    """The workers whose leases have expired. If the caller's own lease has expired too, without those that were live at
+    its last sync."""
     late = before is not None and before.lease_until < now
     return sorted(
         row.worker
@@ -277,7 +280,7 @@ def _renew(tx: Connection, name: str, caller: Caller, before: Any, now: datetime
 
 
 def _held(tx: Connection, name: str, worker: str) -> tuple[list[Held], list[int]]:
-    # Read after the epochs went up: their previous owners have committed their writes by now, or are fenced.
+    # Read after the epochs increased: the previous owners have committed their writes by now, or are fenced.
     rows = tx.execute(
         sa.select(
             *(_positions.partition_no, _positions.epoch, _positions.floor, _positions.high, _positions.outstanding),

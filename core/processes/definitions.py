@@ -1,7 +1,7 @@
-"""Definitions of processes, with their consumer groups and the part of the feed that they still need.
+"""Definitions of processes, their consumer groups, and the part of the feed that they still need.
 
-The feed keeps events until all partitions have handled them, even if no worker runs; so a process that is no longer
-used must be deleted.
+The feed keeps events until all partitions have handled them, even if no worker runs. So delete a process that is no
+longer used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from core.storage import faults
 from core.storage.database import Database
 
 PARTITIONS: Final = 32
-"""Default number of partitions, and so of workers that can share a process."""
+"""The default number of partitions, and so the maximum number of workers that share a process."""
 CHUNK: Final = 500
 """Instances that are removed in one transaction."""
 
@@ -53,8 +53,8 @@ def define(
     release: timedelta | None = None,
     after: int | None = None,
 ) -> tuple[Definition, bool]:
-    """Define the process with its consumer group; return it and whether it is new. A new process begins above the
-    position `after`, by default with the oldest event in the feed. An existing one keeps its positions.
+    """Define the process with its consumer group. Return it, and whether it is new. A new process begins after the
+    position `after`, by default with the oldest event in the feed. An existing process keeps its positions.
 
     Raises `errors.PartitionsFixed`, `PositionTrimmed`, `InvalidRequest` for a position beyond the feed's end,
     `ConsumerGroupInUse`; `faults.BeginAgain` if another transaction has just defined it.
@@ -64,7 +64,7 @@ def define(
         raise faults.BeginAgain  # its remaining rows are being removed
     group, partition_count = group_of(name), partitions_of(tx, name)
     if row is None and partition_count is not None:
-        groups.delete(tx, group)  # made by a client, so its positions don't apply
+        groups.delete(tx, group)  # a client created it, so its positions are not those of the process
         partition_count = None
     groups.put(tx, group, partitions or partition_count or PARTITIONS, ttl, release)
     if row is None:
@@ -103,7 +103,7 @@ def all_of(tx: Connection, *conditions: sa.ColumnElement[bool]) -> list[Definiti
         .order_by(_definitions.name)
     )
     return [
-        # A consumer group that was removed is created again when the process is defined again.
+        # There is no consumer group if it was deleted. Defining the process again creates it again.
         Definition(row.name, group_of(row.name), partitions_of(tx, row.name) or 0, row.pruned, row.created_at)
         for row in tx.execute(query).all()
     ]
@@ -126,12 +126,12 @@ def floor(tx: Connection, definition: Definition) -> int:
 
 
 def needed(tx: Connection) -> int | None:
-    """The lowest position that a process still has to read."""
+    """The lowest position that a process must still read; None if there is no process."""
     return min((floor(tx, definition) + 1 for definition in all_of(tx)), default=None)
 
 
 def prune(database: Database, keep: int = inbox.KEEP) -> int:
-    """Prune the inboxes of all processes. Return how many rows were removed."""
+    """Prune the inboxes of all processes. Return the number of removed rows."""
     floors = database.snapshot(lambda tx: [(definition.name, floor(tx, definition)) for definition in all_of(tx)])
     return sum(inbox.prune(database, name, lowest, keep) for name, lowest in floors)
 
@@ -155,7 +155,7 @@ def delete(database: Database, name: str) -> None:
 
 
 def sweep(database: Database) -> None:
-    """Remove the rows of deleted processes, also if an earlier call was interrupted."""
+    """Remove the rows of deleted processes, including those that an interrupted call has left."""
     query = sa.select(_definitions.name).where(_definitions.deleted_at.is_not(None))
     for name in database.read(lambda tx: tx.scalars(query).all()):
         for table in (tables.timers, tables.inbox, tables.processes):

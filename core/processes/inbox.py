@@ -1,4 +1,4 @@
-"""The inbox: the events that were handled by each instance of a process, and their status.
+"""The inbox: the events of each instance of a process, and their statuses.
 
 Each event counts once for an instance: its row is written in the transaction that applies its effects. The inbox is
 pruned by position, never by time: first `pruned` is raised and committed, then the rows at or below it are removed.
@@ -6,9 +6,9 @@ pruned by position, never by time: first `pruned` is raised and committed, then 
 event at or below `pruned` without a row is a repeat. `pruned` is read after the missing row: if the row was removed in
 between, `pruned` was raised before.
 
-Parked events are those whose handler failed. They aren't pruned, and keep a copy of the event, because the feed may be
-trimmed before an operator looks. A retry appends a new event with that copy to the feed. So a worker reads it from the
-feed like any other event, in order, and again after a crash.
+Parked events are those whose handler failed. They aren't pruned, and their rows have a copy of the event, because the
+feed may be trimmed before an operator inspects them. A retry appends a new event with that copy to the feed. So a
+worker reads it from the feed like any other event, in order, and again after a crash.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _feed = tables.feed.c
 
 
 class Status(StrEnum):
-    """Of an event for an instance. Late: the instance had already finished. Retrying: it was parked, and is in the feed
-    again."""
+    """The status of an event for an instance. Late: the instance had already finished. Retrying: the event was parked,
+    and is in the feed again."""
 
     HANDLED = "handled"
     PARKED = "parked"
@@ -72,7 +72,7 @@ def known(tx: Connection, process: str, instance: str, event: str, position: int
     status = tx.scalar(sa.select(_inbox.status).where(*condition).with_for_update())
     if status is not None:
         return Status(status)
-    # After the row, see above.
+    # Read after the row (see the module).
     limit = tx.scalar(
         sa.select(_definitions.pruned).where(_definitions.name == process, _definitions.deleted_at.is_(None))
     )
@@ -119,7 +119,8 @@ def _write(
 
 
 def retry(tx: Connection, process: str, instance: str, event: str | None = None) -> int:
-    """Retry the instance's parked events, or one of them. Return how many. Locks their rows and the feed's head."""
+    """Retry the instance's parked events, or one of them. Return the number of events. Locks their rows and the feed's
+    head."""
     conditions = [_inbox.name == process, _inbox.instance == instance, _inbox.status == Status.PARKED]
     if event is not None:
         conditions.append(_inbox.event_id == event)
@@ -143,7 +144,7 @@ def retry(tx: Connection, process: str, instance: str, event: str | None = None)
 
 
 def of_instance(snapshot: Connection, process: str, instance: str, limit: int) -> list[Entry]:
-    """The newest, newest first."""
+    """The newest events of an instance, newest first."""
     query = (
         sa.select(_inbox.event_id, _inbox.position, _inbox.status, _inbox.error, _inbox.handled_at)
         .where(_inbox.name == process, _inbox.instance == instance)
@@ -157,7 +158,7 @@ def of_instance(snapshot: Connection, process: str, instance: str, limit: int) -
 
 
 def parked(snapshot: Connection, process: str, instances: Sequence[str]) -> dict[str, int]:
-    """The number of parked events by instance, without those that have none."""
+    """The number of parked events by instance, without the instances that have none."""
     query = (
         sa.select(_inbox.instance, sa.func.count().label("parked"))
         .where(_inbox.name == process, _inbox.status == Status.PARKED, _inbox.instance.in_(instances))
@@ -171,7 +172,7 @@ def _this(process: str, instance: str, event: str) -> tuple[sa.ColumnElement[boo
 
 
 def prune(database: Database, process: str, floor: int, keep: int = KEEP) -> int:
-    """Remove rows at least `keep` positions below `floor`, the process's lowest floor. Return how many."""
+    """Remove rows at least `keep` positions below `floor`, the process's lowest floor. Return the number of rows."""
     limit = floor - keep
 
     def mark(tx: Connection) -> int:
@@ -188,7 +189,7 @@ def prune(database: Database, process: str, floor: int, keep: int = KEEP) -> int
 
 
 def _remove(tx: Connection, process: str, status: Status, pruned: int) -> int:
-    """Remove a chunk, from the lowest position up."""
+    """Remove a chunk, lowest positions first."""
     conditions = (_inbox.name == process, _inbox.status == status, _inbox.position <= pruned)
     lowest = tx.scalars(sa.select(_inbox.position).where(*conditions).order_by(_inbox.position).limit(CHUNK)).all()
     if not lowest:

@@ -1,5 +1,5 @@
-"""Process managers: state machines with an instance for each correlation id. They accept events in any order and
-repeated, and issue commands once they have all they need.
+"""Process managers: state machines with an instance for each correlation id. They accept events in any order, even
+repeated ones, and issue commands when all required events have arrived.
 
 A pure function in a worker computes the effects of an event on an instance. They are written here in one transaction:
 fence → inbox → instance → commands into the outbox and the feed, timers. Possible failures, and why they can't happen:
@@ -32,15 +32,15 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from core import errors, tables
-from core.consumer_groups import groups
+from core.consumer_groups import positions
 from core.processes import definitions, inbox, outbox, timers
 from core.storage import faults, limits
 from lastbit.streams.partitions import partition_of
 
 SHOWN: Final = 200
-"""The newest events, and the newest commands, that are shown of an instance."""
+"""Maximum number of events, and of commands, in an instance's details."""
 FIRST: Final = 8
-"""Instances that the first statement of a page reads: each state may have a mebibyte."""
+"""Instances that the first statement of a page reads. It is small, as each state may have a mebibyte."""
 
 _processes = tables.processes.c
 _inbox = tables.inbox.c
@@ -48,7 +48,7 @@ _timers = tables.timers.c
 
 
 class Status(StrEnum):
-    """Of an instance."""
+    """The status of an instance."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -111,8 +111,8 @@ class Handling:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """The event's status; `repeated`: it had that status before this call. `instance` is None if it was removed by
-    retention, or if the event was pruned and the instance never existed."""
+    """`status` is the event's status. `repeated`: it had that status before this call. `instance` is None if retention
+    has removed it, or if the event was pruned and the instance never existed."""
 
     status: inbox.Status
     repeated: bool
@@ -130,7 +130,7 @@ def handle(tx: Connection, handling: Handling) -> Handled:
     if partitions is None:
         raise errors.ProcessNotFound(handling.process)
     partition = partition_of(handling.instance, partitions)
-    groups.fence(tx, definitions.group_of(handling.process), partition, handling.worker, handling.epoch)
+    positions.fence(tx, definitions.group_of(handling.process), partition, handling.worker, handling.epoch)
     key = (handling.process, handling.instance, handling.event, handling.position)
     before = inbox.known(tx, *key)
     if before is not None and before is not inbox.Status.RETRYING:
@@ -219,7 +219,7 @@ def _instance(row: Any, parked: int) -> Instance:
 
 
 def retry(tx: Connection, process: str, instance: str, event: str | None = None) -> int:
-    """Retry the instance's parked events, or one of them. Return how many. Raises `errors.ProcessNotFound`,
+    """Retry the instance's parked events, or one of them. Return the number of events. Raises `errors.ProcessNotFound`,
     `InstanceNotFound`."""
     definitions.get(tx, process)
     if _find(tx, process, instance) is None:
@@ -251,8 +251,8 @@ def page(
     *,
     parked: bool = False,
 ) -> tuple[list[Instance], bool]:
-    """Instances above `after`, ordered by the bytes of their names, optionally only those with a status or with parked
-    events; and whether there may be more. Raises `errors.ProcessNotFound`."""
+    """Instances with names above `after`, ordered by the bytes of their names, and whether there may be more.
+    Optionally only instances with this `status`, or with parked events. Raises `errors.ProcessNotFound`."""
     definitions.get(snapshot, process)
     query = sa.select(tables.processes).where(_processes.name == process).order_by(_processes.instance)
     if status is not None:

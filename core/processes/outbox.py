@@ -41,7 +41,7 @@ class NewCommand:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """The position of a command; `repeated`: it had been issued before."""
+    """An issued command and its position. `repeated`: an earlier call issued it."""
 
     id: str
     step: str
@@ -65,7 +65,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CommandPage:
-    """Commands in ascending order; `next` and `last` as in `feed.EventPage`."""
+    """Commands in ascending order. `next` and `last` are as in `feed.EventPage`."""
 
     commands: list[Command]
     next: int
@@ -73,13 +73,13 @@ class CommandPage:
 
 
 def command_id(process: str, instance: str, step: str) -> str:
-    # As JSON, so that different triples have different texts.
+    # JSON gives different triples different texts.
     return str(uuid.uuid5(NAMESPACE, json.dumps([process, instance, step])))
 
 
 def issue(tx: Connection, process: str, instance: str, commands: Sequence[NewCommand]) -> list[Issued]:
-    """Issue the commands that were not issued before; return the position of each. Locks the feed's head. The instance
-    is already locked, so no other transaction issues the same commands."""
+    """Issue the commands that were not issued before, and return the position of each command. Locks the feed's head.
+    The instance is already locked, so no other transaction issues the same commands."""
     ids = {command.step: command_id(process, instance, command.step) for command in commands}
     positions: dict[str, int] = {}
     for part in chunks(sorted(ids.values()), LIST):
@@ -123,9 +123,9 @@ def _event(id: str, process: str, instance: str, command: NewCommand) -> feed.Ne
 def read(
     snapshot: Connection, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None
 ) -> CommandPage:
-    """Commands above the position `after`; with 0, all whose events are in the feed. `snapshot` must be a snapshot, so
-    that trimmed events don't look like a gap. Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position
-    beyond the feed's end."""
+    """Commands after the position `after`; with 0, all commands whose events are in the feed. `snapshot` must be a
+    snapshot, so that trimmed events don't look like a gap. Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for
+    a position beyond the feed's end."""
     last, trimmed = feed.head(snapshot), feed.trimmed(snapshot)
     if 0 < after < trimmed:
         raise errors.PositionTrimmed(after, trimmed)

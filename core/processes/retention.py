@@ -1,9 +1,8 @@
-"""Removes the instances of processes that finished long ago, with their commands, so that tables don't grow without
-limit.
+"""Removes instances of processes that finished long ago, with their commands, so that tables don't grow without limit.
 
-While a tombstone exists, late events are recognized as late. Without it, one would start the instance again, and
-commands could be issued again. A tombstone is removed `keep` after the instance finished. Possible failures, and why
-they can't happen:
+A finished instance stays as a tombstone, by which late events are recognized. Without it, a late event would start the
+instance again, and commands could be issued again. A tombstone is removed `keep` after the instance finished. Possible
+failures, and why they can't happen:
 
 * *An event that was appended in time isn't handled yet*, because no worker was running: the tombstone stays until all
   partitions have handled the events appended within `keep` of the end. The feed keeps these events until then.
@@ -12,11 +11,11 @@ they can't happen:
 * *A command isn't pulled yet*, or is issued again while the feed has an event with its id: outbox rows are removed
   together with their instance, and the instance stays until the feed was trimmed past the last of them.
 
-So the limit is `keep`: an event that is appended later than that after the end starts the instance again.
+So an event that is appended more than `keep` after the end starts the instance again.
 
 When a process is deleted, its instances are removed at once, but its commands only after the feed was trimmed past
-them. Until then they can be pulled. And if the process is defined again, it reads the events that led to them, and must
-not issue them again.
+them. Until then the commands can be read. And if the process is defined again, it reads the events that led to these
+commands, and must not issue them again.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _feed = tables.feed.c
 
 
 def forget(database: Database, keep: timedelta) -> int:
-    """Remove the instances that finished longer than `keep` ago. Return how many."""
+    """Remove the instances that finished longer than `keep` ago. Return the number of instances."""
     count = 0
     for process in database.read(definitions.all_of):
         ended_by = database.snapshot(_handled_until, process) - keep
@@ -53,8 +52,8 @@ def forget(database: Database, keep: timedelta) -> int:
 
 
 def forget_orphans(database: Database) -> int:
-    """Remove the commands whose events were trimmed and whose instances were removed with their process. Return how
-    many."""
+    """Remove the commands whose events were trimmed and whose instances were removed with their process. Return the
+    number of commands."""
     count = 0
     after: int | None = 0
     while after is not None:
@@ -64,8 +63,8 @@ def forget_orphans(database: Database) -> int:
 
 
 def _remove_orphans(tx: Connection, after: int) -> tuple[int | None, int]:
-    """Remove the orphans in a chunk of commands above the position `after`. Return the `after` of the next chunk, None
-    at the end, and how many were removed."""
+    """Remove the orphans in a chunk of commands after the position `after`. Return the `after` of the next chunk (None
+    at the end), and the number of removed commands."""
     same_instance = sa.and_(_processes.name == _outbox.name, _processes.instance == _outbox.instance)
     query = (
         sa.select(_outbox.position, _outbox.command_id, _processes.instance)
@@ -82,8 +81,8 @@ def _remove_orphans(tx: Connection, after: int) -> tuple[int | None, int]:
 
 
 def _gone(tx: Connection) -> int:
-    """The position up to which events were really removed. `trimmed` may be higher for a while, because it is committed
-    before the removal."""
+    """The position up to which events were removed. `trimmed` may be higher for a while, because it is committed before
+    the removal."""
     first: int | None = tx.scalar(sa.select(sa.func.min(_feed.position)))
     trimmed = feed.trimmed(tx)
     return trimmed if first is None else min(trimmed, first - 1)

@@ -1,8 +1,8 @@
-"""Timers: time-outs set by an instance of a process. When due, they become events of the feed.
+"""Timers: time-outs that an instance of a process sets. When a timer is due, it becomes an event of the feed.
 
 One transaction locks and removes the timer's row and appends the event, so a timer fires once or is cancelled, never
-both. If an event makes the time-out pointless, the feed decides which of the two is first: events for a finished
-instance are late.
+both. An event that makes the time-out pointless may arrive at the same time. Then the order in the feed decides:
+events for a finished instance are late.
 
 A due timer fires in the dispatcher's next round, so it may be a little late, but never early. Time is the database's.
 """
@@ -89,7 +89,7 @@ def event_type(process: str) -> str:
 
 
 def fire(database: Database) -> int:
-    """Append the events of the timers that are due, and return how many."""
+    """Append the events of the timers that are due, and return the number of events."""
     count = 0
     while True:
         due = database.read(_due)
@@ -110,7 +110,7 @@ def _due(tx: Connection) -> list[_Key]:
         .order_by(_timers.due_at)
         .limit(PAGE)
     )
-    # To be locked in the order of their keys.
+    # Sorted, as rows are locked in the order of their keys.
     return sorted((row.name, row.instance, row.timer) for row in tx.execute(query))
 
 

@@ -4,43 +4,54 @@
 `webhooks`, `consumer_groups` and `processes`, each a module of that name. `batch_facts` caches what never changes of a
 batch. A new verb becomes a method of its noun; its SQL goes into the noun's package in `core`.
 
-Methods block, so they are called from threads. Only acks are queued: `acks.ack` returns a future that is done after the
-commit.
+Methods block, so they are called from threads. Acks are queued: `acks.ack` returns a future that is done after the
+commit. So are the verbs that share transactions: `writes.submit` takes their operations. `reads.submit` reads a batch,
+with others that are read at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from core.acks.combiner import Acks, Combiner, Commit
+from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
 from core.service.batches import BatchService
 from core.service.consumer_groups import ConsumerGroupService
 from core.service.feed import FeedService
 from core.service.processes import ProcessService
+from core.service.reads import MAX_WAITING, ReadService
 from core.service.tallies import TallyService
 from core.service.webhooks import WebhookService
+from core.service.writes import WriteService
 from core.storage import schema
 from core.storage.database import Database
-from core.webhooks.subscriptions import Sender
+from core.webhooks.sender import Sender
 
 
 class Service:
     """Every verb that a client can call. `stop` answers the acks in progress and closes the database's connections.
 
-    `combiner` decides how acks share transactions. `sender` sends webhooks; without one they can't be created or
-    tested.
+    `combiner` decides how acks share transactions, `writes` how other writing verbs do. `sender` sends webhooks;
+    without one they can't be created or tested.
     """
 
     def __init__(
-        self, database: Database, *, combiner: Callable[[Commit], Acks] = Combiner, sender: Sender | None = None
+        self,
+        database: Database,
+        *,
+        combiner: Callable[[Commit], GroupCommit] = Combiner,
+        writes: Callable[[Commit], GroupCommit] = Inline,
+        sender: Sender | None = None,
+        max_waiting_reads: int = MAX_WAITING,
     ) -> None:
         self.database = database
         facts = BatchFacts(database)
         self.acks = AckService(database, facts, combiner)
-        self.batches = BatchService(database, facts, self.acks)
-        self.feed = FeedService(database)
+        self.writes = WriteService(database, self.acks, writes)
+        self.reads = ReadService(database, max_waiting_reads)
+        self.batches = BatchService(database, facts, self.acks, self.writes)
+        self.feed = FeedService(database, self.writes)
         self.tallies = TallyService(database)
         self.webhooks = WebhookService(database, sender)
         self.consumer_groups = ConsumerGroupService(database)
@@ -53,5 +64,7 @@ class Service:
 
     def stop(self) -> None:
         """Answer the acks in progress, accept no more, and close the connections."""
+        self.writes.stop()
+        self.reads.stop()
         self.acks.stop()
         self.database.dispose()

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from core.acks import commit, parents
 from core.acks.call import AckResult, Call, Outcome, Unit, check_width
-from core.acks.combiner import Acks, Commit
 from core.acks.flush import Flushed
-from core.acks.lanes import Deliver, Pending
 from core.batches.batch import Batch
 from core.bits.cache import BitfieldCache
+from core.commits.combiner import Commit, GroupCommit
+from core.commits.lanes import Deliver, Pending
 from core.service.batch_facts import BatchFacts
 from core.storage.database import Database
 
@@ -32,7 +32,7 @@ def _settle(calls: Sequence[Pending]) -> None:
 
 
 class AckService:
-    def __init__(self, database: Database, facts: BatchFacts, combiner: Callable[[Commit], Acks]) -> None:
+    def __init__(self, database: Database, facts: BatchFacts, combiner: Callable[[Commit], GroupCommit]) -> None:
         self._database = database
         self._facts = facts
         self._combiner = combiner(self._commit)
@@ -82,6 +82,10 @@ class AckService:
     def pay(self, *batches: int) -> None:
         """As `pay_parent`, for batches that owe."""
         self._payer.pay(*batches).result()
+
+    def payment(self, batch: int) -> Future[None]:
+        """Start to pay what the batch owes. The future is done when that is paid, or left to the sweep."""
+        return self._payer.pay(batch)
 
     def stop(self) -> None:
         """Answer the calls in progress, and accept no more."""

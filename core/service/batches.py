@@ -11,55 +11,62 @@ from sqlalchemy.engine import Connection
 from core import errors, explain
 from core.acks.call import request_fingerprint
 from core.batches import batch as batches
-from core.batches import group_counts, purge, ranges, repair, verify
+from core.batches import group_counts, purge, ranges, repair, verify, writing
 from core.batches.batch import Batch
 from core.batches.lifecycle import State
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
+from core.service.writes import WriteService
 from core.storage.database import Database
+from lastbit.ids import ItemId
 
 log = structlog.get_logger(__name__)
+
+
+def opening_of(
+    opening: batches.Opening, idempotency_key: str | None = None, *, prefix: str | None = None
+) -> writing.Open:
+    """The operation of `BatchService.open`."""
+    content = b"" if idempotency_key is None else opening.fingerprint()
+    fingerprint = request_fingerprint("open", idempotency_key, content)
+    return writing.Open(opening=opening, idempotency_key=idempotency_key, fingerprint=fingerprint, prefix=prefix)
+
+
+def seal_of(batch: int, idempotency_key: str | None = None) -> writing.Seal:
+    """The operation of `BatchService.seal`."""
+    fingerprint = request_fingerprint("seal", idempotency_key, str(batch).encode())
+    return writing.Seal(batch=batch, fingerprint=fingerprint)
 
 
 class BatchService:
     """Methods that take a batch's id raise `errors.BatchNotFound`."""
 
-    def __init__(self, database: Database, facts: BatchFacts, acks: AckService) -> None:
+    def __init__(self, database: Database, facts: BatchFacts, acks: AckService, writes: WriteService) -> None:
         self._database = database
         self._facts = facts
         self._acks = acks
+        self._writes = writes
 
     def open(
         self, opening: batches.Opening, idempotency_key: str | None = None, *, prefix: str | None = None
     ) -> batches.Opened:
         """`prefix` limits the caller: for it, the keys of others' opens, and others' parents, don't exist. Raises
         `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for an impossible parent."""
-        parent = opening.parent
-        if prefix is not None and parent is not None and self._facts.outside([parent.batch], prefix):
-            raise errors.InvalidRequest("body.parent", f"there is no batch {parent.batch}")
-        fingerprint = request_fingerprint("open", idempotency_key, opening.fingerprint())
-        result = self._database.write(
-            batches.open_batch,
-            opening,
-            idempotency_key,
-            fingerprint,
-            prefix,
-            repeatable=idempotency_key is not None,
-        )
-        self._acks.pay_parent(result.batch)
-        return result
+        if prefix is not None and opening.parent is not None:
+            self.check_parent(opening.parent, prefix)
+        opened: batches.Opened = self._writes.run(opening_of(opening, idempotency_key, prefix=prefix))
+        return opened
 
     def extend(self, batch: int, count: int, idempotency_key: str | None = None) -> batches.Extended:
         """Raises `errors.BatchEnded`, `IdempotencyKeyReused`, `InvalidRequest`."""
-        return self._database.write(
-            batches.extend, batch, count, idempotency_key, repeatable=idempotency_key is not None
+        extended: batches.Extended = self._writes.run(
+            writing.Extend(batch=batch, count=count, idempotency_key=idempotency_key)
         )
+        return extended
 
     def seal(self, batch: int, idempotency_key: str | None = None) -> batches.Sealed:
         """Raises `errors.BatchEnded`."""
-        fingerprint = request_fingerprint("seal", idempotency_key, str(batch).encode())
-        sealed = self._database.write(batches.seal, batch, fingerprint, repeatable=True)
-        self._acks.pay_parent(sealed.batch)
+        sealed: batches.Sealed = self._writes.run(seal_of(batch, idempotency_key))
         return sealed
 
     def cancel(self, batch: int) -> Batch:
@@ -75,6 +82,11 @@ class BatchService:
             if not self._database.write(purge.condemn, batch):
                 raise errors.Unavailable(f"batch {batch} is cancelled, but its parent can't be updated at the moment")
         purge.purge(self._database, batch)
+
+    def check_parent(self, parent: ItemId, prefix: str) -> None:
+        """Raise `errors.InvalidRequest` unless the key of the parent item's batch begins with `prefix`."""
+        if self._facts.outside([parent.batch], prefix):
+            raise errors.InvalidRequest("body.parent", f"there is no batch {parent.batch}")
 
     def check_covered(self, batch: int, prefix: str) -> None:
         """Raise `errors.BatchNotFound` unless the batch's key begins with `prefix`. A key never changes, so the result

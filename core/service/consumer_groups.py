@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from core.consumer_groups import groups, leases
+from core.consumer_groups import details, groups, leases, positions
 from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
 
@@ -25,8 +25,8 @@ class ConsumerGroupService:
         """The consumer groups with a name above `after`, in the order of their names."""
         return self._database.snapshot(groups.page, after, limit)
 
-    def get(self, name: str) -> groups.Details:
-        return self._database.snapshot(groups.get, name)
+    def get(self, name: str) -> details.Details:
+        return self._database.snapshot(details.get, name)
 
     def delete(self, name: str) -> None:
         """Raises `errors.ConsumerGroupInUse`."""
@@ -40,9 +40,9 @@ class ConsumerGroupService:
         self._database.write(leases.leave, group, worker, session, repeatable=True)
 
     def commit(
-        self, fence: groups.Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None
-    ) -> groups.Position:
+        self, fence: positions.Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None
+    ) -> positions.Position:
         """Store a partition's position. Raises `errors.StaleEpoch`."""
         return self._database.write(
-            lambda tx: groups.commit(tx, fence, snapshot, token=token, head=head), repeatable=True
+            lambda tx: positions.commit(tx, fence, snapshot, token=token, head=head), repeatable=True
         )

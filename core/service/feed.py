@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from sqlalchemy.engine import Connection
-
-from core import feed
-from core.consumer_groups import groups
+from core import feed, writes
+from core.consumer_groups import positions
+from core.service.writes import WriteService
 from core.storage.database import Database
 
 
 class FeedService:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, write_service: WriteService) -> None:
         self._database = database
+        self._writes = write_service
 
-    def append(self, events: Sequence[feed.NewEvent], fence: groups.Fence | None = None) -> list[feed.Appended]:
+    def append(self, events: Sequence[feed.NewEvent], fence: positions.Fence | None = None) -> list[feed.Appended]:
         """Append the events; returns the position of each. With a `fence`, only if it holds: raises
         `errors.StaleEpoch`, `ConsumerGroupNotFound`."""
 
-        def write(tx: Connection) -> list[feed.Appended]:
-            if fence is not None:
-                groups.fence(tx, fence.group, fence.partition, fence.worker, fence.epoch)
-            return feed.append_once(tx, events)
-
-        return self._database.write(write, repeatable=True)
+        appended: list[feed.Appended] = self._writes.run(writes.Append(events=events, fence=fence))
+        return appended
 
     def read(
         self,

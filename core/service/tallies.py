@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy.engine import Connection
 
 from core import tallies
-from core.consumer_groups import groups
+from core.consumer_groups import positions
 from core.storage.database import Database
 
 
@@ -15,13 +15,15 @@ class TallyService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def apply(self, tally: str, entries: Sequence[tallies.Entry], fence: groups.Fence | None = None) -> tallies.Applied:
+    def apply(
+        self, tally: str, entries: Sequence[tallies.Entry], fence: positions.Fence | None = None
+    ) -> tallies.Applied:
         """Apply all entries or none. With a `fence`, only if it holds. Raises `errors.InvalidRequest`, `OutOfOrder`,
         `StaleEpoch`, `ConsumerGroupNotFound`."""
 
         def write(tx: Connection) -> tallies.Applied:
             if fence is not None:
-                groups.fence(tx, fence.group, fence.partition, fence.worker, fence.epoch)
+                positions.fence(tx, fence.group, fence.partition, fence.worker, fence.epoch)
             return tallies.apply(tx, tally, entries)
 
         return self._database.write(write, repeatable=True)

@@ -9,8 +9,9 @@ from sqlalchemy.engine import Connection
 from core import errors
 from core.batches import batch as batches
 from core.storage.database import Database
-from core.webhooks import subscriptions
-from core.webhooks.subscriptions import Progress, Sender
+from core.webhooks import delivery_log, subscriptions
+from core.webhooks.delivery_log import Progress
+from core.webhooks.sender import Sender, SendResult
 
 
 class WebhookService:
@@ -37,25 +38,25 @@ class WebhookService:
 
     def deliveries(
         self, webhook: int, state: Progress | None, before: int | None, limit: int
-    ) -> tuple[list[subscriptions.Delivery], int | None]:
+    ) -> tuple[list[delivery_log.Delivery], int | None]:
         """The newest deliveries of events at positions below `before`, and the `before` of the next page."""
-        return self._database.snapshot(subscriptions.log, webhook, state, before, limit)
+        return self._database.snapshot(delivery_log.log, webhook, state, before, limit)
 
-    def deliveries_of_batch(self, batch: int) -> list[subscriptions.Delivery]:
+    def deliveries_of_batch(self, batch: int) -> list[delivery_log.Delivery]:
         """Raises `errors.BatchNotFound`."""
 
-        def read(tx: Connection) -> list[subscriptions.Delivery]:
+        def read(tx: Connection) -> list[delivery_log.Delivery]:
             batches.get(tx, batch)
-            return subscriptions.of_batch(tx, batch)
+            return delivery_log.of_batch(tx, batch)
 
         return self._database.snapshot(read)
 
     def redeliver(self, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
         """Returns the number of deliveries that are due again. Raises `errors.WebhookDisabled`, `PositionTrimmed`,
         `InvalidRequest`."""
-        return subscriptions.redeliver(self._database, webhook, position=position, event=event)
+        return delivery_log.redeliver(self._database, webhook, position=position, event=event)
 
-    def test(self, webhook: int) -> tuple[str, subscriptions.SendResult]:
+    def test(self, webhook: int) -> tuple[str, SendResult]:
         """Send a test event. Returns its id and the receiver's response."""
         return subscriptions.test(self._database, self._require_sender(), webhook)
 

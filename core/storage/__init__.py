@@ -1,10 +1,10 @@
 """The database: connections, transactions, errors of drivers, and the version of the schema.
 
-`database` begins, commits, rolls back and retries; nothing else does. `dialects` has a file for each database with all
-that differs between them, and `engines` what their connection pools have in common. `faults` classifies the drivers'
-errors, `continuity` notices that a connection leads to another database, `galera` has what a cluster needs.
-`statements` sends several statements at once, `limits` bounds a page in bytes, `schema` migrates, and `checks` reports
-what is unsafe about a database.
+Only `database` begins, commits, rolls back and retries transactions. `dialects` has the differences between databases,
+one file per database, and `engines` the code that their connection pools share. `faults` classifies the drivers'
+errors. `continuity` detects that a connection leads to another database. `galera` has the additions for clusters.
+`statements` sends several statements at once, `limits` limits a page in bytes, `schema` migrates, and `checks` reports
+unsafe settings of a database.
 
 The other packages work with a transaction, and never ask which database they use.
 """

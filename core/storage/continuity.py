@@ -1,14 +1,13 @@
 """Detects that a connection may lead to another database, or to an older state of this one. Caches are then invalid.
 
-A database that comes back may lack commits: it was restored from a backup, its machine crashed before its disk was
-flushed, or another server took over that lagged behind. Its rows don't show that. So everything that was read is in
-doubt
+After an outage, a database may lack commits: it was restored from a backup, its machine crashed before its disk was
+flushed, or a replica that lagged behind took over. Its rows don't show that. So all cached data is in doubt
 
 * when a connection breaks, or is discarded because its server is read-only or not in its cluster;
 * when a new connection leads to another server, another file, or the same server after a restart. This check is needed
   because connections that are replaced for their age don't break, even if the server was restarted.
 
-A further connection to the same server, not restarted since, raises no doubt.
+Another connection to the same server, not restarted since, raises no doubt.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Origin = tuple[Any, ...]
 """Identifies the server or file behind a connection."""
 
 _NAMES: Final = ("hostname", "port", "server_id", "server_uid", "server_uuid")
-"""Each server has some of these."""
+"""Variables that identify a server. Each kind of server has some of these."""
 
 
 def server(driver: Any) -> Origin:

@@ -109,7 +109,8 @@ class Database:
                 if trouble.fault is errors.Fault.OUTAGE:
                     outages += 1
                     if outages > 3 or (trouble.committing and not repeatable):
-                        raise errors.Unavailable(faults.outage(trouble.cause)) from trouble.cause
+                        kind = errors.OutcomeUnknown if trouble.committing else errors.Unavailable
+                        raise kind(faults.outage(trouble.cause)) from trouble.cause
                 elif trouble.fault is errors.Fault.LOCK_WAIT:
                     timeouts += 1
                     if timeouts > lock_waits:

@@ -1,4 +1,4 @@
-"""How engines pool and replace connections, whatever the database."""
+"""Pooling and replacing connections, for all databases."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ def pool(connections: int) -> dict[str, Any]:
 
 
 def replace_old_connections(engine: Engine) -> None:
-    """Replace connections that are older than `MOST_AGE` or were idle for `MOST_IDLE`; after one was found broken, also
-    all that were made before.
+    """Replace connections that are older than `MOST_AGE` or were idle for `MOST_IDLE`. When a connection breaks, also
+    replace all connections that were made before.
 
-    SQLAlchemy can do both, but by the wall clock. If that clock was ahead when a connection broke, and was then
-    corrected, SQLAlchemy would mistake every new connection for an old one, and each transaction would make its own
-    until the clock had caught up.
+    SQLAlchemy can do both, but it uses the wall clock. If that clock was ahead when a connection broke, and was then
+    corrected, SQLAlchemy would treat every new connection as an old one. Until the clock had caught up, each
+    transaction would make a new connection.
     """
     breakage = -math.inf
 
     @sa.event.listens_for(engine, "connect")
-    def made(_: object, record: ConnectionPoolEntry) -> None:
+    def record_creation(_: object, record: ConnectionPoolEntry) -> None:
         record.info[_MADE] = record.info[_USED] = time.monotonic()
 
     @sa.event.listens_for(engine, "checkin")
-    def given_back(_: object, record: ConnectionPoolEntry) -> None:
+    def record_return(_: object, record: ConnectionPoolEntry) -> None:
         record.info[_USED] = time.monotonic()
 
     @sa.event.listens_for(engine, "handle_error")
-    def look(trouble: ExceptionContext) -> None:
+    def record_breakage(context: ExceptionContext) -> None:
         nonlocal breakage
-        if trouble.is_disconnect and trouble.connection is not None and not trouble.connection.invalidated:
-            trouble.invalidate_pool_on_disconnect = False
-            # Connections of the same age break together: the first one found broken condemns them all.
-            if trouble.connection.info[_MADE] > breakage:
+        if context.is_disconnect and context.connection is not None and not context.connection.invalidated:
+            context.invalidate_pool_on_disconnect = False
+            # All connections that were made before probably broke at the same time.
+            if context.connection.info[_MADE] > breakage:
                 breakage = time.monotonic()
 
     @sa.event.listens_for(engine, "checkout")
-    def check(_: object, record: ConnectionPoolEntry, __: object) -> None:
+    def check_age(_: object, record: ConnectionPoolEntry, __: object) -> None:
         created, now = record.info[_MADE], time.monotonic()
         if record.info[_USED] == created:
-            return  # a new connection; SQLAlchemy raises an error when one is refused twice in a row
+            return  # a new connection; SQLAlchemy raises an error if connections are refused twice in a row
         if created <= breakage or now - created > MOST_AGE or now - record.info[_USED] > MOST_IDLE:
             raise sa.exc.DisconnectionError("it may be broken")  # the pool makes a new one

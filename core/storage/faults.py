@@ -1,4 +1,4 @@
-"""Classifies database errors: conflicts are expected and retried quickly, outages seldom."""
+"""Classifies database errors. Conflicts are expected and are retried at once; outages are retried rarely."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from core.errors import Fault
 
-# Deadlock (Galera's certification failures use its number), record changed since last read, rolled back by group
-# replication. Even at a COMMIT these mean that nothing was committed.
+# Deadlock (also used for Galera's certification failures), record changed since last read, rolled back by group
+# replication. Even if a COMMIT fails with these, nothing was committed.
 _CONFLICTS: Final = {1213, 1020, 3101}
 # The last one: a statement exceeded the time limit that `statements.run` sets for locking reads.
 _LOCK_WAITS: Final = {1205, 3572, 1969}
 _SQLITE_OUTAGE: Final = {
-    # Busy is an outage, not a lock wait: the one lock of the file blocks every writer, not only those of one row.
+    # BUSY is an outage, not a lock wait: the only lock of the file blocks all writers, not only those of one row.
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_IOERR,
@@ -34,10 +34,10 @@ _OUTAGES: Final = {
     *(1180, 1317),
 }
 _ELSEWHERE: Final = {1047, 1180, 1290, 1792, 1836}
-"""The node is outside its cluster, or the server is read-only: another server may accept the statement."""
+"""The node is not part of its cluster, or the server is read-only. Another server may accept the statement."""
 
 _DONE_ALREADY: Final = {
-    # the table, column, index or row exists; the one to be dropped doesn't
+    # the table, column, index or row exists already; the column or table to drop doesn't exist
     *(1050, 1060, 1061, 1062),
     *(1051, 1091),
 }
@@ -80,12 +80,12 @@ def is_lost(error: Exception) -> bool:
 
 
 def is_elsewhere(error: BaseException) -> bool:
-    """Whether another server behind the same address may be able to do what this one can't now."""
+    """Whether another server behind the same address may accept a statement that this one refuses now."""
     return isinstance(error, DBAPIError) and _mysql_code(error) in _ELSEWHERE
 
 
 def classify(error: BaseException) -> Fault | None:
-    """Classify a driver's error; None if it is a bug of ours."""
+    """Classify a driver's error. None: the error is a bug in this code."""
     if isinstance(error, BeginAgain):
         return Fault.CONFLICT
     if isinstance(error, PoolTimeout):
@@ -106,8 +106,8 @@ def classify(error: BaseException) -> Fault | None:
 
 
 def outage(cause: BaseException) -> str:
-    """The message for a client about an outage. It leaves out the driver's text, which may name hosts and users."""
+    """The message for clients about an outage. It omits the driver's text, which may contain hosts and users."""
     if isinstance(cause, PoolTimeout):
         return "all database connections are busy"
     code = _mysql_code(cause) if isinstance(cause, DBAPIError) else None
-    return "the database can't be reached or takes no writes now" + (f" (its error {code})" if code else "")
+    return "the database can't be reached or accepts no writes now" + (f" (its error {code})" if code else "")

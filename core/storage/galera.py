@@ -1,15 +1,15 @@
-"""Galera, a cluster of servers that all accept writes: session settings, and how a locked row protects a decision.
+"""Galera, a cluster of servers that all accept writes: session settings, and the certification of locked rows.
 
 On one server, `SELECT … FOR UPDATE` keeps a row from all other transactions until the commit. In a cluster, a lock
 holds only on its own node. Conflicting writes on other nodes are detected at the commit, by certification: of two
 transactions that *wrote* the same row, the later one is rolled back on all nodes, with a deadlock error. Rows that were
-locked but not written are not certified. When a decision depends on such a row, `guard` has it certified (decision 0013
-goes through all transactions).
+locked but not written are not certified. When a decision depends on such a row, `guard` makes Galera certify it
+(decision 0013 examines all transactions).
 
 Each node applies the others' commits with a short delay. So before the first statement of a transaction, a session
 waits until its node has applied all earlier commits (`wsrep_sync_wait`). Otherwise the ids of a recent extend could be
-unknown on another node. Later statements of the transaction don't wait, so they may read old data. A transaction that
-decides by such data must write the row it read, or guard it.
+unknown on another node. Later statements of the transaction don't wait, so they may read old data. A transaction whose
+decision depends on such data must write the row it read, or guard it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 SYNC_WAIT: Final = 7
-"""Before SELECT and BEGIN (1), UPDATE and DELETE (2), INSERT and REPLACE (4): all statements that a transaction can
-begin with."""
+"""Wait before SELECT and BEGIN (1), UPDATE and DELETE (2), INSERT and REPLACE (4): all statements that can begin a
+transaction."""
 _MEMBER: Final = "lastbit.cluster"
-"""The key in a connection's `info` for whether its server is a node of a cluster."""
+"""The key in a connection's `info`. The value is whether its server is a node of a cluster."""
 
 
 def prepare(driver: Any, info: dict[str, Any]) -> None:
-    """Find out whether a new connection leads to a node, and set up the session for it."""
+    """Check whether a new connection leads to a node, and if so set up its session."""
     with contextlib.closing(driver.cursor()) as cursor:
         cursor.execute("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'")
         info[_MEMBER] = any(value == "ON" for _, value in cursor.fetchall())
@@ -42,11 +42,10 @@ def is_node(tx: Connection) -> bool:
 
 
 def guard(tx: Connection, column: sa.Column[int], *row: sa.ColumnElement[bool]) -> None:
-    """Have a locked row certified as if it were written, without changing it. Does nothing on a single server, where
-    the lock is enough."""
+    """Make Galera certify a locked row as if it were written, without changing it. Does nothing on a single server,
+    where the lock is enough."""
     if not is_node(tx):
         return
-    # An UPDATE that changes nothing isn't written, so the value goes up and down again. Both changes are in the write
-    # set.
+    # An UPDATE without a change isn't in the write set, so the value is increased and decreased again.
     for step in (1, -1):
         tx.execute(sa.update(column.table).where(*row).values({column.name: column + step}))

@@ -1,4 +1,4 @@
-"""Limits pages in bytes too: a thousand rows may have 64 KiB each."""
+"""Limits the bytes of a page: a thousand rows may have 64 KiB each."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 BYTES: Final = 8 * 2**20
-"""Bytes of clients' text on a page. A page has at least one row, however large."""
+"""Maximum bytes of clients' text on a page. A page always has at least one row, even a larger one."""
 
 T = TypeVar("T")
 
 
 def within(rows: Iterable[T], size: Callable[[T], int], limit: int, most: int | None = None) -> tuple[list[T], bool]:
-    """The first rows, at most `limit` and about `most` bytes of them; whether it stopped at a limit, so that there may
-    be more."""
+    """The first rows, at most `limit` of them and about `most` bytes; and whether a limit was reached, so that there
+    may be more."""
     most = BYTES if most is None else most
     page: list[T] = []
     size_so_far = 0
@@ -30,8 +30,8 @@ def within(rows: Iterable[T], size: Callable[[T], int], limit: int, most: int | 
 def stepwise(
     read: Callable[[T | None, int], Sequence[T]], size: Callable[[T], int], *, first: int = 100, most: int | None = None
 ) -> Iterator[T]:
-    """All rows of `read(last, count)`, which reads `count` rows after `last`: a few at first, then more at a time if
-    the rows are small. Drivers keep all rows of a statement in memory."""
+    """All rows of `read(last, count)`, which reads `count` rows after `last`. Reads a few at first, and then more at a
+    time if the rows are small, as drivers keep all rows of a statement in memory."""
     most = BYTES if most is None else most
     last: T | None = None
     count = first

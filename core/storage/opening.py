@@ -1,9 +1,8 @@
-"""A database as programs open it. Each failure is one sentence: host, database and user, what is wrong, what to do."""
+"""Opens a database for a program. Each failure is one sentence with host, database, user, the cause, and advice."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,8 +37,8 @@ def opened(url: str) -> Iterator[Database]:
 
 
 def check_privileges(database: Database) -> None:
-    """Raise `errors.Misconfigured` if the account may not write to a table. Other errors are left to the calls that
-    meet them: a server that takes no writes now may take them later."""
+    """Raise `errors.Misconfigured` if the account may not write to a table. Other errors are ignored here: a server
+    that accepts no writes now may accept them later."""
     if database.is_embedded:
         return
     with database.connection() as connection, connection.begin():
@@ -53,7 +52,7 @@ def check_privileges(database: Database) -> None:
 
 
 def explain(database: Database, error: DBAPIError) -> tuple[str, str]:
-    """What is wrong, with host, database and user, and what to do."""
+    """The cause, with host, database and user, and the advice."""
     if database.is_embedded:
         return _of_file(Path(database.url.database or "").absolute(), error)
     return _of_server(database.url, error)
@@ -97,9 +96,8 @@ def _of_server(url: sa.URL, error: DBAPIError) -> tuple[str, str]:
 
 
 def _quoted(name: str) -> str:
-    """The database's name as it stands in a statement."""
-    is_plain = re.fullmatch(r"[A-Za-z_][0-9A-Za-z_]*", name)
-    return name if is_plain else "`" + name.replace("`", "``") + "`"
+    """The database's name, quoted as an identifier."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _of_file(path: Path, error: DBAPIError) -> tuple[str, str]:
@@ -107,12 +105,12 @@ def _of_file(path: Path, error: DBAPIError) -> tuple[str, str]:
     if code == sqlite3.SQLITE_NOTADB:
         return f"{path} is not an SQLite database", "name another file in LASTBIT_DATABASE_URL or --database-url"
     if not path.parent.is_dir():
-        return f"the folder {path.parent} for the SQLite file doesn't exist", "create it, or name another"
+        return f"the folder {path.parent} for the SQLite file doesn't exist", "create it, or choose another folder"
     if path.is_dir():
-        return f"{path} is a folder, not an SQLite file", "name a file in it"
+        return f"{path} is a folder, not an SQLite file", "choose a file in it"
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
         return (
             f"the SQLite file {path} can't be opened for writing",
-            "let this process's user write to it and to its folder",
+            "give this process's user write access to it and to its folder",
         )
     return f"the SQLite file {path} can't be used: {error.orig}", "check the disk and the file's permissions"

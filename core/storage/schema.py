@@ -1,8 +1,8 @@
-"""The version of the schema, and migrations, which use Alembic and are in `migrations/`.
+"""The version of the schema, and its migrations, which use Alembic and are in `migrations/`.
 
 After each migration the previous release still works, so that old and new code can run side by side during an upgrade,
 and the old code can be restored. A *newer* schema records in `tables.schema_support` whether it still supports this
-code (decision 0014). An older one never does.
+code (decision 0014). An older schema never supports newer code.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _config() -> Config:
 
 
 @cache
-def _known() -> tuple[str, frozenset[str]]:
-    """The newest revision that this code knows, and all that it knows."""
+def _revisions() -> tuple[str, frozenset[str]]:
+    """The newest revision that this code knows, and all revisions that it knows."""
     script = ScriptDirectory.from_config(_config())
     head = script.get_current_head()
     assert head is not None
@@ -48,7 +48,7 @@ def _known() -> tuple[str, frozenset[str]]:
 
 def newest() -> str:
     """The newest revision that this code knows."""
-    return _known()[0]
+    return _revisions()[0]
 
 
 def current(tx: Connection) -> str | None:
@@ -59,26 +59,26 @@ def current(tx: Connection) -> str | None:
 def check(tx: Connection) -> None:
     """Raise `errors.Misconfigured` if the schema is missing, older than this code, or no longer supports it."""
     revision = current(tx)
-    newest_known, all_known = _known()
+    newest_known, all_known = _revisions()
     if revision is None or (revision in all_known and revision != newest_known):
         state = "no schema" if revision is None else f"the schema of revision {revision}"
         migration = programs.command("api", "migrate")
         account = "" if dialects.of(tx).is_embedded else ", with the account that may change the schema"
         raise errors.Misconfigured(
-            f"the database has {state}, this release needs revision {newest_known}: run `{migration}`{account}, and "
-            "start again"
+            f"the database has {state}, but this release needs revision {newest_known}: run `{migration}`{account}, "
+            "and start again"
         )
     # Even if the revision is ours: a migration first withdraws support for older releases, then changes the schema.
     oldest = tx.scalar(sa.select(tables.schema_support.c.oldest))
     if oldest not in all_known:
         raise errors.Misconfigured(
-            f"the database has the schema of revision {revision}, which serves releases that know revision {oldest}, "
-            f"and this one knows {newest_known} at most: run a release that does, or restore a backup from before"
+            f"the database has the schema of revision {revision}, which requires a release that knows revision "
+            f"{oldest}, but this one knows at most {newest_known}: use a newer release, or restore an earlier backup"
         )
 
 
 def empty_writes() -> Iterator[tuple[sa.Table, sa.Executable]]:
-    """Statements that change no row of a table, but that only an account which may write to it can execute."""
+    """Statements that change no row of a table, but require the privilege to write to it."""
     for table in tables.metadata.sorted_tables:
         column = next(iter(table.primary_key.columns))
         no_row = sa.false()
@@ -101,7 +101,7 @@ def migrate(database: Database, revision: str = "head") -> None:
             return
         # On MariaDB, DDL commits implicitly, so a named lock keeps two processes from migrating at once.
         if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)").scalar() != 1:
-            raise errors.Unavailable("another migration of this database is under way")
+            raise errors.Unavailable("another migration of this database is in progress")
         try:
             _migrate_under_load(connection, revision)
         finally:
@@ -110,8 +110,8 @@ def migrate(database: Database, revision: str = "head") -> None:
 
 
 def finish(database: Database) -> None:
-    """Withdraw support for releases before this one: none of them runs any more, and none will. From then on, data that
-    they don't understand may be written. Raises what `check` does."""
+    """Withdraw support for releases before this one. None of them may run any more. From then on, the service may write
+    data that they don't understand. Raises the same errors as `check`."""
 
     def mark(tx: Connection) -> None:
         check(tx)
@@ -143,7 +143,7 @@ def _migrate_under_load(connection: Connection, revision: str) -> None:
     except DBAPIError as error:
         if faults.classify(error) is errors.Fault.LOCK_WAIT:
             raise errors.LockTimeout(
-                f"a table is in use for more than {PATIENCE} s by a long transaction, such as a dump: end it, or wait "
+                f"a long transaction, such as a dump, has used a table for more than {PATIENCE} s: end it, or wait "
                 "for its end, and migrate again; nothing is lost"
             ) from error
         raise
@@ -155,8 +155,8 @@ def _migrate_under_load(connection: Connection, revision: str) -> None:
 
 def _migrate(connection: Connection, revision: str) -> None:
     before = current(connection)
-    if before is not None and before not in _known()[1]:
-        return  # from a newer release; `check` decides whether it supports this one
+    if before is not None and before not in _revisions()[1]:
+        return  # the schema is from a newer release; `check` decides whether it supports this one
     config = _config()
     config.attributes["connection"] = connection
     if revision == "head" or before is None or not _is_behind(revision, before):

@@ -20,12 +20,28 @@ from core.storage.dialects import Rows
 T = TypeVar("T")
 
 LIST: Final = 500
-"""Values in one IN list: MariaDB turns a longer one into a subquery."""
+"""Maximum values in one IN list. MariaDB turns a longer list into a subquery."""
+TEXT: Final = 500_000
+"""Approximate characters of the rows in one INSERT: half of the smallest default limit of a server."""
 
 
 def chunks(values: list[T], size: int) -> Iterator[list[T]]:
     for start in range(0, len(values), size):
         yield values[start : start + size]
+
+
+def packets(rows: Sequence[str]) -> Iterator[list[str]]:
+    """The VALUES of rows, in parts for one INSERT each."""
+    part: list[str] = []
+    size = 0
+    for row in rows:
+        if part and size + len(row) > TEXT:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += len(row)
+    if part:
+        yield part
 
 
 def run(tx: Connection, *statements: str) -> list[Rows]:
@@ -39,8 +55,25 @@ def run(tx: Connection, *statements: str) -> list[Rows]:
     return dialects.of(tx).run(tx, statements)
 
 
+class Answer:
+    """The rows of a query that may not have been executed yet."""
+
+    __slots__ = ("_pipeline", "_rows")
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._rows: Rows | None = None
+
+    def rows(self) -> Rows:
+        """The rows; executes the waiting statements if the query is one of them."""
+        if self._rows is None:
+            self._pipeline.flush()
+        assert self._rows is not None
+        return self._rows
+
+
 class Pipeline:
-    """Statements of one transaction in few round trips: writes wait for the next query, and share its round trip.
+    """Sends the statements of one transaction in few round trips: they wait until the rows of one are needed.
 
     Raises `faults.BeginAgain` if a statement inserts a row that another transaction has inserted first.
     """
@@ -50,31 +83,45 @@ class Pipeline:
 
     def __init__(self, tx: Connection) -> None:
         self.tx = tx
-        self._waiting: list[str] = []
+        self._waiting: list[tuple[str, Answer | None]] = []
 
     def later(self, *statements: str) -> None:
         """Execute the statements in the next round trip, in order. Those that don't fit into it are executed now."""
-        self._waiting += statements
-        while len(self._waiting) > 1 and sum(map(len, self._waiting)) > self.PACKET:
-            self._run(self._waiting.pop(0))
+        self._add([(statement, None) for statement in statements])
+
+    def query(self, *queries: str) -> list[Answer]:
+        """Execute the queries in the next round trip, as `later` does. Returns an answer for each."""
+        answers = [Answer(self) for _ in queries]
+        self._add(list(zip(queries, answers, strict=True)))
+        return answers
 
     def ask(self, *queries: str) -> list[Rows]:
         """Execute the waiting statements and these queries in one round trip. Returns the rows of the queries."""
-        statements, self._waiting = [*self._waiting, *queries], []
-        return self._run(*statements)[len(statements) - len(queries) :]
+        answers = self.query(*queries)
+        self.flush()
+        return [answer.rows() for answer in answers]
 
     def flush(self) -> None:
         """Execute the waiting statements."""
         if self._waiting:
-            self.ask()
+            statements, self._waiting = self._waiting, []
+            self._run(statements)
 
-    def _run(self, *statements: str) -> list[Rows]:
+    def _add(self, statements: list[tuple[str, Answer | None]]) -> None:
+        self._waiting += statements
+        while len(self._waiting) > 1 and sum([len(text) for text, _ in self._waiting]) > self.PACKET:
+            self._run([self._waiting.pop(0)])
+
+    def _run(self, statements: Sequence[tuple[str, Answer | None]]) -> None:
         try:
-            return run(self.tx, *statements)
+            results = run(self.tx, *[text for text, _ in statements])
         except IntegrityError as error:
             if faults.is_duplicate(error):
                 raise faults.BeginAgain from error
             raise
+        for (_, answer), rows in zip(statements, results, strict=True):
+            if answer is not None:
+                answer._rows = rows
 
 
 def select(tx: Connection, columns: Sequence[str], rest: str, expected: int) -> str:

@@ -1,8 +1,9 @@
 """Webhooks: subscriptions to the feed, and the delivery of its events.
 
-`subscriptions` has the webhooks, the log of their deliveries and the signed message. `deliveries` plans, claims and
-records deliveries; the dispatcher calls it. `addresses` decides where a webhook may lead, `backoff` when a delivery is
-tried again, `replicas` how dispatchers share the work.
+`subscriptions` has the webhooks. `deliveries` plans, claims and records deliveries; the dispatcher calls it.
+`delivery_log` lists deliveries with their attempts, and makes them due again. `message` builds the signed request.
+`addresses` checks a webhook's URL and addresses, `backoff` computes the time of the next attempt, and `replicas` shares
+the work among dispatchers.
 
-Sending itself is outside of core: `senders` implements `subscriptions.Sender`.
+Sending itself is outside of core: `senders` implements `sender.Sender`.
 """

@@ -1,5 +1,5 @@
-"""Decides where webhooks may lead. A client that can create a webhook makes this service send requests. They must not
-reach its own machine, its private network, or the cloud's metadata address.
+"""Checks the URLs and addresses of webhooks. A client that can create a webhook can make this service send requests.
+They must not reach the service's own machine, its private network, or the cloud's metadata address.
 
 Both checks are pure. `parse` checks the URL's syntax so strictly that no two parsers can read it differently.
 `is_public` checks one address. The sender resolves the name, checks *every* address, and connects to one of these
@@ -21,7 +21,7 @@ reveal details of our network."""
 
 
 class Unfit(Exception):  # shown to clients and logged, so it names no address
-    """The webhook may not be sent there."""
+    """The service may not send webhooks to this URL or address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Target:
     port: int
     path: str
     authority: str
-    """As the Host header has it."""
+    """The value of the Host header."""
 
 
 _NAME: Final = re.compile(r"(?=.{1,254}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", re.IGNORECASE)
 _NUMERIC: Final = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
-"""Its last label is a number: an IPv4 address in one of its spellings, never a name."""
+"""Hosts whose last label is a number: they are IPv4 addresses in some notation, never names."""
 
 
 def parse(url: str) -> Target:
@@ -70,7 +70,7 @@ def parse(url: str) -> Target:
 
 
 def _address(kind: type[IPv4Address] | type[IPv6Address], host: str) -> None:
-    """Require the usual form of an address: parsers disagree about `127.1`, `0x7f.1` or `2130706433`."""
+    """Raise `Unfit` unless the address has its usual form: parsers disagree about `127.1`, `0x7f.1`, `2130706433`."""
     try:
         kind(host)
     except ValueError:
@@ -90,7 +90,7 @@ _IPV4: Final = tuple(
 """Special-purpose addresses, from the IANA registry: this network, private, carrier-grade NAT, loopback, link-local,
 protocols, documentation, 6to4 relays, benchmarks, multicast, reserved and broadcast."""
 _GLOBAL_UNICAST: Final = ip_network("2000::/3")
-"""All public IPv6 addresses. Outside it are loopback, link-local, unique local, multicast, IPv4-mapped, NAT64."""
+"""Contains all public IPv6 addresses, but not loopback, link-local, unique local, multicast, IPv4-mapped and NAT64."""
 _IPV6: Final = tuple(ip_network(network) for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
 """Special purposes within it: protocols and Teredo, documentation, 6to4 (which can embed any IPv4 address)."""
 

@@ -1,23 +1,22 @@
-"""Deliveries: from the feed to the receivers, at least once each.
+"""Deliveries: events of the feed are sent to the receivers, at least once each.
 
-Three steps, each a transaction of its own, with no transaction open while something is sent:
+A delivery has three steps, each in a separate transaction. No transaction is open while something is sent:
 
-* *plan*: the events above a webhook's position become its deliveries, and the position moves up, in one transaction
-  under the webhook's row lock. Positions of the feed have no gaps, so a page is a span of them. (webhook, position) is
-  also unique.
+* *plan*: the events after a webhook's position become its deliveries, and the position advances, in one transaction
+  under the webhook's row lock. Positions of the feed have no gaps, so a page is a range of positions. (webhook,
+  position) is also unique.
 * *claim*: one UPDATE gives due deliveries a random token and a lease, by setting `due_at` in the future. It checks
-  again that they are due, so when two dispatchers select the same one, only the first claims it. Time is the
+  again that they are due, so when two dispatchers select the same delivery, only the first claims it. Time is the
   database's.
-* *record*: the attempt is logged, and the delivery's state changes if it still has the token.
+* *record*: the attempt is logged, and the delivery's state changes if it still has the claim's token.
 
-When the database's clock is set back, no delivery waits until it catches up (`bring_closer`).
+When the database's clock is set back, no delivery waits until the clock has caught up (`bring_closer`).
 
 If a dispatcher is killed between sending and recording, its claim expires and the event is sent again with the same
 webhook-id. That is why delivery is "at least once", and receivers must recognize repeats by the id.
 
-An event that a webhook has still to plan or send is not trimmed (`needed`). `needed` reads the webhooks' positions
-before their pending deliveries: an event that is planned in between counts in the first, and perhaps also in the
-second.
+An event that must still be planned or sent for a webhook is not trimmed (`needed`). `needed` reads the webhooks'
+positions before their pending deliveries, so it can't miss an event that is planned in between.
 """
 
 from __future__ import annotations
@@ -36,10 +35,12 @@ from core import feed, tables
 from core.storage.database import Database
 from core.webhooks import subscriptions
 from core.webhooks.backoff import Backoff
-from core.webhooks.subscriptions import Progress, SendResult, State
+from core.webhooks.delivery_log import Progress
+from core.webhooks.sender import SendResult
+from core.webhooks.subscriptions import State
 
 PAGE: Final = 500
-"""Positions of the feed that one transaction plans."""
+"""Maximum positions of the feed that one transaction plans."""
 CANDIDATES: Final = 64
 """Due deliveries from which a claim chooses at random, so that dispatchers seldom choose the same ones."""
 PARTITIONS: Final = 64
@@ -70,7 +71,7 @@ class Claim:
 
 
 def behind(tx: Connection) -> list[int]:
-    """The webhooks that have events to plan."""
+    """The ids of the webhooks that have events to plan."""
     head = sa.select(_head.position).scalar_subquery()
     return list(
         tx.scalars(
@@ -130,10 +131,10 @@ def claim(
     share: int,
     partitions: Collection[int] | None = None,
 ) -> tuple[list[Claim], int]:
-    """Claim at most `limit` due deliveries, and of each webhook at most its `room`, by default `share`. With
+    """Claim at most `limit` due deliveries, and of each webhook at most its `room` (default: `share`). With
     `partitions`, claim only deliveries in these partitions, and overdue ones.
 
-    Due deliveries of disabled or deleted webhooks become dead; the second value is how many.
+    Returns the claims, and the number of due deliveries of disabled or deleted webhooks, which become dead.
     """
     now = _now(tx)
     due = sa.and_(*_due(now))
@@ -186,8 +187,8 @@ def claim(
 
 
 def record(tx: Connection, claim: Claim, answer: SendResult, backoff: Backoff, chance: float) -> Progress | None:
-    """Log the attempt and update the delivery. Return its new state; None if another dispatcher has claimed it since,
-    or if it was removed."""
+    """Log the attempt and update the delivery. Return its new state, or None if another dispatcher has claimed the
+    delivery since, or if it was removed."""
     row = tx.execute(
         sa.select(_deliveries.token, _deliveries.attempts).where(_deliveries.id == claim.delivery).with_for_update()
     ).first()
@@ -224,8 +225,8 @@ def record(tx: Connection, claim: Claim, answer: SendResult, backoff: Backoff, c
 
 
 def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> None:
-    """After the database's clock went back: what is pending is due no later than if it had been planned, claimed or
-    failed now. May be repeated."""
+    """Correct due times after the database's clock was set back: no pending delivery is due later than if it had been
+    planned, claimed or failed now. May be repeated."""
     now = _now(tx)
     is_claimed = _deliveries.token.is_not(None)
     tx.execute(
@@ -244,7 +245,8 @@ def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> None:
 
 
 def needed(tx: Connection) -> int | None:
-    """The lowest position that a webhook still has to plan or send. The order of the two reads matters, see above."""
+    """The lowest position that must still be planned or sent for a webhook; None if there is none. The order of the two
+    reads matters (see the module)."""
     position: int | None = tx.scalar(sa.select(sa.func.min(_webhooks.position)).where(_webhooks.state == State.ACTIVE))
     pending: int | None = tx.scalar(
         sa.select(_deliveries.position)

@@ -1,10 +1,10 @@
-"""The replicas of the dispatcher share their work through an internal consumer group.
+"""Shares the work among replicas of the dispatcher, through an internal consumer group.
 
-Each delivery is in a partition, by its id. Each replica claims deliveries from the partitions that it owns, so that
-replicas don't compete for the same ones. Correctness doesn't depend on it: tokens protect the claims, any replica may
+Each delivery is in a partition, by its id. Each replica claims deliveries in the partitions that it owns, so that
+replicas don't compete for the same ones. Correctness doesn't depend on this: tokens protect the claims, any replica may
 claim a delivery that has been due for a few seconds, and a replica that can't sync keeps working on its last
-partitions. So a replica can release a partition without draining it: it claims no more from it and finishes what it is
-sending.
+partitions. So a replica can release a partition without draining it: it claims nothing more there, and finishes the
+deliveries in progress.
 
 Deliveries are shared, not webhooks, so that all replicas can send to a busy webhook.
 """
@@ -46,20 +46,20 @@ class Replica:
             self._database.write(groups.put, GROUP, PARTITIONS, None, None, repeatable=True)
             self._made = True
         try:
-            answer = self._sync()
-        except errors.SessionReplaced:  # another container has the same host name and process id
+            synced = self._sync()
+        except errors.SessionReplaced:  # a process in another container has the same host name and process id
             self.worker += ":" + self._session
-            answer = self._sync()
-        if answer.release:
-            self.partitions -= frozenset(answer.release)
+            synced = self._sync()
+        if synced.release:
+            self.partitions -= frozenset(synced.release)
             drained = [
                 (partition.partition, partition.epoch)
-                for partition in answer.assigned
-                if partition.partition in answer.release
+                for partition in synced.assigned
+                if partition.partition in synced.release
             ]
-            answer = self._sync(drained)
-        self.partitions = frozenset(partition.partition for partition in answer.assigned)
-        self._next = self._clock() + answer.ttl.total_seconds() / 3
+            synced = self._sync(drained)
+        self.partitions = frozenset(partition.partition for partition in synced.assigned)
+        self._next = self._clock() + synced.ttl.total_seconds() / 3
 
     def leave(self) -> None:
         """Give up all partitions at once. Raises `errors.Unavailable`."""

@@ -53,8 +53,8 @@ class Statistics:
 
 
 class Broker:
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, dice: random.Random) -> None:
+        self._chance = dice
         self._changed = asyncio.Condition()
         self._waiting: list[Message] = []
         self._held: dict[str, dict[int, Message]] = {}

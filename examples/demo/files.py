@@ -23,12 +23,12 @@ def standard_library() -> list[Path]:
 
 def uneven_chunks(files: list[Path]) -> list[list[Path]]:
     """The files in order, in about twenty chunks of very different lengths, the same in each run."""
-    chance = random.Random("chunks")  # noqa: S311
+    dice = random.Random("chunks")  # noqa: S311
     longest = max(2, len(files) // 10)
     chunks: list[list[Path]] = []
     start = 0
     while start < len(files):
-        length = chance.randint(1, longest)
+        length = dice.randint(1, longest)
         chunks.append(files[start : start + length])
         start += length
     return chunks

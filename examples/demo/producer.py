@@ -38,7 +38,7 @@ def main() -> None:
                 continue
             ids = batch.extend(len(files), idempotency_key=f"chunk-{number}")
             say(extended=number, first=ids[0], last=ids[-1], count=len(ids))
-            # The demo may kill this process here, between extend and publish, so wait until it allows to go on.
+            # The demo may kill this process here, between extend and publish, so wait for its permission to continue.
             if not sys.stdin.readline():
                 return
             queue.publish([(item, str(path)) for item, path in zip(ids, files, strict=True)])

@@ -25,7 +25,7 @@ class Storage:
 
 @dataclass
 class Ledger:
-    """The events of a demo as observed from outside."""
+    """The events of a demo, as observed from outside."""
 
     files: int
     batch: Batch | None = None
@@ -62,7 +62,7 @@ class Ledger:
         resolved = batch.acked + batch.failed
         facts = [
             (batch.complete, f"the batch is {batch.state}, not complete"),
-            (batch.items == self.files, f"{self.files:,} files, and the batch has {batch.items:,} items"),
+            (batch.items == self.files, f"{self.files:,} files, but the batch has {batch.items:,} items"),
             (batch.pending == 0, f"{batch.pending:,} items are pending"),
             (resolved == self.files, f"{self.files:,} files, and {resolved:,} items are resolved"),
             (verification.ok, "verify: the bits disagree with the counts"),
@@ -70,7 +70,7 @@ class Ledger:
                 (verification.counted.acked, verification.counted.failed) == (batch.acked, batch.failed),
                 f"counted {verification.counted}, and the batch says {batch.acked} acked, {batch.failed} failed",
             ),
-            (applied == self.files, f"the service's metrics say that {applied:,} acks changed something"),
+            (applied == self.files, f"by the service's metrics, {applied:,} acks changed something"),
             (metrics.get(("ack", "rejected"), 0) == 0, "acks were rejected"),
             (metrics.get(("fail", "rejected"), 0) == 0, "failures were rejected"),
             (
@@ -130,10 +130,10 @@ def closing_lines(ledger: Ledger, seconds: float) -> list[str]:
             f"{queue.given_back:,} returned by the killed consumer",
         ),
         ("completed by", f"{ledger.completed_by[0]}: the one call that got newly: true"),
-        ("told again", f"{ledger.told_again:,} × newly: false, for later acks of its items"),
+        ("reported again", f"{ledger.told_again:,} × newly: false, for later acks of its items"),
         (
             "proof",
-            f"verify ok: the bits say {counted.counted.acked:,} acked, {counted.counted.failed:,} failed, "
+            f"verify ok: the bits have {counted.counted.acked:,} acked, {counted.counted.failed:,} failed, "
             f"{counted.pending:,} pending",
         ),
         (

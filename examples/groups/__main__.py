@@ -1,7 +1,7 @@
 """`python -m examples.groups`: forty partitions are shared by workers that join one by one; the last one is killed.
 
-Real processes use a real service. Each step prints which worker gave which partitions to which, and is compared with
-the arithmetic of equal shares. Exit status: 0 everything held, 1 something did not, 130 interrupted."""
+Real processes use a real service. Each step prints the moves of partitions between workers, and is compared with the
+arithmetic of equal shares. Exit status: 0 all checks passed, 1 a check failed, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTITIONS = 40
 TTL = 1.5
 """Seconds that a worker may be silent."""
 RELEASE = 2.0
-"""Seconds that a worker has to drain a partition that it gives back."""
+"""Seconds that a worker has to drain a partition that it releases."""
 LONGEST = 60
 """Seconds after which the example gives up."""
 GROUP = "orders"

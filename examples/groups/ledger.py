@@ -8,18 +8,19 @@ from typing import Any
 
 
 def equal_shares(partitions: int, workers: int) -> list[int]:
-    """Partitions of each worker at rest, largest first. They differ by at most one."""
+    """Each worker's number of partitions when assignments are settled, largest first. The numbers differ by at most
+    one."""
     share, larger = divmod(partitions, workers)
     return [share + (place < larger) for place in range(workers)]
 
 
 def most_moves_of_a_join(partitions: int, workers: int) -> int:
-    """When a worker joins `workers` others: its own share, and no moves between the others."""
+    """The most moves when a worker joins `workers` others: its own share, and no moves between the others."""
     return -(-partitions // (workers + 1))
 
 
 def ranges(numbers: list[int]) -> str:
-    """`0-3, 7`."""
+    """The numbers as ranges: `0-3, 7`."""
     pairs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     runs = [[number for _, number in run] for _, run in pairs]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
@@ -35,7 +36,7 @@ class Move:
 
 @dataclass
 class Step:
-    """From one state of rest to the next: the event, the moves and the time."""
+    """The change from one settled state to the next: the event, the moves and the time."""
 
     what: str
     most_moves: int
@@ -47,7 +48,7 @@ class Step:
     held: dict[str, int] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """For printing: which worker gave which partitions to which."""
+        """The step as text: the moves of partitions between workers."""
         head = f"{self.what}: {len(self.moves)} partitions move (at most {self.most_moves})"
         lines = [f"[bold]{head}[/] in {self.seconds:.2f} s (at most {self.most_seconds:g} s)"]
         pairs = sorted({(move.giver or "", move.taker) for move in self.moves})
@@ -58,12 +59,12 @@ class Step:
 
     def faults(self) -> list[str]:
         """A sentence for each failed check of this step."""
-        strangers = sorted({str(move.giver) for move in self.moves if self.givers and move.giver not in self.givers})
+        wrong_givers = sorted({str(move.giver) for move in self.moves if self.givers and move.giver not in self.givers})
         facts = [
             (len(self.moves) <= self.most_moves, f"{len(self.moves)} partitions moved, not at most {self.most_moves}"),
             (self.seconds <= self.most_seconds, f"it took {self.seconds:.2f} s, not at most {self.most_seconds:g} s"),
             (max(self.held.values()) - min(self.held.values()) <= 1, f"the shares are not equal: {self.held}"),
-            (not strangers, f"{', '.join(strangers)} had no reason to give partitions"),
+            (not wrong_givers, f"{', '.join(wrong_givers)} had no reason to give partitions"),
         ]
         return [f"{self.what}: {fault}" for holds, fault in facts if not holds]
 
@@ -117,10 +118,10 @@ class Ledger:
 
     def take_moves(self) -> list[Move]:
         """The moves since the last call."""
-        fresh = list(self.tenures.values())[self._told :]
-        self._told += len(fresh)
+        new_tenures = list(self.tenures.values())[self._told :]
+        self._told += len(new_tenures)
         moves = []
-        for tenure in fresh:
+        for tenure in new_tenures:
             before = self._before(tenure)
             moves.append(Move(tenure.partition, before.worker if before else None, tenure.worker))
         return moves

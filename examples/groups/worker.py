@@ -1,4 +1,4 @@
-"""One worker of the group: reports the partitions that it gets and gives back.
+"""One worker of the group: reports the partitions that it gets and releases.
 
 It acks and commits three offsets in each partition, so that the next owner's start can be checked.
 """

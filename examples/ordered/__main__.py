@@ -1,4 +1,4 @@
-"""`python -m examples.ordered`. Exit status: 0 all adds up, 1 something does not, 130 interrupted."""
+"""`python -m examples.ordered`. Exit status: 0 all checks passed, 1 a check failed, 130 interrupted."""
 
 from __future__ import annotations
 

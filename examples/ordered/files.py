@@ -24,7 +24,7 @@ STEPS = (
     *("received it", "asked a question", "was answered", "returned a part", "was refunded", "wrote a review", "left"),
 )
 ROUNDS = 4
-"""How often each user does all steps."""
+"""The number of times that each user does all steps."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Event:
 
 def invent() -> list[Event]:
     """All users' steps, shuffled between users but in order for each."""
-    coming = {user: iter(range(ROUNDS * len(STEPS))) for user in USERS}
-    turns = [user for user in USERS for _ in range(ROUNDS * len(STEPS))]
-    random.shuffle(turns)
-    steps = ((user, next(coming[user])) for user in turns)
+    next_steps = {user: iter(range(ROUNDS * len(STEPS))) for user in USERS}
+    users = [user for user in USERS for _ in range(ROUNDS * len(STEPS))]
+    random.shuffle(users)
+    steps = ((user, next(next_steps[user])) for user in users)
     return [Event(offset, user, step, STEPS[step % len(STEPS)]) for offset, (user, step) in enumerate(steps)]
 
 

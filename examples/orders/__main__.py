@@ -1,8 +1,8 @@
 """`python -m examples.orders`: an order ships when its card is charged, its items are reserved, its batch is complete.
 
-Real workers use a real service: every permutation of the events that an order needs, duplicate events, and a worker
-that is killed. At the end each order has one command in the feed. Exit status: 0 everything held, 1 something did not,
-130 interrupted."""
+Real workers use a real service, with every permutation of the events that an order needs, duplicate events, and a
+worker that is killed. At the end each order has one command in the feed. Exit status: 0 all checks passed, 1 a check
+failed, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from examples.processes import Process, Processes, start_service
 from lastbit import Client, Event
 
 EACH = 6
-"""Orders for each permutation."""
+"""Orders for each permutation of events."""
 INCOMPLETE = 12
 """Orders that never get all their events."""
 PARTITIONS = 8
@@ -106,8 +106,8 @@ def _run(console: Console, processes: Processes, folder: Path) -> list[str]:
         problems = faults(events, orders, incomplete)
         if (summary.finished, summary.running) != (len(orders), len(incomplete)):
             problems.append(f"{summary.finished} instances are finished, {summary.running} are running")
-        console.print(f"{len(events)} events in the feed, {shop.repeats} facts came twice")
-        console.print(f"{summary.finished} orders shipped, one command each; {summary.running} wait for what they lack")
+        console.print(f"{len(events)} events in the feed, {shop.repeats} events came twice")
+        console.print(f"{summary.finished} orders shipped, one command each; {summary.running} wait for missing events")
     return problems
 
 

@@ -36,5 +36,5 @@ def faults(events: Iterable[Event], complete: Collection[str], incomplete: Colle
         elif set(positions[order]) != set(NEEDED) or shipments[order][0] < max(positions[order].values()):
             problems.append(f"order {order} was shipped before all its events had arrived")
     problems += [f"order {order} was shipped, though it is not complete" for order in incomplete if shipments[order]]
-    strangers = set(shipments) - {*complete, *incomplete}
-    return problems + [f"order {order} was shipped, but does not exist" for order in strangers if shipments[order]]
+    unknown_orders = set(shipments) - {*complete, *incomplete}
+    return problems + [f"order {order} was shipped, but does not exist" for order in unknown_orders if shipments[order]]

@@ -62,7 +62,7 @@ def _ended(process: Process, deaths: dict[str, int]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.screws", description="Count through crashes and replays.")
     parser.add_argument("--reports", type=int, default=1500, help="the number of robots' reports (1500)")
-    parser.add_argument("--seed", type=int, help="of the random numbers; different in each run by default")
+    parser.add_argument("--seed", type=int, help="seed of the random numbers; different in each run by default")
     arguments = parser.parse_args()
     dice = random.Random(arguments.seed)  # noqa: S311  # not security-relevant
     with temporary_folder("screws") as name:
@@ -76,15 +76,15 @@ def main() -> int:
                 totals = {total.key: total.value for total in client.tally("screws").totals()}
         screws = Topic(folder, "screws", SCREWS)
         publications = sum(1 for partition in range(SCREWS) for _ in screws.read(partition, 0))
-        read = len((folder / "seen").read_text().splitlines())
+        read_count = len((folder / "seen").read_text().splitlines())
     print(f"the republisher died {deaths[0]} times and published {publications:,} screws; ", end="")
     print(f"the counter died {deaths[1]} times")
-    print(f"counting what was read:  {read:>7,}")
+    print(f"counting what was read:  {read_count:>7,}")
     print(f"the tally:               {sum(totals.values()):>7,}")
     print(f"the truth:               {truth.total():>7,}")
-    wrong = {key for key in {*totals, *truth} if totals.get(key, 0) != truth[key]}
-    print("each total is the truth" if not wrong else f"wrong: {sorted(wrong)}")
-    return 1 if wrong else 0
+    wrong_keys = {key for key in {*totals, *truth} if totals.get(key, 0) != truth[key]}
+    print("each total is correct" if not wrong_keys else f"wrong: {sorted(wrong_keys)}")
+    return 1 if wrong_keys else 0
 
 
 if __name__ == "__main__":

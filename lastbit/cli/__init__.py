@@ -1,6 +1,6 @@
 """The `lastbit` command: the client for people and scripts.
 
-It knows nothing that the client does not; each command is one call and a way to show its answer.
+Each command calls the client and shows the result. The logic is in the client.
 """
 
 from __future__ import annotations

@@ -34,15 +34,14 @@ NOT_SUCCEEDED = 3
 MOST_CANDIDATES = 20
 """The maximum number of batches that an ambiguous key lists."""
 
-# A person is waiting: retry for less time than the library does, but long enough for a restart of the service.
+# A person is waiting, so retry for less time than the library does: about a second if the service is unreachable.
 PATIENCE = Retry(attempts=5, deadline=30.0)
 
 EPILOG = """\b
 Exit codes:
   0  done
-  1  the service refused, or could not be reached; or you answered a question
-     with no
-  2  wrong use or malformed input; of that request nothing was applied
+  1  the service refused, or could not be reached; or you declined a question
+  2  wrong usage or malformed input; nothing of that request was applied
   3  ack, fail: something was rejected; watch: the batch ended without
      success, or not in time; verify: the counts disagree with the bits;
      repair --dry-run: there is something to repair;
@@ -97,7 +96,7 @@ class AmbiguousKey(errors.LastbitError):
 
 
 class Declined(errors.LastbitError):
-    """The user answered a question with no."""
+    """The user declined a confirmation."""
 
     def __str__(self) -> str:
         return "nothing was changed"
@@ -117,7 +116,7 @@ class JsonError(click.ClickException):
 
 class Commands(click.Group):
     """A group whose commands report client errors as a message and an exit code, never as a traceback. If `--json` is
-    on the command line, the message is a JSON document, also for wrong use."""
+    on the command line, the message is a JSON document, also for wrong usage."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -183,8 +182,8 @@ def yes_option(command: F) -> F:
 
 
 def confirm(yes: bool, question: Callable[[], str]) -> None:
-    """Ask before something that can't be undone, if a person is there to answer. Scripts aren't asked. Raises
-    `Declined`."""
+    """Ask for confirmation of something that can't be undone, if the command runs on a terminal. Scripts aren't asked.
+    Raises `Declined`."""
     if yes or sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
         return
     if not click.confirm(plain_text(question()), err=True):
@@ -193,7 +192,7 @@ def confirm(yes: bool, question: Callable[[], str]) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """What never ends by itself is ended by Ctrl-C or SIGTERM, and that is no failure."""
+    """Treat Ctrl-C or SIGTERM as the normal end of a command that would otherwise run forever."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -217,7 +216,7 @@ def exit_code(error: errors.LastbitError) -> int:
 
 
 def document(error: errors.LastbitError) -> dict[str, Any]:
-    """The error for scripts, which asked for JSON."""
+    """The error as JSON, for scripts."""
     fields: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, errors.ServiceError):
         fields |= {"status": error.status, "code": error.code, "errors": error.errors}
@@ -241,12 +240,12 @@ def explained(error: errors.LastbitError) -> str:
     if isinstance(error, errors.ServiceUnreachable):
         attempts = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
         return (
-            f"no answer from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
-            "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000), or name another address "
+            f"no response from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
+            "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000), or set another address "
             "with --url or LASTBIT_URL."
         )
     if isinstance(error, errors.Unauthorized):
-        return f"{error}\nGive a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."
+        return f"{error}\nPass a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."
     lines = [str(error)]
     if isinstance(error, errors.ServiceError):
         lines += [f"  {place}" for place in map(_place, error.errors) if place and place not in error.detail]
@@ -254,7 +253,7 @@ def explained(error: errors.LastbitError) -> str:
 
 
 def _place(problem: Any) -> str:
-    """One entry of a problem's `errors`, with any field names."""
+    """One entry of a problem's `errors` as text. The entry may have any fields."""
     if not isinstance(problem, dict):
         return str(problem)
     return ": ".join(str(value) for value in problem.values() if isinstance(value, str | int))
@@ -300,7 +299,7 @@ def _secret(token: str | None, file: Path | None) -> str | None:
     if file is None:
         return token
     if token:
-        raise click.UsageError("--token and --token-file are two ways to give one token: use one of them")
+        raise click.UsageError("--token and --token-file exclude each other: use one of them")
     try:
         content = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -342,7 +341,7 @@ def session(command: F) -> F:
         from lastbit.client import Client  # and httpx: importing it here keeps --help and usage errors fast
 
         settings: Settings = ctx.obj
-        # Options after the command override those before it, also a token file a token.
+        # Options after the command override those before it; so --token-file may override --token.
         secret = _secret(token, token_file) or _secret(settings.token, settings.token_file)
         with Client(url or settings.url, token=secret, retry=PATIENCE) as client:
             if isinstance(options.get("batch"), str):

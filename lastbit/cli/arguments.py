@@ -50,7 +50,7 @@ class BatchName(Number):
         if value.startswith(KEY_PREFIX) and value != KEY_PREFIX:
             return str(value.removeprefix(KEY_PREFIX))
         if value in ("", KEY_PREFIX) or value.startswith("-"):
-            self.fail(f"{value!r} is no batch: expected its number, like 7, or its key", param, ctx)
+            self.fail(f"{value!r} is not a batch: expected its number, like 7, or its key", param, ctx)
         return super().convert(value, param, ctx) if value.isdecimal() else str(value)
 
 
@@ -69,7 +69,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
             return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
         except (ValueError, OverflowError):
             self.fail(
-                f"{value!r} is no time: expected a time ago, like 2h or 7d, or a date in UTC, like 2026-05-04 or "
+                f"{value!r} is not a time: expected a time ago, like 2h or 7d, or a date in UTC, like 2026-05-04 or "
                 "2026-05-04T08:00",
                 param,
                 ctx,
@@ -86,7 +86,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # generic in newer clic
             return value
         digits = value.replace("_", "")
         if not _DECIMAL.fullmatch(digits) or int(digits) > MAX_ITEMS:
-            self.fail(f"{value!r} is no count of items: expected a whole number from 0 to 10^12", param, ctx)
+            self.fail(f"{value!r} is not a number of items: expected a whole number from 0 to 10^12", param, ctx)
         return int(digits)
 
 
@@ -100,7 +100,7 @@ class Label(click.ParamType):  # type: ignore[type-arg]  # generic in newer clic
             return value
         name, colon, content = value.partition(":")
         if not name or not colon:
-            self.fail(f"{value!r} is no label: expected name:value, like team:search", param, ctx)
+            self.fail(f"{value!r} is not a label: expected name:value, like team:search", param, ctx)
         return name, content
 
 
@@ -115,7 +115,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
         match = _DURATION.fullmatch(value)
         if match is None:
             self.fail(
-                f"{value!r} is no duration: expected seconds, or a number with s, m, h or d, like 15m", param, ctx
+                f"{value!r} is not a duration: expected seconds, or a number with s, m, h or d, like 15m", param, ctx
             )
         return int(match[1]) * _SECONDS[match[2]]
 
@@ -129,7 +129,7 @@ class Position(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
         if isinstance(value, int):
             return value
         if not _DECIMAL.fullmatch(value) or int(value) >= INTEGER_LIMIT:
-            self.fail(f"{value!r} is no position of the feed: expected a whole number, like 4711", param, ctx)
+            self.fail(f"{value!r} is not a position of the feed: expected a whole number, like 4711", param, ctx)
         return int(value)
 
 
@@ -142,7 +142,7 @@ class Json(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
         try:
             return json.loads(value)
         except (ValueError, RecursionError) as error:
-            self.fail(f"this is no JSON: {error}", param, ctx)
+            self.fail(f"this is not JSON: {error}", param, ctx)
 
 
 BATCH = BatchName()

@@ -15,7 +15,7 @@ from lastbit.models import Batch
 
 PAGE = 1000
 
-# Numbers are given out in the order of the openings, but the clocks of several database nodes may differ.
+# Batch numbers ascend in the order of opening, but the clocks of several database nodes may differ.
 CLOCK_DIFFERENCE = timedelta(hours=1)
 
 ORDERS: Mapping[str, tuple[Callable[[Batch], Any], bool]] = {
@@ -27,12 +27,12 @@ ORDERS: Mapping[str, tuple[Callable[[Batch], Any], bool]] = {
     "progress": (lambda batch: batch.resolved / batch.items if batch.items else 0.0, False),
     "key": (lambda batch: (batch.key is None, batch.key or ""), False),
 }
-"""What to sort by, and whether the largest comes first."""
+"""By name of the order: the sort key, and whether the largest is first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which batches are listed. `state`, `key` and `labels` are for the service, the others for this module."""
+    """The batches to list. The service applies `state`, `key` and `labels`; this module applies the other filters."""
 
     state: str | None
     key: str | None
@@ -74,8 +74,8 @@ class Reader:
             missing = limit - len(shown)
             page, following = self._page(PAGE if self._selection.is_narrowed_here else missing, cursor)
             while len(places := self._places(page)) > missing:
-                # The cursor must belong to the last batch shown, so read the page again up to there. Batches may have
-                # been opened or deleted in the meantime.
+                # The cursor must belong to the last batch shown, so read the page again up to that batch. Batches may
+                # have been opened or deleted in the meantime.
                 has_more = True
                 page, following = self._page(places[missing - 1] + 1, cursor)
             self._seen(page)
@@ -90,8 +90,8 @@ class Reader:
         return shown, following
 
     def ordered(self, limit: int, order: str, is_reversed: bool) -> tuple[list[Batch], bool]:
-        """The first `limit` batches in this order, and whether there are more. Reads all batches of the selection, and
-        keeps no more than these."""
+        """The first `limit` batches in this order, and whether there are more. Reads all batches of the selection, but
+        keeps only these in memory."""
         key, is_descending = ORDERS[order]
         pick = heapq.nlargest if is_descending != is_reversed else heapq.nsmallest
         found = pick(limit + 1, self._matching(None), key=key)

@@ -129,7 +129,7 @@ def cancel(s: Session, batch: int, yes: bool) -> None:
 @yes_option
 @session
 def delete(s: Session, batch: int, yes: bool) -> None:
-    """Remove BATCH and all that is known of it. A batch that has not ended is cancelled first."""
+    """Delete BATCH with all its data. A batch that has not ended is cancelled first."""
     confirm(yes, lambda: f"Delete {_described(s, batch)}? It can't be restored.")
     s.client.batch(batch).delete()
     s.output.answer({"deleted": batch}, f"[bold]batch {batch}[/] is deleted")
@@ -201,7 +201,7 @@ def explain(s: Session, batch: int) -> None:
     show_default=True,
     help="Newest, latest or largest first; progress and key ascending.",
 )
-@click.option("--reverse", "is_reversed", is_flag=True, help="The other way round.")
+@click.option("--reverse", "is_reversed", is_flag=True, help="Reverse the order.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
 @click.option("--cursor", help="Continue a list: its `next` in --json.")
 @session
@@ -220,13 +220,14 @@ def list_batches(
 ) -> None:
     """List batches, newest first.
 
-    The service selects by --state, --key and --label. The other filters and orders are applied here: --until and
-    --failed read newer batches too, and --sort and --reverse all batches that match, a thousand per call.
+    The service applies --state, --key and --label. The command applies the other filters and orders itself: with
+    --until and --failed it reads newer batches too, and with --sort and --reverse all batches that match, a thousand
+    per call.
     """
     selection = batch_list.Selection(state, key, labels(label_pairs), since, until, failed)
     is_sorted = order != "opened" or is_reversed
     if is_sorted and cursor is not None:
-        raise click.UsageError("--cursor continues a list of the newest batches; it goes with no --sort or --reverse")
+        raise click.UsageError("--cursor can't be combined with --sort or --reverse: it continues a list newest first")
     following: str | None = None
     with _counter(s, "batches read") if is_sorted or selection.is_narrowed_here else nullcontext(_ignore) as count:
         reader = batch_list.Reader(s.client.driver, selection, count)
@@ -243,7 +244,7 @@ def list_batches(
     else:
         s.output.say("no batches")
     if following is not None:
-        s.output.say(f"[dim]There are more; --limit shows more of them, and --cursor {safe(following)} the next.[/]")
+        s.output.say(f"[dim]There are more: use --limit, or continue with --cursor {safe(following)}.[/]")
     elif has_more:
         s.output.say("[dim]There are more; --limit shows more of them.[/]")
 

@@ -35,12 +35,12 @@ def events(
     limit: int | None,
     follow: bool,
 ) -> None:
-    """Show the feed: what happened, in the order of the commits.
+    """Show the events of the feed, in the order of the commits.
 
-    With --follow and --json each event is a JSON document on a line of its own.
+    With --follow and --json, each event is a JSON document on its own line.
     """
     if after is not None and last is not None:
-        raise click.UsageError("--after and --last both say where to begin")
+        raise click.UsageError("--after and --last exclude each other")
     if after is None and (last is not None or follow):
         after = _before_the_last(s, last or 0)
     if follow:
@@ -61,7 +61,7 @@ def events(
     if not found:
         s.output.say("no events")
     elif next_after < page.last:
-        s.output.say(f"[dim]There are more; go on with --after {next_after}.[/]")
+        s.output.say(f"[dim]There are more: continue with --after {next_after}.[/]")
 
 
 def _before_the_last(s: Session, count: int) -> int:
@@ -80,8 +80,8 @@ def _before_the_last(s: Session, count: int) -> int:
 def append(s: Session, id: str, type: str, key: str | None, data: Any) -> None:
     """Append an event of your own to the feed.
 
-    ID makes it one event: the same again is a repeat.
+    An event whose ID is already in the feed is a repeat.
     """
     result = s.client.append_event(id=id, type=type, key=key, data=data)
-    repeat_note = ", where it stood before" if result.repeated else ""
+    repeat_note = ", appended before" if result.repeated else ""
     s.output.answer(result, f"position [bold]{result.position}[/]{repeat_note}")

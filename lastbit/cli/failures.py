@@ -11,7 +11,7 @@ from lastbit.cli.rendering import number
 from lastbit.models import FailedRange
 
 MOST_REASONS = 1000
-"""Maximum reasons that are told apart: the first ones by item number."""
+"""Maximum reasons that are counted separately: the first ones by item number."""
 MOST_RUNS = 10
 """Maximum runs of items that are shown for one reason."""
 LINES = "\n\t"

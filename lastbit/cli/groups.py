@@ -35,7 +35,7 @@ def list_groups(s: Session) -> None:
 )
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(1), required=True, help="Number of partitions; cannot be changed.")
-@click.option("--ttl", type=float, help="Seconds that a worker may be silent.  [default for a new group: 10]")
+@click.option("--ttl", type=float, help="Seconds without a heartbeat that end a lease.  [default for a new group: 10]")
 @click.option("--release", type=float, help="Seconds to drain a released partition.  [default for a new group: 30]")
 @session
 def create(s: Session, name: str, partitions: int, ttl: float | None, release: float | None) -> None:
@@ -49,7 +49,10 @@ def create(s: Session, name: str, partitions: int, ttl: float | None, release: f
 @click.option("--partitions", "by_partition", is_flag=True, help="Show each partition on its own line.")
 @session
 def show(s: Session, name: str, by_partition: bool) -> None:
-    """Show the owners of the partitions of consumer group NAME, since when, and their lag."""
+    """Show the owner of each partition.
+
+    Also shows for how long it has owned it, its last heartbeat, and the lag.
+    """
     details = s.client.groups.get(name)
     if s.output.as_json:
         s.output.document(details)
@@ -69,7 +72,10 @@ def show(s: Session, name: str, by_partition: bool) -> None:
 @yes_option
 @session
 def delete(s: Session, name: str, yes: bool) -> None:
-    """Delete the consumer group NAME with its positions; it must have no workers."""
+    """Delete the consumer group NAME with its positions.
+
+    It must have no workers.
+    """
     confirm(yes, lambda: f"Delete the consumer group {name} with its positions?")
     s.client.groups.delete(name)
     s.output.answer({"deleted": name}, f"{safe(name)} is deleted")
@@ -80,12 +86,12 @@ def delete(s: Session, name: str, yes: bool) -> None:
 @click.argument("worker")
 @session
 def kick(s: Session, name: str, worker: str) -> None:
-    """Free all that WORKER holds in the group NAME, at once.
+    """Free all partitions of WORKER in the group NAME at once.
 
-    Its later writes are refused. If it lives, it joins again with its next heartbeat.
+    Its later writes are refused. If it is alive, it joins again with its next heartbeat.
     """
     s.client.groups.leave(name, worker)
-    s.output.answer({"kicked": worker}, f"{safe(worker)} holds nothing in {safe(name)}")
+    s.output.answer({"kicked": worker}, f"{safe(worker)} owns no partitions in {safe(name)}")
 
 
 def _summary(group: model.GroupSummary) -> str:
@@ -99,8 +105,8 @@ def _summary(group: model.GroupSummary) -> str:
 
 def _head(group: model.Group) -> str:
     return (
-        f"[bold]{safe(group.name)}[/]  {number(group.partitions, 'partition')}, a worker may be silent for "
-        f"{group.ttl:g} s and take {group.release:g} s to drain"
+        f"[bold]{safe(group.name)}[/]  {number(group.partitions, 'partition')}, lease {group.ttl:g} s, release "
+        f"{group.release:g} s"
     )
 
 

@@ -22,9 +22,9 @@ from lastbit.models import AckResult, FailedRange, PendingRange
 @click.argument("ids", nargs=-1, metavar="[ID]... [-]")
 @session
 def ack(s: Session, ids: tuple[str, ...]) -> None:
-    """Resolve items as done.
+    """Ack items: they are done.
 
-    Ids that are piped in, or a dash, are read from standard input, one a line, any number of them.
+    If ids are piped in, or with a dash, they are read from standard input, one per line, without limit.
     """
     _resolve(s, ids, s.client.ack, "acked")
 
@@ -33,12 +33,12 @@ def ack(s: Session, ids: tuple[str, ...]) -> None:
     epilog=examples("lastbit fail 7:0:42 --reason 'no such file'", "lastbit fail --reason 'disk full' < ids.txt")
 )
 @click.argument("ids", nargs=-1, metavar="[ID]... [-]")
-@click.option("--reason", help="Why; shown by `lastbit pending --failed`.")
+@click.option("--reason", help="The reason; shown by `lastbit pending --failed`.")
 @session
 def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
-    """Resolve items as given up (dead-lettered). An ack wins over it, also later.
+    """Mark items as failed (dead-lettered). An ack wins over a failure, even later.
 
-    Ids that are piped in, or a dash, are read from standard input, one a line, any number of them.
+    If ids are piped in, or with a dash, they are read from standard input, one per line, without limit.
     """
     _resolve(s, ids, lambda chunk: s.client.fail(chunk, reason), "failed")
 

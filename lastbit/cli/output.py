@@ -22,7 +22,7 @@ T = TypeVar("T")
 # Wider than any text, because output that is not on a terminal must not be cut to fit a screen.
 UNSEEN_WIDTH = 100_000
 DANGEROUS = frozenset({"Cc", "Cs", "Zl", "Zp"})
-"""Unicode categories that act on a terminal: control characters, halves of characters, line and paragraph breaks."""
+"""Unicode categories that can affect a terminal: control characters, surrogates, line and paragraph breaks."""
 REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that reorder their neighbors, so that a text can look like another."""
 

@@ -25,7 +25,7 @@ STYLES = {
 
 @click.group(epilog=examples("lastbit processes list", "lastbit processes instances ship-order --status parked"))
 def processes() -> None:
-    """Process managers: instances, their state, and events whose handler failed."""
+    """Show process managers, and retry their parked events."""
 
 
 @processes.command("list", epilog=examples("lastbit processes list"))
@@ -42,7 +42,10 @@ def list_processes(s: Session) -> None:
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
 @session
 def instances(s: Session, process: str, status: str | None, limit: int) -> None:
-    """List the instances of PROCESS by name; with --status parked those that have parked events."""
+    """List the instances of PROCESS by name.
+
+    With --status parked, those that have parked events.
+    """
     matching = s.client.processes.instances(process, status=status, page_size=min(limit, 1000))
     found = list(islice(matching, limit))
     s.output.listing("instances", found, _line, "no instances")
@@ -63,7 +66,8 @@ def show(s: Session, process: str, instance: str) -> None:
     for event in reversed(found.history):
         s.output.say(f"[bold]{event.position:,}[/] {safe(event.event)}  {_status(event.status)}")
         if event.error is not None:
-            s.output.say(f"[dim]{safe(event.error.rstrip())}[/]")
+            error = safe(event.error.rstrip(), keep="\n")
+            s.output.say(f"[dim]{error}[/]")
     for timer in found.timers:
         s.output.say(f"timer {safe(timer.timer)}  due {timer.due_at:%Y-%m-%d %H:%M:%S} UTC")
     for command in reversed(found.commands):
@@ -78,7 +82,7 @@ def show(s: Session, process: str, instance: str) -> None:
 def retry(s: Session, process: str, instance: str, event: str | None) -> None:
     """Retry the parked events of INSTANCE."""
     count = s.client.processes.retry(process, instance, event=event)
-    s.output.answer({"retrying": count}, f"{number(count, 'event')} handled again")
+    s.output.answer({"retrying": count}, f"{number(count, 'event')} will be handled again")
 
 
 @processes.command(epilog=examples("lastbit processes delete ship-order"))
@@ -102,9 +106,9 @@ def delete(s: Session, process: str, yes: bool) -> None:
 def commands(
     s: Session, after: int, types: tuple[str, ...], process: str | None, limit: int | None, follow: bool
 ) -> None:
-    """Show the commands that processes issued, in the order of the feed.
+    """Show the commands that processes issued.
 
-    With --follow and --json each command is a JSON document on a line of its own.
+    In the order of the feed. With --follow and --json, each command is a JSON document on its own line.
     """
     if follow:
         with ended_by_signals():
@@ -121,7 +125,7 @@ def commands(
     if not page.commands:
         s.output.say("no commands")
     elif page.next < page.last:
-        s.output.say(f"[dim]There may be more; go on with --after {page.next}.[/]")
+        s.output.say(f"[dim]There may be more: continue with --after {page.next}.[/]")
 
 
 def _status(status: str) -> str:

@@ -23,7 +23,7 @@ MOST_REJECTED = 20
 """Maximum rejected items that are listed."""
 
 TEXT_WIDTH = 12
-"""Columns of a terminal that a text needs to be worth showing."""
+"""Minimum width of a text column; a narrower one is not shown."""
 GAP = 3
 """Columns of a terminal between two columns of a table."""
 
@@ -38,7 +38,7 @@ class Layout:
     always: frozenset[str]
     numbers: frozenset[str]
     texts: tuple[str, ...]
-    """Columns that share the width which the others leave."""
+    """Columns that share the remaining width."""
 
 
 BATCHES = Layout(
@@ -124,8 +124,8 @@ def batch_table(batches: Iterable[Batch], width: int, now: datetime | None = Non
 def fitted(layout: Layout, rows: Sequence[Mapping[str, Text]], width: int) -> Table:
     """A table for a terminal of `width` columns.
 
-    All columns but texts are always whole. Columns that don't fit are left out, the least important first; the texts
-    share the remaining width.
+    Only text columns are shortened. Columns that don't fit are omitted, the least important ones first, and the text
+    columns share the remaining width.
     """
     widths = {name: max(map(cell_len, [name, *(row[name].plain for row in rows)])) for name in layout.columns}
     least = {name: min(size, TEXT_WIDTH) if name in layout.texts else size for name, size in widths.items()}
@@ -207,7 +207,7 @@ def inconsistency(batch: int, result: Verification) -> list[str]:
 
 
 def repair(batch: int, result: Repair) -> list[str]:
-    """The repairs made, or to be made, and which items to redeliver."""
+    """The repairs, made or planned, and the items to redeliver."""
     if not result.needed:
         return [f"[bold]batch {batch}[/]  [green]ok[/], there is nothing to repair"]
     verdict = "[yellow]would be repaired[/]" if result.dry_run else "[green]repaired[/]"
@@ -223,7 +223,7 @@ def repair(batch: int, result: Repair) -> list[str]:
         if old != new:
             lines.append(f"  {name}: {safe(old)} → {safe(new)}")
     if after.pending and not result.dry_run:
-        lines.append(f"  redeliver what is pending: lastbit pending {batch} --ids")
+        lines.append(f"  redeliver the pending items: lastbit pending {batch} --ids")
     return lines
 
 
@@ -250,5 +250,5 @@ def resolved(result: AckResult, verb: str) -> list[str]:
         place = rejection.item if rejection.item is not None else f"{rejection.count:,} of group {rejection.group}"
         lines.append(f"  [red]rejected[/] {safe(place)}: {safe(rejection.reason)}")
     if len(result.rejected) > MOST_REJECTED:
-        lines.append(f"  … and {len(result.rejected) - MOST_REJECTED:,} more; --json names all")
+        lines.append(f"  … and {len(result.rejected) - MOST_REJECTED:,} more; --json lists all")
     return lines + [completion(completed_batch) for completed_batch in result.completed]

@@ -25,7 +25,7 @@ def chunks(arguments: tuple[str, ...]) -> Iterator[list[str]]:
     `click.UsageError` if there are no ids."""
     on_command_line = [argument for argument in arguments if argument != "-"]
     if not arguments and (sys.stdin is None or sys.stdin.isatty()):
-        raise click.UsageError("name item ids, or pipe them in, one per line")
+        raise click.UsageError("pass item ids as arguments, or pipe them in, one per line")
     chunk: list[str] = []
     for position, item in enumerate(on_command_line):
         try:

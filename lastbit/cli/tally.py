@@ -35,7 +35,7 @@ def tally() -> None:
 @click.argument("key")
 @session
 def value(s: Session, name: str, key: str) -> None:
-    """Show the total of KEY, and how far each source is counted."""
+    """Show the total of KEY, and the last counted offset of each source."""
     total = s.client.tally(name).get(key)
     if not total.sources:
         _require(s.client.tally(name))
@@ -77,7 +77,7 @@ def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
 @click.option("--topic", required=True, help="Topic of the original message.")
 @click.option("--partition", type=COUNT, default=0, show_default=True, help="Partition of the topic.")
 @click.option("--offset", type=COUNT, required=True, help="Offset of the message in its partition.")
-@click.option("--child", type=COUNT, default=0, help="Index among the messages made of it.")
+@click.option("--child", type=COUNT, default=0, help="Index among the messages derived from it.")
 @click.option("--generation", type=COUNT, default=0, help="Generation of a topic that was recreated.")
 @session
 def apply(
@@ -91,7 +91,10 @@ def apply(
     child: int,
     generation: int,
 ) -> None:
-    """Add DELTA to KEY, once for this message, which must not precede a counted one."""
+    """Add DELTA to KEY, once for this message.
+
+    A message that precedes a counted one is a repeat.
+    """
     applied = s.client.tally(name).apply([(key, delta, Source(topic, partition, offset, child, generation))])
     s.output.answer(applied, "added" if applied.applied else "a repeat: it was counted before")
 
@@ -109,6 +112,6 @@ def delete(s: Session, name: str, yes: bool) -> None:
 
 
 def _require(tally: Tally) -> None:
-    """Raises `UnknownTally` if nothing was added to the tally. The service answers as if it were empty."""
+    """Raises `UnknownTally` if nothing was added to the tally. The service treats an unknown tally as empty."""
     if next(tally.totals(page_size=1), None) is None:
         raise UnknownTally(tally.name)

@@ -1,4 +1,4 @@
-"""`lastbit token`: make tokens. Sends nothing: the service reads its tokens from a file of its own."""
+"""`lastbit token`: make tokens. It sends nothing, as the service reads its tokens from its own file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def new(
     name: str | None,
     as_json: bool,
 ) -> None:
-    """Make a token. It is shown only once: keep it for the client, and give the service the line."""
+    """Make a token. It is shown only once: store it for the client, and add the line to the service's tokens."""
     settings: Settings = ctx.obj
     token_text = tokens.new()
     try:
@@ -56,7 +56,8 @@ def new(
     click.echo(f"token  {token_text}")
     click.echo(f"line   {record.line()}")
     click.echo(
-        "The token is for the client (LASTBIT_TOKEN or --token-file), and is not shown again. The line is for the\n"
-        "service: a line of LASTBIT_TOKENS_FILE, or of LASTBIT_TOKENS.",
+        "Pass the token to the client (LASTBIT_TOKEN or --token-file); it is not shown\n"
+        "again. Add the line, without the word `line`, to the service's file\n"
+        "(LASTBIT_TOKENS_FILE) or to LASTBIT_TOKENS.",
         err=True,
     )

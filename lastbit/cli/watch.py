@@ -12,7 +12,7 @@ from lastbit.models import Batch
 
 
 class Lines:
-    """Prints a plain line for each change, where there is no terminal for a bar."""
+    """Prints a plain line for each change, if there is no terminal for a progress bar."""
 
     def __init__(self, s: Session) -> None:
         self._output = s.output

@@ -70,9 +70,12 @@ def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
 @click.option("--event", help="The event's id.")
 @session
 def redeliver(s: Session, webhook: int, position: int | None, event: str | None) -> None:
-    """Send WEBHOOK one event again, or all whose deliveries are dead."""
+    """Send events to WEBHOOK again.
+
+    Sends one event, or all events whose deliveries are dead.
+    """
     if position is not None and event is not None:
-        raise click.UsageError("name a position or an event, not both")
+        raise click.UsageError("--position and --event exclude each other")
     count = s.client.webhooks.redeliver(webhook, position=position, event=event)
     s.output.answer({"redelivered": count}, f"{count:,} due again")
 

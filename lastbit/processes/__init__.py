@@ -1,7 +1,8 @@
-"""Process managers: state machines that take events in any order, and issue a command once all that it needs has come.
+"""Process managers: state machines that accept events in any order, and issue a command when all required events have
+arrived.
 
-`process` makes one of a pure function, `run` works on it. `client.processes` shows the instances and what they issued.
-Each name is imported when it is first used.
+`process` makes one from a pure function, and `run` is its worker. `client.processes` shows the instances and their
+commands. Each name is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from lastbit.processes.models import (
 
 def _path(name: str, *rest: str) -> str:
     if not all(isinstance(part, str) and part for part in (name, *rest)):
-        raise errors.InvalidArgument(f"processes and instances have names, not {(name, *rest)!r}")
+        raise errors.InvalidArgument(f"the names of processes and instances are texts, not {(name, *rest)!r}")
     return resource("processes", name, *rest)
 
 
@@ -135,7 +135,7 @@ class Processes:
         return self._driver.run(_retry, name, instance, event)
 
     def delete(self, name: str) -> None:
-        """Remove a process with its instances. Its issued commands are kept. Raises `ConsumerGroupInUse`."""
+        """Delete a process with its instances. Its issued commands are kept. Raises `ConsumerGroupInUse`."""
         self._driver.run(_delete, name)
 
     def commands(
@@ -213,7 +213,7 @@ class AsyncProcesses:
         return await self._driver.run(_retry, name, instance, event)
 
     async def delete(self, name: str) -> None:
-        """Remove a process; see `Processes.delete`."""
+        """Delete a process; see `Processes.delete`."""
         await self._driver.run(_delete, name)
 
     async def commands(

@@ -1,6 +1,6 @@
-"""A process: a pure function of an instance's state and an event, which returns the new state and actions. Pure.
+"""A process: a pure function of an instance's state and an event, which returns the new state and the commands.
 
-An event belongs to the instance that its correlation names. This module calls the function and converts the result into
+An event belongs to the instance that its correlation names. This module calls the function and converts the result to
 the body of a `handle` call. If the function raises or returns an invalid value, the body contains an error.
 """
 
@@ -25,8 +25,8 @@ _KEEP: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command to carry out: `type` and `data` (any JSON) are for its executor. An instance issues each `step` once,
-    even if the function returns it again; the default step is the type."""
+    """A command to issue. `type` and `data` (any JSON) are for its executor. An instance issues each `step` once, even
+    if the function returns it again. The default step is the type."""
 
     type: str
     data: Any = None
@@ -45,7 +45,7 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Cancel the timer of this name. Its event may already be on the way."""
+    """Cancel the timer of this name. If it has already fired, its event still arrives."""
 
     name: str
 
@@ -55,8 +55,8 @@ Wanted = Command | Timer | CancelTimer
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the instance, with these last commands. The state stays as it was unless `state` is passed. Later events have
-    no effect."""
+    """End the instance, and issue these last commands. Without `state`, the state stays unchanged. Later events have no
+    effect."""
 
     commands: Iterable[Wanted] = ()
     state: Any = _KEEP
@@ -71,9 +71,9 @@ class Process:
 
     def __init__(self, name: str, correlate: Mapping[str, str], function: Function) -> None:
         if not isinstance(name, str) or not name:
-            raise InvalidArgument(f"a process has a name, not {name!r}")
+            raise InvalidArgument(f"the name of a process is a text, not {name!r}")
         if not correlate or not all(isinstance(each, str) and each for pair in correlate.items() for each in pair):
-            raise InvalidArgument("correlate says for each type of event which field of its data names the instance")
+            raise InvalidArgument("correlate maps each event type to the field of its data that names the instance")
         self.name = name
         self.correlate = dict(correlate)
         self.function = function
@@ -102,7 +102,8 @@ class Process:
         return [*self.correlate, self.timer_type, self.retry_type]
 
     def instances_of(self, event: Event) -> list[str]:
-        """The instances that an event belongs to, each once: several if its field is a list, none if it names none."""
+        """The instances that an event belongs to, each once. There are several if its field is a list, and none if it
+        names none."""
         if event.type in (self.timer_type, self.retry_type):
             return [event.data["instance"]]
         field = self.correlate.get(event.type)
@@ -147,7 +148,7 @@ def _decided(result: Any, state: Any) -> dict[str, Any]:
     elif isinstance(result, tuple) and len(result) == 2:
         new, actions = result
     else:
-        raise TypeError(f"a process returns (state, commands), Finish(commands) or None, not {result!r}")
+        raise TypeError(f"the function returns (state, commands), Finish(commands) or None, not {result!r}")
     commands: list[dict[str, Any]] = []
     timers: list[dict[str, Any]] = []
     for each in actions:
@@ -159,12 +160,12 @@ def _decided(result: Any, state: Any) -> dict[str, Any]:
         elif isinstance(each, CancelTimer):
             timers.append({"timer": each.name, "after": None})
         else:
-            raise TypeError(f"a process asks for Command, Timer and CancelTimer, not {each!r}")
+            raise TypeError(f"the function returns Command, Timer and CancelTimer objects, not {each!r}")
     return {"state": new, "commands": commands, "timers": timers, "finish": isinstance(result, Finish)}
 
 
 def process(name: str, *, correlate: Mapping[str, str]) -> Callable[[Function], Process]:
-    """A decorator that makes a process of a pure function `(state, event)`; see `Finish`, `Command`, `Timer`.
+    """A decorator that makes a process from a pure function `(state, event)`; see `Finish`, `Command`, `Timer`.
 
     `state` is None at an instance's first event, and any JSON later. `correlate` maps each event type to the field of
     its data that names the instance, or to `key` for the event's key; a list names several instances. The function may

@@ -1,4 +1,4 @@
-"""The service's answers about processes, as frozen values."""
+"""The service's responses about processes, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lastbit.models import Json
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A process. `group` is the consumer group of its workers, who begin above the position `after` where a partition
-    has none of its own yet."""
+    """A process. `group` is the consumer group of its workers. In a partition without a committed position, they begin
+    after the position `after`."""
 
     name: str
     group: str
@@ -33,8 +33,8 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSummary(Definition):
-    """A process with the numbers of its instances that are `running` and `finished`, of its `parked` events and its
-    `timers`; all events up to the position `floor` were handled."""
+    """A process with the numbers of its `running` and `finished` instances, of its `parked` events and of its `timers`.
+    All events up to the position `floor` were handled."""
 
     running: int
     finished: int
@@ -50,8 +50,8 @@ class ProcessSummary(Definition):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An instance; `status` is `running` or `finished`, `version` goes up with every event that was handled, and
-    `parked` counts the events whose handler failed."""
+    """An instance. `status` is `running` or `finished`. `version` increases with every handled event. `parked` is the
+    number of events whose handler failed."""
 
     process: str
     instance: str
@@ -76,7 +76,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """An event that came to an instance, and what became of it: `handled`, `parked`, `retrying` or `late`."""
+    """An event of an instance, with its status: `handled`, `parked`, `retrying` or `late`."""
 
     event: str
     position: int
@@ -102,7 +102,7 @@ class PendingTimer:
 
 @dataclass(frozen=True, slots=True)
 class IssuedCommand:
-    """A command that was issued. Its `id` is made of process, instance and step: whoever acts on it does so once."""
+    """A command that was issued. Its `id` is derived from process, instance and step. Execute each id once."""
 
     id: str
     position: int
@@ -121,7 +121,7 @@ class IssuedCommand:
 
 @dataclass(frozen=True, slots=True)
 class CommandPage:
-    """Commands in the order of the feed. `next`: where to go on after; `last`: the feed's last position."""
+    """Commands in the order of the feed. `next`: the position to continue after; `last`: the feed's last position."""
 
     commands: tuple[IssuedCommand, ...]
     next: int
@@ -134,7 +134,7 @@ class CommandPage:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDetails(Instance):
-    """An instance with the newest events that came to it and commands that it issued, newest first, and its timers."""
+    """An instance with its newest events and commands, newest first, and its timers."""
 
     history: tuple[Received, ...]
     timers: tuple[PendingTimer, ...]
@@ -152,7 +152,7 @@ class InstanceDetails(Instance):
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A command of a `handle` call; `repeated`: it had been issued before."""
+    """A command of a `handle` call. `repeated`: an earlier call issued it."""
 
     id: str
     step: str
@@ -166,8 +166,8 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """The outcome of an event, as in `Received.status`. `repeated`: it had this outcome before the call. `instance` is
-    None where the event came so long ago that nothing is known of it but that."""
+    """The status of an event, as in `Received.status`. `repeated`: it had this status before the call. `instance` is
+    None if the service has removed the instance since."""
 
     status: str
     repeated: bool

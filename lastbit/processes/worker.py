@@ -1,18 +1,18 @@
-"""A worker of a process: it reads the feed once, handles each event for the instances that are its own, and keeps the
-floor of each of its partitions.
+"""A worker of a process: it reads the feed once, handles each event for the instances in its partitions, and commits
+the floor of each of its partitions.
 
 Things that could go wrong, and why they cannot:
 
-* *An event is skipped.* Each partition has a window over the feed's positions; what is committed is the position below
-  the first event that is not handled. Events of other partitions and of types that the process does not read are passed
-  over and never hold the floor. A partition that comes with an older position is read from there.
-* *An event is handled twice*, after a crash or beside a zombie: the service does each once
-  (`core/processes/instances.py`).
-* *The state is an old one.* States are kept from one event to the next, and the service refuses what was computed from
-  another version; then the instance is read, and the function is called again.
-* *Events of one instance overtake each other.* A partition has one lane, where one event comes after the other; lanes
-  run side by side.
-* *The service is away.* A started call is retried until it is answered or the partition is lost.
+* *An event is skipped.* Each partition has a window over the feed's positions. The committed position is below the
+  first event that is not handled. Events of other partitions, and of types that the process does not read, are skipped
+  and never hold the floor. If a newly assigned partition has an older position, the worker reads from there.
+* *An event is handled twice*, after a crash or beside a worker that has lost the partition: the service applies each
+  event once (`core/processes/instances.py`).
+* *The state is outdated.* States are cached between events. The service refuses effects that were computed from another
+  version. Then the worker reads the instance and calls the function again.
+* *Events of one instance overtake each other.* A partition has one lane, which handles one event after the other. Lanes
+  run in parallel.
+* *The service is unreachable.* A started call is retried until it gets a response or the partition is lost.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ log = logging.getLogger("lastbit.processes")
 PAGE: Final = 500
 """Events per read."""
 POLL: Final = 1.0
-"""Seconds that the service delays a read that finds nothing; a new partition waits this long."""
+"""Seconds for which the service holds a read that finds nothing. A new partition may wait for this time."""
 AHEAD: Final = 1000
-"""Maximum events that are read and not handled yet."""
+"""Maximum events that are read but not handled yet."""
 KEPT: Final = 10_000
 """Maximum instances whose states are cached between events."""
 IDLE: Final = 15
-"""Commit intervals after which a floor is committed that advanced only over other partitions' events."""
+"""Number of commit intervals after which a floor is committed if it advanced only over other partitions' events."""
 PAUSE: Final = 0.5
 """Seconds to wait after a temporary refusal by the service."""
 
@@ -66,9 +66,9 @@ class _Partition:
     left: set[int]
     """Positions that were outstanding at the last commit and have not been read again."""
     open: bool = True
-    """Not released yet."""
+    """Whether it is not released yet."""
     cut: bool = False
-    """An event was not accepted, so no later event may be passed over."""
+    """Whether an event was not accepted. Then no later event may be skipped."""
     busy: int = 0
     """Number of events being handled."""
     handled: bool = False
@@ -103,9 +103,9 @@ class ProcessWorker:
         every: float = 1.0,
     ) -> None:
         if not isinstance(process, Process):
-            raise errors.InvalidArgument(f"a worker works on what @process made, not on {process!r}")
+            raise errors.InvalidArgument(f"a worker needs a Process, made by @process, not {process!r}")
         if lanes < 1:
-            raise errors.InvalidArgument(f"there is at least 1 lane, not {lanes!r}")
+            raise errors.InvalidArgument(f"lanes must be at least 1, not {lanes!r}")
         self._process = process
         self._client = client
         self._driver = client.driver
@@ -125,8 +125,8 @@ class ProcessWorker:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Define the process and work until `stop` is called; then release all partitions, leave, and return. Raises
-        errors that make continuing impossible; if the service is unreachable, it keeps trying."""
+        """Define the process and work until `stop` is called. Then release all partitions, leave, and return. Raises
+        errors that make continuing impossible. If the service is unreachable, it keeps trying."""
         ttl, release = self._times
         defined = self._processes.define(self._process.name, partitions=self._partitions, ttl=ttl, release=release)
         self._count, self._after = defined.partitions, defined.after
@@ -170,7 +170,7 @@ class ProcessWorker:
     # Partitions
 
     def _assigned(self, assignment: Assignment) -> None:
-        # A new window is empty: start where the process starts.
+        # If the window is empty, nothing was committed: start at the process's first position.
         position = assignment.floor if assignment.window.high >= 0 else self._after
         with self._changed:
             lanes_in_use = [each.lane for each in self._ours.values()]
@@ -186,7 +186,7 @@ class ProcessWorker:
                 return
             partition.open = False
             del self._ours[assignment.partition]
-            # Jobs that have not started are left to the next owner. A lost partition is not waited for.
+            # Jobs that have not started are left to the next owner. If the partition is lost, there is no need to wait.
             while partition.busy and not assignment.lost:
                 self._changed.wait(0.1)
 
@@ -214,7 +214,7 @@ class ProcessWorker:
                 _pass_over(partition, page.next)
 
     def _feed(self, event: Event, partitions: Iterable[_Partition]) -> None:
-        """Pass an event to the partitions that have instances of it and have not received it."""
+        """Pass an event to the partitions that have instances for it and have not received it."""
         instances: dict[int, list[str]] = defaultdict(list)
         for instance in self._process.instances_of(event):
             instances[partition_of(instance, self._count)].append(instance)
@@ -276,7 +276,7 @@ class ProcessWorker:
                     self._changed.notify_all()
 
     def _handle(self, job: _Job, instance: str) -> bool:
-        """Until it is answered; False where the partition is lost."""
+        """Handle the event for one instance, with retries. Returns False if the partition is lost."""
         event, assignment = job.event, job.partition.assignment
         if event.type == self._process.retry_type:
             event = Event.from_json(event.data["event"])
@@ -298,12 +298,12 @@ class ProcessWorker:
             except errors.VersionConflict:
                 self._remember(instance, self._look(instance))
             except errors.StaleEpoch:
-                # Told to the group, which ends the assignment.
+                # A commit reports the stale epoch to the group, which ends the assignment.
                 with suppress(errors.LastbitError):
                     assignment.commit()
                 return False
             except (errors.InvalidRequest, errors.InvalidArgument) as error:
-                # The service does not accept what the function returned: as if the function had raised.
+                # If the service refuses the function's result, park the event, as if the function had raised.
                 if refusal is not None:
                     raise
                 refusal = str(error)
@@ -325,7 +325,7 @@ class ProcessWorker:
             return None
 
     def _remember(self, instance: str, details: Instance | None) -> None:
-        # Each instance is one lane's alone; what is shared is the dictionary, whose operations are atomic.
+        # Each instance belongs to one lane. The lanes share only the dictionary, whose operations are atomic.
         if details is None or details.status == "finished":
             self._states.pop(instance, None)
             return
@@ -346,19 +346,20 @@ class ProcessWorker:
                     continue
                 if partition.handled or now - partition.committed >= IDLE * self._every:
                     partition.handled, partition.committed = False, now
-                    # A failed commit is repeated at the next one; the group reports a lost partition.
+                    # If a commit fails, the next one includes it. The group reports a lost partition.
                     with suppress(errors.LastbitError):
                         partition.assignment.commit(head=self._head)
 
 
 def _pass_over(partition: _Partition, position: int) -> None:
-    """All up to `position` was looked at: what is not outstanding there never will be."""
+    """Advance the window to `position`, up to which all events were read. Positions that were outstanding and were not
+    read again are acked."""
     if position < partition.reached or partition.cut:
         return
     window = partition.assignment.window
     with suppress(WindowClosed):
         for offset in sorted(each for each in partition.left if each <= position):
-            window.ack(offset)  # of a type that the process wanted once
+            window.ack(offset)  # of an event type that an earlier version of the process read
             partition.left.discard(offset)
         if position > window.high and window.track(position):
             window.ack(position)
@@ -366,7 +367,7 @@ def _pass_over(partition: _Partition, position: int) -> None:
 
 
 def _passes(error: BaseException) -> bool:
-    """Whether the same may be answered another time."""
+    """Whether the same call may succeed later."""
     if isinstance(error, errors.ServiceError):
         return error.status >= 500 or isinstance(error, errors.RateLimited)
     return isinstance(error, errors.ServiceUnreachable | errors.UnexpectedAnswer)
@@ -383,8 +384,8 @@ def run(
     lanes: int = 8,
     every: float = 1.0,
 ) -> None:
-    """Work on a process until Ctrl-C; see `ProcessWorker`, which can be stopped otherwise. Any number of workers share
-    it, each under a name of its own, as long as there are `partitions`."""
+    """Work on a process until Ctrl-C. To stop it in another way, use `ProcessWorker`. Workers with different names
+    share a process; more workers than `partitions` are idle."""
     ProcessWorker(
         process, client, worker, partitions=partitions, ttl=ttl, release=release, lanes=lanes, every=every
     ).run()

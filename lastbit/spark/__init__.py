@@ -1,7 +1,7 @@
-"""Spark: a pipeline's output acks its batch, a batch feeds a pipeline, and a stream is counted into a tally.
+"""Spark: acks the output of a pipeline, reads the items of a batch, and counts a stream into a tally.
 
-PySpark (4.0 or later) is brought by the cluster. Executors need this package alone, as a zip in --py-files, and the
-standard library; only what runs through Arrow, the data source and `ack_udf`, needs pyarrow and pandas as well.
+The cluster provides PySpark (4.0 or later). Executors need only this package, as a zip in --py-files, and the standard
+library. The data source and `ack_udf`, which use Arrow, also need pyarrow and pandas.
 """
 
 from __future__ import annotations

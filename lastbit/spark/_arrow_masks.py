@@ -1,6 +1,7 @@
-"""Masks from Arrow columns, for the data source: Spark hands a Python writer its rows, not its plan.
+"""Masks from Arrow columns, for the data source: Spark passes a Python writer rows, not a query plan.
 
-Vectorised: what loops in Python loops over groups. The rows of one chunk are folded; the service folds the chunks.
+The code is vectorised: Python loops only over groups. It combines the rows of one chunk into masks, and the service
+combines the masks of all chunks.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class MalformedRows(LastbitError):
         self.rows = rows
 
     def __str__(self) -> str:
-        return f"{self.malformed:,} of {self.rows:,} rows hold no item id (batch:group:index), and nothing was sent"
+        return f"{self.malformed:,} of {self.rows:,} rows have no item id (batch:group:index); nothing was sent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class AckReport:
     `malformed` counts rows, including null ids. `rejected` maps reasons to numbers of items. `completed`: ids of all
     complete batches that issued one of the items, whether this call or an earlier one completed them.
 
-    If Spark ran a task twice, the reported copy may have found the other's work done; then items that this call applied
-    count as `repeated`. The service's bits and counts are not affected.
+    If Spark ran a task twice, the report may be from the copy that found the work done. Then items that this call
+    applied count as `repeated`. The service's bits and counts are not affected.
     """
 
     rows: int = 0
@@ -72,7 +72,7 @@ def ack(
     retry: Retry | None = None,
     idempotency_key: str | None = None,
 ) -> AckReport:
-    """Ack the items of `df`. The JVM makes them into bitfields, one row per group, and the executors send these.
+    """Ack the items of `df`. The JVM combines them into bitfields, one row per group, and the executors send these.
 
     `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver. `failed`: a Column or SQL that selects
     failed rows; an item with both an acked and a failed row is acked. `reason`: for the failures; the service writes a
@@ -80,14 +80,14 @@ def ack(
     request; `timeout`: seconds for each of connecting and the response. `strict`: raise `MalformedRows` before anything
     is sent if a row has no id; by default such rows are counted.
 
-    It is safe to repeat the call, wholly or in part: acks are idempotent. `idempotency_key` identifies the run to the
-    service; by default each call has its own.
+    It is safe to repeat the call, wholly or in part, as acks are idempotent. `idempotency_key` identifies the run to
+    the service; by default each call has its own.
 
     Raises `InvalidArgument` (no such column, not text), `ServiceUnreachable`, `ServiceError`; then some items may be
     acked, no report is returned, and repeating the call is safe. Requires a classic session, not Spark Connect.
     """
     if parallel < 1:
-        raise InvalidArgument(f"there is at least one request at a time, not {parallel!r}")
+        raise InvalidArgument(f"parallel must be at least 1, not {parallel!r}")
     connection = Connection.named(url, token, timeout, retry)
     posting = Posting(connection, idempotency_key or uuid.uuid4().hex, reason, groups)
     masks = item_masks(df, column, failed=failed)
@@ -115,9 +115,9 @@ def ack_stream(
 
         query = frame.writeStream.foreachBatch(ack_stream(url=url)).option("checkpointLocation", path).start()
 
-    Spark replays a micro-batch if it did not record its commit. Acks are idempotent, so that is harmless; the
-    micro-batch has the same idempotency key each time that this function acks it. `options` are those of `ack`. A
-    failed micro-batch stops the query, which repeats it when it is started again.
+    Spark replays a micro-batch if its commit was not recorded. That is harmless, as acks are idempotent, and this
+    function uses the same idempotency key each time it acks the micro-batch. `options` are those of `ack`. A failed
+    micro-batch stops the query, which repeats it when it is started again.
     """
     connection = Connection.named(url, token)
     run_key = options.pop("idempotency_key", None) or uuid.uuid4().hex

@@ -15,15 +15,15 @@ def add_reader(parser: ArgumentParser) -> None:
         default=[],
         type=_option,
         metavar="NAME=VALUE",
-        help="of Spark's reader; repeatable",
+        help="an option of Spark's reader; repeat for several options",
     )
-    parser.add_argument("--where", metavar="SQL", help="take only these rows")
+    parser.add_argument("--where", metavar="SQL", help="use only these rows")
 
 
 def add_service(parser: ArgumentParser, parallel: str) -> None:
     """`parallel`: the help text for --parallel."""
-    parser.add_argument("--url", help="of the service; LASTBIT_URL of the driver, else http://127.0.0.1:8000")
-    parser.add_argument("--token-file", type=Path, metavar="PATH", help="on the driver; LASTBIT_TOKEN without")
+    parser.add_argument("--url", help="the service's address (LASTBIT_URL of the driver, else http://127.0.0.1:8000)")
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help="a file on the driver (else LASTBIT_TOKEN)")
     parser.add_argument("--parallel", type=int, default=8, metavar="N", help=f"{parallel} (8)")
 
 
@@ -38,5 +38,5 @@ def token_of(file: Path | None) -> str | None:
 def _option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ArgumentTypeError(f"{text!r} is no option of a reader; expected NAME=VALUE")
+        raise ArgumentTypeError(f"{text!r} is not a reader option; expected NAME=VALUE")
     return name, value

@@ -1,6 +1,6 @@
-"""Item ids as Columns: builds ids from numbers and splits them into parts. Everything runs in the JVM.
+"""Item ids as Columns: builds ids from numbers, and splits ids into parts. Everything runs in the JVM.
 
-The parts of text that is not an item id (see `lastbit.ids`), and of null, are null.
+The parts are null for null and for text that is not an item id (see `lastbit.ids`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ColumnOrName: TypeAlias = Column | str
 
 
 def item_id(batch: ColumnOrName | int, number: ColumnOrName, group_size: int = DEFAULT_GROUP_SIZE) -> Column:
-    """The id of the item at `number` (0-based) of `batch`, a string; null where the number is null or negative.
+    """The id of the item at `number` (0-based) of `batch`, as a string; null if the number is null or negative.
 
     `batch` is a batch's id or a column of them. Raises `InvalidArgument` for a group size that no batch has.
     """
@@ -55,8 +55,8 @@ def item_index(column: ColumnOrName) -> Column:
 
 
 def item_number(column: ColumnOrName, group_size: int = DEFAULT_GROUP_SIZE) -> Column:
-    """An item's 0-based position in its batch; null also where the index lies beyond the group, as that is nobody's
-    item and never an alias of one in the next group. Raises `InvalidArgument` for a group size that no batch has."""
+    """An item's 0-based position in its batch. Null also if index ≥ group_size: such an id belongs to no item, and is
+    never an alias of an item in the next group. Raises `InvalidArgument` for a group size that no batch has."""
     size = _checked(group_size)
     group, index = item_group(column), item_index(column)
     return sf.when(index < size, group * sf.lit(size) + index)
@@ -65,7 +65,7 @@ def item_number(column: ColumnOrName, group_size: int = DEFAULT_GROUP_SIZE) -> C
 def _part(column: ColumnOrName, part: int) -> Column:
     text = _column(column)
     parts = [sf.regexp_extract(text, ITEM_ID, each).try_cast("bigint") for each in (1, 2, 3)]
-    # An id with an integer that is too large has no parts at all; regexp_extract gives '' where nothing matches.
+    # An id with a too large integer has no parts. regexp_extract returns '' if nothing matches.
     small = (parts[0] < INTEGER_LIMIT) & (parts[1] < INTEGER_LIMIT) & (parts[2] < INTEGER_LIMIT)
     return sf.when(small, parts[part - 1])
 

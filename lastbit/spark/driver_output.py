@@ -1,4 +1,4 @@
-"""The standard error of a job's driver."""
+"""Keeps the standard output of a job's driver free of other output."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class _DriversStandardError(io.TextIOBase):
     def write(self, text: str) -> int:
         try:
             self._print(text)
-        except Exception:  # noqa: BLE001  # the JVM is gone: better there than nowhere
+        except Exception:  # noqa: BLE001  # the JVM has ended: use Python's standard error instead
             os.write(2, text.encode())
         return len(text)
 
 
 def keep_standard_output_clean() -> None:
-    """spark-submit joins a Python program's standard error to its standard output; its own, the JVM's, is reached
-    through the gateway. From here on standard output has what the job prints there and nothing else."""
+    """Redirect `sys.stderr` to the standard error of the JVM, through the gateway: spark-submit would write Python's
+    standard error to its standard output. From then on, standard output has only what the job prints there."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         sys.stderr = _DriversStandardError()

@@ -8,18 +8,18 @@ from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, IllegalArgumentException, NumberFormatException, PySparkException
 
 SPARK_ERRORS = (PySparkException, Py4JError)
-"""All that Spark raises: what it has a class for in Python, and what it hasn't."""
+"""All errors that Spark raises: those with a Python class of their own, and others."""
 
 
 def is_wrong_use(error: Exception) -> bool:
-    """It lies with what was asked for: no such input or column, SQL or an option that is none."""
-    if isinstance(error, NumberFormatException):  # of a row's value
+    """Whether the arguments are wrong: no such input, column or option, or invalid SQL."""
+    if isinstance(error, NumberFormatException):  # caused by a value in a row
         return False
     return isinstance(error, AnalysisException | IllegalArgumentException)
 
 
 def told(error: Exception) -> str:
-    """Its first line, and that of what caused it: which file it was, and what about it."""
+    """The first line of the error's message, and that of its cause, such as the file and its problem."""
     cause: Any = getattr(error, "java_exception", None)
     if cause is None:
         return _line(str(error))

@@ -1,13 +1,14 @@
-"""From item ids to one bitfield a group, without a row leaving the JVM.
+"""Converts item ids to one bitfield per group. All rows stay in the JVM.
 
-Two aggregations. The first one gathers *words*, the bits of 512 neighbouring items, under the text before an id's
-last colon: eight `bit_or`s of longs, which Spark compiles and keeps in its hash map. The second one joins a group's
-words into its bitfield. `bitmap_construct_agg` would do it in one step, but its state is a binary value, for which
-Spark has no hash aggregation: it sorts all rows first and keeps 4 KiB for each group that a task meets, however few
-of its items it sees. Words cost what the rows cost, also where ids come at random from a large batch.
+There are two aggregations. The first one collects *words*, the bits of 512 neighbouring items, grouped by the text
+before an id's last colon: eight `bit_or`s of longs, which Spark compiles and keeps in its hash map. The second one
+joins a group's words into its bitfield. `bitmap_construct_agg` would do it in one step, but its state is a binary
+value, for which Spark has no hash aggregation: it would sort all rows first and need 4 KiB for each group in a task,
+even for a few items. The cost of words grows with the rows, even if ids come in random order from a large batch.
 
-An id is judged as strictly as `lastbit.ids` does, without a regular expression for each row: the index is cast, and is
-one if its digits make up exactly what stands after the last colon; the text before it is judged once for each word.
+Ids are checked as strictly as in `lastbit.ids`, without a regular expression for each row. The text after the last
+colon is cast to an integer, and is valid if that integer has exactly these digits. The text before the last colon is
+checked once for each word.
 
 A word's long keeps bit i at 8 * (7 - i // 8) + i % 8, so that its hexadecimal digits, most significant first, are
 those of the bitfield in our order: bit i of a group is `bytes[i // 8] >> (i % 8) & 1`.
@@ -33,22 +34,22 @@ WORDS = MAX_GROUP_SIZE // WORD
 """Words of the largest possible group."""
 
 Failed: TypeAlias = Column | str
-"""Selects failed rows: a Column or SQL. Null counts as not failed, as in WHERE."""
+"""Selects failed rows: a Column or SQL. Null means not failed, as in WHERE."""
 
 
 def item_masks(df: DataFrame, column: str | Column = "item_id", *, failed: Failed | None = None) -> DataFrame:
-    """One row for each group of which `df` has an item id:
+    """One row for each group that has an item id in `df`:
 
     | column | is |
     |---|---|
-    | batch, group | the group; both null in the one row that counts texts that are not item ids, null included |
-    | bits | its items, little-endian bit order, up to index 32,767; the bytes after the last item's may be missing |
-    | failed_bits | those that failed; null where none did. An item with a failed row and a good one is not failed |
-    | items | the distinct items among the ids, those beyond included |
-    | beyond | how many of them have an index of 32,768 or more, which is beyond any group |
-    | rows | the rows that they came from |
+    | batch, group | the group; both null in the only row for texts that are not item ids, including null |
+    | bits | its items, little-endian bit order, up to index 32,767; bytes after that of the last item may be missing |
+    | failed_bits | the failed items; null if none failed. An item with a failed row and a good one is not failed |
+    | items | the number of distinct items, including those counted in `beyond` |
+    | beyond | the number of items with an index of 32,768 or more, which no group has |
+    | rows | the number of rows with these items |
 
-    Nothing is computed yet. Raises `InvalidArgument` where the column is not there or is no text.
+    The result is lazy. Raises `InvalidArgument` if there is no such column, or it isn't text.
     """
     rows = ids_of(df, column, failed)
     words = _words(rows)
@@ -78,8 +79,7 @@ def item_masks(df: DataFrame, column: str | Column = "item_id", *, failed: Faile
 
 
 def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) -> DataFrame:
-    """The column of ids as `id` and, where `failed` is given, whether the row failed as `failed`. Raises
-    `InvalidArgument`."""
+    """The column of ids as `id` and, with `failed`, whether the row failed as `failed`. Raises `InvalidArgument`."""
     ids = df[column] if isinstance(column, str) and column in df.columns else column
     columns = [(sf.col(ids) if isinstance(ids, str) else ids).alias("id")]
     if failed is not None:
@@ -90,18 +90,18 @@ def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) ->
         schema = selection.schema
     except AnalysisException as error:
         shown = ", ".join(df.columns) or "none"
-        raise InvalidArgument(f"there is no such column as asked for (the columns are {shown}): {error}") from error
+        raise InvalidArgument(f"there is no such column (the columns are {shown}): {error}") from error
     if not isinstance(schema["id"].dataType, StringType):
         found = schema["id"].dataType.simpleString()
-        raise InvalidArgument(f"the column of item ids is of type {found}, not string; ids are text, like 7:0:42")
+        raise InvalidArgument(f"the column of item ids has the type {found}, not string; ids are text, like 7:0:42")
     if failed is not None and not isinstance(schema["failed"].dataType, BooleanType):
         found = schema["failed"].dataType.simpleString()
-        raise InvalidArgument(f"what says which rows failed is of type {found}, not boolean")
+        raise InvalidArgument(f"the condition for failed rows has the type {found}, not boolean")
     return selection
 
 
 def _words(rows: DataFrame) -> DataFrame:
-    """(batch, group, word) → the bits of its items, how many they are, and the rows that they came from."""
+    """(batch, group, word) → the bits of its items, the number of items, and the number of their rows."""
     with_failed = "failed" in rows.columns
     flag = [sf.coalesce("failed", sf.lit(False)).alias("failed")] if with_failed else []
     kept = ["failed"] if with_failed else []
@@ -113,7 +113,7 @@ def _words(rows: DataFrame) -> DataFrame:
         "head",
         sf.octet_length("id").alias("length"),
         sf.octet_length("head").alias("before"),
-        # With more colons than two, or fewer, head and tail don't make up the id, which the lengths show.
+        # If there are not exactly two colons, head and tail don't add up to the id. The lengths show this.
         sf.substring_index("id", ":", -1).alias("tail"),
     )
     cut = cut.select(
@@ -149,7 +149,7 @@ def _words(rows: DataFrame) -> DataFrame:
     gathered_words = parsed.groupBy(
         sf.when(index.isNotNull(), sf.col("head")).alias("head"), sf.shiftright(index, shift).alias("word")
     ).agg(sf.count(sf.lit(1)).alias("rows"), *sums)
-    # The heads, once for each word: two integers below 2^53, or the whole word is malformed.
+    # Check the heads, once for each word: two integers below 2^53, or the whole word is malformed.
     parts = [sf.regexp_extract("head", rf"\A{INTEGER}:{INTEGER}\z", part).try_cast("bigint") for part in (1, 2)]
     acked = sf.array(*[f"acked{each}" for each in range(LONGS)])
     judged = gathered_words.select(
@@ -188,7 +188,7 @@ def _any(longs: Column) -> Column:
 
 
 def _bitfield(name: str) -> Column:
-    """The words' longs of that name, joined: gaps between words are zeros."""
+    """The words' longs of that name, joined. Gaps between words are filled with zeros."""
     words = sf.col("words")
 
     def text(word: Column, position: Column) -> Column:

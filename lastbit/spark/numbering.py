@@ -1,18 +1,18 @@
-"""Giving each row of a DataFrame an item id that stays its own.
+"""Assigns each row of a DataFrame a stable item id.
 
-Spark computes a row as often as it likes: a task is retried, an executor is lost, a frame is used twice, and the second
-time its partitions may be others. An id that depends on where a row was computed (its partition, its place in it) then
-moves to another row, and an ack resolves the wrong item. So here the number is a fact of the *content*: a row's rank
-among all rows in the order of a hash of its columns, then of the columns themselves. That order knows no partitions.
-Rows that are equal in everything stand next to each other in it and are interchangeable.
+Spark may compute a row several times: a task is retried, an executor is lost, or a frame is used twice. The second
+time, its partitions may differ. If an id depended on the row's partition and place, it would move to another row, and
+an ack would resolve the wrong item. So the number depends on the *content*: it is the row's rank among all rows,
+ordered by a hash of its columns, then by the columns themselves. That order is independent of partitions. Equal rows
+are next to each other in it and are interchangeable.
 
-The hash's first 12 bits are the row's *bucket*. One pass counts the buckets; the sums over the smaller ones are where
-each bucket begins; the rank within the bucket is a window function. The frame is shuffled once by bucket, and sorted.
+The hash's first 12 bits are the row's *bucket*. One pass counts the rows of each bucket. The sum of the counts of all
+smaller buckets is the first number of a bucket. The rank within a bucket is a window function. The frame is shuffled
+once by bucket, and sorted.
 
-It cannot stabilize an unstable frame: with `rand()`, `uuid()`, the clock or a changed source, rows have different
-content the second time. Then the count of a bucket no longer fits, mostly, and the job fails rather than hand out ids
-that are another row's; but a change that keeps all counts is not seen. Write such a frame down first, and number what
-was written.
+This can't make an unstable frame stable: with `rand()`, `uuid()`, the clock or a changed source, rows have different
+content the second time. Then the count of a bucket usually differs, and the job fails instead of assigning ids of other
+rows. A change that keeps all counts is not detected. Store such a frame first, and number the stored rows.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ def with_item_ids(
     timeout: float = 30.0,
     retry: Retry | None = None,
 ) -> DataFrame:
-    """`df` with one more column: each row's item id, fresh in `batch`, which is extended by the number of rows, now.
+    """`df` with one more column: each row's new item id in `batch`. This call extends the batch by the number of rows.
 
-    The ids stay with their rows whenever and however the frame is computed again, because a row's number is its rank by
-    content: by a hash of its columns, then the columns; no checkpoint is needed. The price is one more pass over the
-    frame, here, and one shuffle and sort where it is used. The frame must be deterministic: a row that has another
-    content the second time (`rand()`, the clock) has another id, and the job fails where that shows.
+    A row keeps its id when Spark computes the frame again, because the row's number is its rank by content: by a hash
+    of its columns, then by the columns. No checkpoint is needed. The cost is one more pass over the frame in this call,
+    and one shuffle and sort when the result is used. The frame must be deterministic: a row with different content the
+    second time (`rand()`, the clock) has another id, and the job fails if it detects that.
 
-    `batch`: a handle of a `Client`, or a batch's id with `url` and `token`. `by`: the columns that tell the rows apart;
-    without it all that can be compared. Rows that are equal in them, and in all else that can be compared, may swap
-    their ids. `idempotency_key`: the extend's; with the same key and the same rows a program that is run again gives
-    them the same ids.
+    `batch`: a handle of a `Client`, or a batch's id with `url` and `token`. `by`: the columns that distinguish the
+    rows; by default all comparable columns. Rows that are equal in these, and in all other comparable columns, may swap
+    their ids. `idempotency_key`: the key of the extend; if a program is run again with the same key and the same rows,
+    they get the same ids.
 
     Raises `InvalidArgument`, `ServiceError` (the batch is sealed, the key was used for another number of rows) and
     `ServiceUnreachable`.
     """
     if column in df.columns:
-        raise InvalidArgument(f"the frame has a column {column!r} already; name another one")
+        raise InvalidArgument(f"the frame already has a column {column!r}; choose another name")
     keys = _keys(df, by)
     hashed = df.withColumn(_HASH, sf.xxhash64(*(_name(name) for name in keys)))
-    # Unsigned, so that the buckets are 0 .. 4095; their order is of no matter, only that it is fixed.
+    # Unsigned, so that the buckets are 0 .. 4095. Any fixed order would do.
     hashed = hashed.withColumn(_BUCKET, sf.shiftrightunsigned(_HASH, 64 - BUCKET_BITS))
     counts = sorted((row[0], row[1]) for row in hashed.groupBy(_BUCKET).count().collect())
     total = sum(count for _, count in counts)
@@ -87,8 +87,8 @@ def with_item_ids(
     ranked = hashed.withColumn(_RANK, sf.row_number().over(window) - 1).join(sf.broadcast(begins), _BUCKET, "left")
     error = sf.raise_error(
         sf.lit(
-            "with_item_ids: the frame's rows are not those that were counted, so their ids would not be stable. It is "
-            "not deterministic or its source has changed: write it down first, and number what was written"
+            "with_item_ids: the frame's rows differ from those that were counted, so their ids would not be stable. It "
+            "is not deterministic, or its source has changed: store the frame first, and number the stored rows"
         )
     ).cast("string")
     fits = sf.col(_RANK) < sf.col(_COUNT)
@@ -106,20 +106,20 @@ def _keys(df: DataFrame, by: Sequence[str] | None) -> list[str]:
     if by is None:
         keys = _comparable(df)
         if not keys:
-            raise InvalidArgument("no column of the frame can be compared, so nothing tells its rows apart")
+            raise InvalidArgument("no column of the frame can be compared, so its rows can't be distinguished")
         return keys
     names = [by] if isinstance(by, str) else list(by)
     for name in names:
         if name not in _comparable(df):
-            raise InvalidArgument(f"{name!r} is no column of the frame that can be compared; {_comparable(df)} are")
+            raise InvalidArgument(f"{name!r} is not a comparable column of the frame; these are: {_comparable(df)}")
     if not names:
-        raise InvalidArgument("by names at least one column")
+        raise InvalidArgument("by must name at least one column")
     return names
 
 
 def _comparable(df: DataFrame) -> list[str]:
     if len(set(df.columns)) < len(df.columns):
-        raise InvalidArgument(f"the frame has two columns of one name: {', '.join(df.columns)}")
+        raise InvalidArgument(f"the frame has two columns with the same name: {', '.join(df.columns)}")
     return [field.name for field in df.schema.fields if _has_order(field.dataType)]
 
 
@@ -137,5 +137,5 @@ def _has_order(kind: DataType) -> bool:
 
 
 def _name(name: str) -> Column:
-    """A column by its whole name, dots and all."""
+    """The column with this name, which may contain dots."""
     return sf.col("`" + name.replace("`", "``") + "`")

@@ -1,12 +1,13 @@
-"""Sending masks to the service, as it is done on executors: with this package and the standard library alone.
+"""Sends masks to the service from executors, with only this package and the standard library.
 
-One `Poster` is one partition's, or one micro-batch's of a writer. It keeps what waits below one request's limits and
-counts what the service said. It may run twice, at the same time too: Spark repeats tasks, and speculation runs copies.
-The bits are idempotent, so nothing is acked twice; only the copies' counts shift from applied to repeated.
+Each partition, and each micro-batch of a writer, has one `Poster`. It sends a request before the waiting masks exceed
+the limits of one, and adds up the results. It may run twice, even at the same time: Spark retries tasks, and
+speculation runs copies. The bits are idempotent, so no item is acked twice. Only the counts of the copies move from
+applied to repeated.
 
-A request's Idempotency-Key is made from the run's and the request's content. A task that is run again and meets the
-same rows in the same order sends the same requests under the same keys, and so sees `newly` again where the first one's
-answer was lost.
+A request's Idempotency-Key is derived from the run's key and the request's content. If a task is run again with the
+same rows in the same order, it sends the same requests with the same keys. So it sees `newly` again if the first
+response was lost.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Mask = tuple[int | None, int | None, bytes | None, bytes | None, int, int, int]
 """A row of `item_masks`: batch, group, bits, failed_bits, items, beyond, rows."""
 
 GROUPS_A_CALL = 512
-"""The number of groups that the service locks in one transaction."""
+"""The default number of groups in a call: the number that the service locks in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """How masks are sent. `run` names the call of `ack`, for the Idempotency-Keys."""
+    """How masks are sent. `run` identifies the call of `ack` in the Idempotency-Keys."""
 
     connection: Connection
     run: str
@@ -47,7 +48,7 @@ class Posting:
 
 @dataclass(slots=True)
 class Posted:
-    """One partition's counts and results; `error` if it failed before its end."""
+    """One partition's counts and results. `error` is set if it failed before its end."""
 
     rows: int = 0
     items: int = 0
@@ -70,8 +71,8 @@ class Posted:
 
 
 def post(masks: Iterable[Mask], posting: Posting) -> Iterator[Posted]:
-    """Send a partition's masks; yields one `Posted`. An error of the service is its value, not raised: Spark would try
-    the task again, on top of the retries, and bury the error in its own."""
+    """Send a partition's masks. Yields one `Posted`, which contains an error of the service instead of raising it:
+    Spark would retry the task, in addition to the client's retries, and wrap the error in its own."""
     poster = Poster(posting)
     try:
         for mask in masks:
@@ -125,7 +126,7 @@ class Poster:
         waiting.size += size
 
     def _cut(self, batch: int, bits: bytes) -> bytes:
-        """The bits within the batch's group size; others are counted as rejected."""
+        """The bits within the batch's group size. The others are counted as rejected."""
         if len(bits) * 8 <= MIN_GROUP_SIZE:
             return bits
         details = self._batch(batch)

@@ -1,13 +1,13 @@
-"""The data source `lastbit`: a frame that is written acks its items; a batch that is read gives its pending ones.
+"""The data source `lastbit`: writing a frame acks its items, and reading a batch returns its pending or failed items.
 
-Options of both: `url`, `token`, `timeout`. Reading: `batch`, `state` (`pending` or `failed`), `partitions` (8).
+Options for both: `url`, `token`, `timeout`. Reading: `batch`, `state` (`pending` or `failed`), `partitions` (8).
 Writing, in batch and in streams: `column` (`item_id`), `failed_column` (a boolean), `reason`, `strict`,
-`chunk` (262144, the rows that are made into masks at a time).
+`chunk` (262144, the number of rows that are combined into masks at a time).
 
-Spark gives a Python writer no word in the plan, so rows come to Python as Arrow columns, are made into masks there, and
-cost several times what `lastbit.spark.ack` does, which has them made in the JVM. Where ids come at random from a large
-batch, each chunk of rows meets most of its groups: there use `ack`, or sort first. Spark refuses a Python data source
-that is written without `mode("append")`.
+A Python writer can't change Spark's query plan. So the rows are passed to Python as Arrow columns and combined into
+masks there, which costs several times as much as `lastbit.spark.ack`, which does this in the JVM. If ids come in random
+order from a large batch, each chunk of rows has items of most of its groups. In that case use `ack`, or sort first.
+Spark refuses to write to a Python data source without `mode("append")`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NotClean(errors.LastbitError):
         self.report = report
 
     def __str__(self) -> str:
-        return f"the good items are acked, and these were not: {self.report}"
+        return f"the valid items are acked; these are not: {self.report}"
 
 
 class LastbitSource(DataSource):
@@ -106,7 +106,7 @@ class LastbitSource(DataSource):
             if name not in schema.names:
                 raise errors.InvalidArgument(f"there is no column {name!r}; the columns are {', '.join(schema.names)}")
             if (found := schema[name].dataType.simpleString()) != kind:
-                raise errors.InvalidArgument(f"the column {name} is of type {found}, not {kind}")
+                raise errors.InvalidArgument(f"the column {name} has the type {found}, not {kind}")
         strict = self.options.get("strict", "false").lower() == "true"
         posting = Posting(self._connection(), uuid.uuid4().hex, self.options.get("reason"))
         return _Writing(posting, column, failed, strict, max(1, self._whole("chunk", CHUNK)))
@@ -149,7 +149,7 @@ class _Reader(DataSourceReader):
 
 
 def _ids(batch: int, numbers: range, group_size: int) -> Any:
-    """The ids of a run of numbers as an Arrow array, made a column at a time."""
+    """The ids of a run of numbers as an Arrow array. The computation is vectorised."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -208,7 +208,7 @@ class _Writer(DataSourceArrowWriter):
         self._writing.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Acks stay: those items are done, whatever happened to other tasks."""
+        """Does nothing: acks stay, as these items are done even if other tasks fail."""
 
 
 class _StreamWriter(DataSourceStreamArrowWriter):
@@ -222,11 +222,11 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         self._writing.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Acks stay, as in batch."""
+        """Does nothing; see `_Writer.abort`."""
 
 
 def _chunks(batches: Iterator[Any], most: int) -> Iterator[Any]:
-    """Record batches put together to about `most` rows."""
+    """Record batches, combined to about `most` rows each."""
     import pyarrow as pa
 
     waiting: list[Any] = []

@@ -5,11 +5,11 @@ numbers start again, and a sink that relied on them would drop new messages or c
 may be replayed, divided differently, or sent by two drivers at once.
 
 A row is a message, identified by its topic, partition and offset; a repeated row counts once. A flat map is applied
-here (`explode`), so that its results can be told apart from repeated rows: one message's deltas for one key are summed,
-deltas of several messages never are.
+here (`explode`), so that its results can be distinguished from repeated rows: one message's deltas for one key are
+summed, deltas of several messages never are.
 
 A tally needs the order of each source for each key. All entries of one source for one key go to one task, which sends
-them in offset order, one call after the other. The next micro-batch starts when all calls are answered.
+them in offset order, one call after the other. The next micro-batch starts when all calls have finished.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CHAIN: Final = "array<struct<topic:string,partition:bigint,offset:bigint,child:
 class TallyReport:
     """The result for a DataFrame's rows: applied + repeated = entries, one for each key of each message.
 
-    If Spark ran a task twice, the reported copy may have found the other's work done; then entries that this call
+    If Spark ran a task twice, the report may be from the copy that found the work done. Then entries that this call
     applied count as `repeated`. The totals are not affected.
     """
 
@@ -92,13 +92,13 @@ def apply_tally(
     `ServiceUnreachable`; then some entries may be applied, and repeating the call is safe. Requires a classic session.
     """
     if parallel < 1:
-        raise InvalidArgument(f"there is at least one task, not {parallel!r}")
+        raise InvalidArgument(f"parallel must be at least 1, not {parallel!r}")
     if not 1 <= entries <= 10_000:
         raise InvalidArgument(f"a call has 1 to 10,000 entries, not {entries!r}")
     connection = Connection.named(url, token, timeout, retry)
     source = {"topic": topic, "partition": partition, "offset": offset, "child": child, "generation": generation}
     rows = _rows(df, {"key": key, "delta": delta, **source}, header, explode)
-    # Nothing, before Spark computes anything: is the service there, does it let us, can this be a tally?
+    # Send an empty call before Spark computes anything, to check the address, the token and the tally's name.
     connection.driver().run(calls.apply, tally, [])
     return _sent(_in_order(rows, parallel), connection, tally, entries)
 
@@ -144,14 +144,12 @@ def _rows(
         schema = rows.schema
     except AnalysisException as error:
         column_names = ", ".join(df.columns) or "none"
-        raise InvalidArgument(
-            f"there is no such column as asked for (the columns are {column_names}): {error}"
-        ) from error
+        raise InvalidArgument(f"there is no such column (the columns are {column_names}): {error}") from error
     for field in schema:
         wanted = StringType if field.name in ("key", "topic") else IntegralType
         if not isinstance(field.dataType, wanted):
             kind = "string" if wanted is StringType else "a whole number"
-            raise InvalidArgument(f"the {field.name} is of type {field.dataType.simpleString()}, not {kind}")
+            raise InvalidArgument(f"the {field.name} has the type {field.dataType.simpleString()}, not {kind}")
     return rows.where("key IS NOT NULL AND delta IS NOT NULL")
 
 
@@ -166,7 +164,7 @@ def _roots(header: Column, row_columns: dict[str, Column]) -> dict[str, Column]:
     number = sf.lit(0).cast("long")
     for stage in range(STAGES):
         number = sf.shiftleft(number, BITS) + sf.coalesce(sf.get(children, sf.lit(stage)), sf.lit(0))
-    # An invalid header gives null, which is refused when the row is sent.
+    # An invalid header results in null, which is refused when the row is sent.
     root = sf.get(hops, sf.lit(0))
     root_columns = {name: root[name] for name in ("topic", "partition", "offset")}
     root_columns |= {"child": number, "generation": sf.coalesce(root["generation"], sf.lit(0))}
@@ -178,7 +176,7 @@ def _in_order(rows: DataFrame, parallel: int) -> DataFrame:
     """One entry for each key of each message; all entries of one key and source are in one task, sorted by position."""
     source_and_key = ["topic", "partition", "generation", "key"]
     position = ["offset", "child"]
-    # One shuffle: the groupings are finer than the partitions, so they need none of their own.
+    # One shuffle is enough: the groupings are finer than the partitions, so they need no other.
     entries = (
         rows.repartition(parallel, *source_and_key)
         .groupBy(*source_and_key, *position, "row")
@@ -245,10 +243,10 @@ def _send(rows: Iterable[Any], connection: Connection, tally: str, most: int) ->
 def _entry(row: Any) -> Json:
     source = Source(row.topic, row.partition, row["offset"], row.child, row.generation)
     if None in source:
-        raise InvalidArgument(f"a row of the key {row.key!r} does not say where it comes from: {source}")
+        raise InvalidArgument(f"a row with the key {row.key!r} has no valid source: {source}")
     if row.delta != row.most:
         raise InvalidArgument(
-            f"the message at {source} is there twice, and brings {row.key!r} {row.delta} and {row.most}; what a flat "
-            "map makes of one message is made by `explode`"
+            f"the message at {source} occurs twice, with the deltas {row.delta} and {row.most} for {row.key!r}; use "
+            "`explode` to derive several entries from one message"
         )
     return calls.entry_json((row.key, row.delta, source))

@@ -41,7 +41,7 @@ def ack_udf(
     from pyspark.sql.functions import arrow_udf
 
     if reason is not None and not fail:
-        raise InvalidArgument("only failures take a reason")
+        raise InvalidArgument("a reason is possible only with fail=True")
     connection = Connection.named(url, token, timeout, retry)
     verb = "failures" if fail else "acks"
 
@@ -55,7 +55,7 @@ def ack_udf(
                 results += _answers(driver, verb, array[first : first + MOST_ITEMS].to_pylist(), reason)
             yield pa.array(results, pa.string())
 
-    # Named here, as the annotations of this module are text and pyarrow's names are not its globals.
+    # Set here, as the annotations of this module are text, and pyarrow's names are not among its globals.
     import pyarrow as pa
 
     answers.__annotations__ = {"arrays": Iterator[pa.Array], "return": Iterator[pa.Array]}

@@ -1,6 +1,6 @@
-"""A stream's events, handled in parallel and in order per key, and the offset that is safe to commit.
+"""Handles a stream's events in parallel, in order per key, and computes the offset that is safe to commit.
 
-`AckWindow`, `run_ordered` and `partition_of` need the standard library alone; each name is imported when it is first
+`AckWindow`, `run_ordered` and `partition_of` need only the standard library. Each name is imported when it is first
 used.
 """
 

@@ -3,13 +3,13 @@
 Two drivers use it, one with threads and one with tasks: they run the steps that are `due`, report each outcome, and
 wait until the `deadline`. Three things that could go wrong, and why they cannot:
 
-*The service gives a partition to another worker while this one believes that it has it.* Here the lease starts when the
-sync is sent; in the service it starts when the sync is handled, which is later. So it ends here first, and everything
-held then counts as lost. The same is true of the deadline of a release. If a worker sleeps past these deadlines, its
-later writes carry the old epoch and the service refuses them.
+*The service assigns a partition to another worker while this one believes that it owns it.* Here the lease starts when
+the sync is sent. In the service it starts when the sync is handled, which is later. So the lease ends here first, and
+all partitions then count as lost. The same is true of the deadline of a release. If a worker is suspended past these
+deadlines, its later writes have the old epoch, and the service refuses them.
 
-*A response is out of date*, because something changed while it was in flight. A partition released in the meantime
-stays in `_owed` until a sync that reported it is answered. A partition whose epoch the service refused as stale is
+*A response is outdated*, because something changed while it was in transit. A partition released in the meantime stays
+in `_owed` until there is a response to a sync that reported it. A partition whose epoch the service refused as stale is
 never accepted again under that epoch. A response that arrives after its own lease has ended is ignored.
 
 *Callbacks of one partition overlap.* Each partition has a lane that runs its callbacks in order, one at a time. Lanes
@@ -39,7 +39,7 @@ FAREWELL = 2.0
 """Seconds to wait for running steps after the time to drain is over."""
 
 JITTER = 0.2
-"""The largest fraction of the interval by which a sync may come early, so that workers started together spread out."""
+"""The maximum fraction of the interval by which a sync may be early, so that workers started together spread out."""
 
 FIRST_PAUSE = 0.05
 LAST_PAUSE = 1.0
@@ -111,17 +111,17 @@ class Held:
         """The snapshot to commit, and the ack count to pass to `committed` afterwards. Raises `StaleEpoch` if the
         partition is known to be lost."""
         if self.lost or self._given_back:
-            detail = f"partition {self.partition} is not this worker's any more at epoch {self.epoch}"
+            detail = f"this worker no longer owns partition {self.partition} at epoch {self.epoch}"
             raise errors.StaleEpoch(409, "stale_epoch", detail)
         acks = self.window.acks  # before the snapshot, so that the snapshot contains all of them
         return self.window.snapshot(), acks
 
     def committed(self, acks: int) -> None:
-        """The service has stored a snapshot with this ack count."""
+        """Record that the service has stored a snapshot with this ack count."""
         self._kept = max(acks, self._kept)
 
     def __repr__(self) -> str:
-        state = "lost" if self.lost else "active" if self.active else "to be given back"
+        state = "lost" if self.lost else "active" if self.active else "being released"
         return f"<{type(self).__name__} partition {self.partition}, epoch {self.epoch}, {state}>"
 
 
@@ -130,8 +130,8 @@ A = TypeVar("A", bound=Held)
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A step: send a heartbeat that reports the drained partitions with their epochs; with `leaving` it asks for no
-    more."""
+    """A step: send a heartbeat that reports the drained partitions with their epochs. With `leaving`, it requests no
+    partitions."""
 
     drained: tuple[tuple[int, int], ...]
     leaving: bool
@@ -161,11 +161,11 @@ class Membership(Generic[A]):
     ) -> None:
         self.session = secrets.token_hex(16)
         self.error: BaseException | None = None
-        """The error that ended it; None if `stop` did."""
+        """The error that ended the membership; None if `stop` ended it."""
         self.release: float | None = None
         """Seconds in which a partition must be drained, as of the last sync."""
         self.gone = False
-        """Whether the service needs no (further) message that this worker leaves."""
+        """Whether the worker need not leave explicitly, because the service knows that it has left."""
         self._make = make
         self._now = now
         self._chance = chance
@@ -191,7 +191,7 @@ class Membership(Generic[A]):
 
     @property
     def over(self) -> bool:
-        """Whether nothing is held and no callback or sync is running that could still end in time."""
+        """Whether no partition is held, and no callback or sync is running that could still end in time."""
         lanes = self._lanes.values()
         if not self.stopping or self._held or any(lane.waiting and not lane.busy for lane in lanes):
             return False
@@ -261,7 +261,7 @@ class Membership(Generic[A]):
 
     def _refused(self, error: BaseException) -> None:
         if not passes(error):
-            # The service does not know this worker any more, or will never accept it.
+            # The service no longer knows this worker, or will never accept it.
             self.gone = True
             self.fail(error)
             for assignment in self.held:
@@ -293,7 +293,7 @@ class Membership(Generic[A]):
                 self._lose(assignment)
 
     def fence(self, assignment: A) -> None:
-        """The service refused the assignment's epoch as stale."""
+        """Record that the service refused the assignment's epoch as stale."""
         partition = assignment.partition
         self._fenced[partition] = max(assignment.epoch, self._fenced.get(partition, assignment.epoch))
         if self._held.get(partition) is assignment:
@@ -356,7 +356,7 @@ class Membership(Generic[A]):
         assignment._lost = True
         assignment.window.close()
         del self._held[assignment.partition]
-        # An assignment that is already draining notices through `lost`.
+        # An assignment that is already draining detects this by its attribute `lost`.
         if not self._forget_unbegun(assignment) and assignment._release_by == math.inf:
             self._lane(assignment.partition).waiting.append(Call(assignment, assigned=False))
 

@@ -1,5 +1,5 @@
-"""State shared by the threaded and the asyncio runner: positions of the source's offsets, what is done, and the next
-commit.
+"""State shared by the threaded and the asyncio runner: positions of the source's offsets, the resolved offsets, and the
+next commit.
 
 It uses no threads and no event loop. A source's offset is either an integer, its number in a log, or opaque, such as a
 string or a tuple. Opaque offsets are counted as they arrive, and the count is the position in the window. The source's
@@ -23,7 +23,7 @@ log = logging.getLogger("lastbit.streams")
 CAPACITY: Final = 8192
 """Capacity of the window that is made if the caller passes none."""
 COMMIT_TRIES: Final = 5
-"""This many failed commits in a row, one interval apart, end the stream."""
+"""The number of failed commits in a row, one interval apart, that ends the stream."""
 LAST_TRIES: Final = 3
 """Attempts at the last commit."""
 LAST_PAUSE: Final = 0.2
@@ -79,7 +79,7 @@ class Progress(Generic[R]):
         self._options = options
         # A caller that passes a window stores more than the floor, so it gets a commit for every change.
         self._floor_alone = window is None
-        self._awaited = deque(self.window.outstanding)  # restored; the source is expected to bring them again
+        self._awaited = deque(self.window.outstanding)  # restored offsets, which the source should deliver again
         self._opaque: bool | None = None
         self._names: deque[tuple[int, Any]] = deque()
         self._at_floor: tuple[int, Any] | None = None  # the floor and the source's offset there
@@ -106,14 +106,12 @@ class Progress(Generic[R]):
         return self.window.high + 1
 
     def track(self, position: int, offset: Any) -> bool:
-        """`AckWindow.track`, without waiting. If the source skips a restored offset, it is gone from the log
-        (retention, compaction) and must not hold the floor forever."""
+        """`AckWindow.track`, without waiting. If the source skips a restored offset, retention or compaction has
+        removed it from the log. It is acked, so that it doesn't hold the floor forever."""
         while self._awaited and self._awaited[0] <= position:
             vanished = self._awaited.popleft()
             if vanished < position and self.window.ack(vanished):
-                log.warning(
-                    "the source passed over offset %d, which was outstanding: it is gone from its log", vanished
-                )
+                log.warning("the source skipped offset %d, which was outstanding: its log no longer has it", vanished)
         is_new = self.window.track(position)
         if self._opaque:
             with self._names_lock:
@@ -141,7 +139,7 @@ class Progress(Generic[R]):
                 self._settle_names()
                 if self._at_floor is None:
                     return None
-                # The floor may have moved on since it was read; this one belongs to the offset.
+                # The floor may have advanced since it was read. This floor belongs to the offset.
                 floor, offset = self._at_floor
         if acks == self._acks or self._floor is None or (self._floor_alone and floor <= self._floor):
             return None
@@ -158,9 +156,9 @@ class Progress(Generic[R]):
         self._commits_failed += 1
         if self._commits_failed >= COMMIT_TRIES:
             raise CommitFailed(due.offset) from error
-        log.warning("offset %r could not be committed, and is tried again: %r", due.offset, error)
+        log.warning("offset %r could not be committed; the commit will be retried: %r", due.offset, error)
 
-    def tell_if_stuck(self) -> None:
+    def report_if_stuck(self) -> None:
         """Report, once, an offset that has held the floor for too long."""
         position, age = self.window.held_by()
         if position is None or age < self._options.stuck_after or position == self._told:

@@ -6,10 +6,10 @@
         ├── UnknownOffset        acked, but never tracked; also a ValueError
         ├── OffsetOutOfOrder     tracked after a larger or equal offset; also a ValueError
         ├── WindowFull           too many positions above the floor
-        ├── WindowClosed         the stream has another owner: no more acks
+        ├── WindowClosed         the stream has another owner, so the window accepts no more acks
         ├── RecordFailed         a handler failed, and the stream stopped
         ├── CommitFailed         the floor could not be committed
-        └── SessionEnded         the session with the broker is over: its records cannot be committed any more
+        └── SessionEnded         the session with the broker has ended: its records can no longer be committed
 
 Each can be pickled.
 """
@@ -58,11 +58,11 @@ class WindowFull(StreamError):
         self.oldest = oldest
 
     def __str__(self) -> str:
-        return f"the window is full; offset {self.oldest} is the first that is outstanding"
+        return f"the window is full; its first outstanding offset is {self.oldest}"
 
 
 class WindowClosed(StreamError):
-    """The window is closed because its stream has another owner: it tracks and acks nothing any more."""
+    """The window is closed because its stream has another owner. It accepts no more offsets and acks."""
 
     def __str__(self) -> str:
         return "the window is closed"
@@ -93,7 +93,7 @@ class CommitFailed(StreamError):
 
 
 class SessionEnded(StreamError):
-    """The session with the broker is over. Its uncommitted records will be delivered in another session, and cannot be
+    """The session with the broker has ended. Its uncommitted records will be delivered in another session, and can't be
     committed in this one. `__cause__` is the broker client's error, if there was one."""
 
     def __init__(self, session: str, reason: str) -> None:
@@ -102,4 +102,4 @@ class SessionEnded(StreamError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"the session with {self.session} is over: {self.reason}"
+        return f"the session with {self.session} has ended: {self.reason}"

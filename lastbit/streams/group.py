@@ -27,11 +27,11 @@ from lastbit.streams.window import AckWindow
 R = TypeVar("R")
 
 LONGEST_WAIT = 3600.0
-"""Maximum seconds between checks for due steps; the deadline may be infinite, and a wait must not be."""
+"""Maximum seconds between checks for due steps. The deadline may be infinite, but a wait must be finite."""
 
 
 def now() -> float:
-    """Seconds on a clock that includes the time the machine sleeps, if there is one: leases run out meanwhile."""
+    """Seconds on a clock that also runs while the machine sleeps, if there is one, as leases expire during sleep."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -40,7 +40,7 @@ def now() -> float:
 def beat(
     service: Service, name: str, worker: str, capacity: int | None, membership: Membership[A], step: Sync
 ) -> Flow[Synced]:
-    # One attempt with a short timeout, so that there is time for another: each sync is a new request with a new lease.
+    # One attempt with a short timeout, which leaves time for another sync. Each sync is a new request with a new lease.
     hasty = replace(service, timeout=min(service.timeout, step.timeout), retry=Retry(attempts=1))
     capacity = 0 if step.leaving else capacity
     return groups.sync(hasty, name, worker, membership.session, step.drained, capacity)
@@ -57,7 +57,7 @@ def commit(
 
 
 def _for_a_lease(service: Service, ttl: float) -> Service:
-    """The service, with no more patience than a lease lasts: after it there is nothing left to insist on."""
+    """The service, with retries only during one lease: after that, the partition is lost anyway."""
     return replace(service, retry=replace(service.retry, deadline=min(service.retry.deadline, ttl)))
 
 
@@ -68,8 +68,8 @@ def window_of(grant: Granted, capacity: int) -> AckWindow:
 
 
 class Released(Exception):
-    """Ends a stream whose partition must be released or was lost; records waiting in its lanes belong to the next
-    owner."""
+    """Raised to end a stream whose partition must be released or was lost. The next owner handles the records waiting
+    in its lanes."""
 
 
 def while_active(assignment: Held, source: Iterable[R]) -> Iterator[R]:
@@ -143,17 +143,17 @@ class ConsumerGroup:
         """
         with self._changed:
             if self._callbacks is not None:
-                raise errors.InvalidArgument("a consumer group runs once; make another one")
+                raise errors.InvalidArgument("a ConsumerGroup can run only once; make another one")
             self._callbacks = (on_assigned, on_released)
         membership = self._membership
         try:
             self._drive()
-        except BaseException as error:  # noqa: BLE001  # Ctrl-C above all: it is raised after all partitions are released
+        except BaseException as error:  # noqa: BLE001  # such as Ctrl-C; raised after all partitions are released
             with self._changed:
                 membership.fail(error)
             self._drive()
         if not membership.gone:
-            # If this fails, the lease runs out.
+            # If this fails, the lease expires.
             with suppress(errors.LastbitError):
                 self._driver.run(leave, self.name, self.worker, membership)
         if membership.error is not None:
@@ -215,7 +215,7 @@ class ConsumerGroup:
     def _drive(self) -> None:
         with self._changed:
             while not self._membership.over:
-                if self._stopped:  # not in `stop`, because a signal handler may interrupt any code
+                if self._stopped:  # checked here, as a signal handler may call `stop`
                     self._membership.stop()
                 for step in self._membership.due():
                     threading.Thread(target=self._do, args=(step,), name=f"lastbit-{self.name}", daemon=True).start()

@@ -1,4 +1,4 @@
-"""`AsyncConsumerGroup`: a worker's part in a consumer group, driven by the tasks of an event loop; see `group.py`."""
+"""`AsyncConsumerGroup`: a worker of a consumer group, run by the tasks of an event loop; see `group.py`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AsyncAssignment(Held):
         self._group = group
 
     async def commit(self, token: str | None = None, head: int | None = None) -> None:
-        """Keep what the window knows with the service; see `Assignment.commit`."""
+        """Commit the window's snapshot to the service; see `Assignment.commit`."""
         await self._group._commit(self, token, head)
 
 
@@ -38,8 +38,8 @@ AsyncCallback = Callable[[AsyncAssignment], Awaitable[object] | object]
 
 
 class AsyncConsumerGroup:
-    """`ConsumerGroup` for the tasks of one event loop. Callbacks may be coroutine functions; one that blocks the loop
-    stops the heartbeats too."""
+    """`ConsumerGroup` for the tasks of one event loop. Callbacks may be coroutine functions. A callback that blocks the
+    loop also stops the heartbeats."""
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class AsyncConsumerGroup:
         return self._membership.held
 
     async def run(self, on_assigned: AsyncCallback, on_released: AsyncCallback) -> None:
-        """Take part until `stop` is called, or the task is cancelled; see `ConsumerGroup.run`."""
+        """Work in the group until `stop` is called or the task is cancelled; see `ConsumerGroup.run`."""
         if self._callbacks is not None:
-            raise errors.InvalidArgument("a consumer group runs once; make another one")
+            raise errors.InvalidArgument("an AsyncConsumerGroup can run only once; make another one")
         self._callbacks = (on_assigned, on_released)
         membership = self._membership
         try:
             await self._drive()
-        except BaseException as error:  # noqa: BLE001  # a cancelled task above all: it is raised when all is given back
+        except BaseException as error:  # noqa: BLE001  # such as a cancellation; raised at the end
             membership.fail(error)
             await self._drive()
         if not membership.gone:
-            # If this fails, the lease runs out.
+            # If this fails, the lease expires.
             with suppress(errors.LastbitError):
                 await self._driver.run(leave, self.name, self.worker, membership)
         if membership.error is not None:
@@ -109,7 +109,7 @@ class AsyncConsumerGroup:
                 )
             except Released:
                 pass
-            except BaseException as error:  # noqa: BLE001  # it is consume's caller who is told of it
+            except BaseException as error:  # noqa: BLE001  # `consume` raises it
                 if assignment.lost:
                     return  # the next owner handles these records
                 self._membership.fail(error)
@@ -122,12 +122,12 @@ class AsyncConsumerGroup:
         async def end(assignment: AsyncAssignment) -> None:
             _, late = await asyncio.wait([streams.pop(assignment)], timeout=self._membership.release)
             for task in late:
-                task.cancel()  # it is lost by now
+                task.cancel()  # the partition is lost
 
         await self.run(begin, end)
 
     def stop(self) -> None:
-        """Have `run` give everything back and return; from the event loop's own thread."""
+        """Make `run` release all partitions and return. Call it in the event loop's thread."""
         self._membership.stop()
         self._changed.set()
 
@@ -138,7 +138,7 @@ class AsyncConsumerGroup:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             self._changed.clear()
-            # Not wait_for, which in Python 3.11 swallows a cancellation that comes together with what it waits for.
+            # Not wait_for: in Python 3.11 it loses a cancellation that coincides with the event.
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(LONGEST_WAIT, max(0.0, self._membership.deadline - now()))):
                     await self._changed.wait()
@@ -150,7 +150,7 @@ class AsyncConsumerGroup:
                 outcome = await self._beat(step)
             else:
                 await self._call(step)
-        except BaseException as error:  # noqa: BLE001  # it is run's caller who is told of it
+        except BaseException as error:  # noqa: BLE001  # `run` raises it
             outcome = error
         self._membership.done(step, outcome)
         self._changed.set()

@@ -1,14 +1,14 @@
-"""A stream handled in parallel, in order per key, with the offset that is safe to commit.
+"""Handles a stream in parallel, in order per key, and commits the safe offset.
 
 One reader (the calling thread) tracks each record and puts it into the lane of its key. A lane is a thread that handles
 its records one after the other. One committer commits the floor. Things that could go wrong, and why they can't:
 
-* A record is committed that nobody handled. It is tracked before it is put into a lane, and acked after its handler has
+* A record is committed but was not handled. It is tracked before it is put into a lane, and acked after its handler has
   returned, so a floor at or above it means that it was handled. Filtered records and those sent to the dead letters are
   acked too; otherwise they would hold the floor forever.
-* A failure loses finished work. When the stream ends by a failure (of a handler, the source or a commit, or by Ctrl-C),
-  the safe floor is committed before the error is raised, and later records of the failed lane are not handled.
-* One stuck key takes all memory. Its records wait in its lane and other lanes continue, until the window is full; then
+* A failure loses finished work. When the stream ends with a failure (of a handler, the source or a commit, or by
+  Ctrl-C), the safe floor is committed before the error is raised, and later records of the failed lane are not handled.
+* One stuck key uses all memory. Its records wait in its lane and other lanes continue, until the window is full; then
   the reader stops reading the source. `on_stuck` receives the offset.
 * A commit is overtaken by an older one. Commits are made one at a time, and each computes the floor when it starts.
 * A handler still runs when the stream has ended and is started again. The lanes finish their current records before the
@@ -101,8 +101,8 @@ class _Run(Generic[R]):
         self._changed = threading.Condition()
         self._running = options.lanes
         self._failure: BaseException | None = None
-        self._hurry = threading.Event()  # commit now: the stream has failed
-        self._over = threading.Event()  # the committer's end
+        self._hurry = threading.Event()  # set when the stream has failed: commit now
+        self._over = threading.Event()  # set to end the committer
 
     def run(self, source: Iterable[tuple[Any, R] | None]) -> None:
         for number, lane in enumerate(self._lanes):
@@ -221,7 +221,7 @@ class _Run(Generic[R]):
                 is_last = self._hurry.wait(self._options.every)
                 if self._over.is_set():
                     return
-                self._progress.tell_if_stuck()
+                self._progress.report_if_stuck()
                 self._commit_once()
                 if is_last:
                     self._over.wait()

@@ -173,7 +173,7 @@ class _Run(Generic[R]):
     async def _commit_regularly(self) -> None:
         try:
             while not await _set_within(self._over, self._options.every):
-                self._progress.tell_if_stuck()
+                self._progress.report_if_stuck()
                 await self._commit_once()
         except Exception as error:  # noqa: BLE001  # `run` raises it after the last commit
             self._fail(error)

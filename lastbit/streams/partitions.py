@@ -1,4 +1,4 @@
-"""Which partition does a key belong to? The same answer in every process, on every machine, in every release."""
+"""The partition of a key: the same in every process, on every machine, in every release."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from lastbit.errors import InvalidArgument
 
 
 def partition_of(key: str | bytes, partitions: int) -> int:
-    """The CRC-32 (that of zlib) of the key's bytes, text as UTF-8, modulo `partitions`. Never Python's `hash`, which
-    differs from process to process."""
+    """The CRC-32 (as in zlib) of the key's bytes, modulo `partitions`. Text is encoded as UTF-8. Python's `hash` would
+    differ between processes. Raises `InvalidArgument`."""
     if partitions < 1:
-        raise InvalidArgument(f"there is at least 1 partition, not {partitions!r}")
+        raise InvalidArgument(f"partitions must be at least 1, not {partitions!r}")
     return zlib.crc32(key.encode() if isinstance(key, str) else key) % partitions

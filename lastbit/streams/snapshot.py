@@ -1,14 +1,15 @@
-"""A window's state as a value and as bytes: the floor, and the outstanding offsets above it. Pure.
+"""A window's state as a value and as bytes: the floor, and the outstanding offsets above it.
 
-A snapshot answers one question after a restart: was this offset done? A wrong yes would silently skip the record
-forever. So in every unclear case the answer is no, and the record is replayed:
+After a restart, a snapshot shows whether an offset was done. If it wrongly showed an offset as done, the record would
+silently be skipped forever. So in every unclear case an offset counts as not done, and the record is replayed:
 
 * Nothing is known above `high`. To fit a size limit, `high` is lowered.
-* If the bytes are damaged, only the floor is used, which has a checksum of its own. A damaged floor is an error: any
-  guess could be too high, or useless.
+* If the bytes are damaged, only the floor is used, which has its own checksum. A damaged floor is an error, as any
+  guess could be too high.
 
-Two snapshots of one stream merge: an offset is done if either says so, and known if either knows it. So merging is
-commutative, associative and idempotent (a join semilattice), and a commit may be retried, repeated and reordered.
+Two snapshots of one stream can be merged: an offset is done if it is done in either of them, and known if either of
+them knows it. So merging is commutative, associative and idempotent (a join semilattice), and a commit may be retried,
+repeated and reordered.
 
     version (1 byte), floor (8, signed), CRC-32 of these (4)
     and if anything is outstanding: codec (1), high − floor (varint), payload, CRC-32 of all before it (4)
@@ -31,11 +32,11 @@ from lastbit.streams.errors import CorruptSnapshot
 
 MAX_OFFSET: Final = 2**63 - 1
 MAX_OUTSTANDING: Final = 65_536
-"""Maximum outstanding offsets of one snapshot, so that decoding a hostile one takes little memory."""
+"""Maximum outstanding offsets of one snapshot, so that decoding a malicious one takes little memory."""
 MAX_BYTES: Final = 1 << 20
-"""No snapshot is longer: 65,536 distances of at most nine bytes."""
+"""Maximum bytes of a snapshot. 65,536 distances of at most nine bytes are shorter."""
 MIN_BYTES: Final = 13
-"""A floor alone."""
+"""Bytes of a snapshot with only a floor."""
 
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct(">Bq")
@@ -128,16 +129,16 @@ def _decode_floor(data: bytes) -> int:
         raise CorruptSnapshot(f"a snapshot has at least {MIN_BYTES} bytes, not {len(data)}")
     version, floor = _HEAD.unpack_from(data)
     if _SUM.unpack_from(data, _HEAD.size)[0] != zlib.crc32(data[: _HEAD.size]):
-        raise CorruptSnapshot("the checksum of the snapshot's floor does not fit")
+        raise CorruptSnapshot("the checksum of the snapshot's floor is wrong")
     if version != _VERSION:
-        raise CorruptSnapshot(f"the snapshot is of version {version}, this release reads version {_VERSION}")
+        raise CorruptSnapshot(f"the snapshot has version {version}, but this release reads version {_VERSION}")
     if floor < -1:
         raise CorruptSnapshot(f"the snapshot's floor is {floor}")
     return int(floor)
 
 
 def _decode_rest(data: bytes, floor: int) -> tuple[int, tuple[int, ...]]:
-    """high and outstanding."""
+    """The snapshot's `high` and `outstanding`."""
     end = len(data) - _SUM.size
     if end <= MIN_BYTES or len(data) > MAX_BYTES or _SUM.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
         raise _Damaged
@@ -146,7 +147,7 @@ def _decode_rest(data: bytes, floor: int) -> tuple[int, tuple[int, ...]]:
     decode = _DECODERS.get(data[MIN_BYTES])
     if decode is None or high > MAX_OFFSET:
         raise _Damaged
-    # The checksum fits, so only bytes that this encoder never wrote can fail below. They must not cost memory either.
+    # The checksum is right, so only bytes that this encoder never wrote can fail below. They must not use much memory.
     outstanding: list[int] = []
     for offset in decode(data[place:end], floor + 1):
         if offset > high or len(outstanding) == MAX_OUTSTANDING:

@@ -1,6 +1,6 @@
-"""Which offset is safe to commit, while records are handled in parallel and finish in any order?
+"""The offset that is safe to commit, while records are handled in parallel and finish in any order.
 
-An `AckWindow` knows the tracked offsets and which of them are outstanding. Its floor is the offset before the first
+An `AckWindow` stores the tracked offsets and which of them are outstanding. Its floor is the offset before the first
 outstanding one, so everything up to the floor is done. The floor never goes back. Things that could go wrong:
 
 * The floor is computed from the offsets that were *read*, when nothing is outstanding: a record that was read and not

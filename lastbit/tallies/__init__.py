@@ -1,4 +1,4 @@
-"""Tallies: `client.tally("screws")` counts each message once, however often it is replayed, and says the totals.
+"""Tallies: `client.tally("screws")` counts each message once, however often it is replayed, and returns the totals.
 
-The messages of one source must come to a key in their order. One message adds one entry per key.
+The messages of one source must reach a key in order. One message adds one entry per key.
 """

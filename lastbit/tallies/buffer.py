@@ -1,13 +1,13 @@
-"""Gathering what messages bring to a tally into few calls, and acking them once it was applied.
+"""Combines the entries of messages for a tally into few calls, and acks the messages after their entries were applied.
 
-A consumer that waits for an answer for each message spends its time on that. A buffer joins calls. It never joins
-deltas: the service holds each message against its guard, and one that had been added up over several messages would
-have no place of its own. So it does not matter which messages travel together, and a call whose answer was lost is
-repeated with whatever has come since.
+A consumer that waits for a response for each message spends most of its time waiting. A buffer combines calls. It never
+sums deltas of several messages: the service compares each message with its guard, and a sum over several messages would
+have no position of its own. So it does not matter which messages are sent in one call. If the response of a call is
+lost, the retry may be combined with later messages.
 
-One call is under way at a time, in the order of `add`, so that the messages of a source come to a key in their order.
-A message is acked in its window when the service has answered for all that it brought, and not before: a consumer that
-dies leaves it outstanding, and it is replayed.
+One call is in progress at a time, in the order of `add`, so that the messages of a source reach a key in order. A
+message is acked in its window only after the service has applied all its entries. If a consumer dies before, the
+message stays outstanding and is replayed.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ class _Buffer:
         self._due = 0.0
         self._added = 0
         self._done = 0
-        """Number of messages added, and of those applied and acked."""
+        """The number of messages that were applied and acked."""
         self._flushed = 0
-        """This many of the added messages must not wait for others."""
+        """The number of messages, from the first one added, that must not wait for others."""
         self._closed = False
         self._failure: BaseException | None = None
 
@@ -143,7 +143,7 @@ class _Buffer:
         self._added += 1
 
     def _pause(self) -> float | None:
-        """Seconds until the next call is due; None: until a message arrives."""
+        """Seconds until the next call is due; None: no call is due until a message arrives."""
         if not self._waiting:
             return None
         if self._closed or self._flushed > self._done or self._waiting.entries >= self._most:
@@ -157,18 +157,18 @@ class _Buffer:
 
     def _ack(self, call: Gathered) -> None:
         for ack in call.acks:
-            # A window is closed when its stream gets another owner; applied entries stay applied.
+            # A window is closed when its stream gets another owner. The applied entries stay applied.
             with contextlib.suppress(WindowClosed):
                 ack()
         self._done += call.messages
 
 
 class TallyBuffer(_Buffer):
-    """Gathers what messages bring to a tally, from any number of threads; made by `client.tally(…).buffer(…)`.
+    """Combines the entries of messages for a tally, from any number of threads; made by `client.tally(…).buffer(…)`.
 
-    A call goes out when `most` entries wait, or `every` seconds after the first of them came. When one fails, after the
-    client's own retries, or an ack does, the buffer is over: what it had is outstanding in the window, and every method
-    raises what had happened. Then read again from the window's floor.
+    A call is sent when `most` entries wait, or `every` seconds after the first of them was added. If a call fails after
+    the client's retries, or an ack fails, the buffer ends: its messages stay outstanding in the window, and every
+    method raises the error. Then read again from the window's floor.
     """
 
     def __init__(self, driver: Driver, tally: str, window: Window | None, every: float, most: int) -> None:
@@ -179,14 +179,14 @@ class TallyBuffer(_Buffer):
         self._caller_waits = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._process: int | None = None
-        """The process of the thread."""
+        """The id of the process in which the thread was started."""
 
     def add(self, deltas: Mapping[str, int], source: Source | SourceChain, *, window: Window | None = None) -> None:
-        """Add one message: its deltas by key, which may be empty. The messages of a source are added in their order.
+        """Add one message: its deltas by key, which may be empty. Add the messages of a source in order.
 
-        `source`: its chain, with the hop at which this consumer has read it: that one's offset is acked in `window`, by
-        default the buffer's own. Waits while too much waits. Raises `InvalidArgument`, `BufferClosed`, `UsedAfterFork`,
-        or what has ended the buffer.
+        `source`: the message's source or chain. The offset of its last hop, at which this consumer has read it, is
+        acked in `window`, by default the buffer's own. Blocks while too many entries wait. Raises `InvalidArgument`,
+        `BufferClosed`, `UsedAfterFork`, or the error that ended the buffer.
         """
         new = message(deltas, source, window or self._window)
         self._check_process()
@@ -236,7 +236,7 @@ class TallyBuffer(_Buffer):
             self.close()
 
     def _check_process(self) -> None:
-        # Before the lock, which a thread of the parent process may have held at the fork.
+        # Check before acquiring the lock, which a thread of the parent process may have held at the fork.
         if is_forked(self._process):
             raise errors.UsedAfterFork("the buffer")
 
@@ -282,7 +282,7 @@ class AsyncTallyBuffer(_Buffer):
             self._put(new)
             if self._task is None:
                 self._task = asyncio.create_task(self._work(), name="lastbit-tally-buffer")
-                # `flush` raises what ended it; asyncio need not log that nobody asked.
+                # `flush` raises the task's exception. Retrieve it here, so that asyncio doesn't log it.
                 self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._changed.notify_all()
 
@@ -320,11 +320,11 @@ class AsyncTallyBuffer(_Buffer):
                 async with self._changed:
                     self._changed.notify_all()
         except BaseException as error:
-            # The callers must not raise the cancellation of this task, which is not theirs.
+            # A cancellation of this task must not be raised in the callers' tasks.
             cancelled = isinstance(error, asyncio.CancelledError)
             self._failure = RuntimeError("the buffer's task was cancelled") if cancelled else error
             if isinstance(error, GeneratorExit):
-                raise  # the event loop is gone
+                raise  # the event loop ends
             async with self._changed:
                 self._changed.notify_all()
             if not isinstance(error, Exception):

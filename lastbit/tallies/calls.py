@@ -31,7 +31,7 @@ def entry_json(entry: Entry) -> Json:
 
 
 def apply(service: Service, tally: str, entries: Iterable[Json], fence: Fence | None = None) -> Flow[TallyApplied]:
-    """`entries` as `entry_json` makes them."""
+    """Apply `entries`, each made by `entry_json`."""
     body: dict[str, Any] = {"entries": list(entries)}
     if fence is not None:
         body["fence"] = fence.to_json()

@@ -1,4 +1,4 @@
-"""The service's answers about tallies, as frozen values."""
+"""The service's responses about tallies, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lastbit.models import Json
 
 @dataclass(frozen=True, slots=True)
 class TallyApplied:
-    """The number of a call's entries that were added, and of those that had been added before."""
+    """The numbers of a call's entries that were added, and that had been added before."""
 
     applied: int
     repeated: int
@@ -50,7 +50,7 @@ class TallyTotal:
 
 @dataclass(frozen=True, slots=True)
 class TallyValue:
-    """A key, its total, and the sub-counters whose sum it is; none if nothing was ever added."""
+    """A key, its total, and the sub-counters that add up to it; none if nothing was ever added."""
 
     key: str
     value: int

@@ -45,7 +45,7 @@ class Tally:
         return self._driver.iterate(calls.totals, self.name, prefix, page_size)
 
     def delete(self) -> None:
-        """Delete the tally and its guards: messages applied again count again."""
+        """Delete the tally and its guards. Messages that are applied again count again."""
         self._driver.run(calls.delete, self.name)
 
     def buffer(
@@ -85,13 +85,13 @@ class AsyncTally:
         return self._driver.iterate(calls.totals, self.name, prefix, page_size)
 
     async def delete(self) -> None:
-        """Remove the tally and its guards."""
+        """Delete the tally and its guards; see `Tally.delete`."""
         await self._driver.run(calls.delete, self.name)
 
     def buffer(
         self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
     ) -> AsyncTallyBuffer:
-        """Combines entries into few calls; see `TallyBuffer`."""
+        """A context manager that combines entries into few calls; see `TallyBuffer`."""
         return AsyncTallyBuffer(self._driver, self.name, window, every, most)
 
     def __repr__(self) -> str:

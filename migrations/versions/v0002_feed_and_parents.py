@@ -1,4 +1,4 @@
-"""The feed, and debts of child batches to their parents. The previous release has neither: its batches make no events.
+"""The feed, and debts of child batches to their parents. The previous release has neither, and appends no events.
 
 Revision ID: 0002
 Revises: 0001

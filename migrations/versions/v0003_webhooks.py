@@ -1,4 +1,4 @@
-"""Webhooks, their deliveries and attempts. The previous release has none, and delivers none of its events.
+"""Webhooks, their deliveries and attempts. The previous release has none, and delivers no events.
 
 Revision ID: 0003
 Revises: 0002

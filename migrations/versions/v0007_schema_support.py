@@ -1,4 +1,4 @@
-"""The releases that the schema serves: one row. Every release from here on reads it first; the previous one does not.
+"""The releases that the schema supports, in one row. This release and later ones read it first; earlier ones do not.
 
 Revision ID: 0007
 Revises: 0006

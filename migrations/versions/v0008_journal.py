@@ -1,4 +1,4 @@
-"""The journal of scattered acks.
+"""The journal of acks that arrive out of order.
 
 Revision ID: 0008
 Revises: 0007

@@ -1,4 +1,4 @@
-"""An index over when batches ended, so that the janitor reads only those that ended long ago.
+"""An index on the end times of batches, so that the janitor reads only batches that ended long ago.
 
 Revision ID: 0010
 Revises: 0009

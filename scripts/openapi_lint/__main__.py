@@ -1,6 +1,6 @@
 """Lint openapi.yaml, or another document, with Redocly's and Spectral's recommended rules. Any finding is an error.
 
-The linters are installed below `.node/`, once for each state of package-lock.json. This needs Node 20 and npm."""
+The linters are installed below `.node/`, once for each version of package-lock.json. This needs Node 20 and npm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(*command: str) -> Any:
 
 
 def findings(document: Path) -> list[str]:
-    """What the two linters report."""
+    """The findings of both linters."""
     redocly = run("redocly", "lint", str(document), "--config", str(HERE / "redocly.yaml"), "--format", "json")
     if redocly["totals"]["ignored"]:
         raise SystemExit("redocly ignores problems; expected no ignore file")
@@ -54,10 +54,10 @@ def findings(document: Path) -> list[str]:
 def main() -> None:
     document = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "openapi.yaml"
     install(HERE, FOLDER)
-    found = findings(document)
-    for finding in found:
+    all_findings = findings(document)
+    for finding in all_findings:
         print(finding)  # noqa: T201
-    if found:
+    if all_findings:
         raise SystemExit(1)
     print(f"{document.name}: redocly and spectral report nothing", file=sys.stderr)  # noqa: T201
 

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos [--minutes N] [--seed S] [--galera]`: exit status 1 where a promise was broken."""
+"""`python -m tests.chaos [--minutes N] [--seed S] [--galera]`: the exit status is 1 if a promise was broken."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def main() -> int:
         prog="python -m tests.chaos", description="Disturb a running system, then check its promises."
     )
     parser.add_argument(
-        "--minutes", type=float, default=20, help="duration of the trouble; the end takes another minute (20)"
+        "--minutes", type=float, default=20, help="duration of the disturbances; finishing takes another minute (20)"
     )
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="which batches, and which troubles")
-    parser.add_argument("--galera", action="store_true", help="on a cluster, one node always down or joining")
-    parser.add_argument("--no-spark", action="store_true", help="masks as executors send them, but without a JVM")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where record and logs go, and stay")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="selects batches and disturbances")
+    parser.add_argument("--galera", action="store_true", help="use a cluster with one node always down or joining")
+    parser.add_argument("--no-spark", action="store_true", help="send masks as executors do, but without a JVM")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the record and the logs in this folder")
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="lastbit-chaos-"))
     actors = ACTORS if options.no_spark else (*ACTORS, "consumer-spark")
-    # So that the processes that were started end too.
+    # Makes the processes that this one started end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     world: World = ThreeNodes() if options.galera else OneServer()
     if not world.available:

@@ -26,8 +26,8 @@ PATIENCE = 0.3
 
 
 class Lane:
-    """With more than `backlog` items waiting, no new plan is handed out. `lost_share`: the share of items that are lost
-    for a while. `fresh`: half of the items handed out are among the newest."""
+    """No new plan is handed out while more than `backlog` items are waiting. `lost_share` is the share of items that
+    are lost for a while. With `fresh`, half of the items handed out are among the newest."""
 
     def __init__(self, plans: Iterator[Plan], backlog: int, lost_share: float = 0.02, *, fresh: bool = False) -> None:
         self.lost = lost_share
@@ -90,7 +90,7 @@ class Broker:
         return sum(lane.left for lane in self._lanes.values()) + len(self._leased)
 
     def stop(self) -> None:
-        """Tell each actor to end at its next request."""
+        """Make each actor end at its next request."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -186,15 +186,14 @@ class Broker:
 
 
 class Link:
-    """An actor's end."""
+    """An actor's client of the broker."""
 
     def __init__(self, port: int, lane: str) -> None:
         self._lane = lane
         self._file = socket.create_connection(("127.0.0.1", port)).makefile("rwb")
 
     def take(self, kind: str, limit: int) -> list[tuple[int, Any]] | None:
-        """Take `plans` or `items`; the list may be empty after a short wait, and is for other kinds. None: the actor
-        must end."""
+        """Take `plans` or `items`; the list may be empty after a short wait. None means that the actor must end."""
         answer = self._ask({"take": kind, "most": limit})
         return None if "stop" in answer else [(tag, message) for tag, message in answer["taken"]]
 

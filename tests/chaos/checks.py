@@ -1,8 +1,9 @@
 """Compares the answers with the stored state and with each other.
 
-A batch's `History` holds the times of requests and answers. An item is *asked for* from the first request that names
-it, and *answered for* from the first 2xx that took it; in between its state is unknown. All times are of one clock,
-taken before the request is sent and after the answer was read, so each comparison errs on the side of the service.
+A batch's `History` holds the times of requests and answers. An item is *requested* from the first request that names
+it, and *answered* from the first 2xx that accepted it; in between its state is unknown. All times come from one clock,
+taken before the request is sent and after the answer was read, so each comparison gives the service the benefit of the
+doubt.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ BATCH = re.compile(r"/v1/batches/(\d+)(?:/(items|seal|cancel|verify))?$")
 
 @dataclass
 class Violation:
-    says: str
+    message: str
     batch: int | None = None
     item: str | None = None
     asks: list[Ask] = field(default_factory=list)
-    """The requests that show it; if empty, all that name the item or the batch."""
+    """The requests that show it; if empty, all requests that name the item or the batch."""
 
 
 @dataclass
 class Wanted:
-    """The items that a request asks to resolve."""
+    """The items that a request wants to resolve."""
 
     acked: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Item numbers by batch."""
@@ -69,29 +70,29 @@ class History:
     fail_asked: dict[int, float] = field(default_factory=dict)
     ack_answered: dict[int, float] = field(default_factory=dict)
     answered: dict[int, float] = field(default_factory=dict)
-    """An ack or a failure."""
+    """The first answer to an ack or a failure."""
     seal_asked: float = NEVER
     cancel_asked: float = NEVER
-    said: dict[str, float] = field(default_factory=dict)
+    shown: dict[str, float] = field(default_factory=dict)
     """When an answer first showed each state, or `succeeded`."""
     issued: list[tuple[float, int]] = field(default_factory=list)
     """When an answer showed that the numbers below the second value were issued."""
     asked_times: list[float] = field(default_factory=list)
     answered_times: list[float] = field(default_factory=list)
     may_complete: float = NEVER
-    """No answer can have shown it earlier."""
+    """The earliest time at which an answer can have shown it complete."""
     may_succeed: float = NEVER
 
     @property
-    def complete_said(self) -> float:
-        return self.said.get("complete", NEVER)
+    def complete_shown(self) -> float:
+        return self.shown.get("complete", NEVER)
 
     @property
-    def ended_said(self) -> float:
-        return min(self.complete_said, self.said.get("cancelled", NEVER))
+    def ended_shown(self) -> float:
+        return min(self.complete_shown, self.shown.get("cancelled", NEVER))
 
-    def hear(self, state: str, time: float) -> None:
-        self.said[state] = min(self.said.get(state, NEVER), time)
+    def note(self, state: str, time: float) -> None:
+        self.shown[state] = min(self.shown.get(state, NEVER), time)
 
     def asked(self, number: int) -> float:
         return min(self.ack_asked.get(number, NEVER), self.fail_asked.get(number, NEVER))
@@ -153,8 +154,8 @@ class Checks:
                 name = f"{match[2]}_asked"
                 setattr(history, name, min(getattr(history, name), ask.at))
             if ask.good:
-                for batch, state in _said(ask):
-                    self.histories.get(batch, History()).hear(state, ask.answered_at)
+                for batch, state in _states(ask):
+                    self.histories.get(batch, History()).note(state, ask.answered_at)
                 if issued := _issued(ask):
                     batch, end = issued
                     self.histories.get(batch, History()).issued.append((ask.answered_at, end))
@@ -199,8 +200,8 @@ class Checks:
             _first(self.histories[batch].answered, numbers, ask.answered_at)
 
     def _refused(self, ask: Ask, request: Wanted) -> tuple[set[int], set[int]]:
-        """Batches whose items the answer certainly rejects, and all whose items it may reject. A batch that rejects one
-        item has ended, so it took nothing of the call."""
+        """The batches whose items the answer certainly rejects, and all those whose items it may reject. A batch that
+        rejects one item has ended, so it accepted nothing of the call."""
         surely, possibly = set[int](), set[int]()
         for rejection in ask.answer["rejected"]:
             name = _named(rejection)
@@ -213,11 +214,11 @@ class Checks:
         return surely, surely | possibly
 
     def _cancelled(self, ask: Ask, request: Wanted) -> tuple[set[int], set[int]]:
-        """The batches of a request that were certainly cancelled before it, and those that may have been before its
-        answer."""
+        """The batches of a request that were certainly cancelled before it, and those that may have been cancelled
+        before its answer."""
         cancelled_batches = {batch for batch in request.batches if self.stored.batches[batch].state == "cancelled"}
         return (
-            {batch for batch in cancelled_batches if self.histories[batch].said.get("cancelled", NEVER) < ask.at},
+            {batch for batch in cancelled_batches if self.histories[batch].shown.get("cancelled", NEVER) < ask.at},
             {batch for batch in cancelled_batches if self.histories[batch].cancel_asked < ask.answered_at},
         )
 
@@ -225,17 +226,17 @@ class Checks:
 
     def _ran(self) -> Iterator[Violation]:
         if self.evidence.left:
-            yield Violation(f"{self.evidence.left} messages and plans were not done in the end")
+            yield Violation(f"{self.evidence.left} messages and plans were unfinished at the end")
         if self.evidence.recounted:
             yield Violation(f"a recount: {self.evidence.recounted}")
         verification = self.evidence.verified
         if not verification["ok"] or verification["batches"] != len(self.stored.batches):
             yield Violation(f"lastbit verify --all: {verification}")
         self.checked["batches verified"] = verification["batches"]
-        for says in self.evidence.differences:
-            yield Violation(f"the database's servers hold different things: {says}")
-        for says in self.evidence.crashed:
-            yield Violation(says)
+        for message in self.evidence.differences:
+            yield Violation(f"the database's servers hold different data: {message}")
+        for message in self.evidence.crashed:
+            yield Violation(message)
 
     def _statuses(self) -> Iterator[Violation]:
         for ask in self.evidence.asks:
@@ -254,7 +255,7 @@ class Checks:
                 yield Violation(f"nothing justifies {ask.status} {code}", batch, asks=[ask])
 
     def _issued(self) -> Iterator[Violation]:
-        """Each number was issued once, and to one key alone."""
+        """Each number was issued once, and to one key only."""
         batches: dict[str, int] = {}
         extents: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
         for ask in self.evidence.asks:
@@ -275,14 +276,14 @@ class Checks:
             end = 0
             for start, count in sorted(extents[batch].values()):
                 if start != end and count:
-                    yield Violation(f"numbers from {start} on were issued, and the ones before end at {end}", batch)
+                    yield Violation(f"numbers from {start} on were issued, but the earlier ones end at {end}", batch)
                 end = max(end, start + count)
             if end != row.items:
                 yield Violation(f"{end} items were issued, {row.items} are stored", batch)
 
     def _bits(self) -> Iterator[Violation]:
-        """Each item has the state that was answered. An item without an answer may have the state that was asked for,
-        or be pending. An item that no request named is pending."""
+        """Each item has the state that was answered. An item without an answer may have the requested state, or be
+        pending. An item that no request named is pending."""
         for batch, history in self.histories.items():
             row = self.stored.batches[batch]
             for number in range(row.items):
@@ -297,11 +298,11 @@ class Checks:
                 if not fits:
                     item = str(ItemId(batch, *divmod(number, row.group_size)))
                     outcome = "acked" if number in history.ack_answered else "resolved"
-                    history_text = f"answered {outcome}" if number in history.answered else "never asked for"
+                    history_text = f"answered {outcome}" if number in history.answered else "never requested"
                     yield Violation(f"it is {state}, and was {history_text}", batch, item)
 
     def _fates(self) -> Iterator[Violation]:
-        """Each plan has one batch, which came to its end."""
+        """Each plan has one batch, which reached its end."""
         by_key = {row.batch_key: batch for batch, row in self.stored.batches.items()}
         if len(by_key) != len(self.stored.batches) or set(by_key) != {plan.key for plan in self.evidence.plans}:
             yield Violation(f"{len(self.evidence.plans)} plans became {len(self.stored.batches)} batches")
@@ -320,16 +321,16 @@ class Checks:
                 Fate.CANCELLED: row.state in ("cancelled", "complete"),
             }[plan.fate]
             if not fits or (row.state == "complete" and pending):
-                says = f"{plan.fate.value} was planned; it is {row.state}, {len(pending)} items are pending"
-                yield Violation(says, batch)
+                message = f"{plan.fate.value} was planned; it is {row.state}, {len(pending)} items are pending"
+                yield Violation(message, batch)
 
     def _last_words(self) -> Iterator[Violation]:
         """A batch stays in the end state that an answer has shown."""
         for batch, history in self.histories.items():
             row = self.stored.batches[batch]
             true = {"open", "sealed", row.state, *(["succeeded"] if _succeeded(row) else [])}
-            for state in sorted(history.said.keys() - true):
-                yield Violation(f"it was said to be {state}, and is {row.state} with {row.failed} failed", batch)
+            for state in sorted(history.shown.keys() - true):
+                yield Violation(f"an answer showed it {state}, but it is {row.state} with {row.failed} failed", batch)
 
     def _batches_answered(self) -> Iterator[Violation]:
         """No answer showed a state that the batch could not have yet, or had already left."""
@@ -342,15 +343,15 @@ class Checks:
             batch = int(match[1]) if match else ask.answer["id"]
             history = self.histories.get(batch)
             if history is None:
-                yield Violation("an answer speaks of a batch that is not there", batch, asks=[ask])
+                yield Violation("an answer shows a batch that does not exist", batch, asks=[ask])
                 continue
             self.checked["answers about batches"] += 1
-            says = list(_contradictions(ask, history))
+            message = list(_contradictions(ask, history))
             if match and match[2] == "verify":
-                says += [] if ask.answer["ok"] else ["its counts and bits disagreed"]
+                message += [] if ask.answer["ok"] else ["its counts and bits disagreed"]
             elif ask.answer["key"] != self.stored.batches[batch].batch_key:
-                says.append("its key is another's")
-            for text in says:
+                message.append("its key belongs to another batch")
+            for text in message:
                 yield Violation(text, batch, asks=[ask])
 
     def _acks_answered(self) -> Iterator[Violation]:
@@ -358,14 +359,14 @@ class Checks:
             if not ask.good:
                 continue
             self.checked["answers to acks and failures"] += 1
-            for says, batch in self._wrong_in(ask, request):
-                yield Violation(says, batch, asks=[ask])
+            for message, batch in self._wrong_in(ask, request):
+                yield Violation(message, batch, asks=[ask])
 
     def _wrong_in(self, ask: Ask, request: Wanted) -> Iterator[tuple[str, int | None]]:
         answer = ask.answer
         rejected = sum(rejection.get("count", 1) for rejection in answer["rejected"])
         if answer["applied"] + answer["repeated"] + rejected != request.size:
-            yield f"{request.size} items were sent, and as many were not accounted for", None
+            yield f"{request.size} items were sent, but the answer accounts for another number", None
         for rejection in answer["rejected"]:
             name = _named(rejection)
             batch = None if name is None else int(name.partition(":")[0])
@@ -385,28 +386,28 @@ class Checks:
             least, maximum = (request.only(batches).size for batches in self._cancelled(ask, request))
             if not least <= unnamed_count <= maximum:
                 yield (
-                    f"{unnamed_count} items are said to be of cancelled batches; {least} were, and {maximum} at most",
+                    f"{unnamed_count} items were rejected as cancelled; at least {least} and at most {maximum} were",
                     None,
                 )
         for batch in sorted(accepted_items.batches):
-            if self.histories[batch].said.get("cancelled", NEVER) < ask.at:
-                yield "it was cancelled before, and its items were taken", batch
+            if self.histories[batch].shown.get("cancelled", NEVER) < ask.at:
+                yield "it was cancelled before, but its items were accepted", batch
         completed_batches = {entry["batch"] for entry in answer["completed"]}
         for batch in sorted(accepted_items.batches - completed_batches):
-            if self.histories[batch].complete_said < ask.at:
-                yield "it was complete before, and the answer does not name it", batch
+            if self.histories[batch].complete_shown < ask.at:
+                yield "it was complete before, but the answer does not name it", batch
         for entry in answer["completed"]:
             batch = entry["batch"]
             if batch not in accepted_items.batches:
-                yield "it is named as complete, and nothing of it was sent", batch
+                yield "it is named as complete, but no item of it was sent", batch
                 continue
             history = self.histories[batch]
             if ask.answered_at < history.may_complete:
-                yield "it was said to be complete before each of its items was asked for", batch
+                yield "an answer showed it complete before each of its items was requested", batch
             if entry.get("succeeded") and ask.answered_at < history.may_succeed:
-                yield "it was said to have succeeded before each of its items was to be acked", batch
-            if entry.get("newly") and history.complete_said < ask.at and not self._retried(ask):
-                yield "it was complete before the request that was told newly", batch
+                yield "an answer showed it succeeded before an ack of each of its items was requested", batch
+            if entry.get("newly") and history.complete_shown < ask.at and not self._retried(ask):
+                yield "it was complete before the request that got newly", batch
         fresh = 0
         could_be = request.without(surely)
         for batch, numbers in could_be.acked.items():
@@ -416,7 +417,7 @@ class Checks:
             times = self.histories[batch].answered
             fresh += sum(times.get(number, NEVER) >= ask.at for number in numbers)
         if answer["applied"] > fresh:
-            yield f"{answer['applied']} are said to be applied, and {fresh} were not yet", None
+            yield f"{answer['applied']} items were answered as applied, but only {fresh} could be new", None
 
     def _retried(self, ask: Ask) -> bool:
         return self._attempts[ask.key] > 1
@@ -436,10 +437,10 @@ class Checks:
             row = self.stored.batches[batch]
             resolved += row.acked + row.failed
             redriven += len(history.ack_asked.keys() & history.fail_asked.keys())
-        self.checked["items said to be applied"] = applied
+        self.checked["items answered as applied"] = applied
         if not resolved - unanswered_items <= applied <= resolved + redriven:
             yield Violation(
-                f"{applied} items were said to be applied, {resolved} are resolved, {redriven} of them maybe twice, "
+                f"{applied} items were answered as applied, {resolved} are resolved, {redriven} of them maybe twice, "
                 f"{unanswered_items} were in requests without an answer"
             )
 
@@ -456,9 +457,9 @@ class Checks:
                 hearers[int(match[1])].add(ask.key)
             if not ask.good:
                 continue
-            if "failed" not in (ask.body or ()):  # Spark's report doesn't say who completed it
+            if "failed" not in (ask.body or ()):  # Spark's report doesn't name the request that completed it
                 answered_keys.add(ask.key)
-            for batch, entry in _told(ask):
+            for batch, entry in _completions(ask):
                 for name, by_batch in reports.items():
                     if entry.get(name):
                         by_batch[batch].setdefault(ask.key, ask)
@@ -470,10 +471,10 @@ class Checks:
                 keys = reports[name][batch]
                 self.checked[f"transitions ({name})"] += due
                 if len(keys) > (1 if due else 0):
-                    yield Violation(f"{len(keys)} requests were told {name}", batch, asks=[*keys.values()])
+                    yield Violation(f"{len(keys)} requests got {name}", batch, asks=[*keys.values()])
                 if due and not keys and hearers[batch] <= answered_keys:
-                    says = f"nobody was told {name}, and no answer was lost"
-                    yield Violation(says, batch)
+                    message = f"no request got {name}, and no answer was lost"
+                    yield Violation(message, batch)
 
     def _feed(self) -> Iterator[Violation]:
         """Positions have no gap, and each transition of a batch is one event, in order."""
@@ -489,7 +490,7 @@ class Checks:
             end_events = {"complete": ["completed"], "cancelled": ["cancelled"]}.get(row.state, [])
             due = ["opened", *sealed, *end_events, *(["succeeded"] if _succeeded(row) else [])]
             if by_batch[batch] != due:
-                yield Violation(f"its events are {by_batch[batch]}, and should be {due}", batch)
+                yield Violation(f"its events are {by_batch[batch]}, but should be {due}", batch)
 
     def _pages(self) -> Iterator[Violation]:
         """Each page that a reader received is a piece of the feed."""
@@ -498,12 +499,12 @@ class Checks:
             if not ask.good or not ask.path.startswith("/v1/events"):
                 continue
             self.checked["pages of the feed"] += 1
-            after = int(re.search(r"[?&]after=(\d+)", ask.path)[1])  # type: ignore[index]  # the readers say it
+            after = int(re.search(r"[?&]after=(\d+)", ask.path)[1])  # type: ignore[index]  # in every request of a reader
             events = ask.answer["events"]
             if [event["position"] for event in events] != list(range(after + 1, after + 1 + len(events))):
                 yield Violation("a page of the feed has a gap", asks=[ask])
             if any(ids.get(event["position"]) != event["id"] for event in events):
-                yield Violation("a page of the feed shows what is not there", asks=[ask])
+                yield Violation("a page of the feed shows an event that does not exist", asks=[ask])
 
     def _webhooks(self) -> Iterator[Violation]:
         """Each event arrived with a valid signature."""
@@ -513,7 +514,7 @@ class Checks:
         if missing := sorted(due - received_ids):
             yield Violation(f"{len(missing)} events did not arrive: {', '.join(missing[:20])}")
         if extra_ids := sorted(received_ids - due):
-            yield Violation(f"{len(extra_ids)} webhooks tell of what is not in the feed: {', '.join(extra_ids[:20])}")
+            yield Violation(f"{len(extra_ids)} webhooks are not of events in the feed: {', '.join(extra_ids[:20])}")
         if unsigned_ids := [webhook.id for webhook in self.evidence.got if not webhook.valid]:
             yield Violation(f"{len(unsigned_ids)} webhooks have a bad signature: {', '.join(unsigned_ids[:20])}")
 
@@ -527,7 +528,7 @@ def _succeeded(row: Any) -> bool:
     return bool(row.state == "complete" and row.failed == 0)
 
 
-def _told(ask: Ask) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _completions(ask: Ask) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Each batch with the completion in a good answer."""
     if ask.path in ("/v1/acks", "/v1/failures"):
         for entry in ask.answer["completed"]:
@@ -536,7 +537,7 @@ def _told(ask: Ask) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield ask.answer["id"], ask.answer
 
 
-def _said(ask: Ask) -> Iterator[tuple[int, str]]:
+def _states(ask: Ask) -> Iterator[tuple[int, str]]:
     """Each batch with the state in a good answer."""
     if ask.path in ("/v1/acks", "/v1/failures"):
         for entry in ask.answer["completed"]:
@@ -563,24 +564,24 @@ def _contradictions(ask: Ask, history: History) -> Iterator[str]:
     least = bisect_right(history.answered_times, ask.at)
     maximum = bisect_right(history.asked_times, ask.answered_at)
     if not least <= resolved <= maximum:
-        yield f"{resolved} items are said to be resolved; {least} were before, and {maximum} asked for until then"
+        yield f"the answer shows {resolved} resolved items; {least} were before, and {maximum} had been requested"
     if "state" not in answer:
         return
     if answer["complete"] and ask.answered_at < history.may_complete:
-        yield "it was said to be complete before each of its items was asked for"
+        yield "an answer showed it complete before each of its items was requested"
     if answer["succeeded"] and ask.answered_at < history.may_succeed:
-        yield "it was said to have succeeded before each of its items was to be acked"
-    if not answer["complete"] and history.complete_said < ask.at:
-        yield "it was said to be complete before, and now not to be"
-    if answer["state"] == "open" and min(history.said.get("sealed", NEVER), history.ended_said) < ask.at:
-        yield "it was said to be sealed before, and now to be open"
-    if answer["state"] == "sealed" and history.ended_said < ask.at:
-        yield "it was said to have ended before, and now to be sealed"
+        yield "an answer showed it succeeded before an ack of each of its items was requested"
+    if not answer["complete"] and history.complete_shown < ask.at:
+        yield "an earlier answer showed it complete, this one doesn't"
+    if answer["state"] == "open" and min(history.shown.get("sealed", NEVER), history.ended_shown) < ask.at:
+        yield "an earlier answer showed it sealed, this one shows it open"
+    if answer["state"] == "sealed" and history.ended_shown < ask.at:
+        yield "an earlier answer showed it ended, this one shows it sealed"
     if answer["items"] < max((end for time, end in history.issued if time < ask.at), default=0):
-        yield f"it is said to have {answer['items']} items, and more were issued before"
+        yield f"the answer shows {answer['items']} items, but more were issued before"
     if answer["state"] == "cancelled" and ask.answered_at < history.cancel_asked:
-        yield "it is said to be cancelled, and nobody has asked for it"
+        yield "the answer shows it cancelled without a request"
     if answer["state"] == "sealed" and ask.answered_at < history.seal_asked:
-        yield "it is said to be sealed, and nobody has asked for it"
+        yield "the answer shows it sealed without a request"
     if answer["state"] == "expired":
-        yield "it is said to have expired"
+        yield "the answer shows it expired"

@@ -1,6 +1,6 @@
 """Consumers: each resolves items in its own way and confirms the messages after the answer.
 
-Messages without an answer go back to the queue. Now and then a consumer also sends an id that was never issued.
+Messages without an answer go back to the queue. A consumer sometimes also sends an id that was never issued.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Bulk(Sync):
 
 
 class Async:
-    """Many tasks with an id each."""
+    """Many tasks with one id each."""
 
     most = 40
 
@@ -163,12 +163,12 @@ class Acking:
         for message, futures in waiting:
             with message.handled():
                 for future in futures:
-                    with contextlib.suppress(errors.ItemRejected):  # it was cancelled; the checks judge it
+                    with contextlib.suppress(errors.ItemRejected):  # cancelled; the checks judge it
                         future.result()
 
 
 class CommandLines:
-    """`lastbit ack` and `lastbit fail`, ids piped in."""
+    """`lastbit ack` and `lastbit fail`, with ids piped in."""
 
     most = 80
 
@@ -186,13 +186,13 @@ class CommandLines:
 
 
 class Masks:
-    """Sends masks with the code of Spark's executors (`lastbit.spark.posting`). The masks are made here, so a short run
-    needs no JVM."""
+    """Sends masks with the code of Spark's executors (`lastbit.spark.posting`), but makes the masks itself, so a short
+    run needs no JVM."""
 
     most = 400
 
     def __init__(self, url: str) -> None:
-        # Here, since it imports PySpark.
+        # Imported here because it imports PySpark.
         from lastbit.spark import posting
 
         self._posting = posting
@@ -219,8 +219,8 @@ class Masks:
 
 
 class RepeatingMasks(Masks):
-    """Repeats the latest acks of the same batches with each call, as after a crash. So its calls touch many groups, the
-    first ones and the last one."""
+    """Repeats the latest acks of the same batches with each call, as after a crash. So its calls touch many groups,
+    including the first ones and the last one."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

@@ -21,8 +21,8 @@ from tests.support.receivers import Got
 class Ask:
     """One attempt of a request, and its outcome: a `status` with its `answer`, or unknown."""
 
-    who: str
-    where: str
+    actor: str
+    place: str
     """File and line of the request."""
     at: float
     method: str
@@ -42,7 +42,7 @@ class Ask:
         answer = f"{self.status} {json.dumps(self.answer)}" if self.status else f"lost: {self.lost or 'the asker died'}"
         after = f"{self.answered_at - self.at:.3f} s later " if self.status else ""
         request = f"{self.method} {self.path} {json.dumps(self.body)}"
-        return f"{self.at:.3f} {self.where} {self.key} {_cut(request)}\n        → {after}{_cut(answer)}"
+        return f"{self.at:.3f} {self.place} {self.key} {_cut(request)}\n        → {after}{_cut(answer)}"
 
 
 def _cut(text: str, longest: int = 600) -> str:
@@ -81,7 +81,7 @@ class Group:
 
 @dataclass
 class Stored:
-    """The database, read by itself and not by the code under test."""
+    """The database, read without the code under test."""
 
     batches: dict[int, Any]
     groups: dict[tuple[int, int], Group]
@@ -105,7 +105,7 @@ class Stored:
             for place in range(0, len(entry.numbers), 4):
                 number = int.from_bytes(entry.numbers[place : place + 4], "little")
                 if number >= 1 << 31:
-                    continue  # a mark: the groups are read anyway
+                    continue  # a mark that the group was written; groups are read anyway
                 group, index = divmod(number, size)
                 before = groups.get((entry.batch_id, group), Group(0, 0))
                 groups[entry.batch_id, group] = Group(before.resolved | 1 << index, before.failed)
@@ -139,7 +139,7 @@ class Evidence:
     differences: list[str] = field(default_factory=list)
     """Differences between the servers of the database."""
     crashed: list[str] = field(default_factory=list)
-    """Processes that ended by themselves though nothing gave them cause."""
+    """Processes that ended although nothing stopped them."""
 
     def about(self, batch: int, item: str | None = None) -> list[Ask]:
         """The requests that name the batch, or the item."""

@@ -1,7 +1,7 @@
 """Holds a group's row locked while its batch grows, like an operator's open transaction.
 
-This trouble finds a flush that reads its batch too early: it waits for the group, meanwhile others ack new items at the
-end of the batch, and then it writes that end as it was before.
+This disturbance finds a flush that reads its batch too early: it waits for the group, meanwhile others ack new items at
+the end of the batch, and then it writes that end as it was before.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class Holder:
             holding.rollback()
 
     def _see(self, watching: Connection, query: Any, seconds: float) -> bool:
-        """Whether the query says so within this time."""
+        """Whether the query returns true within this time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             watching.rollback()
             if watching.scalar(query):
                 return True
-            self._pause.wait(0.12)  # the server caches its answer about locks for 0.1 s
+            self._pause.wait(0.12)  # the server caches its list of lock waits for 0.1 s
         return False
 
 
 def _growing(tx: Connection) -> Sequence[tuple[int, int]]:
     """Growing batches without a journal, each with the fullest unfinished group before its last one. Few flushes need
-    that group, so the others go on."""
+    that group, so the others continue."""
     live = (_batches.state == State.OPEN, _batches.group_size == GROWING_SIZE, _batches.journal_next == 0)
     newest = sa.select(_batches.id, _batches["items"]).where(*live).order_by(_batches.id.desc()).limit(8)
     candidates = []

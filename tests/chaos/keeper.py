@@ -30,7 +30,7 @@ class Kept:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """If it isn't running."""
+        """Start the process if it isn't running."""
         with self._lock:
             if self._process is not None:
                 code = self._process.poll()

@@ -74,7 +74,7 @@ GROWING_SIZE = 64
 
 
 def growing(seed: int) -> Iterator[Plan]:
-    """Batches that grow in many small steps: their last group is partly issued most of the time. Without end."""
+    """Batches that grow in many small steps: their last group is partly issued most of the time. Endless."""
     for number in itertools.count(GROWING + 1):
         dice = random.Random(f"{seed}-{number}")
         yield Plan(

@@ -1,4 +1,4 @@
-"""The receiver of webhooks, which is down at times, fails at times, and hangs up at times."""
+"""The receiver of webhooks, which is sometimes down, sometimes fails, and sometimes hangs up."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A reader, which requests the feed, batches of its events, and recounts of them. And a verifier, which has all live
-batches recounted about once a second."""
+"""A reader, which requests the feed, batches of its events, and recounts of them; and a verifier, which requests a
+recount of all live batches about once a second."""
 
 from __future__ import annotations
 

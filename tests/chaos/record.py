@@ -1,8 +1,8 @@
 """The record that actors write: each request before it is sent, and its answer. It outlives a killed actor.
 
-A line is JSON with `t` (the machine's monotonic clock, the same in all processes) and `n`, which binds an answer to its
-request within a file. A request has `m`ethod, `p`ath, `k`ey and `b`ody; an answer has `s`tatus and `a`; what was not
-answered has `x`.
+A line is JSON with `t` (the machine's monotonic clock, the same in all processes) and `n`, which links an answer to its
+request within a file. A request has `m`ethod, `p`ath, `k`ey and `b`ody; an answer has `s`tatus and `a`; an unanswered
+request has `x`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lastbit._protocol import Answer, Failure, Request
 
 class Record:
     def __init__(self, folder: Path, actor: str) -> None:
-        self.who = actor
+        self.actor = actor
         path = folder / f"{actor}.{os.getpid()}.{uuid.uuid4().hex[:6]}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._number = 0
@@ -100,7 +100,7 @@ def _asked(record: Record, request: httpx.Request) -> int:
 
 
 def record_urllib(record: Record) -> None:
-    """From now on record the requests that this process sends with the transport of Spark's executors."""
+    """Record all further requests that this process sends with the transport of Spark's executors."""
     send = _urllib._send
 
     def recorded(request: Request) -> Answer | Failure:

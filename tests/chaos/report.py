@@ -1,4 +1,4 @@
-"""The readable report of a run: the work, the troubles and the checks."""
+"""The readable report of a run: the work, the disturbances and the checks."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class Report:
             f"{sum(ask.status == 503 for ask in asks):,} 503, {sum(ask.status is None for ask in asks):,} not "
             f"answered; {sum(attempts.values()) - len(attempts):,} were retries",
         )
-        for actor in sorted({ask.who for ask in asks}):
-            requests = [ask for ask in asks if ask.who == actor]
-            items = sum(request.size for ask, request in self.checks.wanted if ask.who == actor and ask.good)
+        for actor in sorted({ask.actor for ask in asks}):
+            requests = [ask for ask in asks if ask.actor == actor]
+            items = sum(request.size for ask, request in self.checks.wanted if ask.actor == actor and ask.good)
             yield _line(f"  {actor}", f"{len(requests):,} requests" + (f", {items:,} items answered" if items else ""))
         yield ""
         yield "What it checked"
         yield _line("checked", _listed(self.checks.checked))
         yield ""
-        yield f"{len(self.violations)} VIOLATIONS" if self.violations else "No answer contradicts what is stored."
+        yield f"{len(self.violations)} VIOLATIONS" if self.violations else "No answer contradicts the database."
         for violation in self.violations[:SHOWN]:
             place = (
                 f"item {violation.item}: "
@@ -70,7 +70,7 @@ class Report:
                 if violation.batch is not None
                 else ""
             )
-            yield f"- {place}{violation.says}"
+            yield f"- {place}{violation.message}"
             related = self.evidence.about(violation.batch, violation.item) if violation.batch is not None else []
             for ask in violation.asks or related:
                 yield f"      {ask}"
@@ -78,8 +78,8 @@ class Report:
             yield f"… and {len(self.violations) - SHOWN} more"
 
 
-def _line(name: str, says: str) -> str:
-    return textwrap.fill(says, 118, initial_indent=f"  {name:<18} ", subsequent_indent=" " * 21)
+def _line(name: str, text: str) -> str:
+    return textwrap.fill(text, 118, initial_indent=f"  {name:<18} ", subsequent_indent=" " * 21)
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -53,22 +53,23 @@ SETTINGS = {
     "LASTBIT_WEBHOOKS_TIMEOUT": "3",
 }
 EVERY = 3.0
-"""Seconds between two troubles with processes, on average."""
+"""Seconds between two disturbances of processes, on average."""
 HELD_EVERY = 0.1
 """Seconds between two locks held on a group's row, on average."""
 LONGER = 12
-"""Run at most this many times as long as planned, while a kind of trouble or some of BATCHES are missing."""
+"""The run takes at most this many times as long as planned, while a kind of disturbance or some of BATCHES are
+missing."""
 BATCHES = 30
-TELL = 30
+PROGRESS_EVERY = 30
 """Seconds between two lines of progress."""
 PEACE = 300
-"""Seconds in which all work must finish once the troubles have stopped."""
+"""Seconds in which all work must finish once the disturbances have stopped."""
 
 
 class Run:
-    """`go` executes the run on a world that is started; the folder keeps the record and the logs. `backlog`: the number
-    of items that may wait. `pace`: a factor for the frequency of troubles. `harmless`: the only trouble is held rows.
-    `batches`: the least number of batches to begin."""
+    """`go` executes the run on a world that is started; the folder keeps the record and the logs. `backlog` is the
+    number of items that may wait, `pace` a factor for the frequency of disturbances, and `batches` the least number of
+    batches to open. With `harmless`, the only disturbance is held rows."""
 
     def __init__(
         self,
@@ -192,7 +193,7 @@ class Run:
             is_enough = all(maker.played for maker in self._makers) and len(self._broker.taken) >= self._batches
             if now > start_of_round + self._seconds * (1 if is_enough else LONGER):
                 break
-            if now > last_report + TELL:
+            if now > last_report + PROGRESS_EVERY:
                 last_report = now
                 self._tell(now - start)
             self._pause.wait(0.1)
@@ -215,11 +216,11 @@ class Run:
     def _troubles(self) -> Mapping[str, Trouble]:
         return {
             "service killed": lambda _: self._service.kill(),
-            "service told to stop": lambda _: self._service.kill(signal.SIGTERM),
+            "service stopped": lambda _: self._service.kill(signal.SIGTERM),
             "worker killed": self._kill_a_worker,
             "other worker killed": self._kill_a_worker,
             "dispatcher killed": lambda dice: dice.choice(self._dispatchers).kill(),
-            "dispatcher told to stop": lambda dice: dice.choice(self._dispatchers).kill(signal.SIGTERM),
+            "dispatcher stopped": lambda dice: dice.choice(self._dispatchers).kill(signal.SIGTERM),
             **{f"{program.name} killed": functools.partial(_kill, program) for program in self._actors},
             **self._post.troubles(),
         }
@@ -236,7 +237,7 @@ class Run:
 
     def _let_it_end(self) -> int:
         """Wait until all plans and deliveries are done; return the number of unfinished ones."""
-        self._say("no more trouble: the rest is delivered and done undisturbed")
+        self._say("no more disturbances: the remaining work is finished undisturbed")
         self._broker.calm()
         self._broker.drained(PEACE)
         unfinished = self._broker.left
@@ -276,8 +277,8 @@ class Run:
         return json.loads(process.stdout)
 
     def _crashed(self) -> list[str]:
-        """Actors that ended without being killed. The service and the dispatchers may end by themselves, if they start
-        while the database is unreachable."""
+        """Actors that ended without being killed. The service and the dispatchers may end if they start while the
+        database is unreachable."""
         return [
             f"{program.name} ended by itself: {dict(program.ended)}\n{program.log.read_text()[-2000:]}"
             for program in self._actors

@@ -1,6 +1,6 @@
-"""`python -m api`, where some batches are journaled from their first ack on, which in production are large ones alone;
-and with the mutant in place that the environment names. With LASTBIT_CHAOS_ALL_LARGE none is, and each flush locks the
-rows of batches last, as in production those of masks and of many ids do."""
+"""`python -m api`, where some batches are journaled from their first ack on (in production only large ones are), and
+with the mutant that the environment names. With LASTBIT_CHAOS_ALL_LARGE no batch is journaled, and each flush locks the
+rows of batches last, as flushes of masks and of many ids do in production."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from api.__main__ import main
 from tests.guarantees import mutants
 from tests.guarantees.drivers import journaled
 
-# Not below: worker processes import this module again, under another name.
+# At the top level, since worker processes import this module again under another name.
 if "LASTBIT_CHAOS_ALL_LARGE" in os.environ:
     pytest.MonkeyPatch().setattr("core.acks.flush._is_little", lambda units: False)
 else:

@@ -1,4 +1,4 @@
-"""The chaos run, in short: about a minute of it, without a JVM. `make chaos` is the long one."""
+"""A short chaos run: about a minute, without a JVM. `make chaos` is the long one."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ def one_server() -> Iterator[OneServer]:
         world.close()
 
 
-def test_no_answer_contradicts_what_is_stored_whatever_is_killed(one_server: OneServer, tmp_path: Path) -> None:
-    """Database, network, service, workers, dispatchers, receiver, producers and consumers fail by chance, all at once;
-    then each item, batch, event and webhook is held against everything that was answered."""
+def test_no_answer_contradicts_the_database_whatever_is_killed(one_server: OneServer, tmp_path: Path) -> None:
+    """Database, network, service, workers, dispatchers, receiver, producers and consumers fail at random, all at once;
+    then each item, batch, event and webhook is compared with all answers."""
     seed = random.randrange(10**6)
     report = Run(one_server, tmp_path / "run", seconds=25, seed=seed, backlog=500, pace=4).go()
-    print(report)  # with its seed; shown where this fails
-    assert not report.violations, report.violations[0].says
+    print(report)  # includes the seed; shown if the test fails
+    assert not report.violations, report.violations[0].message
     assert report.checks.checked["transitions (newly)"] > 0
 
 
 def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_groups(
     one_server: OneServer, tmp_path: Path
 ) -> None:
-    """Three processes take masks, single ids and large calls for batches that are extended in small steps, and nothing
-    else goes wrong than that rows are held."""
+    """Three processes send masks, single ids and large calls for batches that are extended in small steps; held rows
+    are the only disturbance."""
     seed = random.randrange(10**6)
     options = {"backlog": 1000, "harmless": True, "batches": 8}
     report = Run(one_server, tmp_path / "run", seconds=25, seed=seed, actors=GROWING, **options).go()  # type: ignore[arg-type]
     print(report)
-    assert not report.violations, report.violations[0].says
+    assert not report.violations, report.violations[0].message
 
 
-def test_a_node_that_has_left_for_good_is_rebuilt_though_no_node_has_the_majority() -> None:
-    """At once, as nothing else brings it back; one that still takes part is told that it is the cluster."""
+def test_a_node_that_left_permanently_is_rebuilt_though_no_node_has_a_majority() -> None:
+    """At once, as nothing else brings it back; a node that still takes part is made the primary component."""
     world = ThreeNodes()
     with contextlib.closing(world):
         need("galera-4", world.available)

@@ -1,4 +1,4 @@
-"""The judge of the chaos run is judged: evidence that is known, with what it must let pass and what it must not."""
+"""The checks of the chaos run are checked: with known evidence, some of which they must accept and some reject."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from tests.chaos.plans import Fate
 from tests.support.receivers import receiving
 
 EARLY, LATE, WITHHELD = 1, 2, 3
-"""Of three items each: cancelled before Spark's report was asked for, cancelled after it was answered, and sealed."""
+"""Batches of three items: one cancelled before Spark's report was requested, one cancelled after it was answered, and
+one sealed."""
 STATES = {EARLY: "cancelled", LATE: "cancelled", WITHHELD: "sealed"}
 ACKED = {EARLY: 0, LATE: 2, WITHHELD: 2}
 
 
-def said_by_the_judge(*, applied: int, repeats: int, cancelled: int) -> set[str]:
-    """Of a report for two items of each batch, one of which had been acked before."""
+def messages_of_checks(*, applied: int, repeats: int, cancelled: int) -> set[str]:
+    """The messages of the checks for a report of two items of each batch, one of which had been acked before."""
     first = {"applied": 1, "repeated": 0, "rejected": [], "completed": []}
     report = {
         "applied": applied,
@@ -55,11 +56,11 @@ def said_by_the_judge(*, applied: int, repeats: int, cancelled: int) -> set[str]
     ]
     verification = {"ok": True, "batches": len(STATES)}
     evidence = Evidence(asks, database_state, plans, got=[], webhook_from=len(feed), verified=verification)
-    return {violation.says for violation in Checks(evidence).violations}
+    return {violation.message for violation in Checks(evidence).violations}
 
 
 def _ask(time: float, path: str, key: str, body: Any, answer: Any) -> Ask:
-    """Answered half a second later."""
+    """A request that is answered half a second later."""
     return Ask("somebody", f"record:{time}", time, "POST", path, key, body, 200, answer, time + 0.5)
 
 
@@ -76,31 +77,33 @@ def _row(batch: int) -> Any:
     return SimpleNamespace(**columns, **counts, sealed_at=sealed_at)
 
 
-def test_a_true_report_passes() -> None:
-    assert said_by_the_judge(applied=3, repeats=1, cancelled=2) == set()
+def test_a_correct_report_passes() -> None:
+    assert messages_of_checks(applied=3, repeats=1, cancelled=2) == set()
 
 
-def test_what_was_acked_before_is_not_applied_again() -> None:
-    """As it would be where the database had lost the first ack."""
-    assert "4 are said to be applied, and 3 were not yet" in said_by_the_judge(applied=4, repeats=0, cancelled=2)
+def test_an_item_acked_before_is_not_applied_again() -> None:
+    """As if the database had lost the first ack."""
+    assert "4 items were answered as applied, but only 3 could be new" in messages_of_checks(
+        applied=4, repeats=0, cancelled=2
+    )
 
 
-def test_no_more_is_rejected_than_was_cancelled() -> None:
-    says = said_by_the_judge(applied=1, repeats=1, cancelled=4)
-    assert "4 items are said to be of cancelled batches; 2 were, and 2 at most" in says
+def test_no_more_items_are_rejected_than_were_cancelled() -> None:
+    says = messages_of_checks(applied=1, repeats=1, cancelled=4)
+    assert "4 items were rejected as cancelled; at least 2 and at most 2 were" in says
 
 
 def test_each_item_is_accounted_for() -> None:
-    says = said_by_the_judge(applied=3, repeats=0, cancelled=2)
-    assert "6 items were sent, and as many were not accounted for" in says
+    says = messages_of_checks(applied=3, repeats=0, cancelled=2)
+    assert "6 items were sent, but the answer accounts for another number" in says
 
 
-def test_half_a_webhook_has_not_arrived() -> None:
-    """A dispatcher that is killed may be between head and body: that is no webhook with a bad signature."""
+def test_an_incomplete_webhook_does_not_count() -> None:
+    """A dispatcher may be killed between head and body: that isn't a webhook with a bad signature."""
     with receiving() as receiver:
         target = urlsplit(receiver.url)
         with socket.create_connection((target.hostname, target.port)) as sender:
             sender.sendall(b"POST /hook HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\nhalf")
             sender.shutdown(socket.SHUT_WR)
-            assert sender.recv(1) == b""  # it is over, then
+            assert sender.recv(1) == b""  # the request is over by then
         assert receiver.got == []

@@ -1,6 +1,6 @@
-"""Makes trouble: one thread for each troublemaker, with random pauses.
+"""Disturbs the system: one thread for each troublemaker, with random pauses.
 
-Some work must be done between two troubles; otherwise a slow machine would do no work at all.
+Some work must be done between two disturbances; otherwise a slow machine would do no work at all.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from tests.chaos.worlds import Trouble
 
 WORK = 50
-"""The least number of deliveries between two troubles."""
+"""The least number of deliveries between two disturbances."""
 LONGEST = 90
-"""Seconds to wait for them: the damage may last until the next trouble."""
+"""Seconds to wait for them: the damage may last until the next disturbance."""
 
 
 class Troublemaker:
-    """Makes one of `troubles` after another between `begin` and `stop`, `interval` seconds apart on average. `work`
-    returns the number of deliveries done. The log has a line for the begin and the end of each trouble, with the
+    """Causes one of `troubles` after another between `begin` and `stop`, `interval` seconds apart on average. `work`
+    returns the number of deliveries done. The log has a line for the start and the end of each disturbance, with the
     record's monotonic clock."""
 
     def __init__(
@@ -42,14 +42,14 @@ class Troublemaker:
 
     @property
     def played(self) -> bool:
-        """Whether each trouble was made once."""
+        """Whether each disturbance has happened at least once."""
         return self.made.keys() == self._troubles.keys()
 
     def begin(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the current trouble is over."""
+        """Returns when the current disturbance is over."""
         self._stop.set()
         self._thread.join()
 
@@ -57,7 +57,7 @@ class Troublemaker:
         try:
             while not self._stop.wait(min(self._dice.expovariate(1 / self._every), 3 * self._every)):
                 self._see_work()
-                # From a shuffled deck, so that a short run has each trouble too.
+                # From a shuffled deck, so that even a short run has each disturbance.
                 if not self._deck:
                     self._deck = self._dice.sample(list(self._troubles), len(self._troubles))
                 name = self._deck.pop()
@@ -65,7 +65,7 @@ class Troublemaker:
                 self._troubles[name](self._dice)
                 self._note(f"{name}: over")
                 self.made[name] += 1
-        except BaseException as error:  # noqa: BLE001  # it is raised in the run's own thread
+        except BaseException as error:  # noqa: BLE001  # raised again in the run's own thread
             self.failure = error
 
     def _note(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The databases behind the service's URL, and the troubles that they can make."""
+"""The databases behind the service's URL, and the failures that they can cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.proxies import Cut, Proxy
 from tests.support.servers import MariaDB
 
 Trouble = Callable[[random.Random], None]
-"""Makes a trouble and undoes it. A world makes one trouble at a time."""
+"""Causes a failure and undoes it. A world causes one failure at a time."""
 
 
 class World(Protocol):
@@ -24,7 +24,7 @@ class World(Protocol):
     direct: str
     """The URL for the checks after the run."""
     every: float
-    """Seconds between two troubles, on average."""
+    """Seconds between two failures, on average."""
 
     @property
     def available(self) -> bool:
@@ -50,8 +50,8 @@ class World(Protocol):
 
 
 LEFT = "Disconnected"
-"""The status of a node that has left the cluster for good, for example after Galera's own membership failed ("backend
-must be restarted" in its log). It still runs, and only a restart brings it back."""
+"""The status of a node that has left the cluster permanently, for example after Galera's own membership failed
+("backend must be restarted" in its log). It still runs, and only a restart brings it back."""
 FIND_BACK = 90
 """Seconds in which nodes should find each other again."""
 PATIENCE = 600
@@ -95,7 +95,7 @@ class OneServer:
         return {"COMMITs cut": self._proxy.cuts}
 
     def settle(self) -> None:
-        """Each trouble undoes itself."""
+        """Each failure undoes itself."""
 
     def differences(self) -> list[str]:
         return []  # there is one server
@@ -149,7 +149,7 @@ class OneServer:
 
 
 class ThreeNodes:
-    """A Galera cluster behind its front, of which one node is always down or joining, and never two."""
+    """A Galera cluster behind its front; one node is always down or joining, and never two."""
 
     every = 0.5
 

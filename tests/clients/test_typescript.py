@@ -1,4 +1,4 @@
-"""The client for TypeScript: its own tests with a live service, its types with the compiler, and its package."""
+"""The TypeScript client: its own tests with a live service, its types with the compiler, and its package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.page.browser import program, running_browser
 from tests.support.servers import ROOT, running_service, sqlite_file
 
 PACKAGE: Final = ROOT / "clients" / "typescript"
-# One process, so that nobody installs twice at a time.
+# One process, so that no two tests install at the same time.
 pytestmark = pytest.mark.xdist_group("typescript")
 
 
@@ -36,7 +36,7 @@ def package() -> Path:
     return PACKAGE
 
 
-def test_versions_and_licence_are_those_of_the_project() -> None:
+def test_versions_and_licence_match_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     content = json.loads((PACKAGE / "package.json").read_text())
     assert content["version"] == project["version"]
@@ -46,7 +46,7 @@ def test_versions_and_licence_are_those_of_the_project() -> None:
 
 @pytest.mark.parametrize("folder", [PACKAGE, ROOT / "scripts" / "openapi_lint"], ids=lambda path: path.name)
 def test_npm_packages_are_locked_by_version_and_hash(folder: Path) -> None:
-    """And not by an address: a mirror serves them as well."""
+    """And not by an address, so that a mirror can serve them."""
     content = json.loads((folder / "package.json").read_text())
     for version in [*content.get("dependencies", {}).values(), *content.get("devDependencies", {}).values()]:
         assert re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", version)
@@ -59,7 +59,7 @@ def test_npm_packages_are_locked_by_version_and_hash(folder: Path) -> None:
 
 
 def test_the_generated_types_name_all_operations() -> None:
-    """Quick, and without Node; `test_the_generated_types_are_current` compares all of it."""
+    """Quick, and without Node; `test_the_generated_types_are_current` compares everything."""
     document = yaml.safe_load((ROOT / "openapi.yaml").read_text())
     text = (PACKAGE / "src" / "schema.ts").read_text()
     operations = text[text.index("export interface operations {") :]
@@ -84,7 +84,7 @@ def service_url() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_its_own_tests_pass(package: Path, service_url: str) -> None:
+def test_the_clients_own_tests_pass(package: Path, service_url: str) -> None:
     """With a live service: the flow, retries, the acker, and the programs of its README."""
     result = run("npm", "test", LASTBIT_URL=service_url)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -103,8 +103,8 @@ export const empty: Acks = {};
 
 
 @pytest.mark.slow
-def test_its_package_works_in_an_empty_project(package: Path, service_url: str, tmp_path: Path) -> None:
-    """It has the built files alone; and the strict compiler refuses a misspelt body."""
+def test_the_package_works_in_an_empty_project(package: Path, service_url: str, tmp_path: Path) -> None:
+    """It has only the built files; and the strict compiler refuses a misspelt body."""
     packed = run("npm", "pack", "--silent", "--pack-destination", str(tmp_path))
     assert packed.returncode == 0, packed.stderr
     (archive,) = tmp_path.glob("*.tgz")
@@ -118,13 +118,19 @@ def test_its_package_works_in_an_empty_project(package: Path, service_url: str, 
     assert names == {"LICENSE", "README.md", "dist", "package.json"}
 
     program = 'import { Client } from "lastbit"; console.log((await new Client().open({ items: 2 })).ids.size);'
-    started = run("node", "--input-type=module", "--eval", program, cwd=tmp_path, LASTBIT_URL=service_url)
-    assert (started.stdout, started.stderr) == ("2\n", "")
+    process_ = run("node", "--input-type=module", "--eval", program, cwd=tmp_path, LASTBIT_URL=service_url)
+    assert (process_.stdout, process_.stderr) == ("2\n", "")
 
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "bodies.ts").write_text(BODIES)
+    programs = re.findall(r"^```js\n(.*?)^```", (PACKAGE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert programs
+    for number, text in enumerate(programs):
+        (tmp_path / f"program_{number}.ts").write_text(text)
+    sources = sorted(path.name for path in tmp_path.glob("*.ts"))
     options = ("--noEmit", "--strict", "--module", "nodenext", "--target", "es2022")
-    compiled = run(str(package / "node_modules" / ".bin" / "tsc"), *options, "bodies.ts", cwd=tmp_path)
+    compiled = run(str(package / "node_modules" / ".bin" / "tsc"), *options, *sources, cwd=tmp_path)
+    assert "program_" not in compiled.stdout, compiled.stdout
     errors = re.findall(r"^bodies\.ts\((\d+),", compiled.stdout, re.MULTILINE)
     assert errors == ["4", "5"], compiled.stdout
     assert "'itmes' does not exist in type" in compiled.stdout
@@ -150,8 +156,8 @@ async () => {
 
 
 @pytest.mark.slow
-def test_it_runs_in_a_browser(package: Path, service_url: str) -> None:
-    """In Chromium, in a page of the service's own origin."""
+def test_the_client_runs_in_a_browser(package: Path, service_url: str) -> None:
+    """In Chromium, on a page of the service's own origin."""
     path = program()
     if path is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("chromium is not installed")

@@ -1,4 +1,4 @@
-"""The manifests and the chart, without a cluster: schemas of Kubernetes, Helm itself, and what both must agree on."""
+"""The manifests and the chart, without a cluster: Kubernetes' schemas, Helm itself, and the agreement of both."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def render(program: Path, *arguments: str) -> list[dict[str, Any]]:
-    done = run(program, "template", "lastbit", str(CHART), *arguments)
-    assert done.returncode == 0, done.stderr
-    return load(done.stdout)
+    process = run(program, "template", "lastbit", str(CHART), *arguments)
+    assert process.returncode == 0, process.stderr
+    return load(process.stdout)
 
 
 def pods(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The pod specs, by the name of what makes the pods."""
-    found = {}
+    """The pod specs, by the name of the object that creates the pods."""
+    specs = {}
     for document in documents:
         spec = document.get("spec", {})
         template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
         if template is not None:
-            found[document["metadata"]["name"]] = template["spec"]
-    return found
+            specs[document["metadata"]["name"]] = template["spec"]
+    return specs
 
 
 def without_helm(value: Any) -> Any:
-    """Without the labels and annotations that only a release of Helm has."""
+    """Without the labels and annotations that only a Helm release has."""
     if isinstance(value, dict):
         return {
             key: without_helm(part) for key, part in value.items() if key not in HELM_LABELS and key != "annotations"
@@ -74,13 +74,13 @@ def without_helm(value: Any) -> Any:
 def test_the_manifests_fit_the_schemas(version: str) -> None:
     for document in manifests():
         kubernetes_validate.validate(document, version, strict=True)
-    wrong = next(document for document in manifests() if document["kind"] == "Deployment")
-    wrong["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    deployment = next(document for document in manifests() if document["kind"] == "Deployment")
+    deployment["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, version, strict=True)
+        kubernetes_validate.validate(deployment, version, strict=True)
 
 
-def test_everything_that_is_named_is_there() -> None:
+def test_every_reference_is_defined() -> None:
     """Keys of the Secret, labels of selectors, ports by name, volumes."""
     documents = manifests()
     (secret,) = [document for document in documents if document["kind"] == "Secret"]
@@ -109,7 +109,7 @@ def test_everything_that_is_named_is_there() -> None:
 def test_pods_run_without_privileges_and_their_commands_and_settings_exist() -> None:
     for name, spec in pods(manifests()).items():
         assert spec["automountServiceAccountToken"] is False, name
-        # Kubernetes would set LASTBIT_PORT to the address of the Service.
+        # Otherwise Kubernetes would set LASTBIT_PORT to the address of the Service.
         assert spec["enableServiceLinks"] is False, name
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -121,30 +121,36 @@ def test_pods_run_without_privileges_and_their_commands_and_settings_exist() -> 
         }
         command, *words = [*container["command"], *container.get("args", [])]
         assert command == "lastbit-server"
-        done = run_module("lastbit_server", *words, "--help")
-        assert done.returncode == 0
-        assert all(word.partition("=")[0] in done.stdout for word in words if word.startswith("--"))
+        process = run_module("lastbit_server", *words, "--help")
+        assert process.returncode == 0
+        assert all(word.partition("=")[0] in process.stdout for word in words if word.startswith("--"))
         names = {entry["name"] for entry in container["env"]}
         assert names <= {f"LASTBIT_{field.upper()}" for field in Settings.model_fields}
 
 
-def test_probes_ask_for_what_they_are_about() -> None:
-    """While the database is away a pod gets no calls, and is not started again."""
+def test_probes_use_the_right_paths() -> None:
+    """While the database is unreachable a pod gets no calls, and is not restarted."""
     (container,) = pods(manifests())["lastbit"]["containers"]
     paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
 
 
 def test_the_chart_renders_the_manifests(program: Path) -> None:
-    """Both say the same, so neither can be forgotten in a change."""
-    rendered = {(one["kind"], one["metadata"]["name"]): without_helm(one) for one in render(program)}
-    plain = {(one["kind"], one["metadata"]["name"]): one for one in manifests() if one["kind"] != "Secret"}
-    assert rendered == plain
+    """Both must agree, so that neither is forgotten in a change."""
+    rendered = {
+        (document["kind"], document["metadata"]["name"]): without_helm(document) for document in render(program)
+    }
+    plain_manifests = {
+        (document["kind"], document["metadata"]["name"]): document
+        for document in manifests()
+        if document["kind"] != "Secret"
+    }
+    assert rendered == plain_manifests
 
 
 def test_helm_finds_nothing_wrong_with_the_chart(program: Path) -> None:
-    done = run(program, "lint", "--strict", str(CHART))
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = run(program, "lint", "--strict", str(CHART))
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_every_value_of_the_chart_can_be_set(program: Path, tmp_path: Path) -> None:
@@ -183,13 +189,13 @@ def test_every_value_of_the_chart_can_be_set(program: Path, tmp_path: Path) -> N
     "setting",
     ["service.replicas=0", "janitor.keep=soon", "servise.port=1", "settings.LASTBIT_DATABASE_URL=x", "image.digest=x"],
 )
-def test_values_that_make_no_sense_are_refused(program: Path, setting: str) -> None:
-    done = run(program, "template", "lastbit", str(CHART), "--set", setting)
-    assert done.returncode != 0
-    assert "values don't meet the specifications of the schema" in done.stderr
+def test_invalid_values_are_refused(program: Path, setting: str) -> None:
+    process = run(program, "template", "lastbit", str(CHART), "--set", setting)
+    assert process.returncode != 0
+    assert "values don't meet the specifications of the schema" in process.stderr
 
 
-def test_the_migration_comes_first(program: Path) -> None:
+def test_the_migration_runs_first(program: Path) -> None:
     (job,) = [document for document in render(program) if document["kind"] == "Job"]
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     (entry,) = [entry for entry in pods([job])["lastbit-migrate"]["containers"][0]["env"] if "valueFrom" in entry]

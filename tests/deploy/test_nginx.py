@@ -1,4 +1,4 @@
-"""The example for nginx, run: TLS, acks, long polls and the stream of events through it, with a real service behind."""
+"""The nginx example, run: TLS, acks, long polls and the stream of events pass through it to a real service."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ http {{
 
 @dataclass(frozen=True)
 class Front:
-    """nginx with the example's configuration, but for ports, certificate and addresses."""
+    """nginx with the example's configuration, except for ports, certificate and addresses."""
 
     https: int
     http: int
@@ -126,8 +126,8 @@ def test_plain_http_is_sent_to_https(front: Front) -> None:
     assert (response.status_code, response.headers["location"]) == (301, "https://lastbit.example/docs?a=1")
 
 
-def test_acks_pass_also_from_a_page_of_the_same_site(front: Front) -> None:
-    """The service compares Origin with Host, port included."""
+def test_acks_from_a_page_of_the_same_site_pass(front: Front) -> None:
+    """The service compares Origin with Host, including the port."""
     with front.client() as client:
         batch = client.post("/v1/batches", json={"key": "acks", "items": 2, "sealed": True}).json()["id"]
         for index, origin in enumerate([front.url, "https://elsewhere.example"]):
@@ -173,7 +173,7 @@ def test_a_long_poll_is_answered_when_its_event_comes(front: Front) -> None:
 
 @pytest.mark.slow
 def test_the_longest_poll_is_not_cut(front: Front) -> None:
-    """nginx gives up on a silent server after 60 seconds by default, and a poll waits for as long."""
+    """By default nginx gives up on a silent server after 60 seconds, which is also the longest poll."""
     with front.client(timeout=90) as client:
         last = client.get("/v1/events").json()["last"]
         response = client.get(f"/v1/events?after={last}&wait=60")
@@ -181,7 +181,7 @@ def test_the_longest_poll_is_not_cut(front: Front) -> None:
     assert response.elapsed.total_seconds() > 59
 
 
-def test_an_event_of_the_stream_arrives_at_once_and_the_stream_continues_where_it_was(front: Front) -> None:
+def test_a_streams_event_arrives_at_once_and_the_stream_can_be_resumed(front: Front) -> None:
     with front.client() as client, front.client() as reader:
         start = append(client, "before-the-stream")
         with reader.stream("GET", f"/v1/events/stream?after={start}") as stream:
@@ -198,7 +198,7 @@ def test_an_event_of_the_stream_arrives_at_once_and_the_stream_continues_where_i
 
 
 def next_event(lines: Iterator[str]) -> tuple[int, str]:
-    """Of the stream. It sends a comment every 15 seconds, so the deadline is looked at."""
+    """The next event of the stream. The stream sends a comment every 15 seconds, so the deadline is checked."""
     position, deadline = 0, time.monotonic() + 10
     for line in lines:
         assert time.monotonic() < deadline
@@ -210,7 +210,7 @@ def next_event(lines: Iterator[str]) -> tuple[int, str]:
 
 
 def test_connections_to_the_service_are_kept(front: Front) -> None:
-    """Each connection has a port of its own: many calls leave few."""
+    """Each connection has its own port: many calls must use few."""
     with front.client() as client:
         for _ in range(30):
             assert client.get("/v1/batches").status_code == 200
@@ -224,7 +224,7 @@ def closed_connections(port: int) -> set[str]:
     return {row[1] if row[2] == here else row[2] for row in rows if here in (row[1], row[2])} - {"00000000:0000"}
 
 
-def test_the_times_of_nginx_and_of_the_service_fit() -> None:
+def test_the_time_outs_of_nginx_and_of_the_service_fit() -> None:
     """nginx closes an idle connection first, and waits longer than any call."""
     from api.__main__ import KEEP_ALIVE
 

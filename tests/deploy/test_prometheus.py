@@ -1,4 +1,4 @@
-"""The alert rules: promtool accepts and tests them, and they name metrics that a service has."""
+"""The alert rules: promtool accepts and tests them, and they use metrics that a service has."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_prometheus_accepts_the_rules() -> None:
-    done = promtool("check", "rules", RULES)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(rules())} rules found" in done.stdout
+    process = promtool("check", "rules", RULES)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert f"{len(rules())} rules found" in process.stdout
 
 
-def test_each_rule_is_silent_and_fires_as_its_test_says(tmp_path: Path) -> None:
-    done = promtool("test", "rules", TESTS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    # Each has a test that fires, and without the rules' conditions the tests fail.
+def test_each_rule_is_silent_or_fires_as_in_its_test(tmp_path: Path) -> None:
+    process = promtool("test", "rules", TESTS)
+    assert process.returncode == 0, process.stdout + process.stderr
+    # Each rule has a test that fires, and without the rules' conditions the tests fail.
     tests = [part for test in yaml.safe_load(TESTS.read_text())["tests"] for part in test["alert_rule_test"]]
     assert {part["alertname"] for part in tests if part.get("exp_alerts")} == {rule["alert"] for rule in rules()}
     # And that test fails without its alert.
     shutil.copy(TESTS, tmp_path)
     (tmp_path / RULES.name).write_text(re.sub(r"alert: (\w+)", r"alert: Not\1", RULES.read_text()))
-    done = promtool("test", "rules", tmp_path / TESTS.name)
-    failed = set(re.findall(r"alertname: (\w+)", done.stdout + done.stderr))
+    process = promtool("test", "rules", tmp_path / TESTS.name)
+    failed = set(re.findall(r"alertname: (\w+)", process.stdout + process.stderr))
     assert failed == {rule["alert"] for rule in rules()}
 
 
@@ -55,12 +55,12 @@ def test_the_rules_name_metrics_and_labels_that_the_service_has() -> None:
     series = set(types)
     for name, kind in types.items():
         series |= {f"{name}_{end}" for end in ("bucket", "count", "sum")} if kind == "histogram" else set()
-    named = {name for rule in rules() for name in re.findall(r"\blastbit_\w+", rule["expr"])}
-    assert named <= series
+    used_names = {name for rule in rules() for name in re.findall(r"\blastbit_\w+", rule["expr"])}
+    assert used_names <= series
     pairs = {pair for rule in rules() for pair in re.findall(r'(\w+)="([a-z_]+)"', rule["expr"])} - {("job", "lastbit")}
-    shown = set(re.findall(r'(\w+)="([a-z_]+)"', text))
-    # A service without consumer groups has no series of theirs.
-    assert pairs - shown == {("state", "free")}
+    shown_pairs = set(re.findall(r'(\w+)="([a-z_]+)"', text))
+    # A service without consumer groups has no such series.
+    assert pairs - shown_pairs == {("state", "free")}
 
 
 def test_each_metric_that_should_be_watched_has_a_rule() -> None:
@@ -72,7 +72,7 @@ def test_each_metric_that_should_be_watched_has_a_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_each_rule_leads_to_a_section(rule: dict[str, dict[str, str]]) -> None:
+def test_each_rule_links_to_a_section(rule: dict[str, dict[str, str]]) -> None:
     name, _, anchor = rule["annotations"]["runbook"].partition("#")
     headings = re.findall(r"^#+ (.+)$", (ROOT / name).read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}

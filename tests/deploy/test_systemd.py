@@ -23,7 +23,7 @@ EXPOSURE = 20
 
 @pytest.fixture(scope="module")
 def units(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The unit files, for a program that exists: systemd looks for it."""
+    """The unit files, for an existing program: systemd checks its path."""
     need("systemd", shutil.which("systemd-analyze") is not None)
     folder = tmp_path_factory.mktemp("units")
     for path in UNITS:
@@ -36,8 +36,8 @@ def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_systemd_accepts_every_unit(units: list[Path], tmp_path: Path) -> None:
-    done = analyze("verify", "--man=no", *units)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    process = analyze("verify", "--man=no", *units)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
     misspelt = tmp_path / "misspelt.service"
     misspelt.write_text(units[0].read_text().replace("ProtectHome=", "ProtectHouse="))
     assert "Unknown key 'ProtectHouse'" in analyze("verify", "--man=no", misspelt).stderr
@@ -46,8 +46,8 @@ def test_systemd_accepts_every_unit(units: list[Path], tmp_path: Path) -> None:
 def test_every_service_is_confined(units: list[Path]) -> None:
     for unit in units:
         if unit.suffix == ".service":
-            done = analyze("security", "--offline=true", f"--threshold={EXPOSURE}", "--no-pager", unit)
-            assert done.returncode == 0, done.stdout[-300:]
+            process = analyze("security", "--offline=true", f"--threshold={EXPOSURE}", "--no-pager", unit)
+            assert process.returncode == 0, process.stdout[-300:]
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.stem)
@@ -55,10 +55,10 @@ def test_the_command_of_a_unit_exists_with_its_options(path: Path) -> None:
     (line,) = [line for line in path.read_text().splitlines() if line.startswith("ExecStart=")]
     program, *words = shlex.split(line.removeprefix("ExecStart="))
     assert program == PROGRAM
-    done = run_module("lastbit_server", *words, "--help")
-    assert done.returncode == 0
+    process = run_module("lastbit_server", *words, "--help")
+    assert process.returncode == 0
     for word in words:
-        assert word in done.stdout or not word.startswith("--")
+        assert word in process.stdout or not word.startswith("--")
 
 
 @pytest.mark.parametrize("name", ["lastbit.env", "migrate.env"])
@@ -71,5 +71,5 @@ def test_the_example_settings_are_settings(name: str) -> None:
 
 def test_the_timer_starts_the_janitor() -> None:
     assert (FOLDER / "lastbit-janitor.timer").with_suffix(".service") in SERVICES
-    done = analyze("calendar", "hourly")
-    assert done.returncode == 0
+    process = analyze("calendar", "hourly")
+    assert process.returncode == 0

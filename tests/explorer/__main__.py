@@ -1,7 +1,7 @@
 """`python -m tests.explorer`: every pair with all interleavings, every triple with at most two preemptions.
 
-It can be interrupted: with `--progress FILE` it goes on where it ended, as long as the code is the same. It exits with
-1 if anything was found.
+It can be interrupted: with `--progress FILE` it resumes where it stopped, as long as the code is unchanged. It exits
+with 1 if it found anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.guarantees import mutants
 from tests.support.servers import ROOT
 
 RACES = ("test_races.py", "test_growing.py::test_a_batch", "test_growing.py::test_no_child")
-"""The tests that find one race each; the explorer must find them all."""
+"""The tests that cover one race each; the explorer must find all of these races."""
 BOUND = 2
 """Preemptions of a schedule of three operations."""
 PLACES = {
@@ -43,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     all_command = commands.add_parser("all", help="every combination")
     all_command.add_argument("--of", type=int, choices=(2, 3), help="only of two, or only of three operations")
     all_command.add_argument(
-        "--share", default="0/1", metavar="K/N", help="only each N-th combination, from the K-th on"
+        "--share", default="0/1", metavar="K/N", help="only every N-th combination, starting with the K-th"
     )
     all_command.add_argument(
         "--only", nargs="*", default=[], metavar="OPERATION", help="combinations with all of these"
     )
-    all_command.add_argument("--progress", type=Path, metavar="FILE", help="go on where it ended")
-    all_command.add_argument("--first", action="store_true", help="end with the first finding")
+    all_command.add_argument("--progress", type=Path, metavar="FILE", help="resume where it stopped")
+    all_command.add_argument("--first", action="store_true", help="stop at the first finding")
     all_command.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     mutants_command = commands.add_parser("mutants", help="break the code as the tests of races do; each must be found")
     mutants_command.add_argument("names", nargs="*", metavar="NAME", help="only these")
@@ -65,14 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finding = replay(arena, combination, steps)
             arena.close()
         print(finding)
-        return 1 if finding.what else 0
+        return 1 if finding.problems else 0
     if options.command == "mutants":
         return _find_mutants(options.names, options.processes)
     return _explore(options)
 
 
 def _find_mutants(names: Sequence[str], processes: int) -> int:
-    """Explore the code with each mutant in place that a test of races kills, until it is found."""
+    """Explore the code with each mutant that a race test kills, until the explorer finds it."""
     races = [
         mutant for mutant in mutants.MUTANTS if mutant.test.startswith(RACES) and (not names or mutant.name in names)
     ]

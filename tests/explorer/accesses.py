@@ -27,12 +27,12 @@ import sqlalchemy as sa
 from core import tables
 
 NEW_IDS: Final = 1_000_000
-"""Where a server's generated ids begin; the scene's own are far below."""
+"""The first id that the server generates; the scene's own ids are far below."""
 
 Row = tuple[str, tuple[str, ...]]
-"""A table and the values of a primary key, as they stand in a statement."""
+"""A table and the values of a primary key, as written in a statement."""
 Key = tuple[frozenset[str] | None, ...]
-"""By column of the primary key, the values that a statement names; None: any value."""
+"""For each column of the primary key, the values that a statement names; None means any value."""
 
 _NAMES: Final = re.compile(r"\b(" + "|".join(tables.metadata.tables) + r")\b", re.IGNORECASE)
 _WRITES: Final = re.compile(r"\s*(?:INSERT INTO|UPDATE|DELETE FROM)\s+`?(\w+)", re.IGNORECASE)
@@ -44,7 +44,7 @@ _GENERATED: Final = re.compile(r"1\d{6}")
 
 class Kind(enum.Enum):
     READ = "read"
-    """Without a lock: it sees what is committed."""
+    """Without a lock: it sees committed data."""
     LOCK = "lock"
     WRITE = "write"
     PUBLISH = "publish"
@@ -67,11 +67,11 @@ _CLASHES: Final = {
     Kind.WRITE: {Kind.LOCK, Kind.WRITE},
     Kind.PUBLISH: {Kind.READ, Kind.LOCK, Kind.WRITE},
 }
-"""By kind of a statement that is due, the kinds of statements of other sessions with which it doesn't commute."""
+"""For each kind of pending statement, the kinds of other sessions' statements with which it doesn't commute."""
 
 
 def clashes(due: Access, later_accesses: Iterable[Access]) -> bool:
-    """Whether a statement that is due doesn't commute with one of those that other sessions may still execute."""
+    """Whether a pending statement doesn't commute with one that other sessions may still execute."""
     return any(
         due.table == other.table
         and other.kind in _CLASHES[due.kind]
@@ -94,19 +94,19 @@ class Statement:
     tables: frozenset[str]
     kind: Kind
     key: Key | None
-    """Of the only table, if there is one."""
+    """The key in the only table, if there is just one."""
     rows: tuple[Row, ...]
-    """The rows, where it names them all by their whole primary keys, in their order."""
+    """The rows in their order, if the statement names all of them by their whole primary keys."""
     exclusive: bool
     """Whether it locks exactly these rows, waiting for each."""
 
     def is_covered(self, locked_rows: frozenset[Row]) -> bool:
-        """Whether its transaction has locked all of its rows before, so that nobody else can change them, nor see what
-        it writes before the COMMIT."""
+        """Whether its transaction already has locks on all of its rows, so that no other session can change them, or
+        see its writes before the COMMIT."""
         return bool(self.rows) and locked_rows.issuperset(self.rows)
 
     def accesses(self, locked_rows: frozenset[Row]) -> list[Access]:
-        """Its accesses in a transaction that has these rows locked."""
+        """Its accesses in a transaction that has locked these rows."""
         changed_tables = {self.changed} if self.changed else self.tables if self.kind is Kind.LOCK else frozenset()
         return [
             Access(table, self.key, self.kind if table in changed_tables else Kind.READ, locked_rows)
@@ -164,6 +164,6 @@ def _inserted(names: str, values: str, columns: Collection[str]) -> Key | None:
 
 
 def _values(text: str) -> frozenset[str] | None:
-    """The values of a list; None where one is generated, since that one differs from schedule to schedule."""
+    """The values of a list; None if one is generated, since it differs between schedules."""
     values = frozenset(value.strip() for value in text.split(","))
     return None if any(_GENERATED.fullmatch(value) for value in values) else values

@@ -1,6 +1,6 @@
-"""Differences between databases for the explorer: which sessions wait for a lock, and how a scene is written and read.
+"""Differences between databases for the explorer: which sessions wait for a lock, and how to write and read a scene.
 
-Another database joins with a class here: `waiting`, `may_run` and `execute` are all that the search needs.
+To add a database, add a class here: the search needs only `waiting`, `may_run` and `execute`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.servers import MariaDB
 Rows = list[tuple[Any, ...]]
 
 MANY: Final = 1_000_000
-"""Rows of each table, as the optimizer believes."""
+"""Rows that the optimizer assumes in each table."""
 
 
 class Explored(Protocol):
@@ -34,13 +34,13 @@ class Explored(Protocol):
         """The sessions that wait for a lock now."""
 
     def may_run(self, session: Session, sessions: Collection[Session]) -> bool:
-        """Whether the session's next statement can begin while the others are stopped."""
+        """Whether the session's next statement can start while the others are stopped."""
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
-        """Execute statements and commit; the rows of each."""
+        """Execute statements and commit; return the rows of each."""
 
     def freeze(self) -> None:
-        """Called when a scene is laid: from here on the server does nothing of its own accord."""
+        """Called once a scene is written: from here on the server does nothing by itself."""
 
     def close(self) -> None: ...
 
@@ -72,8 +72,8 @@ class OnMariaDB:
         self._pretend_many_rows()
 
     def _pretend_many_rows(self) -> None:
-        """Have the optimizer choose indexes as in a large database, and the same ones in each schedule: it would scan a
-        table of a few rows, or not, and so lock rows that a statement doesn't name. The server runs with
+        """Make the optimizer choose indexes as in a large database, and the same ones in each schedule: with few rows
+        it may scan a table, and so lock rows that a statement doesn't name. The server runs with
         `innodb_stats_auto_recalc` off."""
         own_tables = "database_name = DATABASE()"
         statistics = (
@@ -127,7 +127,7 @@ class OnMariaDB:
 
 
 class OnSQLite:
-    """A database file. One session writes at a time; the others read, or wait to begin."""
+    """A database file. One session writes at a time; the others read, or wait to start."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,24 +1,28 @@
-"""The operations of sessions. A new operation is a line in `OPERATIONS`, and joins all pairs and triples."""
+"""The operations of sessions. To add one, add a line to `OPERATIONS`; it becomes part of all pairs and triples."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from core import feed, janitor, tallies
+from core import feed, janitor, tallies, writes
 from core.acks import parents
 from core.acks.call import Call
+from core.batches import expiry
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
-from core.consumer_groups import groups, leases
+from core.batches.writing import Extend
+from core.consumer_groups import leases, positions
 from core.errors import CoreError
 from core.processes import definitions, instances, outbox, timers
+from core.service.batches import opening_of, seal_of
 from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
-from core.webhooks.subscriptions import SendResult
+from core.webhooks.sender import SendResult
+from core.writes import Append
 from lastbit.ids import ItemId
 from lastbit.streams.snapshot import Snapshot
 from tests.explorer.scene import GROUP, PROCESS, SIZE, TALLY
@@ -28,7 +32,7 @@ Operation = Callable[[Session], Any]
 MANY: Final = [(2, 0, index) for index in range(SIZE)] + [(2, 1, index) for index in range(60)]
 """Enough ids for a large call; some of them aren't issued yet."""
 _DAYS = timedelta(days=7)
-_POLICY: Final = janitor.Policy(_DAYS, _DAYS, _DAYS, _DAYS)
+_POLICY: Final = expiry.Policy(_DAYS, _DAYS, _DAYS, _DAYS)
 
 
 def ack(*items: tuple[int, int, int], verb: Verb = Verb.ACK, reason: str | None = None, key: str) -> Operation:
@@ -45,7 +49,7 @@ def mask(verb: Verb, reason: str | None = None) -> Operation:
 
 
 def look(session: Session) -> Any:
-    """Read as readers do, each from one snapshot."""
+    """Read as clients do, each read from one snapshot."""
     service = session.service
     _, pending = service.batches.ranges(2, "pending", 0, 100)
     _, watermark = service.batches.watermark(2)
@@ -57,7 +61,14 @@ def expire(session: Session) -> Any:
 
 
 def remove_ended(session: Session) -> Any:
-    return janitor._remove(session.database, 3, _POLICY)
+    return expiry.remove(session.database, 3, _POLICY)
+
+
+def share(operations: Callable[[], Sequence[writes.Operation]]) -> Operation:
+    """Several operations in one transaction."""
+    return lambda session: [
+        (outcome.value, outcome.error) for outcome in writes.commit(session.database, operations(), lock_waits=0)
+    ]
 
 
 def claim(session: Session) -> Any:
@@ -91,7 +102,7 @@ def sync(worker: str, session_name: str, drained: tuple[Any, ...] = ()) -> Opera
     return lambda session: session.service.consumer_groups.sync(GROUP, caller)
 
 
-_FENCE: Final = groups.Fence(GROUP, 0, "w1", 1)
+_FENCE: Final = positions.Fence(GROUP, 0, "w1", 1)
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
     # Batches.
@@ -110,6 +121,15 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "open-child": lambda session: session.service.batches.open(
         Opening(items=0, sealed=True, parent=ItemId(2, 0, 63)), "child"
     ),
+    "share": share(
+        lambda: [
+            Extend(batch=1, count=1),
+            Extend(batch=2, count=20, idempotency_key="more"),
+            opening_of(Opening(items=1), "shared"),
+            Append(events=[feed.NewEvent("mine", "paid", "o1")]),
+        ]
+    ),
+    "share-seal": share(lambda: [Extend(batch=2, count=20), seal_of(2, "seal"), seal_of(3, "other")]),
     "cancel": lambda session: session.service.batches.cancel(2),
     "expire": expire,
     "delete": lambda session: session.service.batches.delete(2),

@@ -1,8 +1,8 @@
-"""The small world in which every schedule begins, and the outcome that is compared at its end.
+"""The small world in which every schedule starts, and the outcome that is compared at its end.
 
-Batch 2 is what the operations are about: two groups of 64, the second one partly issued. It is the last item of batch
-1 that is pending, and one of its own items is batch 3, which has completed and still owes it an ack. Beside it there
-are a consumer group, a tally, a process with an instance, a feed with old events, and a webhook with deliveries.
+The operations concern batch 2: two groups of 64, the second one partly issued. It is the last pending item of batch 1,
+and one of its own items is batch 3, which has completed and still owes it an ack. There are also a consumer group, a
+tally, a process with an instance, a feed with old events, and a webhook with deliveries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VARIANTS: Final = ("cold", "warm", "journaled", "journaled-warm")
 
 @dataclass(frozen=True)
 class Scene:
-    """`growing`: batch 2 is open and little of it is done. `ending`: it is sealed, and two items are pending."""
+    """`growing`: batch 2 is open and has few resolved items. `ending`: it is sealed, and two items are pending."""
 
     name: str
     variant: str = "cold"
@@ -43,7 +43,7 @@ class Scene:
 
     @property
     def warm(self) -> bool:
-        """Whether sessions begin with the bitfields of batch 2 in their caches."""
+        """Whether sessions start with the bitfields of batch 2 in their caches."""
         return self.variant.endswith("warm")
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Scene:
 
 
 def empty(names: Collection[str] | None = None) -> list[str]:
-    """Statements that clear these tables after a schedule; None: all of them."""
+    """Statements that clear these tables after a schedule; None means all tables."""
     table_names = [table.name for table in tables.metadata.sorted_tables if table.name not in _KEPT]
     statements = [f"DELETE FROM {name}" for name in table_names if names is None or name in names]
     if names is None or "feed_head" in names:
@@ -63,7 +63,7 @@ _KEPT: Final = ("feed_head", "schema_support")
 
 
 def lay(scene: Scene, names: Collection[str] | None = None) -> list[str]:
-    """Statements that lay the scene in these tables, which are empty; None: in all of them."""
+    """Statements that write the scene to these tables, which are empty; None means all tables."""
     rows = [*_batches(scene), *_companions()]
     return [_insert(table, values) for table, values in rows if names is None or table.name in names]
 
@@ -79,7 +79,7 @@ def groups_of(scene: Scene) -> dict[int, tuple[set[int], set[int]]]:
 
 
 def _named(scene: Scene) -> list[int]:
-    """The numbers that batch 2's journal names beside the groups."""
+    """The numbers that are in batch 2's journal but not in its groups."""
     if not scene.journaled:
         return []
     return [11, SIZE + 6] if scene.name == "growing" else [20]
@@ -127,7 +127,7 @@ def _bits(resolved: set[int], failed: set[int]) -> bitfield.Group:
 
 
 def warm(scene: Scene) -> dict[tuple[int, int], bitfield.Group]:
-    """The groups of batch 2 as the cache of the process that has just written them has them."""
+    """The groups of batch 2 as in the cache of the process that has just written them."""
     bits = {}
     for number, (resolved, failed) in groups_of(scene).items():
         issued = min(ITEMS - number * SIZE, SIZE)
@@ -226,11 +226,11 @@ QUERIES: Final = [
     "SELECT batch_id, group_no, resolved, failed, resolved_count, failed_count FROM item_groups ORDER BY 1, 2",
     "SELECT batch_id, entry_no, numbers FROM ack_journal ORDER BY batch_id, entry_no",
 ]
-"""The statements that read the end of a schedule; `outcome` takes their rows."""
+"""The statements that read the state at the end of a schedule; `outcome` gets their rows."""
 
 
 def outcome(results: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, list[str]], list[str]]:
-    """The outcome of a schedule: the rows by table, without times, and each batch's bits, wherever they are stored. And
+    """The outcome of a schedule: the rows by table, without times, and each batch's bits, wherever they are stored; and
     the errors that no schedule may have, as text."""
     rows = {
         table.name: [normalized(repr(tuple(row))) for row in part]
@@ -252,7 +252,7 @@ def _recount(
     for batch, number, blob, failed_blob, resolved_count, failed_count in groups:
         position = f"batch {batch}, group {number}"
         if batch not in batches:
-            trouble.append(f"{position}: its batch is gone")
+            trouble.append(f"{position}: its batch is missing")
             continue
         group = bitfield.Group.load(blob, failed_blob, resolved_count, failed_count, SIZE)
         try:

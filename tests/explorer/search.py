@@ -1,24 +1,24 @@
-"""The search: which session goes on at each step, and which outcomes are right.
+"""The search: which session continues at each step, and which outcomes are right.
 
 *Which outcomes are right.* First the operations run in every order of their whole transactions. Those outcomes are
 allowed; any other schedule must have one of them. Operations of several transactions, like a deletion in chunks, may be
 interleaved between these, so the unit is the transaction and not the operation.
 
 *Enumeration.* A schedule is the sequence of sessions that take a step. The search goes depth first: it runs a schedule
-to its end, and at each step notes the other sessions that could have gone on instead, as far as the bound on
-preemptions allows. Each of those is another schedule, which begins again from the scene.
+to its end, and at each step notes the other sessions that could have continued instead, within the bound on
+preemptions. Each of those is another schedule, which starts again from the scene.
 
 *Reductions.* Four kinds of schedules are left out, and none of them can hide an outcome:
 
 - Two schedules meet where every session has seen the same results and each table was committed to in the same order;
-  from there on they are the same, and one of them is enough.
-- A session stops only before statements whose order with those of the others makes a difference (`accesses`). The
+  from there on they are equal, and one of them is enough.
+- A session stops only before statements whose order relative to the others' makes a difference (`accesses`). The
   accesses of an operation are found by running it alone, and then in every schedule of the combination. When a schedule
-  shows more accesses than were assumed, the search of the combination begins again with them.
-- A session that holds no locks is not sent to wait for a row that another one will hold until its last COMMIT: the
-  other one would go on at once, and afterwards the session can be chosen at no higher price.
-- Combinations in which one operation touches nothing that another one writes or locks show nothing that their parts
-  don't.
+  shows more accesses than were assumed, the search of the combination starts again with them.
+- A session that holds no locks is not made to wait for a row that another one holds until its last COMMIT: the other
+  one would continue at once, and afterwards the session can be chosen with no more preemptions.
+- Combinations in which one operation touches nothing that another one writes or locks show nothing beyond what their
+  parts show.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MOST_STEPS: Final = 2000
 PATIENCE: Final = 0.005
 """Seconds until the server is asked whether a session waits for a lock."""
 SUSPICION: Final = 0.0003
-"""The same, where another session has locked one of its rows."""
+"""The same, if another session has locked one of its rows."""
 ATTEMPTS: Final = 5
-"""How often a combination is searched before schedules that don't repeat are reported as a finding."""
+"""How many times a combination is searched before schedules that don't repeat are reported as a finding."""
 RESOLUTION: Final = 10.0
 """Seconds after which sessions that wait for each other are a finding."""
 SILENCE: Final = 60.0
@@ -72,16 +72,16 @@ def parse(text: str) -> tuple[Combination, list[int]]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A schedule that goes wrong. `steps` are its statements, each with its session."""
+    """A schedule that violates a rule. `steps` are its statements, each with its session."""
 
     combination: Combination
     schedule: Sequence[int]
-    what: list[str]
+    problems: list[str]
     steps: list[str]
 
     def __str__(self) -> str:
         """The schedule to replay, what is wrong, and its steps."""
-        lines = [f"{self.combination}:{''.join(map(str, self.schedule))}", *(f"  {text}" for text in self.what)]
+        lines = [f"{self.combination}:{''.join(map(str, self.schedule))}", *(f"  {text}" for text in self.problems)]
         return "\n".join([*lines, *(f"    {step}" for step in self.steps)])
 
 
@@ -94,12 +94,12 @@ class Searched:
     """The result of searching one combination."""
 
     schedules: int = 0
-    """Schedules that were begun; some of them met an earlier one and were left there."""
+    """Schedules that were started; some of them met an earlier one and were abandoned there."""
     completed: int = 0
     outcomes: int = 0
-    """Of whole transactions in every order: those that are allowed."""
+    """The allowed outcomes: those of whole transactions in every order."""
     reached: set[Outcome] = field(default_factory=set)
-    """Of the interleaved schedules."""
+    """The outcomes of the interleaved schedules."""
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -123,11 +123,11 @@ class Arena:
         self.commits: dict[str, list[int]] = {}
         """By table, the sessions that have committed to it, in order."""
         self.blocked: list[int] = []
-        """The sessions that wait for a lock, in the order in which they came to it."""
+        """The sessions that wait for a lock, in the order of their requests."""
         self.schedule: list[int] = []
         self.steps: list[str] = []
         self.taken: list[int] = []
-        """The session of each statement, including statements before which it didn't stop."""
+        """The session of each statement, including statements before which no session stopped."""
         self._laid: Scene | None = None
         """The scene in the database, except for the tables that were written since."""
         self._dirty: set[str] = set()
@@ -140,7 +140,7 @@ class Arena:
         self.database.close()
 
     def run(self, combination: Combination, choose: Choose) -> bool:
-        """Run one schedule from the scene; whether it went to its end."""
+        """Run one schedule from the scene; return whether it ran to its end."""
         self._profiles = profiles = self.footprints.of(combination)
         self.combination = combination
         self._lay(combination.scene)
@@ -178,7 +178,7 @@ class Arena:
         if any(session.status != DONE for session in self.sessions):
             waiting = [str(session.number) for session in self.sessions if session.status != DONE]
             self._abandon()
-            raise Stuck(f"sessions {', '.join(waiting)} wait for each other, and the database doesn't say so")
+            raise Stuck(f"sessions {', '.join(waiting)} wait for each other, and the database reports no deadlock")
         return True
 
     def _is_released_late(self) -> bool:
@@ -213,7 +213,7 @@ class Arena:
         self.database.freeze()
 
     def will_wait(self, number: int) -> bool:
-        """Whether the session, which holds no lock, would only wait for a row that another session holds until its last
+        """Whether the session, which holds no lock, could only wait for a row that another session holds until its last
         COMMIT."""
         session = self.sessions[number]
         if self._every_stop or session.held or session.due is None or not session.due.exclusive or session.written:
@@ -239,13 +239,13 @@ class Arena:
             profile.observed_parts = max(profile.observed_parts, session.parts)
 
     def _note_commit(self, number: int, tables: Collection[str]) -> None:
-        """A session calls it before its COMMIT."""
+        """Called by a session before its COMMIT."""
         self._dirty.update(tables)
         for table in tables:
             self.commits.setdefault(table, []).append(number)
 
     def _settle(self, running_session: Session) -> None:
-        """After one session has moved, wait until every session has stopped, ended, or waits for a lock."""
+        """After one session has moved, wait until every session has stopped, finished, or waits for a lock."""
         rows = running_session.due.rows if running_session.due is not None and running_session.due.exclusive else ()
         waits = any(not other.held.isdisjoint(rows) for other in self.sessions if other is not running_session)
         elapsed, pause = 0.0, SUSPICION if waits else PATIENCE
@@ -270,10 +270,10 @@ class Arena:
                         self.blocked.append(session.number)
                 return
             if elapsed > SILENCE:
-                raise Stuck(f"session {running[0].number} neither ends nor waits for a lock")
+                raise Stuck(f"session {running[0].number} neither finishes nor waits for a lock")
 
     def _abandon(self) -> None:
-        """Have every session roll back and end."""
+        """Make every session roll back and finish."""
         for session in self.sessions:
             session.abandoned = True
         for session in self.sessions:
@@ -283,7 +283,7 @@ class Arena:
             self._reports.get(timeout=SILENCE)
 
     def outcome(self) -> tuple[Outcome, list[str]]:
-        """Of a schedule that went to its end; and what is wrong with it in any case."""
+        """The outcome of a schedule that ran to its end, and its unconditional errors."""
         rows, trouble = scenes.outcome(self.database.execute(scenes.QUERIES))
         for session in self.sessions:
             if session.error is not None:
@@ -303,7 +303,7 @@ class Arena:
         return tuple(sorted((table, tuple(order)) for table, order in self.commits.items()))
 
     def state(self) -> object:
-        """Equal for schedules that go on in the same way."""
+        """A value that is equal for schedules that continue in the same way."""
         return (
             tuple(
                 (session.seen, len(session.steps), session.status, session.in_transaction) for session in self.sessions
@@ -314,11 +314,11 @@ class Arena:
 
 
 class Stuck(Exception):
-    """A schedule in which no session can go on."""
+    """Raised for a schedule in which no session can continue."""
 
 
 class Search:
-    """All schedules of one combination with at most `bound` preemptions; None: with any number."""
+    """All schedules of one combination with at most `bound` preemptions, or any number if it is None."""
 
     def __init__(self, arena: Arena, combination: Combination, preemptions: int | None) -> None:
         self._arena = arena
@@ -327,7 +327,7 @@ class Search:
         self.found = Searched()
 
     def run(self) -> Searched:
-        """Up to the first finding."""
+        """Search up to the first finding."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 outcomes = self._allowed()
@@ -359,7 +359,7 @@ class Search:
         for schedule in self._schedules(None, serial=True):
             outcome, trouble = self._arena.outcome()
             if trouble:
-                self._report(schedule, ["one after the other: " + problem for problem in trouble])
+                self._report(schedule, ["in serial order: " + problem for problem in trouble])
             outcomes.add(outcome)
         self._arena.footprints.grow(self._combination)
         return outcomes
@@ -368,8 +368,8 @@ class Search:
         self.found.findings.append(Finding(self._combination, schedule, problems, list(self._arena.steps)))
 
     def _schedules(self, preemptions: int | None, *, serial: bool = False) -> Iterator[list[int]]:
-        """Run them; each that went to its end is yielded while the arena shows its outcome. `serial`: transactions are
-        not interleaved."""
+        """Run the schedules, and yield each that ran to its end while the arena shows its outcome. With `serial`,
+        transactions are not interleaved."""
         branches = Branches(preemptions, serial=serial)
         while branches.begin():
             self.found.schedules += 1
@@ -383,34 +383,35 @@ class Search:
 
 
 class Branches:
-    """The schedules that are still to be run, each as the steps with which it begins."""
+    """The schedules that still have to be run, each given by its first steps."""
 
     def __init__(self, preemptions: int | None, *, serial: bool) -> None:
         self._bound = preemptions
         self._whole = serial
         self._open: list[tuple[list[int], int]] = [([], 0)]
-        """And how many preemptions those steps take."""
+        """The number of preemptions in those steps."""
         self._prefix: list[int] = []
         self._spent = 0
         self._visited: dict[object, int] = {}
-        """By state, the most preemptions that were left there."""
+        """For each state, the most preemptions that were left there."""
 
     def begin(self) -> bool:
-        """Take the next one; False where none is left."""
+        """Take the next schedule; False if none is left."""
         if not self._open:
             return False
         self._prefix, self._spent = self._open.pop()
         return True
 
     def choose(self, arena: Arena, ready: list[int], last: int | None) -> int | None:
-        """Follow the steps, then let the session go on that went last, and note where another one could have."""
+        """Follow the steps, then continue the session that ran last, and note where another one could have
+        continued."""
         if self._whole:
             ready = [number for number in ready if arena.sessions[number].in_transaction] or ready
         depth = len(arena.schedule)
         if depth < len(self._prefix):
             if self._prefix[depth] not in ready:
                 steps = "".join(map(str, self._prefix[: depth + 1]))
-                raise Diverged(f"{arena.combination}: after {steps[:-1]} session {steps[-1]} can't go on")
+                raise Diverged(f"{arena.combination}: after {steps[:-1]} session {steps[-1]} can't continue")
             return self._prefix[depth]
         going_on = last if last in ready else None
         if not self._whole:
@@ -428,11 +429,11 @@ class Branches:
 
 
 class Diverged(Exception):
-    """A schedule did not repeat: it depends on more than the database and the schedule."""
+    """Raised when a schedule did not repeat: it depends on more than the database and the steps."""
 
 
 def _differences(outcome: Outcome, expected_outcomes: Iterable[Outcome]) -> list[str]:
-    """Which parts of an outcome no serial order has."""
+    """The parts of an outcome that no serial order has."""
     outcomes = list(expected_outcomes)
     responses, rows = outcome
     lines = [
@@ -447,12 +448,12 @@ def _differences(outcome: Outcome, expected_outcomes: Iterable[Outcome]) -> list
     ]
     if not lines:
         lines = [f"response of session {number}: {response}" for number, response in enumerate(responses)]
-        lines.append("each part is one that some order of the transactions has, but not all together")
-    return ["no order of the transactions has this:", *lines]
+        lines.append("each part results from some order of the transactions, but no order has all of them")
+    return ["no order of the transactions has this outcome:", *lines]
 
 
 def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> Finding:
-    """Run one schedule, in an arena whose sessions stop before every statement; after its steps each session goes on to
+    """Run one schedule, in an arena whose sessions stop before every statement; after its steps each session runs to
     its end. Return the problems."""
     search = Search(arena, combination, None)
     outcomes = search._allowed()
@@ -471,11 +472,11 @@ def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> F
     return Finding(combination, list(arena.taken), trouble, list(arena.steps))
 
 
-# Which combinations there are.
+# The combinations.
 
 
 class Profile:
-    """The accesses of one operation of a combination: those that the search assumes, and those observed since."""
+    """The accesses of one operation of a combination: those that the search assumes, and those observed so far."""
 
     def __init__(self, accesses: Collection[Access] = (), parts: int = 0) -> None:
         self.accesses = frozenset(accesses)
@@ -487,14 +488,14 @@ class Profile:
         self._answers: dict[Access, bool] = {}
 
     def beside(self, profiles: Iterable[Profile]) -> None:
-        """Take these for the others of the combination."""
+        """Set the profiles of the other operations in the combination."""
         self._answers = {}
         self._later = {}
         for access in frozenset().union(*(other.accesses for other in profiles)):
             self._later.setdefault(access.table, []).append(access)
 
     def concerns(self, accesses: Collection[Access]) -> bool:
-        """Whether one of these doesn't commute with something that the others do."""
+        """Whether one of these accesses doesn't commute with an access of the other operations."""
         return any(self._concerns(access) for access in accesses)
 
     def _concerns(self, access: Access) -> bool:
@@ -503,7 +504,7 @@ class Profile:
         return self._answers[access]
 
     def grow(self) -> bool:
-        """Assume what was observed; whether that is more than before."""
+        """Assume the observed accesses too; return whether any of them is new."""
         if self.observed <= self.accesses and self.observed_parts <= self.parts:
             return False
         self.accesses |= self.observed
@@ -525,14 +526,14 @@ class Footprints:
         if key not in self._alone:
             self._arena.run(Combination(scene, (operation,)), lambda arena, ready, last: ready[0])
             error = self._arena.sessions[0].error
-            if error is not None:  # it would touch nothing, and so be left out of every combination
+            if error is not None:  # it would touch nothing, and be left out of every combination
                 raise error
             session = self._arena.sessions[0]
             self._alone[key] = Profile(session.accesses, session.parts)
         return self._alone[key]
 
     def of(self, combination: Combination) -> list[Profile]:
-        """The profiles by operation. Observations of the previous combination are discarded."""
+        """The profiles, in the order of the operations. Observations of the previous combination are discarded."""
         if len(combination.operations) == 1:
             return [Profile()]
         if combination != self._combination:
@@ -543,7 +544,7 @@ class Footprints:
         return self._profiles
 
     def grow(self, combination: Combination) -> bool:
-        """Assume what was observed of the combination; whether that is more than before."""
+        """Assume the accesses observed in the combination too; return whether any of them is new."""
         growths = [profile.grow() for profile in self.of(combination)]
         self._acquaint()
         return any(growths)
@@ -556,7 +557,7 @@ class Footprints:
         return any(access.table == table for access in self._of(scene, operation).accesses)
 
     def meet(self, scene: Scene, first: str, other: str) -> bool:
-        """Whether one of the two writes or locks what the other touches."""
+        """Whether one of the two operations writes or locks a row that the other touches."""
         first_accesses, other_accesses = self._of(scene, first).accesses, self._of(scene, other).accesses
         changed_by_first, changed_by_other = (
             {a.table for a in accesses if a.kind is not Kind.READ} for accesses in (first_accesses, other_accesses)
@@ -566,7 +567,7 @@ class Footprints:
         )
 
     def connected(self, scene: Scene, operations: Sequence[str]) -> bool:
-        """Whether the operations form one connected set, so that no part never meets the others."""
+        """Whether the operations form one connected set, so that no part is independent of the others."""
         connected, remaining = {0}, set(range(1, len(operations)))
         while neighbours := {
             n for n in remaining if any(self.meet(scene, operations[n], operations[r]) for r in connected)
@@ -579,9 +580,10 @@ class Footprints:
 def combinations(
     arena: Arena, size: int, places: Sequence[Scene], *, in_one: bool = False, excluded_names: Collection[str] = ()
 ) -> Iterator[Combination]:
-    """All combinations of `size` operations, an operation with itself included, in every scene; where none of them
-    touches an item group, which is what the scenes differ in, in the first one only. `in_one`: each in one scene only,
-    the next one in the next scene. None of the operations is one of `excluded_names`."""
+    """All combinations of `size` operations, including an operation with itself, in every scene; combinations that
+    touch no item group, which is all that differs between scenes, only in the first one. With `in_one`, each
+    combination in one scene only, and the next combination in the next scene. Operations in `excluded_names` are left
+    out."""
     footprints = arena.footprints
     names = [name for name in OPERATIONS if name not in excluded_names]
     for number, operations in enumerate(itertools.combinations_with_replacement(names, size)):

@@ -1,8 +1,8 @@
-"""Sessions that stop before every statement: real code in a thread, on a connection of its own.
+"""Sessions that stop before every statement: real code in a thread, each with its own connection.
 
 A session runs one operation. Before each statement and before each COMMIT it reports to the explorer and waits to be
-resumed, so at most one session executes at a time, except those that wait for a lock on the server. The rows and errors
-that a session has seen so far are kept as one digest.
+resumed, so at most one session executes at a time, except for those that wait for a lock on the server. The rows and
+errors that a session has seen so far are stored as one digest.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import structlog
 import tenacity
 
 from core.acks import call, parents
-from core.acks.combiner import Inline
 from core.acks.parents import Payer
 from core.batches import purge
 from core.bits import journal
 from core.bits.cache import BitfieldCache
+from core.commits.combiner import Inline
 from core.errors import CoreError
 from core.processes import inbox
 from core.service import Service
@@ -45,19 +45,19 @@ _TIME = re.compile(r"datetime\.datetime\([^)]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d
 
 
 class Abandoned(Exception):
-    """Raised in a session whose schedule is abandoned: it rolls back and ends. (A BaseException would cost the session
-    its connection: SQLAlchemy gives up one on which it was interrupted.)"""
+    """Raised in a session whose schedule is abandoned: it rolls back and finishes. (A BaseException would cost the
+    session its connection: SQLAlchemy closes a connection on which it was interrupted.)"""
 
 
 def normalized(text: str, ids: dict[str, str] | None = None) -> str:
-    """Without times, and with generated ids numbered in the order in which they appear."""
+    """The text without times, and with generated ids numbered in the order of appearance."""
     numbers = {} if ids is None else ids
     text = _TIME.sub("TIME", text)
     return _NEW_ID.sub(lambda match: numbers.setdefault(match[0], f"new-{len(numbers) + 1}"), text)
 
 
 class PaysAtOnce(Payer):
-    """Payments of parents in the thread of the call that they are for: a session is one thread."""
+    """Pays parents in the thread of the call that caused the payment: a session is one thread."""
 
     def pay(self, *children: int) -> Future[None]:
         bill = parents._Bill(set(children), math.inf)
@@ -68,11 +68,11 @@ class PaysAtOnce(Payer):
 
 
 _own = threading.local()
-"""`session`: the one whose thread this is."""
+"""`session` is the session that runs in this thread."""
 
 
 def _random_bytes(count: int) -> bytes:
-    """Different in each session and each of its transactions, and the same in every schedule."""
+    """Bytes that differ between sessions and their transactions, but not between schedules."""
     session: Session | None = getattr(_own, "session", None)
     if session is None:
         return os.urandom(count)
@@ -82,7 +82,7 @@ def _random_bytes(count: int) -> bytes:
 
 
 class Session:
-    """One of the explorer's sessions; it is used for one schedule after the other."""
+    """One of the explorer's sessions; it runs one schedule after the other."""
 
     def __init__(self, number: int, url: str, reports: queue.SimpleQueue[Session]) -> None:
         self.number = number
@@ -90,7 +90,7 @@ class Session:
         self.service = Service(self.database, combiner=Inline)
         self.service.acks._payer = PaysAtOnce(self.database, self.service.acks._flush_payment)
         self.thread_id = 0
-        """The server's name for the connection."""
+        """The server's id for the connection."""
         self._reports = reports
         self._work: queue.SimpleQueue[tuple[str, Callable[[Session], Any]] | None] = queue.SimpleQueue()
         self._turn = threading.Semaphore(0)
@@ -119,28 +119,30 @@ class Session:
         self.held: frozenset[Row] = frozenset()
         """The rows that the transaction has locked so far."""
         self.due: Statement | None = None
-        """The statement before which the session has stopped; None: a COMMIT, or one that names no table."""
+        """The statement before which the session has stopped; None for a COMMIT, or for a statement that names no
+        table."""
         self.accesses: set[Access] = set()
         """All that the operation has touched."""
         self.parts = 0
-        """Transactions so far; statements after the last COMMIT count as one."""
+        """The number of its transactions so far; statements after the last COMMIT count as one."""
         self.releases = False
-        """Since its last stop it may have let another session go on: by a COMMIT or a ROLLBACK, or in a deadlock."""
+        """Whether it may have let another session continue since its last stop: by a COMMIT or a ROLLBACK, or in a
+        deadlock."""
         self._in_part = False
         self._unpublished: set[Access] = set()
         self.steps: list[str] = []
         self.abandoned = False
         self.drawn = 0
-        """How many random values the transaction has drawn."""
+        """The number of random values that the transaction has drawn."""
         self._snapshot_is_due = False
         self._has_snapshot = False
         """Whether later reads of the transaction see the state at its first statement."""
         self.concerns: Callable[[Collection[Access]], bool] = bool
-        """Whether the order makes a difference to the others; the session stops only before such statements."""
+        """Whether the order makes a difference to the others; if not, the session doesn't stop."""
         self.stops_everywhere = False
-        """It stops before every statement, concern or not."""
+        """Whether it stops before every statement, even if the order makes no difference."""
         self.taken: list[int] = []
-        """Where each statement that is executed is entered, by the session's number."""
+        """The numbers of the sessions, in the order of their executed statements."""
         self.committing: Callable[[int, Collection[str]], None] = lambda number, rows: None
         """Called before each COMMIT, with the tables that the transaction has written."""
         self._ids: dict[str, str] = {}
@@ -150,7 +152,7 @@ class Session:
 
     @property
     def seen(self) -> bytes:
-        """A digest of all that the session's statements have returned."""
+        """A digest of everything that the session's statements have returned."""
         return self._digest.digest()
 
     def start(self, name: str, operation: Callable[[Session], Any]) -> None:
@@ -164,7 +166,7 @@ class Session:
 
     def close(self) -> None:
         self.abandoned = True
-        if self.status == PAUSED:  # a search was broken off
+        if self.status == PAUSED:  # the search was interrupted
             self.go()
         self._work.put(None)
         self._thread.join()
@@ -210,7 +212,7 @@ class Session:
             self._reports.put(self)
             self._turn.acquire()
         if self.abandoned:
-            if commits:  # a failed COMMIT would cost it its connection; what it leaves is removed
+            if commits:  # a failed COMMIT would cost it its connection; the next scene removes its rows
                 self.committing(self.number, self.written)
                 return
             raise Abandoned
@@ -241,7 +243,7 @@ class Session:
         ]
 
     def _is_alone(self, text: str, accesses: Collection[Access]) -> bool:
-        """Whether it makes no difference to the others, nor they to it, when the statement is executed."""
+        """Whether the statement's order relative to the other sessions makes no difference."""
         if self._snapshot_is_due or self.stops_everywhere or text.startswith("BEGIN"):
             return False
         if self._has_snapshot or (self.database.is_embedded and self.in_transaction):
@@ -292,9 +294,9 @@ def _drop(*_: object) -> NoReturn:
 
 @contextmanager
 def explored() -> Iterator[None]:
-    """The code as it is explored. Statements that travel together are executed one by one, so that a session can stop
-    between them; retries don't pause; a session waits for a lock for as long as the explorer lets it; journals and
-    chunks of a deletion are so small that a few items fill them; nothing is left to chance."""
+    """The code in the form that the explorer needs. Pipelined statements are executed one by one, so that a session can
+    stop between them; retries don't pause; a session waits for a lock for as long as the explorer lets it; journals and
+    deletion chunks are so small that a few items fill them; nothing is random."""
     original_run = statements.run
 
     def run(tx: Any, *texts: str) -> list[Sequence[Sequence[Any]]]:

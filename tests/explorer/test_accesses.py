@@ -1,4 +1,4 @@
-"""Which statements commute, as the explorer judges them."""
+"""Which statements commute in the explorer's judgement."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOCKS_BATCH_2 = "SELECT id, state\nFROM batches\nWHERE batches.id = 2 FOR UPDATE
             [("item_groups", ("2", "0")), ("item_groups", ("2", "1"))],
             True,
         ),
-        # The event's id is unique, too: the position alone doesn't say which rows it may meet.
+        # The event's id is unique too: the position alone doesn't determine the rows that the statement may touch.
         ("INSERT INTO feed (position, event_id) VALUES (4, 'e')", Kind.WRITE, [], False),
     ],
 )
@@ -43,11 +43,11 @@ def test_a_statement_names_the_rows_that_it_locks(
     assert (statement.kind, list(statement.rows), statement.exclusive) == (kind, rows, exclusive)
 
 
-def test_rows_that_the_own_transaction_has_locked_are_nobody_elses() -> None:
+def test_rows_locked_by_the_own_transaction_are_out_of_reach_for_others() -> None:
     update = analyzed("UPDATE batches SET items = 3 WHERE batches.id = 2")
     assert update.is_covered(frozenset({BATCH_2}))
     assert not update.is_covered(frozenset())
-    # Other sessions still read what it will have written, so it belongs to what they may meet.
+    # Other sessions can still read the write after its COMMIT, so it stays among the accesses.
     assert [access.kind for access in update.accesses(frozenset({BATCH_2}))] == [Kind.WRITE]
 
 
@@ -65,17 +65,17 @@ def test_rows_that_the_own_transaction_has_locked_are_nobody_elses() -> None:
         (Kind.PUBLISH, Kind.LOCK, True),
     ],
 )
-def test_kinds_that_commute(due: Kind, second: Kind, clash: bool) -> None:
+def test_kinds_of_statements_commute_or_clash(due: Kind, second: Kind, clash: bool) -> None:
     assert clashes(Access("batches", None, due), [Access("batches", None, second)]) is clash
     assert not clashes(Access("batches", None, due), [Access("feed", None, second)])
 
 
-def test_different_rows_commute_and_a_common_lock_keeps_two_transactions_apart() -> None:
+def test_different_rows_commute_and_so_do_statements_under_a_common_lock() -> None:
     row_2, three = (frozenset({"2"}),), (frozenset({"3"}),)
     assert not clashes(Access("batches", row_2, Kind.WRITE), [Access("batches", three, Kind.WRITE)])
     assert clashes(Access("batches", row_2, Kind.WRITE), [Access("batches", None, Kind.WRITE)])
     accesses = [Access("failures", None, Kind.WRITE, frozenset({BATCH_2}))]
     assert not clashes(Access("failures", None, Kind.WRITE, frozenset({BATCH_2})), accesses)
     assert clashes(Access("failures", None, Kind.WRITE), accesses)
-    # A COMMIT releases the lock that kept them apart.
+    # A COMMIT releases the lock that protected the rows.
     assert clashes(Access("failures", None, Kind.PUBLISH, frozenset({BATCH_2})), accesses)

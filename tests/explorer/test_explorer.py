@@ -1,4 +1,4 @@
-"""The explorer in CI: the pairs and a share of the triples; in the slow tests a larger share.
+"""The explorer in CI: the pairs and a share of the triples; the slow tests take a larger share.
 
 `make explore` runs every combination in every scene.
 """
@@ -60,21 +60,22 @@ def arena(server: MariaDB) -> Iterator[Arena]:
 
 
 FOUND_BEFORE = [
-    # Items were rejected as never issued, by a look before the extend; the counts in the extend's answer were older.
+    # Items were rejected as never issued, based on a read before the extend; the counts in the extend's answer were
+    # older.
     "growing/cold:ack-many+extend",
-    # The look came before the group's lock: a bitfield was cut to a width that the extend had outgrown.
+    # The read came before the group's lock: a bitfield was truncated to a width that the extend had outgrown.
     "growing/cold:ack-mask+extend+ack-new",
     # The key was looked up before the parent was locked: the retry was refused as the item's second child.
     "growing/cold:open-child+open-child",
-    # A debt that was paid stayed, as the child's row was locked for a moment, and the child couldn't be deleted.
+    # A paid debt remained because the child's row was locked for a moment, and the child couldn't be deleted.
     "growing/cold:ack-few+delete",
 ]
 
 
 @pytest.mark.mariadb
 @pytest.mark.parametrize("text", FOUND_BEFORE)
-def test_what_was_found_before_is_not_found_again(arena: Arena, text: str) -> None:
-    """Each combination in which the explorer found something."""
+def test_earlier_findings_stay_fixed(arena: Arena, text: str) -> None:
+    """Each combination in which the explorer has found a bug."""
     combination, _ = parse(text)
     findings = Search(arena, combination, 2).run()
     assert not findings.findings, "\n".join(map(str, findings.findings))
@@ -92,19 +93,19 @@ def explore(arena: Arena, size: int, first: int, step: int) -> None:
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_two_operations_do_what_one_after_the_other_does(arena: Arena, part: int) -> None:
+def test_two_interleaved_operations_have_a_serial_outcome(arena: Arena, part: int) -> None:
     """Every pair, with all interleavings of its statements."""
     explore(arena, 2, part, PARTS)
 
 
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
-def test_three_operations_do_what_one_after_the_other_does(arena: Arena) -> None:
+def test_three_interleaved_operations_have_a_serial_outcome(arena: Arena) -> None:
     """A fixed share of the triples, with two preemptions."""
     explore(arena, 3, 0, EVERY_TRIPLE)
 
 
-def test_two_operations_on_sqlite_do_what_one_after_the_other_does(on_one_file: Arena) -> None:
+def test_two_interleaved_operations_on_sqlite_have_a_serial_outcome(on_one_file: Arena) -> None:
     """A fixed share of the pairs, with all interleavings of their transactions."""
     explore(on_one_file, 2, 0, EVERY_PAIR)
 
@@ -113,7 +114,7 @@ def test_two_operations_on_sqlite_do_what_one_after_the_other_does(on_one_file: 
 @pytest.mark.mariadb
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_more_triples_do_what_one_after_the_other_does(arena: Arena, part: int) -> None:
+def test_more_interleaved_triples_have_a_serial_outcome(arena: Arena, part: int) -> None:
     explore(arena, 3, 1 + part * EVERY_SLOW_TRIPLE, PARTS * EVERY_SLOW_TRIPLE)
 
 
@@ -127,8 +128,8 @@ ALIKE = [
 
 @pytest.mark.mariadb
 @pytest.mark.parametrize("text", ALIKE)
-def test_stops_that_are_left_out_hide_no_outcome(server: MariaDB, arena: Arena, text: str) -> None:
-    """Stopping before every statement reaches the same outcomes, with more schedules."""
+def test_omitted_stops_hide_no_outcome(server: MariaDB, arena: Arena, text: str) -> None:
+    """Stopping before every statement reaches the same outcomes with more schedules."""
     combination, _ = parse(text)
     reduced = Search(arena, combination, None).run()
     full_arena = Arena(OnMariaDB(server), every_stop=True)

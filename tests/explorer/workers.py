@@ -1,4 +1,4 @@
-"""Processes that search, each on a database server of its own."""
+"""Processes that search, each on its own database server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _arena: Arena
 
 
 def begin(database: str) -> None:
-    """In a worker process: a server of its own."""
+    """Start a worker process with its own server."""
     global _arena
     # A pool that ends early sends SIGTERM; by default that would leave the server running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -1,6 +1,6 @@
-"""Bodies of the ack routes, good, bad and in between, held against a decoder that is written here: slow, simple, by
-`json` and by splitting texts. The decoder returns 200, 413, 415 or 422, and the meaning of a good body. The model of
-the guarantees has the answer and the resulting bits. A refusal changes no bit.
+"""Bodies of the ack routes, good, bad and in between, compared with a decoder that is defined here: slow and simple,
+using `json` and string splitting. The decoder returns 200, 413, 415 or 422, and the meaning of a valid body. The model
+of the guarantees gives the answer and the resulting bits. A refusal changes no bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.servers import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz-bodies"), pytest.mark.timeout(3600)]
 
 SIZES: Final = [(64, 150, False), (64, 64, True), (8192, 9000, False), (72, 100, False), (64, 10, False)]
-"""Group size, items, sealed; the last one is cancelled."""
+"""Group size, items, sealed; the last batch is cancelled."""
 UNKNOWN: Final = 10**6
 LIMIT: Final = 2**53
 
@@ -38,11 +38,11 @@ LIMIT: Final = 2**53
 
 
 class Refused(Exception):
-    """By its status."""
+    """The status of a refused body."""
 
 
 class Object(list[tuple[str, Any]]):
-    """All that stands in an object, a field that comes twice too."""
+    """All fields of an object, including repeated ones."""
 
 
 def parsed(body: bytes) -> Any:
@@ -60,7 +60,7 @@ def parsed(body: bytes) -> Any:
 
 
 def fields(value: Any, names: set[str]) -> Object:
-    """Every occurrence of every field has to be good; the last one counts."""
+    """Check every occurrence of every field; the last one counts."""
     if not isinstance(value, Object) or not {name for name, _ in value} <= names:
         raise Refused(422)
     return value
@@ -113,7 +113,7 @@ def mask_of(value: Any) -> tuple[int, int, str]:
 
 
 def meaning(verb: str, body: bytes, group_sizes: dict[int, int]) -> dict[str, Any]:
-    """The request that the body is. Raises `Refused`."""
+    """The request that the body means. Raises `Refused`."""
     members: dict[str, Any] = {}
     for name, value in fields(parsed(body or b"{}"), {"items", "groups"} | ({"reason"} if verb == "fail" else set())):
         if name == "items":
@@ -155,7 +155,7 @@ class Bench(NamedTuple):
         return {batch: self.model.batches[batch].group_size for batch in self.batches}
 
     def bits(self) -> dict[int, tuple[set[int], set[int]]]:
-        """Acked and failed numbers, as the database has them."""
+        """The acked and failed numbers in the database."""
         field_by_batch = {}
         for batch in self.batches:
             size, issued = self.model.batches[batch].group_size, self.model.batches[batch].items
@@ -202,8 +202,8 @@ def bench() -> Iterator[Bench]:
 WAYS: Final = ("plain", "cut", "chunked", "close")
 
 
-def sent(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]) -> Answer:
-    """The answer to a request of its own connection."""
+def send_request(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]) -> Answer:
+    """Send the request on its own connection and return the answer."""
     head = b"POST /v1/%b HTTP/1.1\r\nHost: x\r\n" % (b"acks" if verb == "ack" else b"failures")
     if content_type is not None:
         head += b"Content-Type: %b\r\n" % content_type
@@ -225,10 +225,10 @@ def sent(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | N
     return replies[0]
 
 
-def held(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]) -> int:
+def check_body(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]) -> int:
     """Send the body, compare the answer and the bits with the reference, and return the status."""
     is_json = content_type is not None and content_type.split(b";")[0].strip().lower() == b"application/json"
-    answer = sent(bench, verb, way, body, content_type, cuts)
+    answer = send_request(bench, verb, way, body, content_type, cuts)
     request: dict[str, Any] = {}
     expected_status = 200
     try:
@@ -246,13 +246,13 @@ def held(bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | N
             assert problem["errors"][0]["place"].startswith("body")
     else:
         bench.schemas[verb].validate(json.loads(body or b"{}"))
-        assert said(answer.json()) == bench.model.perform(request)
+        assert to_model(answer.json()) == bench.model.perform(request)
     assert bench.bits() == bench.expected_bits()
     return answer.status
 
 
-def said(answer: dict[str, Any]) -> dict[str, Any]:
-    """In the words of the model."""
+def to_model(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer in the model's form."""
     rejected = []
     for rejection in answer["rejected"]:
         name = rejection["item"] if "item" in rejection else rejection["group"]
@@ -297,7 +297,7 @@ BYTES = st.one_of(
 
 @st.composite
 def bits(draw: st.DrawFn) -> str:
-    """base64, and what some decoders take for it."""
+    """base64, and texts that some decoders accept as base64."""
     text = base64.b64encode(draw(BYTES)).decode()
     kind = draw(st.integers(0, 19))
     if kind == 0:
@@ -367,7 +367,7 @@ TOKENS: Final = [
 
 @st.composite
 def texts(draw: st.DrawFn) -> bytes:
-    """JSON as some writer writes it, and sometimes with a few bytes of it changed."""
+    """JSON in the style of some writer, sometimes with a few bytes changed."""
     value = draw(st.one_of(GOOD, GOOD, BODIES))
     text = json.dumps(value, ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from([None, None, 1])))
     body = text.encode(errors="surrogatepass")
@@ -416,28 +416,28 @@ TYPES = st.sampled_from(
 @example("ack", "plain", b"", None, [])
 @example("ack", "chunked", b"", None, [])
 @examples(700, 30_000)
-def test_bodies_mean_what_the_reference_says(
+def test_bodies_are_decoded_as_by_the_reference(
     bench: Bench, verb: str, way: str, body: bytes, content_type: bytes | None, cuts: list[int]
 ) -> None:
-    """Refused where it refuses, and nothing is applied then; else the model's answer, and the model's bits."""
-    event(f"status {held(bench, verb, way, body, content_type, cuts)}")
+    """Refused if the reference refuses it, with nothing applied; otherwise the answer and the bits are the model's."""
+    event(f"status {check_body(bench, verb, way, body, content_type, cuts)}")
 
 
-def test_a_body_is_taken_up_to_its_limits(bench: Bench) -> None:
-    """10,000 ids and 4,096 groups, and one more: nothing of it is applied."""
+def test_a_body_is_accepted_up_to_its_limits(bench: Bench) -> None:
+    """10,000 ids and 4,096 groups are accepted; with one more, nothing is applied."""
     ids = [f"3:0:{number % 8192}" for number in range(MAX_IDS + 1)]
     masks = [{"batch": 1, "group": number % 3, "bits": "gA=="} for number in range(MAX_GROUPS + 1)]
     for verb in ("fail", "ack"):
         for value in ({"items": ids}, {"groups": masks}, {"items": ["x"], "groups": masks}):
-            assert held(bench, verb, "plain", json.dumps(value).encode(), b"application/json", []) == 413
+            assert check_body(bench, verb, "plain", json.dumps(value).encode(), b"application/json", []) == 413
         for way in WAYS:
             value = {"items": ids[1:], "groups": masks[1:]}
-            assert held(bench, verb, way, json.dumps(value).encode(), b"application/json", [5, 70_000]) == 200
+            assert check_body(bench, verb, way, json.dumps(value).encode(), b"application/json", [5, 70_000]) == 200
 
 
 def test_every_prefix_of_a_body_is_refused(bench: Bench) -> None:
-    """Half an object is none; on its own, with a length that is true."""
+    """An incomplete object is invalid, even with a correct length."""
     body = b'{"items":["2:0:5"],"groups":[{"batch":2,"group":0,"bits":"/w=="}]}'
     for length in range(1, len(body)):
-        assert held(bench, "ack", WAYS[length % 4], body[:length], b"application/json", [length // 2]) == 422
-    assert held(bench, "ack", "plain", body, b"application/json", []) == 200
+        assert check_body(bench, "ack", WAYS[length % 4], body[:length], b"application/json", [length // 2]) == 422
+    assert check_body(bench, "ack", "plain", body, b"application/json", []) == 200

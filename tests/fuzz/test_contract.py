@@ -1,9 +1,9 @@
-"""openapi.yaml, tried: Schemathesis makes requests of each operation, good and bad ones, and holds the answers to the
-document. No 5xx, no status, type, header or body that is not documented; what the schema refuses is refused, what it
-takes is taken; who has no token is told so.
+"""Tests of openapi.yaml: Schemathesis generates requests of each operation, good and bad ones, and compares the answers
+with the document. There is no 5xx, and no undocumented status, type, header or body; requests that the schema refuses
+are refused, those it allows are accepted; and requests without a token are refused as such.
 
-Cases that only ever met a 404 would try little, so most ids and names in them are exchanged for those of things that
-are there (`_aim`).
+Cases that only ever got a 404 would test little, so most ids and names in them are replaced with those of existing
+things (`_aim`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def document(*phases: str, tokens: bool = True) -> Any:
             "phases": {name: {"enabled": name in phases} for name in ("examples", "coverage", "fuzzing", "stateful")},
             "generation": {"deterministic": not LONG, "database": "none", "with-security-parameters": tokens},
             "checks": {
-                # Too many ids and too large a body are told apart from other wrongs.
+                # Too many ids and a too large body have their own errors.
                 "negative_data_rejection": {
                     "expected-statuses": [401, 403, 404, 405, 409, 410, 413, 415, 422],
                 },
@@ -67,54 +67,55 @@ def plain_document() -> Any:
     return document("fuzzing", tokens=False)
 
 
-# From fixtures, so that the cases are made when the test runs: made while they are collected, each process of several
-# would make them all. An operation is a subtest.
+# Through fixtures, so that the cases are generated when the test runs: during collection, each test process would
+# generate all of them. Each operation is a subtest.
 WHOLE: Final = schemathesis.pytest.from_fixture("whole_document")
 PLAIN: Final = schemathesis.pytest.from_fixture("plain_document")
 
 EXCUSED: Final = {
-    # JSON Schema counts 7.0 among the integers; the contract is strict: `1.5` and `1.0` are none.
+    # JSON Schema counts 7.0 as an integer; the contract is strict: neither `1.5` nor `1.0` is an integer.
     r".*": r"it should be a valid integer|Expected `int`, got `float`",
-    # Where an integer or an object may stand, such a number is refused as neither.
+    # If an integer or an object is allowed, such a number is refused as neither.
     r"body\.drained\[\d+\]": r"it should be a valid dictionary",
-    # Which cursors, hosts, snapshots and positions there are, no schema can say.
+    # A schema can't express which cursors, hosts, snapshots and positions are valid.
     r"query\.cursor": r"expected the `next` of an earlier page",
     r"body\.url": r"expected a URL|expected a host name|expected a port|expected an address",
     r"body\.snapshot": r"snapshot|base64",
     r"query\.after|body\.after|header Last-Event-ID": r"the feed's last position|expected a position",
     r"body\.parent": r".",
     r"body(\.position|\.event)?": r"feed|planned for webhook",
-    # So near to 2^63 numbers are doubles to the generator, which then oversteps the maximum.
+    # Near 2^63 the generator uses doubles, and then exceeds the maximum.
     r"body\.head": r"9223372036854775807",
     # 16 digits are a little more than 2^53.
     r"body\.items\[\d+\]|body\.parent": r"below 2\^53",
-    # How many partitions a group has, it says itself.
+    # The number of a group's partitions is not in the schema.
     r"path\.partition|body\.fence\.partition|body\.drained\[\d+\]": r"expected at most \d+",
-    # A mask is as long as its batch's groups, which only the batch knows.
+    # A mask is as long as its batch's groups, which the schema doesn't know.
     r"body\.groups\[\d+\]\.bits": r"at most",
-    # The descriptions say which names the service keeps for itself.
+    # The descriptions name the reserved names.
     r"path\.group|body\.fence\.group": r"expected a group of yours",
     r"body\.events\[\d+\]\.(id|type)": r"expected (an id|a type) of yours",
-    # Two labels of one name, which `label=` can't mean at once.
+    # Two labels of one name, which `label=` can't require at once.
     r"query\.label": r"two values at once",
-    r"header Idempotency-Key": r"came before with another body",
+    r"header Idempotency-Key": r"was used before with another body",
 }
-"""Of what the document takes and the service refuses: the place, what is said there, and above each its reason."""
+"""Inputs that the document allows and the service refuses: the location, the error there, and the reason in a
+comment."""
 
 
 @schemathesis.check
-def valid_data_is_taken(ctx: Any, response: Any, case: Any) -> None:
-    """A request that the document allows is refused for a known reason only."""
+def valid_data_is_accepted(ctx: Any, response: Any, case: Any) -> None:
+    """A request that the document allows is refused only for a known reason."""
     try:
         positive_data_acceptance(ctx, response, case)
     except Failure:
         if "\ufffd" in unquote(response.request.url):
-            return  # a per cent sign was sent as it is, and made an escape of what follows it, of no character
+            return  # a literal per cent sign formed an escape of an invalid character with the characters after it
         places = response.json().get("errors", [])
         for value in places:
             if not any(
-                re.fullmatch(place, value["place"]) and re.search(said, value["expected"])
-                for place, said in EXCUSED.items()
+                re.fullmatch(place, value["place"]) and re.search(message_pattern, value["expected"])
+                for place, message_pattern in EXCUSED.items()
             ):
                 raise
         if not places:
@@ -122,18 +123,18 @@ def valid_data_is_taken(ctx: Any, response: Any, case: Any) -> None:
 
 
 @schemathesis.check
-def problems_are_as_the_table_says(ctx: Any, response: Any, case: Any) -> None:
-    """A problem's body says the status that it came with, and its operation has an example of it; with 503 comes when
-    to try again; all bear an id."""
+def problems_are_documented(ctx: Any, response: Any, case: Any) -> None:
+    """A problem's body has the status of its response, and its operation has an example of it; a 503 has a Retry-After;
+    all have an id."""
     if response.status_code >= 400 and case.method != "HEAD":
         problem = response.json()
         assert (problem["status"], STATUS[problem["code"]]) == (response.status_code,) * 2
         assert response.headers["x-request-id"]
         assert (response.status_code == 503) == ("retry-after" in response.headers)
-        documented = case.operation.definition.raw["responses"].get(str(response.status_code))
-        # Another method of the path has a 405, which is no answer of this operation.
-        if documented is not None:
-            assert problem["code"] in documented["content"]["application/problem+json"]["examples"]
+        documented_response = case.operation.definition.raw["responses"].get(str(response.status_code))
+        # A 405 belongs to another method of the path, not to this operation.
+        if documented_response is not None:
+            assert problem["code"] in documented_response["content"]["application/problem+json"]["examples"]
         assert bool(problem.get("errors")) == (problem["code"] in ("invalid_request", "out_of_order")) or (
             problem["code"] == "idempotency_key_reused"
         )
@@ -141,8 +142,8 @@ def problems_are_as_the_table_says(ctx: Any, response: Any, case: Any) -> None:
 
 @schemathesis.check
 def all_methods_are_allowed(ctx: Any, response: Any, case: Any) -> None:
-    """`Allow` names the methods of the path; some paths are also those of an instance or key, whose name may have
-    slashes, and then it names these methods as well."""
+    """`Allow` names the methods of the path; some paths also match an instance or key, whose name may have slashes, and
+    then it names those methods as well."""
     try:
         allow_header_conformance(ctx, response, case)
     except Failure:
@@ -152,7 +153,7 @@ def all_methods_are_allowed(ctx: Any, response: Any, case: Any) -> None:
 
 
 class Service:
-    """One that knows a token of each role, with a thing of each kind in it."""
+    """A service with a token for each role and an object of each kind."""
 
     def __init__(self, url: str, *, with_tokens: bool = True) -> None:
         self.url = url
@@ -165,39 +166,41 @@ class Service:
         for number in range(4):
             self._furnish(number)
         self.to_delete = {
-            "batches": self._done("POST", "/v1/batches", {"items": 5})["id"],
-            "webhooks": self._done("POST", "/v1/webhooks", {"url": "http://127.0.0.1:9/"})["id"],
+            "batches": self._send("POST", "/v1/batches", {"items": 5})["id"],
+            "webhooks": self._send("POST", "/v1/webhooks", {"url": "http://127.0.0.1:9/"})["id"],
         }
 
     def headers(self, caller: str | None) -> dict[str, str]:
         return {} if caller is None or not self.guarded else {"Authorization": f"Bearer {SECRETS[caller]}"}
 
     def _furnish(self, number: int) -> None:
-        batch = self._done("POST", "/v1/batches", {"key": "k", "items": 200, "group_size": 64, "labels": {"a": "b"}})
+        batch = self._send("POST", "/v1/batches", {"key": "k", "items": 200, "group_size": 64, "labels": {"a": "b"}})
         self.batches.append(batch["id"])
-        self._done("POST", "/v1/failures", {"items": [f"{batch['id']}:0:1"], "reason": "why"})
+        self._send("POST", "/v1/failures", {"items": [f"{batch['id']}:0:1"], "reason": "why"})
         if number:
-            self._done("POST", "/v1/acks", {"groups": [{"batch": batch["id"], "group": 0, "bits": "/w=="}]})
-            self._done("POST", f"/v1/batches/{batch['id']}/seal", {})
+            self._send("POST", "/v1/acks", {"groups": [{"batch": batch["id"], "group": 0, "bits": "/w=="}]})
+            self._send("POST", f"/v1/batches/{batch['id']}/seal", {})
         if number == 2:
-            self._done("POST", f"/v1/batches/{batch['id']}/cancel", {})
-        self.webhook = self._done("POST", "/v1/webhooks", {"url": "http://127.0.0.1:9/"})["id"]
-        self._done("PUT", "/v1/consumer-groups/g", {"partitions": 4})
-        lease = self._done("POST", "/v1/consumer-groups/g/sync", {"worker": "w", "session": "s"})
-        snapshot = {"worker": "w", "epoch": lease["assigned"][0]["epoch"], "snapshot": SNAPSHOT}
-        self._done("PUT", f"/v1/consumer-groups/g/partitions/{lease['assigned'][0]['partition']}/position", snapshot)
-        self._done("PUT", "/v1/processes/p", {"partitions": 1})
-        self._done("POST", "/v1/events", {"events": [{"id": f"e{number}", "type": "t", "key": "i", "data": {"a": 1}}]})
-        process_lease = self._done("POST", "/v1/consumer-groups/process.p/sync", {"worker": "w", "session": "s"})
-        fence = {"worker": "w", "epoch": process_lease["assigned"][0]["epoch"]}
-        event = {"id": f"e{number}", "position": self._done("GET", "/v1/events", None)["last"]}
-        handled = {"event": event, "fence": fence, "version": number, "state": {"n": number}}
+            self._send("POST", f"/v1/batches/{batch['id']}/cancel", {})
+        self.webhook = self._send("POST", "/v1/webhooks", {"url": "http://127.0.0.1:9/"})["id"]
+        self._send("PUT", "/v1/consumer-groups/g", {"partitions": 4})
+        group_sync = self._send("POST", "/v1/consumer-groups/g/sync", {"worker": "w", "session": "s"})
+        snapshot = {"worker": "w", "epoch": group_sync["assigned"][0]["epoch"], "snapshot": SNAPSHOT}
+        self._send(
+            "PUT", f"/v1/consumer-groups/g/partitions/{group_sync['assigned'][0]['partition']}/position", snapshot
+        )
+        self._send("PUT", "/v1/processes/p", {"partitions": 1})
+        self._send("POST", "/v1/events", {"events": [{"id": f"e{number}", "type": "t", "key": "i", "data": {"a": 1}}]})
+        process_sync = self._send("POST", "/v1/consumer-groups/process.p/sync", {"worker": "w", "session": "s"})
+        fence = {"worker": "w", "epoch": process_sync["assigned"][0]["epoch"]}
+        event = {"id": f"e{number}", "position": self._send("GET", "/v1/events", None)["last"]}
+        handling = {"event": event, "fence": fence, "version": number, "state": {"n": number}}
         changes = {"commands": [{"type": "c", "step": f"s{number}"}], "timers": [{"timer": "t", "after": 1000}]}
-        self._done("POST", "/v1/processes/p/i/handle", {**handled, **changes})
+        self._send("POST", "/v1/processes/p/i/handle", {**handling, **changes})
         source = {"topic": "t", "partition": 0, "offset": number}
-        self._done("POST", "/v1/tallies/t/apply", {"entries": [{"key": "k", "delta": 1, "source": source}]})
+        self._send("POST", "/v1/tallies/t/apply", {"entries": [{"key": "k", "delta": 1, "source": source}]})
 
-    def _done(self, method: str, path: str, body: Any) -> Any:
+    def _send(self, method: str, path: str, body: Any) -> Any:
         answer = self.admin.request(method, path, json=body)
         assert answer.is_success, (path, answer.text)
         return answer.json()
@@ -211,7 +214,7 @@ SNAPSHOT: Final = base64.b64encode(Snapshot().encode()).decode()
 
 
 QUIET: Final = {
-    # Requests go to a port of this machine where nobody listens (`_aim`).
+    # Requests go to a port of this machine without a listener (`_aim`).
     "LASTBIT_DISPATCHER_EVERY": "0",
     "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
 }
@@ -224,7 +227,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def open_service() -> Iterator[Service]:
-    """Without tokens."""
+    """A service without tokens."""
     yield from _services(with_tokens=False)
 
 
@@ -242,7 +245,7 @@ NAMES: Final = {"group": "g", "process": "p", "instance": "i", "worker": "w", "t
 
 
 def _aim(case: Any, service: Service) -> None:
-    """Bound what would take long or leave the machine, and have most cases that are good meet things that are there."""
+    """Limit requests that would take long or leave the machine, and make most valid cases refer to existing things."""
     wait = str((case.query or {}).get("wait"))
     if re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[0-9])?", wait) and 0 < float(wait) <= 60:
         case.query["wait"] = 0.01
@@ -256,7 +259,7 @@ def _aim(case: Any, service: Service) -> None:
         if number % 4 == 0:
             continue
         if name == "id" and case.method == "DELETE":
-            # The others would be gone for all operations after this one.
+            # The others would be missing for all later operations.
             case.path_parameters[name] = service.to_delete[case.path.split("/")[2]]
         elif name == "id" and "webhooks" in case.path:
             case.path_parameters[name] = service.webhook
@@ -275,14 +278,14 @@ def _aim(case: Any, service: Service) -> None:
 
 
 def _ask(case: Any, service: Service, caller: str | None) -> Any:
-    """The answer, of which an endless one is not read."""
+    """The answer; an endless one is not read."""
     service.asked += 1
     if case.path == STREAM and case.method == "GET":
         request = case.as_transport_kwargs(base_url=service.url, headers=service.headers(caller))
         request.pop("session", None)
         with service.session.request(**request, stream=True, timeout=30) as answer:
             if answer.status_code != 200:
-                answer.content  # noqa: B018  # it is read
+                answer.content  # noqa: B018  # reads it
                 case.validate_response(answer, headers=service.headers(caller), **_checks(service, case))
             else:
                 assert answer.headers["content-type"].startswith("text/event-stream")
@@ -304,29 +307,30 @@ def _checks(service: Service, case: Any) -> dict[str, Any]:
 
     excluded_checks = {positive_data_acceptance.__name__, allow_header_conformance.__name__}
     if not service.guarded:
-        # It asks for no token, which a document for all services can't say; and Schemathesis sends a wrong one or none
-        # as bad data.
+        # It requires no token, which a document for all services can't express; and Schemathesis sends a wrong token or
+        # none as bad data.
         excluded_checks |= {"ignored_auth", "missing_required_header", "negative_data_rejection"}
     parameters = case.operation.definition.raw.get("parameters", ())
     types = {
         parameter["name"]: parameter["schema"].get("type") for parameter in parameters if parameter["in"] == "query"
     }
     query = case.query or {}
-    # A value and a list of it alone are written alike, and so are an empty list and nothing.
-    wrong = [
+    # A single value and a list of it are encoded alike, and so are an empty list and nothing.
+    bad_values = [
         query[name] for name in query if name in types and (types[name] == "array") != isinstance(query[name], list)
     ]
-    alike = wrong and not any(isinstance(value, list) and len(value) > 1 for value in wrong)
-    if set(query) - set(types) or alike:
-        # One that nobody knows is ignored; and what else is bad of such a request may be its token, which `_ask` mends.
+    looks_valid = bad_values and not any(isinstance(value, list) and len(value) > 1 for value in bad_values)
+    if set(query) - set(types) or looks_valid:
+        # An unknown parameter is ignored; and any other error in such a request may be its token, which `_ask`
+        # corrects.
         excluded_checks |= {"negative_data_rejection"}
     return {"excluded_checks": [check for check in CHECKS.get_all() if check.__name__ in excluded_checks]}
 
 
 @WHOLE.parametrize()
 @examples(6, 400)
-def test_every_operation_answers_as_its_document_says(case: Any, service: Service) -> None:
-    """Good requests and bad ones of somebody who may do everything."""
+def test_every_operation_answers_as_documented(case: Any, service: Service) -> None:
+    """Valid and invalid requests with every permission."""
     _aim(case, service)
     _ask(case, service, "admin")
 
@@ -334,8 +338,8 @@ def test_every_operation_answers_as_its_document_says(case: Any, service: Servic
 @PLAIN.given(caller=st.sampled_from([None, "read", "produce", "consume"]))
 @PLAIN.parametrize()
 @examples(3, 100)
-def test_callers_who_may_not_are_told_so(case: Any, service: Service, caller: str | None) -> None:
-    """401 without a token; with one, what the operation says of its role: never an answer that it doesn't name."""
+def test_calls_without_permission_are_refused(case: Any, service: Service, caller: str | None) -> None:
+    """401 without a token; with one, the documented answer for its role: never an answer that isn't documented."""
     _aim(case, service)
     answer = _ask(case, service, caller)
     roles = case.operation.definition.raw.get("x-roles", ())
@@ -349,7 +353,7 @@ def test_callers_who_may_not_are_told_so(case: Any, service: Service, caller: st
 
 @PLAIN.parametrize()
 @examples(3, 100)
-def test_a_service_without_tokens_answers_as_the_document_says(case: Any, open_service: Service) -> None:
-    """Everybody may do everything there."""
+def test_a_service_without_tokens_answers_as_documented(case: Any, open_service: Service) -> None:
+    """Every client may do everything there."""
     _aim(case, open_service)
     assert _ask(case, open_service, None).status_code not in (401, 403)

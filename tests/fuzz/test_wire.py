@@ -1,4 +1,5 @@
-"""The bytes of connections: the short way reads them as uvicorn does, and no two parsers may see two things in them."""
+"""The bytes of connections: the fast path reads them as uvicorn does, and no two parsers may read different
+requests."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz-wire"), pytest.mar
 
 
 class Seen(list[tuple[str, bytes]]):
-    """The requests that came through: path or verb, and body."""
+    """The requests that were read: path or verb, and body."""
 
 
 class Done:
@@ -34,27 +35,29 @@ class Done:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Served, Seen]]:
-    """Its acks are noted and answered at once, so that all is done in turn."""
+    """A server whose acks are recorded and answered at once, so that everything is done in order."""
     requests = Seen()
     with served() as running:
         app: Any = running.app
         parse, inner = app.parse, app.app
 
-        def noted(verb: Any, key: Any, content: bytes, caller: Any) -> Any:
+        def record_call(verb: Any, key: Any, content: bytes, caller: Any) -> Any:
             requests.append((f"{verb} {key!r}", content))
             return parse(verb, key, content, caller)
 
-        async def passed_on(scope: Any, receive: Any, send: Any) -> None:
+        async def record_request(scope: Any, receive: Any, send: Any) -> None:
             requests.append((f"{scope['method']} {scope['path']}", b""))
             await inner(scope, receive, send)
 
-        app.parse, app.app = noted, passed_on
+        app.parse, app.app = record_call, record_request
         app.submit = lambda call, future: future(Done())
         yield running, requests
 
 
-def heard(server: tuple[Served, Seen], kind: Any, parts: list[bytes]) -> tuple[list[tuple[str, bytes]], list[Any]]:
-    """The requests that the protocol made of the bytes, and the answers: statuses and bodies."""
+def requests_and_answers(
+    server: tuple[Served, Seen], kind: Any, parts: list[bytes]
+) -> tuple[list[tuple[str, bytes]], list[Any]]:
+    """The requests that the protocol read from the bytes, and its answers: statuses and bodies."""
     running, requests = server
     requests.clear()
     connection = running.connect(kind)
@@ -62,10 +65,10 @@ def heard(server: tuple[Served, Seen], kind: Any, parts: list[bytes]) -> tuple[l
     try:
         connection.feed(*parts)
     except LocalProtocolError:
-        # Of h11: it has said that it closes, and uvicorn would say 400 to what comes then and is no request.
+        # h11 has announced the close, and uvicorn would answer 400 to later bytes that are no request.
         refusals = [400]
         connection.transport.close()
-    # uvicorn says 400 to a transfer coding that it does not know; we say 501.
+    # uvicorn answers 400 to an unknown transfer coding; Lastbit answers 501.
     statuses = re.findall(
         rb"HTTP/1\.1 ([2-5]\d\d) ", connection.transport.written.replace(b"HTTP/1.1 501 ", b"HTTP/1.1 400 ")
     )
@@ -90,7 +93,7 @@ LINES = [
     *(b"Expect: 100-continue", b"Idempotency-Key: k", b"Idempotency-Key: k2", b"X-Request-Id: r", b"X: \x00"),
     *(b"X: y\nZ: w", b"X: y\rZ: w", b": nameless", b"no colon", b"X\x80: y", b"X: \xff", b"X: y\r\n\tfolded", b""),
 ]
-"""Of heads: plain ones and those over which parsers have disagreed."""
+"""Header lines: plain ones, and those that parsers have interpreted differently."""
 STARTS = [
     *(b"POST /v1/acks HTTP/1.1", b"POST /v1/failures HTTP/1.1", b"GET /healthz HTTP/1.1", b"POST /v1/acks HTTP/1.0"),
     *(
@@ -122,7 +125,7 @@ TWO_LENGTHS = assembled([STARTS[-1], b"Transfer-Encoding: chunked", *PLAIN_HEAD[
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    """A request in which at most a few things are not plain."""
+    """A request with at most a few unusual things."""
     lines = list(PLAIN_HEAD)
     body = draw(st.sampled_from(BODIES)) if draw(st.booleans()) else BODY
     for _ in range(draw(st.integers(0, 3))):
@@ -134,12 +137,12 @@ def requests(draw: st.DrawFn) -> bytes:
         else:
             lines.insert(place, draw(st.sampled_from(LINES)))
     end = draw(st.sampled_from([b"\r\n"] * 8 + [b"\n", b"\r", b"\r\r\n"]))
-    before = draw(st.sampled_from([b""] * 8 + [b"\r\n", b"\r\n\r\n", b"\n", b"\x00", b" "]))
-    return before + assembled(lines, end, body)
+    prefix = draw(st.sampled_from([b""] * 8 + [b"\r\n", b"\r\n\r\n", b"\n", b"\x00", b" "]))
+    return prefix + assembled(lines, end, body)
 
 
 def fitting(before: bytes, line: bytes) -> bytes:
-    """A head whose length is of all that comes behind the first one, as if that one's body were so long."""
+    """A head whose length covers everything after the first head, as if that were the first one's body."""
     body_length = len(before) - before.find(b"\r\n\r\n") - 4
     head = assembled([*PLAIN_HEAD[:3], line, b"Content-Length: 0000"], b"\r\n", b"")
     return head.replace(b"0000", b"%04d" % (body_length + len(head)))
@@ -147,8 +150,7 @@ def fitting(before: bytes, line: bytes) -> bytes:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """The bytes that a client sends: requests one after the other, cut anywhere, sometimes with a byte of it
-    changed."""
+    """The bytes that a client sends: one request after the other, split anywhere, sometimes with a byte changed."""
     parts = draw(st.lists(st.one_of(requests(), st.just(PLAIN), st.just(MALFORMED)), min_size=1, max_size=4))
     if draw(st.booleans()):
         parts.append(fitting(b"".join(parts), draw(st.sampled_from(LINES))))
@@ -166,7 +168,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 REFUSED = [400, True]
 ABSOLUTE = re.compile(r"\S+ https?:", re.IGNORECASE)
 
-# A head that was poisoned: blank lines before a request, of which as much came as its body would be long.
+# A poisoned head: blank lines before a request, followed by as many bytes as its body is long.
 POISON = assembled([*PLAIN_HEAD[:3], b"Content-Length: 200"], b"\r\n", b" " * 200)
 BLANK = [[b"\r\n\r\n" + POISON[:200], POISON[200:]], [b"\r\n\r\n" + PLAIN + b" " * (200 - len(PLAIN))]]
 
@@ -180,15 +182,15 @@ UPGRADED = assembled([STARTS[0], *UPGRADE, *PLAIN_HEAD[1:]], b"\r\n", BODY)
 @example([UPGRADED + PLAIN])
 @example([UPGRADED[: -len(BODY)], BODY])
 @examples(800, 40_000)
-def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, Seen], parts: list[bytes]) -> None:
-    """The same requests with the same bodies, the same answers and the same end, however they are cut and whatever was
-    remembered of earlier heads."""
-    requests, statuses = heard(server, Http1Protocol, parts)
-    for _ in range(2):  # with what it has remembered by then
-        fast_requests, fast_statuses = heard(server, AckProtocol, parts)
+def test_the_fast_path_reads_the_bytes_as_the_server_does(server: tuple[Served, Seen], parts: list[bytes]) -> None:
+    """The same requests with the same bodies, the same answers and the same end, however they are split and whatever
+    heads are cached."""
+    requests, statuses = requests_and_answers(server, Http1Protocol, parts)
+    for _ in range(2):  # the second time with cached heads
+        fast_requests, fast_statuses = requests_and_answers(server, AckProtocol, parts)
         if statuses[-2:] == REFUSED:
-            # When it meets what is no request the server drops those that wait for an answer before them, and says 400
-            # in the place of the answer that it owes. We have done and answered more of them by then, or say nothing.
+            # On invalid input the server drops earlier requests that wait for their answers, and answers 400 instead.
+            # The fast path has answered more of them by then, or answers nothing.
             assert fast_statuses[-1]
             assert fast_requests[: len(requests)] == requests
         else:
@@ -201,19 +203,19 @@ def test_the_short_way_reads_the_bytes_as_the_server_does(server: tuple[Served, 
 @example([UPGRADED])
 @example([UPGRADED[: -len(BODY)], PLAIN])
 @examples(800, 40_000)
-def test_two_parsers_never_see_two_things_in_the_same_bytes(server: tuple[Served, Seen], parts: list[bytes]) -> None:
-    """A proxy that reads as another server does could be made to pass on what we take for a second request. So where
-    h11, which is strict, goes on, we see what it sees; and where we see more than it, it has refused."""
-    fast_requests, (*_, _) = heard(server, AckProtocol, parts)
-    h11_requests, (*h11_statuses, _) = heard(server, H11Protocol, parts)
-    absolute = [place for place, (target, _) in enumerate(h11_requests) if ABSOLUTE.match(target)]
-    if absolute:
-        # We take a proxy's form of a path for that path, as a server has to; uvicorn on h11 knows no such path.
-        fast_requests, h11_requests = fast_requests[: absolute[0]], h11_requests[: absolute[0]]
-    common = min(len(fast_requests), len(h11_requests))
-    assert fast_requests[:common] == h11_requests[:common]
-    if len(fast_requests) > common:
-        assert 400 in h11_statuses, "h11 waits for more where we have gone on"
+def test_two_parsers_never_read_different_requests(server: tuple[Served, Seen], parts: list[bytes]) -> None:
+    """A proxy that reads like another server could be made to pass on bytes that Lastbit reads as a second request. So
+    where h11, which is strict, continues, both must read the same; and where Lastbit reads more, h11 has refused."""
+    fast_requests, (*_, _) = requests_and_answers(server, AckProtocol, parts)
+    h11_requests, (*h11_statuses, _) = requests_and_answers(server, H11Protocol, parts)
+    absolute_places = [place for place, (target, _) in enumerate(h11_requests) if ABSOLUTE.match(target)]
+    if absolute_places:
+        # Lastbit reads a proxy's form of a path as that path, as a server must; uvicorn on h11 has no such path.
+        fast_requests, h11_requests = fast_requests[: absolute_places[0]], h11_requests[: absolute_places[0]]
+    common_count = min(len(fast_requests), len(h11_requests))
+    assert fast_requests[:common_count] == h11_requests[:common_count]
+    if len(fast_requests) > common_count:
+        assert 400 in h11_statuses, "h11 waits for more bytes where Lastbit has continued"
 
 
 @pytest.mark.parametrize("start", STARTS[:3])
@@ -221,28 +223,29 @@ def test_two_parsers_never_see_two_things_in_the_same_bytes(server: tuple[Served
 def test_an_offer_of_another_protocol_changes_nothing(
     server: tuple[Served, Seen], start: bytes, is_chunked: bool
 ) -> None:
-    """Not what the request says, nor where the next one begins, however both come and whatever is still under way."""
+    """Neither the meaning of the request nor the start of the next one, however both are split and whatever is under
+    way."""
     length = b"Transfer-Encoding: chunked" if is_chunked else PLAIN_HEAD[-1]
     body = BODIES[3] if is_chunked else BODY
     lines = [start, *PLAIN_HEAD[1:3], length]
     stream = assembled([*lines, *UPGRADE], b"\r\n", body) * 2 + PLAIN
-    expected_result = heard(server, AckProtocol, [assembled(lines, b"\r\n", body) * 2 + PLAIN])
+    expected_result = requests_and_answers(server, AckProtocol, [assembled(lines, b"\r\n", body) * 2 + PLAIN])
     assert len(expected_result[0]) == 3
-    assert heard(server, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
+    assert requests_and_answers(server, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
     for place in range(len(stream) + 1):
-        assert heard(server, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
+        assert requests_and_answers(server, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
     running, _ = server
     running.app.submit, submit = lambda call, future: None, running.app.submit
     try:
-        requests, statuses = heard(server, AckProtocol, [PLAIN, stream])
+        requests, statuses = requests_and_answers(server, AckProtocol, [PLAIN, stream])
     finally:
         running.app.submit = submit
     assert (requests, statuses) == ([("ack None", BODY)], [False])
 
 
-def test_an_offer_costs_an_ack_nothing(server: tuple[Served, Seen]) -> None:
-    """Its head is remembered as others are, and not read again."""
-    assert heard(server, AckProtocol, [UPGRADED]) == ([("ack None", BODY)], [200, False])
+def test_an_upgrade_offer_does_not_slow_an_ack(server: tuple[Served, Seen]) -> None:
+    """Its head is cached like others, and not parsed again."""
+    assert requests_and_answers(server, AckProtocol, [UPGRADED]) == ([("ack None", BODY)], [200, False])
     running, requests = server
     requests.clear()
     connection = running.connect(AckProtocol)
@@ -262,34 +265,37 @@ NO_REQUESTS = [
 
 
 @pytest.mark.parametrize("junk", NO_REQUESTS, ids=range(len(NO_REQUESTS)))
-def test_what_is_said_to_junk_is_no_answer_to_what_came_before_it(server: tuple[Served, Seen], junk: bytes) -> None:
-    """Of two requests on a connection the first is done, whatever the second is: its caller is told so, or nothing."""
-    assert heard(server, AckProtocol, [junk[:1], junk[1:]])[1] in ([400, True], [413, True])
+def test_the_answer_to_junk_is_not_taken_for_an_earlier_requests_answer(
+    server: tuple[Served, Seen], junk: bytes
+) -> None:
+    """The first of two requests on a connection is done, whatever the second is: its client gets that answer, or
+    none."""
+    assert requests_and_answers(server, AckProtocol, [junk[:1], junk[1:]])[1] in ([400, True], [413, True])
     running, _ = server
     running.app.submit, submit = lambda call, future: None, running.app.submit
     try:
         for parts in ([PLAIN + junk[:1], junk[1:]], [PLAIN, junk[:1], junk[1:]], [PLAIN + PLAIN + junk[:1], junk[1:]]):
-            requests, statuses = heard(server, AckProtocol, parts)
+            requests, statuses = requests_and_answers(server, AckProtocol, parts)
             assert (requests, statuses) == ([("ack None", BODY)], [True])
     finally:
         running.app.submit = submit
 
 
-def test_a_request_that_has_its_answer_gets_no_second_one(server: tuple[Served, Seen]) -> None:
-    """Nor half of one and another in its middle: what is junk behind an answer ends the connection."""
+def test_an_answered_request_gets_no_second_answer(server: tuple[Served, Seen]) -> None:
+    """Nor half of one with another in its middle: junk after an answer ends the connection."""
     first = assembled([b"POST /nowhere HTTP/1.1", LINES[0], CHUNKED], b"\r\n", b"")
-    assert heard(server, AckProtocol, [first, b"no length"])[1] == [404, True]
+    assert requests_and_answers(server, AckProtocol, [first, b"no length"])[1] == [404, True]
     running, _ = server
     app: Any = running.app
 
-    async def half(scope: Any, receive: Any, send: Any) -> None:
+    async def half_answer(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"400")]})
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    app.app, inner = half, app.app
+    app.app, inner = half_answer, app.app
     try:
-        assert heard(server, AckProtocol, [first, b"no length"])[1] == [200, True]
+        assert requests_and_answers(server, AckProtocol, [first, b"no length"])[1] == [200, True]
     finally:
         app.app = inner
 
@@ -298,25 +304,28 @@ def test_a_request_that_has_its_answer_gets_no_second_one(server: tuple[Served, 
 def test_no_tunnel_is_opened(server: tuple[Served, Seen], head: bytes) -> None:
     stream = assembled([head, *PLAIN_HEAD[1:]], b"\r\n", BODY) + PLAIN
     for parts in ([stream], [stream[: -len(PLAIN)], PLAIN]):
-        assert heard(server, AckProtocol, parts) == ([], REFUSED)
+        assert requests_and_answers(server, AckProtocol, parts) == ([], REFUSED)
 
 
-def test_every_byte_is_a_place_to_cut_at(server: tuple[Served, Seen]) -> None:
-    """In a plain request, one in chunks, and between pipelined ones, before and after the head is known."""
+def test_requests_may_be_split_at_every_byte(server: tuple[Served, Seen]) -> None:
+    """In a plain request, a chunked one, and between pipelined ones, before and after the head is cached."""
     chunked_head = assembled([*PLAIN_HEAD[:3], b"Transfer-Encoding: chunked"], b"\r\n", BODIES[3])
     stream = PLAIN + chunked_head + PLAIN
     expected_result = [("ack None", BODY)] * 3, [200, 200, 200, False]
     for place in range(len(stream) + 1):
-        assert heard(server, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
+        assert requests_and_answers(server, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
     for place in range(len(PLAIN)):
-        assert heard(server, AckProtocol, [PLAIN, PLAIN[:place], PLAIN[place:]])[0] == [("ack None", BODY)] * 2
-    assert heard(server, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
+        assert (
+            requests_and_answers(server, AckProtocol, [PLAIN, PLAIN[:place], PLAIN[place:]])[0]
+            == [("ack None", BODY)] * 2
+        )
+    assert requests_and_answers(server, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
 
 
-def test_a_head_is_remembered_with_its_own_body_alone(server: tuple[Served, Seen]) -> None:
-    """Not with what the next one in the same packet says, where the first was refused at once."""
+def test_a_head_is_cached_only_with_its_own_length(server: tuple[Served, Seen]) -> None:
+    """Not with the content of the next request in the same packet, if the first was refused at once."""
     second = fitting(MALFORMED, b"X: 2")
-    requests, statuses = heard(server, AckProtocol, [MALFORMED + second])
+    requests, statuses = requests_and_answers(server, AckProtocol, [MALFORMED + second])
     assert (requests, statuses) == ([("ack None", MALFORMED[-len(BODY) :])], [422, False])
-    requests, statuses = heard(server, AckProtocol, [PLAIN + PLAIN[: len(second)]])
+    requests, statuses = requests_and_answers(server, AckProtocol, [PLAIN + PLAIN[: len(second)]])
     assert (requests[0], statuses[0]) == (("ack None", BODY), 200)

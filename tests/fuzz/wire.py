@@ -18,7 +18,7 @@ from tests.support.servers import sqlite_file
 
 
 class Transport(asyncio.Transport):
-    """The far end's."""
+    """The transport of the client's end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Transport(asyncio.Transport):
 
 
 class Answer:
-    """One that came over the wire."""
+    """An answer, read from its bytes."""
 
     def __init__(self, status: int, headers: dict[str, str], content: bytes) -> None:
         self.status = status
@@ -69,7 +69,7 @@ def answers(data: bytes) -> list[Answer]:
     replies = []
     while data:
         head, end, rest = data.partition(b"\r\n\r\n")
-        assert end, f"half an answer: {data!r}"
+        assert end, f"incomplete answer: {data!r}"
         start, *lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         status, length = int(start.split()[1]), int(headers.get("content-length", "0"))
@@ -81,7 +81,7 @@ def answers(data: bytes) -> list[Answer]:
 
 
 class Served:
-    """The application, started; each connection speaks by the protocol that it is told."""
+    """The application, started; each connection uses the given protocol."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, app: AckRoutes) -> None:
         self.loop = loop
@@ -99,7 +99,7 @@ class Connection:
     def __init__(self, server: Served, kind: Any) -> None:
         self.loop = server.loop
         self.state = ServerState()
-        # Its limits are uvicorn's own; `api.__main__` changes none that judges bytes.
+        # Its limits are uvicorn's own; `api.__main__` changes none that affects parsing.
         config = uvicorn.Config(server.app, http=kind, log_config=None, access_log=False, proxy_headers=False)
         config.load()
         self.transport = Transport()
@@ -107,7 +107,7 @@ class Connection:
         self.protocol.connection_made(self.transport)
 
     def feed(self, *parts: bytes) -> None:
-        """Each as it is read from a socket; what can be done by then is done before the next one."""
+        """Feed each part as if it were read from a socket; all possible work is done before the next one."""
         for part in parts:
             if self.transport.closed:
                 return
@@ -115,7 +115,7 @@ class Connection:
             self.loop.run_until_complete(_a_while())
 
     def until_answered(self, count: int = 1) -> list[Answer]:
-        """Wait for so many answers, or for the end of the connection."""
+        """Wait for this many answers, or for the end of the connection."""
 
         async def wait() -> None:
             while not self.transport.closed and self.transport.written.count(b"HTTP/1.1 ") < count:
@@ -125,13 +125,13 @@ class Connection:
         return answers(self.transport.written)
 
     def lose(self) -> None:
-        """The other end is gone."""
+        """Simulate the loss of the other end."""
         self.protocol.connection_lost(None)
         self.loop.run_until_complete(_a_while())
 
 
 async def _a_while() -> None:
-    """All that is ready, and what that makes ready: with nothing of it in threads, all that can be done."""
+    """Run everything that is ready, and everything that becomes ready: without threads, that is all possible work."""
     for _ in range(12):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Where LASTBIT_MUTANT names a mutant, the code is broken before the tests see it (see `mutants`)."""
+"""When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `mutants`)."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ mutants.from_environment()
 
 @pytest.fixture
 def some_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all batches, some are journaled."""
+    """Journals some of the batches."""
     journaled.mix(monkeypatch)

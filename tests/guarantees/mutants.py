@@ -1,10 +1,10 @@
-"""Mutants: the code broken on purpose, one known way each, and the test that must fail then.
+"""Mutants: the code broken on purpose, each in one known way, and the test that must then fail.
 
-`python -m tests.guarantees.mutants [NAME …]` runs each mutant's test against it and says KILLED or SURVIVED; it exits
-with 1 if any survives. A guarantee whose test can't fail is not held by it.
+`python -m tests.guarantees.mutants [NAME …]` runs each mutant's test against it and prints KILLED or SURVIVED; it exits
+with 1 if any survives. A test that can't fail protects no guarantee.
 
-A mutant replaces text in the source of one function, which is compiled again in its module. It is put in place where
-LASTBIT_MUTANT names it: in the test's process, and in those that the tests start.
+A mutant replaces text in the source of one function, which is compiled again in its module. LASTBIT_MUTANT names the
+mutant to apply, in the test's process and in the processes that the test starts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ VARIABLE = "LASTBIT_MUTANT"
 
 @dataclass(frozen=True)
 class Mutant:
-    """`where` is module:function, or module:Class.method; `old` stands in its source exactly once, `new` replaces it,
-    and so with the further pairs of `also`. `test` is the file and the name of the test that must fail."""
+    """`where` is module:function or module:Class.method. `old` occurs in its source exactly once and is replaced by
+    `new`; so are the further pairs of `also`. `test` is the file and the name of the test that must fail."""
 
     name: str
     where: str
@@ -53,7 +53,7 @@ class Mutant:
         source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
         for old, new in ((self.old, self.new), *self.also):
             if source.count(old) != 1:
-                raise AssertionError(f"{self.name}: {old!r} stands {source.count(old)} times in {self.where}")
+                raise AssertionError(f"{self.name}: {old!r} occurs {source.count(old)} times in {self.where}")
             source = source.replace(old, new)
         source = "from __future__ import annotations\n" + source
         namespace: dict[str, object] = {}
@@ -62,41 +62,42 @@ class Mutant:
 
 
 _RACES = "test_races.py::"
-_TWO_LAST = _RACES + "test_of_two_last_acks_in_different_groups_exactly_one_completes_the_batch"
-_TWICE = _RACES + "test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one"
-_SEAL = _RACES + "test_of_the_last_ack_and_the_seal_exactly_one_completes_the_batch"
+_TWO_LAST = _RACES + "test_exactly_one_of_two_last_acks_in_different_groups_completes_the_batch"
+_TWICE = _RACES + "test_a_last_item_delivered_twice_is_complete_for_both_workers_and_newly_for_one"
+_SEAL = _RACES + "test_either_the_last_ack_or_the_seal_completes_the_batch"
 _EXTEND = _RACES + "test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all"
 _EXPIRE = _RACES + "test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected"
 _CANCEL = _RACES + "test_an_ack_comes_before_the_cancel_or_is_rejected"
-_PURGE = _RACES + "test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_nothing_twice"
+_PURGE = _RACES + "test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twice"
 _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
+_WRITES = "test_writes.py::"
 _GROWING = "test_growing.py::"
-_EXPLORED = "../explorer/test_explorer.py::test_what_was_found_before_is_not_found_again"
+_EXPLORED = "../explorer/test_explorer.py::test_earlier_findings_stay_fixed"
 _REPAIR = "test_repair.py::"
-_DETECTED = "test_what_is_damaged_is_detected_and_repaired_from_the_bits"
-_RETRY = _RACES + "test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does"
+_DETECTED = "test_damage_is_detected_and_repaired_from_the_bits"
+_RETRY = _RACES + "test_only_retries_of_the_completing_request_get_newly_again"
 
-_CRASH = "test_crashes.py::test_a_retry_after_a_crash_at_any_point_brings_what_the_model_says"
-_HALF_DONE = "test_crashes.py::test_the_janitor_ends_what_a_crash_left_half_done"
-_MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_does_what_the_model_does"
+_CRASH = "test_crashes.py::test_a_retry_after_a_crash_at_any_point_matches_the_model"
+_HALF_DONE = "test_crashes.py::test_the_janitor_finishes_what_a_crash_left_half_done"
+_MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_matches_the_model"
 _COMBINER = "test_combiner.py::"
 _FAILURES = "test_failures.py::"
 _ANCESTOR = "test_ancestor.py::"
-_GROUPS = "test_consumer_groups.py::test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest"
+_GROUPS = "test_consumer_groups.py::test_each_partition_has_one_owner_and_assignments_settle"
 
-_FOLLOW = "test_feed.py::test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do"
+_FOLLOW = "test_feed.py::test_a_reader_sees_every_position_in_order_whatever_the_writers_do"
 _TREE = "test_nesting.py::test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die"
 
-_WORLDS = "test_tallies.py::test_every_total_is_the_models_whatever_goes_wrong_on_the_way"
+_WORLDS = "test_tallies.py::test_every_total_matches_the_model_despite_all_failures"
 _WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock"
 _COUNTER = "counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)"
-_BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_when_it_was_answered_and_not_before"
+_BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_only_after_its_answer"
 _SDK = "../sdk/"
 _ANY = _SDK + "test_any_answer.py::"
-_CANCELLED = _SDK + "test_cancellation.py::test_calls_that_were_cancelled_at_any_moment_cost_no_connection"
+_CANCELLED = _SDK + "test_cancellation.py::test_calls_cancelled_at_any_moment_cost_no_connection"
 _STREAMS = "../streams/"
-_WINDOW = _STREAMS + "test_window_machine.py::test_a_window_does_what_a_set_of_outstanding_offsets_does"
+_WINDOW = _STREAMS + "test_window_machine.py::test_a_window_matches_a_set_of_outstanding_offsets"
 _SNAPSHOT = _STREAMS + "test_snapshot.py::"
 _ORDERED = _STREAMS + "test_ordered.py::"
 _DIES = _STREAMS + (
@@ -104,32 +105,34 @@ _DIES = _STREAMS + (
 )
 
 _PAYMENTS = "test_parents.py::"
-_LOCKED_PARENT = _PAYMENTS + "test_a_locked_parent_keeps_nobody_waiting_but_the_call_that_ended_its_child"
+_LOCKED_PARENT = _PAYMENTS + "test_a_locked_parent_delays_only_the_call_that_ended_its_child"
 
 _GALERA = "test_galera.py::"
 
 _PROCESSES = "test_processes.py::"
-_ANY_ORDER = "test_in_any_order_with_any_repeats_one_command_when_all_has_come"
+_ANY_ORDER = "test_events_in_any_order_with_repeats_issue_one_command"
 _LATE = "test_a_late_event_does_not_restart_a_finished_instance"
-_PRUNED = "test_what_was_pruned_and_comes_again_is_a_repeat"
+_PRUNED = "test_a_redelivered_event_that_was_pruned_is_a_repeat"
 
-_DELETED = "../storage/test_ranges.py::test_a_batch_that_is_deleted_while_it_is_read_is_read_whole"
+_DELETED = "../storage/test_ranges.py::test_a_batch_deleted_while_it_is_read_is_read_completely"
 
 _JOURNAL = "test_journal.py::"
-_TURNS = "test_cache.py::test_processes_that_take_turns_at_a_group_see_each_others_bits"
+_TURNS = "test_cache.py::test_processes_that_alternate_on_a_group_see_each_others_bits"
 
-_FORGOTTEN = "test_cache.py::test_what_was_held_is_forgotten_when_"
-_OTHER_SERVER = _FORGOTTEN + "a_proxy_leads_to_another_server"
+_DROPPED = "test_cache.py::test_the_cache_is_dropped_when_"
+_OTHER_SERVER = _DROPPED + "a_proxy_leads_to_another_server"
 
 _WAITING = "../http/test_long_polls.py::"
 _JANITOR = "../storage/test_janitor.py::"
 
 _LOCK = "batch, now = lock(tx, batch_id)"
+_LOCKED = "ORDER BY id{dialect.for_update}"
+_UNLOCKED = "ORDER BY id"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
 _FREE_JSON = "../http/test_free_json.py::"
 
-_CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_what_is_stored_whatever_is_killed"
+_CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_the_database_whatever_is_killed"
 _CHAOS_GROWING = "../chaos/test_chaos.py::" + (
     "test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_groups"
 )
@@ -137,18 +140,18 @@ _CHAOS_GROWING = "../chaos/test_chaos.py::" + (
 MUTANTS = [
     # Requests over HTTP.
     Mutant(
-        "a-late-word-frees-a-later-epoch",
+        "a-delayed-report-frees-a-later-epoch",
         "core.consumer_groups.leases:_look",
         "not drained.isdisjoint({(number, epoch), (number, None)})",
         "any(number == each for each, _ in drained)",
-        "test_consumer_groups.py::test_a_late_word_of_an_earlier_release_frees_nothing",
+        "test_consumer_groups.py::test_a_delayed_report_of_an_earlier_release_frees_nothing",
     ),
     Mutant(
-        "a-worker-does-not-say-at-which-epoch-it-drained",
+        "a-worker-reports-drained-partitions-without-an-epoch",
         "lastbit.streams.group:beat",
         "step.drained",
         "[partition for partition, _ in step.drained]",
-        "../sdk/test_protocol.py::test_a_worker_says_at_which_epoch_it_has_drained",
+        "../sdk/test_protocol.py::test_a_worker_reports_the_epoch_that_it_has_drained",
     ),
     Mutant(
         "a-total-of-several-sources-leaves-the-range",
@@ -158,14 +161,14 @@ MUTANTS = [
         "../http/test_tallies.py::test_a_total_beyond_the_limit_is_refused_and_nothing_is_applied",
     ),
     Mutant(
-        "sources-reach-the-limit-unseen-by-each-other",
+        "concurrent-sources-pass-the-limit",
         "core.tallies:_totals",
         'dialect.for_update if locked else ""',
         '""',
-        "test_tallies.py::test_two_calls_that_do_not_see_each_other_bring_no_total_over_the_limit",
+        "test_tallies.py::test_two_concurrent_calls_bring_no_total_over_the_limit",
     ),
     Mutant(
-        "small-sources-pass-the-limit-between-two-looks",
+        "small-sources-pass-the-limit-between-two-checks",
         "core.tallies:_check_totals",
         "abs(total) + room >= INTEGER_LIMIT",
         "abs(total) >= INTEGER_LIMIT",
@@ -176,42 +179,42 @@ MUTANTS = [
         "core.tallies:_by_counter",
         "entry.key in NO_NAMES",
         "False",
-        "../http/test_tallies.py::test_a_key_that_no_address_can_have_is_refused",
+        "../http/test_tallies.py::test_a_key_that_fits_no_url_is_refused",
     ),
     Mutant(
-        "trailers-are-taken-for-headers",
+        "trailers-are-read-as-headers",
         "api.server.upgrades:Http1Protocol._ignore_trailers",
         "self.headers = []",
         "pass",
-        "../http/test_access.py::test_a_token_in_a_trailer_is_none",
+        "../http/test_access.py::test_a_token_in_a_trailer_does_not_count",
     ),
     Mutant(
-        "a-transfer-coding-is-taken-for-none",
+        "a-transfer-coding-is-ignored",
         "api.server.upgrades:Http1Protocol._is_coding_known",
         "return not codings or",
         "return True or",
-        "../http/test_fast_path.py::test_a_transfer_coding_that_is_not_known_is_refused",
+        "../http/test_fast_path.py::test_an_unknown_transfer_coding_is_refused",
     ),
     Mutant(
-        "half-a-connection-is-none",
+        "a-half-closed-connection-counts-as-closed",
         "api.server.connection:WatchedProtocol.eof_received",
         "not self.between",
         "True",
-        "../http/test_fast_path.py::test_a_client_that_closes_its_half_gets_its_answers",
+        "../http/test_fast_path.py::test_a_half_closed_connection_gets_its_answers",
     ),
     Mutant(
         "pipelined-requests-are-read-without-end",
         "api.server.connection:WatchedProtocol.on_response_complete",
         "if self.pipeline:",
         "if False:",
-        "../http/test_limits.py::test_who_never_takes_answers_is_sent_away",
+        "../http/test_limits.py::test_a_client_that_never_reads_answers_is_disconnected",
     ),
     Mutant(
         "a-page-of-another-site-may-ack",
         "api.acks.fast_path:AckProtocol._take",
-        "if names_site and digest is None",
+        "if head.names_site and digest is None",
         "if False",
-        "../http/test_fast_path.py::test_another_sites_page_can_ack_nothing",
+        "../http/test_fast_path.py::test_another_sites_page_cannot_ack",
     ),
     Mutant(
         "a-limited-token-may-fence",
@@ -225,21 +228,21 @@ MUTANTS = [
         "api.routes.free_json:text",
         "_is_deeper(value, DEPTH)",
         "False",
-        _FREE_JSON + "test_what_is_nested_too_deeply_is_refused_and_what_is_taken_is_returned",
+        _FREE_JSON + "test_json_nested_too_deeply_is_refused_and_accepted_json_is_returned",
     ),
     Mutant(
         "stored-json-is-parsed-to-be-returned",
         "api.routes.free_json:stored",
         'msgspec.Raw(text or "null")',
         'json.loads(text or "null")',
-        _FREE_JSON + "test_rows_that_are_deeper_already_are_returned",
+        _FREE_JSON + "test_stored_rows_with_deeper_json_are_returned",
     ),
     Mutant(
         "an-integer-beyond-all-floats-is-stored",
         "api.routes.free_json:text",
         "_LONG.search(content)",
         "False",
-        _FREE_JSON + "test_what_some_parsers_refuse_is_not_stored",
+        _FREE_JSON + "test_json_that_some_parsers_refuse_is_not_stored",
     ),
     # The SDK.
     Mutant(
@@ -257,7 +260,7 @@ MUTANTS = [
         "lastbit._in_flight:InFlight.close",
         "way_out.stream is not None",
         "False",
-        _SDK + "test_cancellation.py::test_callers_that_gave_up_while_connecting_hold_a_bounded_number_of_connections",
+        _SDK + "test_cancellation.py::test_calls_cancelled_while_connecting_hold_a_bounded_number_of_connections",
     ),
     Mutant(
         "an-exit-in-a-callback-ends-the-acker",
@@ -279,42 +282,42 @@ MUTANTS = [
         "lastbit.acker:AsyncAcker._is_ended",
         "task.cancelling() > 0",
         "False",
-        _SDK + "test_acker.py::test_a_loop_that_ends_leaves_no_future_waiting",
+        _SDK + "test_acker.py::test_the_end_of_the_event_loop_leaves_no_future_waiting",
     ),
     Mutant(
         "a-thread-is-expected-after-a-fork",
         "lastbit._forks:is_forked",
         "process != os.getpid()",
         "False",
-        _SDK + "test_acker.py::test_an_acker_of_the_parent_process_says_so",
+        _SDK + "test_acker.py::test_an_acker_of_the_parent_process_raises_in_the_child",
     ),
     Mutant(
-        "a-cancelled-buffer-tells-nobody",
+        "a-cancelled-buffer-hangs",
         "lastbit.tallies.buffer:AsyncTallyBuffer._work",
         "except BaseException as error",
         "except Exception as error",
-        _SDK + "test_tallies.py::test_a_buffer_whose_task_is_cancelled_hangs_nowhere",
+        _SDK + "test_tallies.py::test_a_buffer_whose_task_is_cancelled_never_hangs",
     ),
     Mutant(
         "the-types-of-an-answer-are-trusted",
         "lastbit._protocol:Service.decoded",
         "_shapes.check(value)",
         "pass",
-        _ANY + "test_an_answer_of_any_shape_is_a_value_or_an_error_of_ours",
+        _ANY + "test_an_answer_of_any_shape_is_a_value_or_a_lastbit_error",
     ),
     Mutant(
         "the-places-of-a-problem-are-trusted",
         "lastbit._protocol:Service.error",
         "[place for place in places if isinstance(place, dict)] if isinstance(places, list) else []",
         "places or []",
-        _ANY + "test_an_answer_of_any_status_with_any_headers_and_body_is_a_value_or_an_error_of_ours",
+        _ANY + "test_an_answer_with_any_status_headers_and_body_is_a_value_or_a_lastbit_error",
     ),
     Mutant(
         "a-date-beyond-all-years-is-raised",
         "lastbit.retry:_http_date",
         "(ValueError, OverflowError, TypeError, IndexError)",
         "ValueError",
-        _ANY + "test_a_retry_after_that_is_no_date_is_ignored",
+        _ANY + "test_a_retry_after_that_is_not_a_date_is_ignored",
     ),
     # Everything at once.
     Mutant(
@@ -333,7 +336,7 @@ MUTANTS = [
         _CHAOS,
     ),
     Mutant(
-        "each-call-with-a-key-is-told-newly",
+        "each-call-with-a-key-gets-newly",
         "core.acks.completion:completed_for",
         "newly = newly or batch.completed_by == fingerprint",
         "newly = True",
@@ -384,14 +387,14 @@ MUTANTS = [
         _TWICE,
     ),
     Mutant(
-        "who-began-before-the-journal-goes-on",
+        "a-call-from-before-the-journal-goes-on",
         "core.acks.completion:write",
         "any(delta_rows[batch].journal_next for batch in to_lock & delta_rows.keys())",
         "False",
         _RACES + "test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile",
     ),
     Mutant(
-        "what-others-did-is-not-learned",
+        "entries-of-other-processes-are-not-applied",
         "core.bits.journal:JournalState.take_in",
         "bits.ack_one(index)",
         "pass",
@@ -406,7 +409,7 @@ MUTANTS = [
     ),
     Mutant("what-is-not-journaled-yet-is-known", "core.bits.journal:catch_up", "next != 0 and ", "", _TREE),
     Mutant(
-        "groups-that-others-wrote-are-as-they-were",
+        "groups-written-by-others-are-not-read-again",
         "core.bits.journal:JournalState.take_in",
         "self.groups.pop(group, None)",
         "pass",
@@ -424,21 +427,21 @@ MUTANTS = [
         "core.bits.journal:JournalState.trim",
         "self.entries[0][0] < oldest and ",
         "len(self.entries) > 1 and ",
-        _JOURNAL + "test_groups_are_folded_some_at_a_time_in_their_order",
+        _JOURNAL + "test_groups_are_folded_in_portions_in_their_order",
     ),
     Mutant(
         "an-entry-is-forgotten-that-named-a-group-before",
-        "core.bits.journal:JournalState.named",
+        "core.bits.journal:JournalState.name_groups",
         "if group not in self.unfolded:",
         "if group is not None:",
-        _JOURNAL + "test_groups_are_folded_some_at_a_time_in_their_order",
+        _JOURNAL + "test_groups_are_folded_in_portions_in_their_order",
     ),
     Mutant(
         "redriven-items-are-entries",
         "core.acks.apply:_apply_few",
         "                redriven += 1\n                state.acked.pop(unit.batch, None)",
         "                redriven += 1",
-        _JOURNAL + "test_what_an_entry_cannot_hold_is_written_beside_it",
+        _JOURNAL + "test_changes_that_do_not_fit_an_entry_are_written_to_their_groups",
     ),
     # The last item, twice.
     Mutant("repeats-are-not-told", "core.acks.completion:write", "if repeats else {}", "if False else {}", _TWICE),
@@ -457,7 +460,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "what-was-rejected-is-issued-before-the-counts-are-locked",
+        "a-rejected-item-is-issued-before-the-counts-are-locked",
         "core.acks.completion:write",
         "any(batch in all_rows and all_rows[batch].items != items for batch, items in refusals.items())",
         "False",
@@ -468,14 +471,14 @@ MUTANTS = [
         "core.acks.flush:_load",
         "_check(key, group, state.issued(*key))",
         "pass",
-        _GROWING + "test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone",
+        _GROWING + "test_a_group_whose_counts_differ_from_its_bits_is_reported_and_left_alone",
     ),
     Mutant(
         "bits-lost-are-recounted",
         "core.bits.bitfield:Group.check",
         "(resolved, failed) != (self.resolved_count, self.failed_count)",
         "False",
-        _GROWING + "test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone",
+        _GROWING + "test_a_group_whose_counts_differ_from_its_bits_is_reported_and_left_alone",
     ),
     Mutant(
         "a-debt-stays-where-a-childs-row-is-locked-for-a-moment",
@@ -486,14 +489,14 @@ MUTANTS = [
     ),
     Mutant(
         "a-childs-key-is-looked-up-before-its-parent-is-locked",
-        "core.batches.batch:open_batch",
-        "parent = None if opening.parent is None else nesting.lock_parent(tx, opening.parent)",
-        "pass",
+        "core.batches.writing:write",
+        "    found = _look(pipeline, opens, changes)\n",
+        "",
         _EXPLORED,
         also=(
             (
-                "nesting.adopt(tx, opening.parent, parent)",
-                "nesting.adopt(tx, opening.parent, nesting.lock_parent(tx, opening.parent))",
+                "    parents: dict[Open, Any] = {}\n",
+                "    parents: dict[Open, Any] = {}\n    found = _look(pipeline, opens, changes)\n",
             ),
         ),
     ),
@@ -503,28 +506,28 @@ MUTANTS = [
         "core.batches.repair:repair",
         "journal_next=batch.journal_next + 1",
         "journal_next=0",
-        _REPAIR + "test_a_process_that_remembers_what_was_lost_does_not_bring_it_back",
+        _REPAIR + "test_a_process_with_lost_bits_in_its_cache_does_not_bring_them_back",
     ),
     Mutant(
         "a-repair-of-a-journaled-batch-goes-unnoticed",
         "core.batches.repair:repair",
         "journal_next=batch.journal_next + 1",
         "journal_next=batch.journal_next",
-        _REPAIR + "test_a_process_that_remembers_what_was_lost_does_not_bring_it_back",
+        _REPAIR + "test_a_process_with_lost_bits_in_its_cache_does_not_bring_them_back",
     ),
     Mutant(
         "a-repair-forgets-the-journal",
         "core.batches.verify:groups",
         "journal_items = journal.recent(tx, batch.id, batch.group_size)",
         "journal_items: dict[int, list[int]] = {}",
-        _REPAIR + "test_what_the_journal_names_is_kept",
+        _REPAIR + "test_items_in_the_journal_are_kept",
     ),
     Mutant(
         "a-repair-locks-nothing",
         "core.batches.repair:repair",
         "batch, now = batches.lock(tx, batch_id)",
         "batch, now = batches.get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))",
-        _REPAIR + "test_nothing_slips_in_between_the_recount_and_the_write",
+        _REPAIR + "test_no_change_gets_between_the_recount_and_the_write",
     ),
     Mutant(
         "a-repaired-batch-stays-complete",
@@ -535,7 +538,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-second-completion-has-the-id-of-the-first",
-        "core.batches.batch:event",
+        "core.batches.batch:events",
         'f":{batch.repairs}" if batch.repairs else ""',
         '""',
         _REPAIR + "test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event",
@@ -552,42 +555,42 @@ MUTANTS = [
         "core.batches.repair:_values",
         "newly = completes(batch.state, batch.items, acked, failed)",
         "newly = False",
-        _REPAIR + "test_a_sealed_batch_of_which_nothing_is_pending_completes_and_a_retry_hears_so",
+        _REPAIR + "test_a_sealed_batch_with_nothing_pending_completes_and_a_retry_gets_the_same_answer",
     ),
     Mutant(
         "a-repair-keeps-the-hint-of-the-full-prefix",
         "core.batches.repair:_values",
         "min(batch.full_prefix, counts.full_prefix)",
         "batch.full_prefix",
-        _REPAIR + "test_the_watermark_goes_back_to_what_was_lost",
+        _REPAIR + "test_the_watermark_goes_back_to_the_first_lost_item",
     ),
     Mutant(
-        "a-repair-forgets-who-had-failed",
+        "a-repair-forgets-failed-items",
         "core.batches.repair:_restored",
         "failed[list(stored_group.reasons)] = True",
         "pass",
-        _REPAIR + "test_an_item_with_a_reason_is_failed_and_no_other_keeps_one",
+        _REPAIR + "test_items_with_a_reason_are_failed_and_other_reasons_are_removed",
     ),
     Mutant(
         "a-repair-leaves-reasons-of-acked-items",
         "core.batches.repair:_recount",
         "for part in chunks(stray, LIST)",
         "for part in chunks([], LIST)",
-        _REPAIR + "test_an_item_with_a_reason_is_failed_and_no_other_keeps_one",
+        _REPAIR + "test_items_with_a_reason_are_failed_and_other_reasons_are_removed",
     ),
     Mutant(
         "a-repair-keeps-bits-of-items-never-issued",
         "core.batches.repair:_restored",
         "resolved[issued:] = False",
         "pass",
-        _REPAIR + "test_what_is_damaged_is_detected_and_repaired_from_the_bits",
+        _REPAIR + "test_damage_is_detected_and_repaired_from_the_bits",
     ),
     Mutant(
         "children-owe-a-repaired-parent-nothing",
         "core.batches.repair:owe_again",
         "if row.parent_number not in resolved",
         "if False",
-        _REPAIR + "test_children_that_have_ended_owe_what_their_parent_lost",
+        _REPAIR + "test_ended_children_pay_again_for_items_that_their_parent_lost",
     ),
     Mutant(
         "a-reopened-child-still-owes",
@@ -601,7 +604,7 @@ MUTANTS = [
         "core.batches.repair:prepare",
         "not schema.serves_only(tx, SINCE)",
         "False",
-        _REPAIR + "test_no_batch_is_repaired_while_an_earlier_release_may_work_on_it",
+        _REPAIR + "test_no_batch_is_repaired_while_an_earlier_release_may_run",
     ),
     *(
         Mutant(
@@ -623,7 +626,12 @@ MUTANTS = [
                 _DETECTED,
             ),
             ("a-hint-that-is-too-high", "Recount.verification", "batch.full_prefix > self._full", _DETECTED),
-            ("stray-reasons", "_faults", "stray > 0", "test_an_item_with_a_reason_is_failed_and_no_other_keeps_one"),
+            (
+                "stray-reasons",
+                "_faults",
+                "stray > 0",
+                "test_items_with_a_reason_are_failed_and_other_reasons_are_removed",
+            ),
             (
                 "that-a-complete-batch-is-pending",
                 "Recount.verification",
@@ -648,7 +656,7 @@ MUTANTS = [
         _TWICE,
     ),
     # The last ack and the seal.
-    Mutant("seal-decides-on-a-plain-read", "core.batches.batch:seal", _LOCK, _PLAIN, _SEAL),
+    Mutant("seal-decides-on-a-plain-read", "core.batches.writing:_look", _LOCKED, _UNLOCKED, _SEAL),
     Mutant(
         "ack-judges-the-state-of-its-first-look",
         "core.acks.completion:write",
@@ -667,7 +675,7 @@ MUTANTS = [
     # Extend and seal.
     Mutant(
         "a-completing-seal-leaves-the-journal",
-        "core.batches.batch:seal",
+        "core.batches.writing:_seal",
         "if batch.journal_next:",
         "if False:",
         _JOURNAL + "test_a_seal_that_completes_folds_the_journal",
@@ -679,19 +687,19 @@ MUTANTS = [
         "return journal_next",
         _JOURNAL + "test_a_seal_that_completes_folds_the_journal",
     ),
-    Mutant("extend-decides-on-a-plain-read", "core.batches.batch:extend", _LOCK, _PLAIN, _EXTEND),
+    Mutant("extend-decides-on-a-plain-read", "core.batches.writing:_look", _LOCKED, _UNLOCKED, _EXTEND),
     Mutant(
         "extend-judges-the-state-before-the-key",
-        "core.batches.batch:extend",
-        _LOCK,
-        _LOCK + '\n    judge("extend", batch_id, batch.state)',
+        "core.batches.writing:_extend",
+        "    key, count = ",
+        '    judge("extend", batch.id, batch.state)\n    key, count = ',
         _EXTEND,
     ),
     # Ack and expire.
     Mutant(
         "expiry-is-not-judged-again-under-the-lock",
-        "core.janitor:_expire",
-        "if not _idle(batch, now, policy) or nesting.has_live_children(tx, batch_id):",
+        "core.batches.expiry:expire",
+        "if not _is_idle(batch, now, policy) or nesting.has_live_children(tx, batch_id):",
         "if False:",
         _EXPIRE,
     ),
@@ -700,25 +708,25 @@ MUTANTS = [
         "core.janitor:run_once",
         "except errors.LockTimeout:",
         "except ZeroDivisionError:",
-        _JANITOR + "test_a_batch_that_is_locked_is_left_to_the_next_pass",
+        _JANITOR + "test_a_locked_batch_is_left_to_the_next_pass",
     ),
     Mutant(
         "the-janitor-looks-at-all-that-has-ended",
-        "core.janitor:_half_deleted_or_due",
+        "core.batches.expiry:half_deleted_or_due",
         ".where(_table.ended_at <= latest)",
         ".where(_table.ended_at.is_not(None))",
-        _JANITOR + "test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended",
+        _JANITOR + "test_a_pass_reads_due_batches_and_not_all_ended_ones",
     ),
     Mutant(
         "the-janitors-next-page-begins-too-late",
-        "core.janitor:_half_deleted_or_due",
+        "core.batches.expiry:half_deleted_or_due",
         "sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)",
         "_table.ended_at > last.ended_at",
-        _JANITOR + "test_what_ended_at_the_same_time_is_deleted_in_pages",
+        _JANITOR + "test_batches_that_ended_at_the_same_time_are_deleted_in_pages",
     ),
     Mutant(
         "expiry-does-not-lock",
-        "core.janitor:_expire",
+        "core.batches.expiry:expire",
         "batch, now = batches.lock(tx, batch_id)",
         "batch, now = batches.get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))",
         _EXPIRE,
@@ -765,7 +773,7 @@ MUTANTS = [
     ),
     Mutant(
         "the-janitor-forgets-what-is-half-deleted",
-        "core.janitor:_half_deleted_or_due",
+        "core.batches.expiry:half_deleted_or_due",
         "frozenset({State.DELETING})",
         "frozenset()",
         _PURGE,
@@ -773,35 +781,132 @@ MUTANTS = [
     # Extends with one key.
     Mutant(
         "extend-looks-its-key-up-without-the-lock",
-        "core.batches.batch:extend",
-        _LOCK,
-        _PLAIN,
-        _EXTENDS,
-        also=(('judge("extend", batch_id, batch.state)', f'{_LOCK}\n    judge("extend", batch_id, batch.state)'),),
+        "core.batches.writing:_look",
+        "    results = pipeline.ask(*texts) if texts else []\n",
+        "    early = pipeline.ask(*looks) if looks else []\n"
+        "    results = pipeline.ask(*texts) if texts else []\n"
+        "    results[len(locks) : len(locks) + len(looks)] = early\n",
+        "test_writes.py::test_a_retried_extend_gets_its_numbers_though_the_batch_was_sealed_while_it_waited",
+    ),
+    # The fast path of other verbs than acks.
+    Mutant(
+        "a-limited-token-opens-any-batch-on-the-fast-path",
+        "api.fast_path:FastProtocol._call",
+        "or caller.prefix is not None",
+        "",
+        "../http/test_access.py::test_another_clients_batch_looks_like_a_missing_one",
+    ),
+    Mutant(
+        "a-role-is-not-needed-on-the-fast-path",
+        "api.fast_path:FastProtocol._call",
+        "or not caller.has(verb.rule.roles) ",
+        "",
+        "../http/test_access.py::test_each_role_can_call_exactly_the_routes_that_allow_it",
+    ),
+    Mutant(
+        "a-page-of-another-site-may-open-a-batch",
+        "api.fast_path:FastProtocol._call",
+        "head.names_site or ",
+        "",
+        "../http/test_fast_verbs.py::test_both_paths_give_the_same_response",
+    ),
+    Mutant(
+        "a-read-is-answered-by-an-earlier-statement",
+        "core.service.reads:ReadService._run",
+        "        self._read([read for read, _ in part])\n",
+        "        self._read([read for read, _ in part])\n"
+        "        with self._wake:\n"
+        "            late, self._waiting = self._waiting, []\n"
+        "        for read, _ in late:\n"
+        "            read.state = part[0][0].state\n"
+        "        part += late\n",
+        "../storage/test_reads.py::test_a_read_is_not_answered_by_a_statement_that_began_before_it",
+    ),
+    # Operations that share a transaction.
+    Mutant(
+        "a-shared-operation-is-judged-by-the-row-as-it-was-read",
+        "core.batches.writing:_change",
+        "current[batch.id] = result.batch",
+        "pass",
+        _WRITES + "test_operations_on_one_batch_take_place_in_their_order",
+    ),
+    Mutant(
+        "a-refused-extend-fails-its-neighbours",
+        "core.batches.writing:_change",
+        "except errors.CoreError as error:",
+        "except ZeroDivisionError as error:",
+        _WRITES + "test_a_refused_operation_does_not_affect_its_neighbours",
+    ),
+    Mutant(
+        "a-key-that-comes-twice-opens-two-batches",
+        "core.batches.writing:_open",
+        "if key is not None and key in first_of:",
+        "if False:",
+        _WRITES + "test_opens_with_one_key_in_one_transaction_make_one_batch",
+    ),
+    Mutant(
+        "the-ids-of-new-batches-are-confused",
+        "core.storage.dialects.sqlite:SQLite.batch_ids",
+        "sorted(row[0] for row in rows)",
+        "sorted((row[0] for row in rows), reverse=True)",
+        _WRITES + "test_shared_transactions_have_the_outcomes_of_separate_ones",
+    ),
+    Mutant(
+        "a-servers-ids-of-new-batches-are-confused",
+        "core.storage.dialects.mariadb:MariaDB.batch_ids",
+        "sorted(row[0] for row in rows)",
+        "sorted((row[0] for row in rows), reverse=True)",
+        _WRITES + "test_many_callers_at_once_get_batches_of_their_own",
+    ),
+    Mutant(
+        "an-event-that-two-callers-append-stands-twice",
+        "core.feed:write",
+        "is_new = event.id not in positions",
+        "is_new = True",
+        _WRITES + "test_an_event_that_two_callers_append_stands_once",
+    ),
+    Mutant(
+        "an-unknown-commit-fails-all-its-callers",
+        "core.writes:commit",
+        "if not repeatable:",
+        "if True:",
+        _WRITES + "test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated",
+    ),
+    Mutant(
+        "an-unknown-commit-is-repeated-for-all",
+        "core.writes:commit",
+        "[operation for operation in operations if operation.is_repeatable]",
+        "operations",
+        _WRITES + "test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated",
+        also=(("if operation.is_repeatable else", "if True else"),),
     ),
     Mutant(
         "extend-does-not-keep-its-key",
-        "core.batches.batch:extend",
-        "tx.execute(sa.insert(tables.extends).values(row))",
+        "core.batches.writing:_change",
+        'pipeline.later(*(head + ",".join(part) for part in packets(rows)))',
         "pass",
         _EXTENDS,
     ),
     # Opens with one key.
     Mutant(
-        "open-does-not-look-for-its-key", "core.batches.batch:open_batch", "if row is not None:", "if False:", _OPENS
+        "open-does-not-look-for-its-key",
+        "core.batches.writing:_open",
+        "if key is not None and key in found.opened:",
+        "if False:",
+        _OPENS,
     ),
     Mutant(
         "open-gives-up-when-it-comes-second",
-        "core.batches.batch:open_batch",
+        "core.storage.statements:Pipeline._run",
         "if faults.is_duplicate(error):",
         "if False:",
         _OPENS,
     ),
     Mutant(
-        "a-replayed-open-is-never-news",
-        "core.batches.batch:open_batch",
-        "batch.completed_by == fingerprint, replayed=True",
-        "False, replayed=True",
+        "a-replayed-open-never-gets-newly",
+        "core.batches.writing:_replayed",
+        "newly = batch.completed_by == operation.fingerprint",
+        "newly = False",
         _OPENS,
     ),
     # The retried completing request.
@@ -813,7 +918,7 @@ MUTANTS = [
         _RETRY,
     ),
     Mutant(
-        "newly-is-told-to-every-request-with-a-key",
+        "every-request-with-a-key-gets-newly",
         "core.acks.completion:completed_for",
         "newly or batch.completed_by == fingerprint",
         "True",
@@ -821,11 +926,11 @@ MUTANTS = [
     ),
     Mutant("the-key-alone-names-a-request", "core.acks.call:Call.fingerprint", ", self._content())", ")", _RETRY),
     Mutant(
-        "a-deleted-batch-is-told-nothing",
+        "a-deleted-batchs-acks-are-not-rejected",
         "core.acks.completion:_look_again",
         "raise faults.BeginAgain",
         "pass",
-        _RACES + "test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothing",
+        _RACES + "test_a_repeat_whose_batch_is_deleted_meanwhile_is_rejected_as_unknown",
     ),
     # Crashes: what one transaction must do is done in two.
     Mutant(
@@ -837,14 +942,14 @@ MUTANTS = [
     ),
     Mutant(
         "an-extend-commits-its-numbers-before-its-key",
-        "core.batches.batch:extend",
-        "update(tx, batch_id, items=start + count, updated_at=now)",
-        "update(tx, batch_id, items=start + count, updated_at=now)\n    tx.commit()",
+        "core.batches.writing:_change",
+        "pipeline.later(*_updates(changed))",
+        "pipeline.later(*_updates(changed))\n    pipeline.flush()\n    pipeline.tx.commit()",
         _CRASH,
     ),
     Mutant(
-        "a-seal-that-completes-does-not-keep-who-did-it",
-        "core.batches.batch:seal",
+        "a-seal-that-completes-does-not-keep-its-key",
+        "core.batches.writing:_seal",
         '"ended_at": now, "completed_by": fingerprint}',
         '"ended_at": now}',
         _CRASH,
@@ -890,88 +995,88 @@ MUTANTS = [
     ),
     # The combiner.
     Mutant(
-        "everybody-in-the-flush-is-told-newly",
+        "every-call-in-the-flush-gets-newly",
         "core.acks.completion:completed_for",
         "newly = delta.last_resolver.call is unit.call",
         "newly = True",
-        _COMBINER + "test_merged_calls_share_one_flush_and_one_of_them_is_told_newly",
+        _COMBINER + "test_merged_calls_share_one_flush_and_exactly_one_gets_newly",
     ),
     Mutant(
-        "the-first-resolver-is-told-newly",
+        "the-first-call-of-the-flush-gets-newly",
         "core.acks.apply:apply",
         "delta.last_resolver = unit",
         "delta.last_resolver = delta.last_resolver or unit",
-        _COMBINER + "test_merged_calls_share_one_flush_and_one_of_them_is_told_newly",
+        _COMBINER + "test_merged_calls_share_one_flush_and_exactly_one_gets_newly",
     ),
     Mutant(
-        "stop-loses-what-waits",
-        "core.acks.lanes:Lane._run",
+        "stop-loses-waiting-calls",
+        "core.commits.lanes:Lane._run",
         "if not units:",
         "if not units or self.stopping:",
-        _COMBINER + "test_stop_answers_what_waits_and_takes_no_more",
+        _COMBINER + "test_stop_answers_waiting_calls_and_refuses_new_ones",
     ),
     Mutant(
         "batches-take-no-turns",
-        "core.acks.lanes:Lane.take",
+        "core.commits.lanes:Lane.take",
         "turn = len(queue) if not self.queues else 1",
         "turn = len(queue)",
-        _COMBINER + "test_a_hot_batch_does_not_keep_others_waiting",
+        _COMBINER + "test_a_hot_batch_does_not_delay_other_batches",
     ),
     Mutant(
         "a-broken-batch-fails-its-neighbours",
-        "core.acks.combiner:Combiner._flush",
+        "core.commits.combiner:Combiner._flush",
         "errors.batches_of(error).intersection(batches)",
         "frozenset(batches)",
         _COMBINER + "test_one_broken_batch_in_a_merged_flush_fails_alone",
     ),
     Mutant(
         "a-stuck-batch-has-no-lane-of-its-own",
-        "core.acks.combiner:Combiner._set_aside",
+        "core.commits.combiner:Combiner._set_aside",
         "isinstance(error, errors.LockTimeout)",
         "False",
-        _COMBINER + "test_a_row_that_a_stranger_holds_does_not_stall_other_batches",
+        _COMBINER + "test_a_row_locked_by_another_session_does_not_stall_other_batches",
     ),
     Mutant(
-        "what-failed-is-a-batch-like-any-other",
-        "core.acks.aside:Aside.holds",
+        "a-failed-batch-is-not-set-aside",
+        "core.commits.aside:Aside.holds",
         "time.monotonic() - entry.failed_at < PROBATION",
         "False",
         _COMBINER + "test_a_batch_that_stays_locked_is_not_merged_again",
     ),
     Mutant(
         "a-broken-batch-is-merged-again",
-        "core.acks.combiner:Combiner._set_aside",
+        "core.commits.combiner:Combiner._set_aside",
         "for batch in culprits:\n            retries",
         "for batch in culprits if is_locked else ():\n            retries",
-        _COMBINER + "test_a_broken_batch_stays_out_of_the_others_flushes",
+        _COMBINER + "test_a_broken_batch_stays_out_of_merged_flushes",
     ),
     Mutant(
         "a-broken-batch-is-tried-all-the-time",
-        "core.acks.aside:Aside.failed",
+        "core.commits.aside:Aside.failed",
         "entry.failed_at + PAUSE",
         "0.0",
-        _COMBINER + "test_a_broken_batch_is_tried_now_and_then",
+        _COMBINER + "test_a_broken_batch_is_retried_with_pauses",
     ),
     Mutant(
-        "what-was-set-aside-stays-there",
-        "core.acks.aside:Aside.committed",
+        "a-repaired-batch-stays-set-aside",
+        "core.commits.aside:Aside.committed",
         "return self._batches.pop(batch).queue",
         "self._batches[batch].failed_at = time.monotonic()",
         _COMBINER + "test_a_batch_that_stays_locked_is_not_merged_again",
     ),
     Mutant(
         "a-group-counts-for-each-call-that-names-it",
-        "core.acks.lanes:Load.add",
+        "core.commits.lanes:Load.add",
         "groups.update(unit.groups())",
         "groups = groups | unit.groups()",
         _COMBINER + "test_calls_for_the_same_groups_share_a_flush_however_many_they_are",
     ),
     Mutant(
         "a-large-call-is-one-flush",
-        "core.acks.lanes:Load.add",
+        "core.commits.lanes:Load.add",
         "self.cost + unit.cost > self._most_cost",
         "False",
-        _COMBINER + "test_a_large_call_of_failures_goes_in_pieces_and_others_come_between",
+        _COMBINER + "test_a_large_call_of_failures_is_split_and_other_calls_come_in_between",
     ),
     Mutant(
         "a-redrive-removes-all-reasons-at-once",
@@ -985,11 +1090,11 @@ MUTANTS = [
         "core.acks.flush:_remove_ranges",
         " ORDER BY number LIMIT {count}",
         "",
-        _COMBINER + "test_reasons_of_neighbouring_groups_are_removed_and_written_at_once",
+        _COMBINER + "test_reasons_of_neighbouring_groups_can_be_removed_and_written_concurrently",
     ),
     Mutant(
-        "what-a-flush-leaves-is-lost",
-        "core.acks.combiner:Combiner._attempt",
+        "the-rest-of-a-flush-is-lost",
+        "core.commits.combiner:Combiner._attempt",
         "self._main.put_back(rests)",
         "[self._main.put(unit, pending) for unit, pending in rests if False]",
         _COMBINER + "test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time",
@@ -1003,34 +1108,34 @@ MUTANTS = [
     ),
     Mutant(
         "the-queue-has-no-bound",
-        "core.acks.combiner:Combiner.submit",
+        "core.commits.combiner:Combiner.submit",
         "backlog.units + len(units) > self._max_waiting",
         "False",
-        _COMBINER + "test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered",
+        _COMBINER + "test_calls_above_the_bound_are_refused_and_waiting_calls_are_answered",
     ),
     Mutant(
-        "what-is-sent-away-is-committed-all-the-same",
-        "core.acks.lanes:Lane.shorten",
+        "refused-acks-are-committed",
+        "core.commits.lanes:Lane.shorten",
         "queue.popleft() for",
         "queue[0] for",
-        _COMBINER + "test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place",
+        _COMBINER + "test_a_shortened_queue_refuses_the_oldest_calls_and_every_batch_keeps_its_share",
     ),
     Mutant(
         "acks-in-excess-are-queued",
-        "core.acks.combiner:Combiner.is_full",
+        "core.commits.combiner:Combiner.is_full",
         "self._main.waiting < admission.limit",
         "True",
-        _COMBINER + "test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place",
+        _COMBINER + "test_a_shortened_queue_refuses_the_oldest_calls_and_every_batch_keeps_its_share",
     ),
     Mutant(
         "large-calls-have-no-bound",
-        "core.acks.combiner:Combiner.submit",
+        "core.commits.combiner:Combiner.submit",
         "backlog.bytes + size > self._max_bytes",
         "False",
-        _COMBINER + "test_large_calls_are_sent_away_before_they_fill_the_memory",
+        _COMBINER + "test_large_calls_are_refused_before_they_fill_the_memory",
     ),
     Mutant(
-        "a-commit-that-broke-is-taken-for-done",
+        "a-lost-commit-counts-as-done",
         "core.storage.database:Database._once",
         "self._judge(tx, error, committing=committing)",
         "if committing:\n                    tx.invalidate()\n                    return result\n"
@@ -1046,74 +1151,74 @@ MUTANTS = [
     ),
     # Bitfields in memory, and patches.
     Mutant(
-        "a-held-bitfield-is-trusted-whatever-the-row-says",
+        "a-cached-bitfield-is-used-without-the-rows-counts",
         "core.bits.cache:BitfieldCache.take",
         "if group is None or group.resolved_count != resolved_count or group.failed_count != failed_count:",
         "if group is None:",
-        "test_cache.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
+        "test_cache.py::test_processes_that_alternate_on_a_group_see_each_others_bits",
     ),
     Mutant(
         "the-number-of-held-groups-only-grows",
         "core.bits.cache:BitfieldCache._drop",
         "self._state_groups -= len(state.groups)",
         "pass",
-        "test_cache.py::test_a_commit_costs_the_same_however_many_batches_are_held",
+        "test_cache.py::test_a_commit_costs_the_same_however_many_batches_are_cached",
     ),
     Mutant(
         "held-bitfields-outlive-the-database",
         "core.bits.cache:BitfieldCache.clear",
         "self._groups.clear()",
         "pass",
-        _FORGOTTEN + "a_connection_broke",
+        _DROPPED + "a_connection_breaks",
     ),
     Mutant(
-        "each-new-connection-is-a-doubt",
+        "each-new-connection-drops-the-cache",
         "core.storage.continuity:watch",
         "if origin != last:",
         "if True:",
-        "test_cache.py::test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice",
+        "test_cache.py::test_many_concurrent_readers_drop_no_cached_bitfield_and_reuse_their_connections",
     ),
     Mutant(
         "connections-of-a-crowd-are-thrown-away",
         "core.storage.engines:pool",
         '"pool_size": connections, "max_overflow": 0',
         '"pool_size": 10, "max_overflow": connections - 10',
-        "test_cache.py::test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice",
+        "test_cache.py::test_many_concurrent_readers_drop_no_cached_bitfield_and_reuse_their_connections",
     ),
     Mutant(
-        "no-new-connection-is-a-doubt",
+        "no-new-connection-drops-the-cache",
         "core.storage.continuity:watch",
         "if origin != last:",
         "if False:",
         _OTHER_SERVER,
     ),
     Mutant(
-        "a-broken-connection-is-no-doubt",
+        "a-broken-connection-keeps-the-cache",
         "core.storage.continuity:watch",
         "if not isinstance(error, sa.exc.DisconnectionError):",
         "if False:",
-        _FORGOTTEN + "a_connection_broke",
+        _DROPPED + "a_connection_breaks",
     ),
     Mutant(
-        "a-connection-that-was-just-made-is-doubted",
+        "a-connections-first-use-drops-the-cache",
         "core.storage.engines:replace_old_connections",
         "record.info[_USED] == created",
         "False",
-        "../storage/test_database.py::test_a_connection_that_is_made_while_others_break_is_used",
+        "../storage/test_database.py::test_a_connection_opened_while_others_break_is_used",
     ),
     Mutant(
-        "a-restart-is-not-seen",
+        "a-restart-keeps-the-cache",
         "core.storage.continuity:server",
         ", now - uptime",
         ",",
-        _FORGOTTEN + "the_server_was_restarted",
+        _DROPPED + "the_server_restarts",
     ),
     Mutant(
-        "another-file-is-not-seen",
+        "a-replaced-file-keeps-the-cache",
         "core.storage.continuity:file",
         "return status.st_dev, status.st_ino",
         "return ()",
-        _FORGOTTEN + "the_file_was_replaced",
+        _DROPPED + "the_file_is_replaced",
     ),
     Mutant(
         "a-patch-reaches-beyond-its-blob",
@@ -1127,7 +1232,7 @@ MUTANTS = [
         "core.bits.bitfield:Group.ack_one",
         "self.changed.add(index >> 3)",
         "self.changed.add(0)",
-        "test_cache.py::test_processes_that_take_turns_at_a_group_see_each_others_bits",
+        "test_cache.py::test_processes_that_alternate_on_a_group_see_each_others_bits",
     ),
     # The feed.
     Mutant(
@@ -1149,35 +1254,35 @@ MUTANTS = [
         "api.routes.long_polls:Waiting._wake",
         "await self._pause(",
         "abs(",
-        _WAITING + "test_a_crowd_of_followers_reads_many_events_at_once",
+        _WAITING + "test_many_followers_share_reads_and_encoding",
     ),
     Mutant(
         "each-follower-makes-its-own-text",
         "api.routes.long_polls:text_of",
         "if not isinstance(page, SharedPage):",
         "if True:",
-        _WAITING + "test_a_crowd_of_followers_reads_many_events_at_once",
+        _WAITING + "test_many_followers_share_reads_and_encoding",
     ),
     Mutant(
-        "a-follower-does-not-learn-what-it-may-want",
-        "api.routes.long_polls:Waiting._tell",
+        "a-followers-wanted-position-is-not-stored",
+        "api.routes.long_polls:Waiting._followers_of",
         "follower.wanted_until = last",
         "pass",
-        _WAITING + "test_each_follower_meets_what_it_wants_once_and_in_order",
+        _WAITING + "test_each_follower_gets_its_events_once_and_in_order",
     ),
     Mutant(
         "shared-pages-outlive-a-reading",
         "api.routes.long_polls:Waiting._keep",
         "self._pages.clear()",
         "pass",
-        _WAITING + "test_followers_share_a_page_until_the_feed_is_read_on",
+        _WAITING + "test_followers_share_a_page_until_newer_events_are_read",
     ),
     Mutant(
         "a-trim-passes-a-follower-unseen",
         "api.routes.long_polls:Waiting._read_on",
         "follower.wanted_until = error.trimmed",
         "pass",
-        _WAITING + "test_a_follower_that_sleeps_through_a_trim_is_told",
+        _WAITING + "test_a_follower_that_sleeps_through_a_trim_gets_an_error",
     ),
     Mutant("the-head-is-not-locked", "core.feed:lock", ".with_for_update()", "", _FOLLOW),
     Mutant(
@@ -1195,18 +1300,18 @@ MUTANTS = [
         "core.feed:read",
         "after < trimmed",
         "False",
-        "test_feed.py::test_a_reader_that_comes_after_the_trimming_is_told_so",
+        "test_feed.py::test_a_reader_of_trimmed_positions_gets_an_error",
     ),
     # Nested batches.
     Mutant(
-        "a-childs-end-is-told-in-its-process-alone",
+        "a-childs-end-notifies-its-process-only",
         "core.acks.parents:sweep",
         "until is None or time.monotonic() < until",
         "False",
         _TREE,
     ),
     Mutant(
-        "a-child-tells-nobody",
+        "a-childs-payment-is-skipped",
         "core.acks.parents:Payer._pay_level",
         "= pay(",
         "= (lambda *_: PaymentResult())(",
@@ -1259,7 +1364,7 @@ MUTANTS = [
         "core.batches.nesting:owed",
         " and failed == 0",
         "",
-        "test_nesting.py::test_a_childs_end_is_told_to_its_parent",
+        "test_nesting.py::test_a_childs_end_resolves_its_item_in_the_parent",
     ),
     Mutant("a-resolved-item-gets-a-child", "core.batches.nesting:adopt", "    if resolved:", "    if False:", _MACHINE),
     Mutant(
@@ -1270,7 +1375,7 @@ MUTANTS = [
         _MACHINE,
     ),
     Mutant(
-        "whatever-was-paid-nothing-is-due-any-more",
+        "every-payment-clears-every-debt",
         "core.batches.nesting:strike_out",
         "_batches.id.in_(children), _batches.parent_due == verb",
         "_batches.id.in_(children)",
@@ -1278,7 +1383,7 @@ MUTANTS = [
     ),
     # Tallies.
     Mutant(
-        "what-is-at-the-guard-counts-again",
+        "the-guards-message-counts-again",
         "core.tallies:_advance",
         "position > guard",
         "position >= guard",
@@ -1290,7 +1395,7 @@ MUTANTS = [
         "position = entry.offset, entry.child",
         "position = entry.offset, 0",
         _WORLDS,
-        # Without this, two siblings in one call would be refused, and that were all that is seen.
+        # Without this, two siblings in one call would be refused, and the test would see nothing else.
         also=(("deltas[position] != entry.delta", "False"),),
     ),
     Mutant(
@@ -1332,7 +1437,7 @@ MUTANTS = [
         _WORLDS,
     ),
     Mutant(
-        "a-buffer-acks-what-it-has-sent-and-was-not-answered",
+        "a-buffer-acks-unanswered-messages",
         "lastbit.tallies.buffer:TallyBuffer._work",
         "if call.entries:",
         "self._ack(call)\n            call = call._replace(acks=[])\n            if call.entries:",
@@ -1351,14 +1456,14 @@ MUTANTS = [
         "core.tallies:_write",
         "statements.run(tx, text)",
         "statements.run(tx, text)\n            tx.commit()",
-        "test_tallies.py::test_a_call_that_dies_at_any_point_is_there_altogether_or_not_at_all",
+        "test_tallies.py::test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all",
     ),
     Mutant(
         "a-broken-order-is-a-repeat",
         "core.tallies:_advance",
         "if position not in deltas:",
         "if position not in deltas:\n                continue\n            if False:",
-        "test_tallies.py::test_an_order_that_is_seen_to_be_broken_is_refused",
+        "test_tallies.py::test_a_message_out_of_order_is_refused",
     ),
     # Consumer groups.
     Mutant(
@@ -1377,24 +1482,28 @@ MUTANTS = [
     ),
     Mutant(
         "the-fence-asks-for-the-epoch-alone",
-        "core.consumer_groups.groups:fence",
+        "core.consumer_groups.positions:fence",
         "row.owner != worker or ",
         "",
         "test_consumer_groups.py::test_a_worker_whose_partition_is_free_may_not_write",
     ),
     Mutant(
-        "the-fence-asks-for-the-owner-alone", "core.consumer_groups.groups:fence", "or row.epoch != epoch", "", _GROUPS
+        "the-fence-asks-for-the-owner-alone",
+        "core.consumer_groups.positions:fence",
+        "or row.epoch != epoch",
+        "",
+        _GROUPS,
     ),
     Mutant(
         "the-fence-locks-nothing",
-        "core.consumer_groups.groups:fence",
+        "core.consumer_groups.positions:fence",
         ".with_for_update()",
         "",
-        "test_consumer_groups.py::test_a_commit_is_with_the_next_owner_or_refused",
+        "test_consumer_groups.py::test_a_commit_reaches_the_next_owner_or_is_refused",
     ),
     Mutant(
         "a-sync-does-not-lock-its-group",
-        "core.consumer_groups.groups:_find",
+        "core.consumer_groups.groups:find",
         "query.with_for_update() if locked else query",
         "query",
         "test_consumer_groups.py::test_azure_python_38812_the_first_create_makes_no_two_owners",
@@ -1404,7 +1513,7 @@ MUTANTS = [
         "core.consumer_groups.leases:sync",
         "group = groups.lock(tx, name)\n    now = tables.clock(tx)",
         "now = tables.clock(tx)\n    group = groups.lock(tx, name)",
-        "test_consumer_groups.py::test_the_time_of_a_sync_is_that_of_after_its_wait",
+        "test_consumer_groups.py::test_a_sync_uses_the_time_after_its_lock_wait",
     ),
     Mutant(
         "the-larger-share-goes-to-newcomers",
@@ -1428,22 +1537,22 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "a-live-owner-may-drain-for-ever",
+        "a-live-owner-may-drain-forever",
         "core.consumer_groups.leases:_look",
         "elif release_by <= now:",
         "elif False:",
         "test_consumer_groups.py::test_kcl_1718_1765_no_hand_over_gets_stuck",
     ),
     Mutant(
-        "each-sync-puts-the-release-off",
+        "each-sync-postpones-the-release",
         "core.consumer_groups.leases:_look",
         "if latest > deadline:",
         "if True:",
-        "test_consumer_groups.py::test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays",
+        "test_consumer_groups.py::test_a_release_is_repeated_until_it_is_drained_and_keeps_its_deadline",
         also=(("_positions.release_by > deadline)", "_positions.release_by.is_not(None))"),),
     ),
     Mutant(
-        "whoever-says-so-a-partition-is-drained",
+        "any-worker-may-report-a-partition-as-drained",
         "core.consumer_groups.leases:_look",
         "elif owner not in partitions.holding:",
         "elif owner not in partitions.holding or any(number == each for each, _ in drained):",
@@ -1454,59 +1563,59 @@ MUTANTS = [
         "core.consumer_groups.leases:_clamp_leases",
         "tx.execute(",
         "str(",
-        "test_consumer_groups.py::test_a_clock_that_jumps_back_keeps_nobody_waiting",
+        "test_consumer_groups.py::test_a_clock_that_jumps_back_makes_no_worker_wait_longer",
     ),
     Mutant(
         "a-zombie-takes-its-name-back",
         "core.consumer_groups.leases:sync",
         "caller.session in before.replaced.split()",
         "False",
-        "test_consumer_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+        "test_consumer_groups.py::test_a_worker_restarted_under_its_name_fences_its_zombie",
     ),
     Mutant(
         "a-zombies-zombie-takes-the-name",
         "core.consumer_groups.leases:_renew",
         "[before.session, *before.replaced.split()]",
         "[before.session]",
-        "test_consumer_groups.py::test_a_worker_that_is_started_again_under_its_name_fences_its_zombie",
+        "test_consumer_groups.py::test_a_worker_restarted_under_its_name_fences_its_zombie",
     ),
     Mutant(
         "after-an-outage-the-first-takes-it-all",
         "core.consumer_groups.leases:_gone",
         "before is not None and before.lease_until < now",
         "False",
-        "test_consumer_groups.py::test_nothing_moves_where_all_were_cut_off_and_come_back",
+        "test_consumer_groups.py::test_nothing_moves_when_all_workers_were_cut_off_and_return",
     ),
     Mutant(
-        "who-is-always-late-spares-the-dead",
+        "an-always-late-worker-spares-dead-ones",
         "core.consumer_groups.leases:_gone",
         " and row.last_seen + group.ttl >= before.last_seen",
         "",
-        "test_consumer_groups.py::test_a_worker_that_is_always_late_spares_a_dead_one_once",
+        "test_consumer_groups.py::test_a_worker_that_is_always_late_spares_a_dead_worker_only_once",
     ),
     Mutant(
         "a-group-that-is-created-again-starts-over",
         "core.consumer_groups.groups:put",
         "0 if row is None else row.first_epoch",
         "0",
-        "test_consumer_groups.py::test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before",
+        "test_consumer_groups.py::test_a_recreated_group_starts_above_the_earlier_groups_epochs",
     ),
     Mutant(
         "a-late-commit-overwrites",
-        "core.consumer_groups.groups:commit",
+        "core.consumer_groups.positions:commit",
         "snapshot if earlier is None else earlier.merge(snapshot)",
         "snapshot",
         "test_consumer_groups.py::test_commits_may_be_repeated_and_overtaken",
     ),
     Mutant(
-        "a-replica-claims-what-is-anothers",
+        "a-replica-claims-anothers-deliveries",
         "core.webhooks.deliveries:_shared",
         "partitions is None or",
         "True or",
-        "test_webhooks.py::test_replicas_share_what_is_due",
+        "test_webhooks.py::test_replicas_share_due_deliveries",
     ),
     Mutant(
-        "what-a-dead-replica-held-waits-for-its-lease",
+        "a-dead-replicas-deliveries-wait-for-its-lease",
         "core.webhooks.deliveries:_shared",
         "sa.or_(ours, _deliveries.due_at <= now - OVERDUE)",
         "ours",
@@ -1514,9 +1623,9 @@ MUTANTS = [
     ),
     Mutant(
         "events-are-appended-whatever-the-fence",
-        "core.service.feed:FeedService.append",
-        "if fence is not None:",
-        "if False:",
+        "core.writes:flush",
+        "{append.fence for append in appends if append.fence is not None}",
+        "set()",
         "test_consumer_groups.py::test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing",
     ),
     # Process managers.
@@ -1525,14 +1634,14 @@ MUTANTS = [
         "core.processes.retention:_gone",
         "return trimmed if first is None else min(trimmed, first - 1)",
         "return trimmed",
-        _PROCESSES + "test_what_a_deleted_process_issued_goes_with_its_events",
+        _PROCESSES + "test_commands_of_a_deleted_process_are_removed_with_their_events",
     ),
     Mutant(
         "commands-go-though-their-instances-are-there",
         "core.processes.retention:_remove_orphans",
         "if row.instance is None",
         "if True",
-        _PROCESSES + "test_what_a_deleted_process_issued_goes_with_its_events",
+        _PROCESSES + "test_commands_of_a_deleted_process_are_removed_with_their_events",
     ),
     Mutant("no-inbox", "core.processes.inbox:known", "if status is not None:", "if False:", _PROCESSES + _ANY_ORDER),
     Mutant(
@@ -1547,49 +1656,49 @@ MUTANTS = [
         "core.processes.retention:_handled_until",
         "tx.scalar(first) or ",
         "",
-        _PROCESSES + "test_a_tombstone_stays_for_late_events_that_nobody_has_handled_yet",
+        _PROCESSES + "test_a_tombstone_stays_for_late_events_that_are_not_handled_yet",
     ),
     Mutant(
         "an-instance-is-forgotten-with-its-parked-events",
         "core.processes.retention:_remove",
         "~unsettled, ",
         "",
-        _PROCESSES + "test_an_instance_with_parked_events_is_not_forgotten",
+        _PROCESSES + "test_an_instance_with_parked_events_is_not_removed",
     ),
     Mutant(
         "commands-are-forgotten-while-the-feed-has-them",
         "core.processes.retention:_remove",
         ", ~in_the_feed",
         "",
-        _PROCESSES + "test_an_instance_that_ended_long_ago_is_forgotten_with_what_it_issued",
+        _PROCESSES + "test_an_instance_that_ended_long_ago_is_removed_with_its_commands",
     ),
     Mutant(
-        "commands-that-are-gone-are-passed-over",
+        "removed-commands-are-skipped-silently",
         "core.processes.outbox:read",
         "0 < after < trimmed",
         "False",
-        _PROCESSES + "test_commands_are_pulled_for_as_long_as_the_feed_has_their_events",
+        _PROCESSES + "test_commands_can_be_pulled_while_the_feed_has_their_events",
     ),
     Mutant(
         "no-fence",
         "core.processes.instances:handle",
-        "groups.fence(tx, definitions.group_of(handling.process), partition, handling.worker, handling.epoch)",
+        "positions.fence(tx, definitions.group_of(handling.process), partition, handling.worker, handling.epoch)",
         "pass",
         _PROCESSES + "test_a_stale_workers_every_write_is_refused",
     ),
     Mutant(
         "a-fence-is-a-plain-read",
-        "core.consumer_groups.groups:fence",
+        "core.consumer_groups.positions:fence",
         ".with_for_update()",
         "",
-        _PROCESSES + "test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction",
+        _PROCESSES + "test_no_worker_takes_over_in_the_middle_of_anothers_transaction",
     ),
     Mutant(
         "command-ids-are-random",
         "core.processes.outbox:command_id",
         "uuid.uuid5(NAMESPACE, json.dumps([process, instance, step]))",
         "uuid.uuid4()",
-        _PROCESSES + "test_a_step_is_issued_once_though_the_function_asks_for_it_again",
+        _PROCESSES + "test_a_step_is_issued_once_though_the_function_issues_it_again",
     ),
     Mutant(
         "the-inbox-is-pruned-to-the-highest-floor",
@@ -1599,7 +1708,7 @@ MUTANTS = [
         _PROCESSES + _PRUNED,
     ),
     Mutant(
-        "what-was-pruned-is-forgotten",
+        "pruned-events-are-handled-again",
         "core.processes.inbox:known",
         "position <= limit",
         "False",
@@ -1673,7 +1782,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-retried-add-issues-new-ids",
-        "core.batches.batch:extend",
+        "core.batches.writing:_extend",
         "if before is not None:",
         "if False:",
         _ANCESTOR + "test_a_retried_add_issues_the_same_items_and_the_batch_ends",
@@ -1687,11 +1796,11 @@ MUTANTS = [
         _WINDOW,
     ),
     Mutant(
-        "what-no-piece-covers-is-resolved",
+        "offsets-outside-all-pieces-are-resolved",
         "lastbit.watermark:first_unresolved",
         "position < start or ",
         "",
-        _STREAMS + "test_watermark.py::test_it_is_the_first_that_is_pending_and_never_goes_back",
+        _STREAMS + "test_watermark.py::test_the_watermark_is_the_first_pending_position_and_never_goes_back",
     ),
     Mutant(
         "the-first-record-after-a-restore-is-skipped",
@@ -1701,7 +1810,7 @@ MUTANTS = [
         _STREAMS + "test_window.py::test_parallel_consumer_62_the_first_record_after_a_restore_is_not_skipped",
     ),
     Mutant(
-        "what-was-outstanding-is-not-handed-out-again",
+        "outstanding-offsets-are-not-handed-out-again",
         "lastbit.streams.window:AckWindow._track_again",
         "return True",
         "return False",
@@ -1719,8 +1828,7 @@ MUTANTS = [
         "lastbit.streams.window:AckWindow.ack",
         "if self._closed:",
         "if False:",
-        _STREAMS
-        + "test_window.py::test_redpanda_connect_4477_a_late_ack_after_the_partition_was_taken_away_is_refused",
+        _STREAMS + "test_window.py::test_redpanda_connect_4477_a_late_ack_after_the_partition_was_revoked_is_refused",
     ),
     Mutant(
         "a-damaged-snapshot-skips-a-record",
@@ -1744,11 +1852,11 @@ MUTANTS = [
         _SNAPSHOT + "test_a_hostile_snapshot_costs_no_memory_and_falls_back_to_its_floor",
     ),
     Mutant(
-        "what-a-limit-leaves-out-counts-as-done",
+        "offsets-beyond-a-limit-count-as-done",
         "lastbit.streams.snapshot:Snapshot.within",
         "self.outstanding[count] - 1, ",
         "self.high, ",
-        _STREAMS + "test_window.py::test_pulsar_25540_a_truncated_hole_set_is_told_and_replays",
+        _STREAMS + "test_window.py::test_pulsar_25540_a_truncated_set_of_gaps_is_logged_and_replays",
     ),
     Mutant(
         "an-offset-is-narrowed-to-32-bits",
@@ -1777,8 +1885,7 @@ MUTANTS = [
         "lastbit.streams.ordered:_Run._give_up",
         "raise failed(entry.offset, error) from error",
         "self._window.ack(entry.position)\n        raise failed(entry.offset, error) from error",
-        _ORDERED
-        + "test_after_any_failures_each_event_was_handled_in_order_and_only_what_was_outstanding_again[in_threads]",
+        _ORDERED + "test_after_any_failures_events_are_handled_in_order_and_only_outstanding_ones_again[in_threads]",
     ),
     Mutant(
         "records-of-a-key-go-to-any-lane",
@@ -1792,25 +1899,25 @@ MUTANTS = [
         "lastbit.streams.ordered:_Run._work",
         "raise failed(entry.offset, error) from error",
         "self._fail(error)",
-        _ORDERED + "test_a_handler_that_fails_stops_the_stream_after_what_was_safe_is_committed[in_threads]",
+        _ORDERED + "test_a_failing_handler_stops_the_stream_after_acked_records_are_committed[in_threads]",
         also=(
             ("self._give_up(entry, error)", "self._fail(failed(entry.offset, error))"),
             (" and self._failure is None", ""),
         ),
     ),
     Mutant(
-        "what-is-filtered-out-holds-the-floor",
+        "filtered-records-hold-the-floor",
         "lastbit.streams.ordered:_Run._route",
         "self._window.ack(entry.position)",
         "pass",
         _ORDERED + "test_eventuous_142_ignored_events_do_not_block_the_floor[in_threads]",
     ),
     Mutant(
-        "what-is-gone-from-the-log-holds-the-floor",
+        "records-deleted-from-the-log-hold-the-floor",
         "lastbit.streams._progress:Progress.track",
         "vanished < position and self.window.ack(vanished)",
         "False",
-        _ORDERED + "test_restored_offsets_that_are_gone_from_the_log_do_not_hold_the_floor[in_threads]",
+        _ORDERED + "test_restored_offsets_missing_from_the_log_do_not_hold_the_floor[in_threads]",
     ),
     Mutant(
         "an-offset-is-committed-with-an-older-floor",
@@ -1831,7 +1938,7 @@ MUTANTS = [
         "lastbit.streams.ordered_async:_Run._commit_at_the_end",
         "due is None",
         "True",
-        _ORDERED + "test_a_cancelled_stream_commits_what_is_safe",
+        _ORDERED + "test_a_cancelled_stream_commits_acked_records",
     ),
     Mutant(
         # Equivalent from Python 3.12 on.
@@ -1854,42 +1961,42 @@ MUTANTS = [
         "core.storage.galera:guard",
         "if not is_node(tx)",
         "if True",
-        _GALERA + "test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_on_another_node",
+        _GALERA + "test_a_fenced_write_is_visible_to_the_partitions_next_owner_on_another_node",
     ),
     Mutant(
         "the-head-is-locked-on-its-node-alone",
         "core.storage.galera:guard",
         "if not is_node(tx)",
         "if column.name == 'trimmed'",
-        _GALERA + "test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with",
+        _GALERA + "test_no_event_is_trimmed_on_one_node_that_a_process_on_another_starts_with",
     ),
     Mutant(
         "a-group-is-locked-on-its-node-alone",
         "core.storage.galera:guard",
         "if not is_node(tx)",
         "if column.name == 'first_epoch'",
-        _GALERA + "test_workers_that_join_on_two_nodes_hold_no_partition_together",
+        _GALERA + "test_workers_that_join_on_two_nodes_share_no_partition",
     ),
     Mutant(
         "a-lost-certification-may-have-been-committed",
         "core.storage.database:Database._judge",
         "committing and fault is errors.Fault.CONFLICT",
         "False",
-        _GALERA + "test_a_lost_certification_is_begun_again_and_costs_no_connection",
+        _GALERA + "test_a_failed_certification_is_retried_and_costs_no_connection",
     ),
 ]
 
 
 @functools.cache
 def from_environment() -> None:
-    """Put the mutant in place that the environment names; once, though several folders of tests ask for it."""
+    """Apply the mutant that the environment names; once, though several test folders ask for it."""
     name = os.environ.get(VARIABLE)
     if name:
         next(mutant for mutant in MUTANTS if mutant.name == name).put_in_place()
 
 
 def _run(mutant: Mutant) -> tuple[bool, str]:
-    """Whether the test failed by its own doing, and the first line of why."""
+    """Whether the test itself failed, and the first line of the reason."""
     start = time.monotonic()
     process = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""How many acks may wait: a queue before a simulated disk, in simulated time, that can be overrun for a minute."""
+"""Admission control: a queue in front of a simulated disk, in simulated time, overloaded for a minute."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from core.acks.admission import AFTER, CALM, LEAST, LONES, LONG, SHORT, Admission
-from core.acks.lanes import FLUSH_UNITS
+from core.commits.admission import AFTER, CALM, LEAST, LONES, LONG, SHORT, Admission
+from core.commits.lanes import FLUSH_UNITS
 
 
 @dataclass
 class Disk:
-    """A flush of n units takes `lone` + n * `unit` seconds."""
+    """A disk on which a flush of n units takes `lone` + n * `unit` seconds."""
 
     lone: float
     unit: float
 
     @property
-    def most(self) -> float:
-        """Units a second, in flushes without end."""
+    def throughput(self) -> float:
+        """Units a second under continuous flushes."""
         return 1 / self.unit
 
 
 @dataclass
 class Queue:
-    """Simulates the combiner's lane with an even stream of arrivals."""
+    """A simulation of the combiner's lane with an even stream of arrivals."""
 
     disk: Disk
     admission: Admission = field(default_factory=Admission)
     now: float = 0.0
     waiting: deque[float] = field(default_factory=deque)
-    """When each came."""
+    """The arrival time of each waiting unit."""
     took: list[tuple[float, float]] = field(default_factory=list)
-    """(when it was answered, how long that took) of the admitted."""
+    """(time of the answer, duration) of each admitted unit."""
     refused: list[float] = field(default_factory=list)
     _next: float = 0.0
 
@@ -81,32 +81,32 @@ DISKS = [Disk(0.001, 0.0002), Disk(0.004, 0.002), Disk(0.03, 0.0005), Disk(0.000
 
 
 @pytest.mark.parametrize("disk", DISKS, ids=["usual", "random groups", "slow", "large calls"])
-def test_ten_times_too_much_is_admitted_as_far_as_it_can_be_answered_soon(disk: Disk) -> None:
-    """For a minute: the 99th percentile of the admitted is within five times that of a sustainable load, most of what
-    the disk can do is done, and after it everybody is taken again at once."""
-    queue = Queue(disk).offer(0.01 / disk.lone, 5)  # now and then one
+def test_under_tenfold_overload_admitted_calls_are_answered_soon(disk: Disk) -> None:
+    """During a minute of overload, the 99th percentile of admitted waits stays within five times that of a sustainable
+    load and most of the disk's throughput is used; afterwards everything is admitted again at once."""
+    queue = Queue(disk).offer(0.01 / disk.lone, 5)  # a lone call now and then
     start = queue.now
-    queue.offer(0.7 * disk.most, 10)
+    queue.offer(0.7 * disk.throughput, 10)
     assert not queue.refused
     calm, flood_start = queue.p99(start), queue.now
-    queue.offer(10 * disk.most, 60)
+    queue.offer(10 * disk.throughput, 60)
     flood_end = queue.now
-    # And of large calls as long as it takes to commit those that may always wait, after as many and a lone one.
+    # Large calls may also take as long as two flushes of the units that are always admitted, plus a lone flush.
     allowance = 2 * (disk.lone + LEAST * disk.unit) + disk.lone + disk.unit
     assert queue.p99(flood_start, flood_end) <= max(5 * calm, 0.05, allowance)
     answers = sum(1 for time, _ in queue.took if flood_start <= time < flood_end)
-    assert answers >= 0.7 * disk.most * (flood_end - flood_start)
-    assert answers + sum(1 for time in queue.refused if time < flood_end) >= 0.99 * 10 * disk.most * (
+    assert answers >= 0.7 * disk.throughput * (flood_end - flood_start)
+    assert answers + sum(1 for time in queue.refused if time < flood_end) >= 0.99 * 10 * disk.throughput * (
         flood_end - flood_start
     )
-    queue.offer(0.7 * disk.most, 10)
+    queue.offer(0.7 * disk.throughput, 10)
     assert not [time for time in queue.refused if time > flood_end + 1]
     assert queue.admission.limit is None
     assert queue.p99(flood_end + 1) <= 1.5 * calm
 
 
-def test_a_burst_is_taken_whole() -> None:
-    """Long waits are refused only if they don't end."""
+def test_a_burst_is_admitted_in_full() -> None:
+    """Long waits are refused only if they last."""
     queue = Queue(Disk(0.001, 0.00005)).offer(100, 1)
     queue.offer(1_000_000, 0.004)
     queue.offer(100, 5)
@@ -114,8 +114,9 @@ def test_a_burst_is_taken_whole() -> None:
     assert not queue.refused
 
 
-def test_a_disk_that_becomes_slow_is_given_larger_flushes() -> None:
-    """Where the bound stayed, the flushes that would carry the load were refused: slow once, slow for ever."""
+def test_a_disk_that_becomes_slow_gets_larger_flushes() -> None:
+    """With a fixed bound, the larger flushes that could carry the load would be refused: once slow, it would stay slow
+    forever."""
     queue = Queue(Disk(0.001, 0.00005)).offer(14_000, 5)
     queue.disk = Disk(0.02, 0.00005)
     queue.offer(14_000, 10)
@@ -127,8 +128,8 @@ def test_a_disk_that_becomes_slow_is_given_larger_flushes() -> None:
     assert queue.p99(queue.now - 3) < SHORT * 2
 
 
-def test_consumers_who_wait_for_their_answers_are_not_refused() -> None:
-    """However long a flush takes: each of them has one call under way, so no more will come."""
+def test_consumers_with_one_call_under_way_are_not_refused() -> None:
+    """However long a flush takes: each client has one call under way, so their number is bounded."""
     admission = Admission()
     now = 0.0
     for _ in range(100):
@@ -140,9 +141,9 @@ def test_consumers_who_wait_for_their_answers_are_not_refused() -> None:
 
 
 @pytest.mark.parametrize("disk", [Disk(0.001, 0.00007), Disk(0.004, 0.00007)], ids=["usual", "slower"])
-def test_a_thousand_consumers_who_wait_for_their_answers_are_served(disk: Disk) -> None:
-    """Of one hot batch, say: each acks its next item when it was told of the last one. All that the disk can do is
-    done, and nobody is sent away."""
+def test_a_thousand_consumers_with_one_call_under_way_are_served(disk: Disk) -> None:
+    """As for one hot batch, whose consumers each ack their next item after the previous answer. The disk's whole
+    throughput is used, and no call is refused."""
     admission = Admission()
     now, answers = 0.0, 0
     waiting = deque([0.0] * 1000)
@@ -157,11 +158,11 @@ def test_a_thousand_consumers_who_wait_for_their_answers_are_served(disk: Disk) 
         answers += count
         waiting += [now] * count
         admission.flushed(now, count, seconds)
-    assert answers >= 0.8 * 20 * disk.most
+    assert answers >= 0.8 * 20 * disk.throughput
 
 
 def test_without_overload_there_is_no_bound_and_no_lone_flush() -> None:
-    """Neither is what a quiet service should pay for."""
+    """A quiet service must not pay for either."""
     admission = Admission()
     for step in range(1000):
         admission.taking(step * 0.01, SHORT / 2)
@@ -170,8 +171,8 @@ def test_without_overload_there_is_no_bound_and_no_lone_flush() -> None:
         admission.flushed(step * 0.01, 100, SHORT / 2)
 
 
-def test_the_target_lies_between_what_is_short_and_what_is_long() -> None:
-    """And is the quickest of the last lone flushes, times some: one that the disk held up says nothing."""
+def test_the_target_lies_between_the_short_and_the_long_bound() -> None:
+    """And is a multiple of the quickest recent lone flush, so that one slow flush doesn't raise it."""
     admission = Admission()
     assert admission.target == SHORT
     for seconds, target in ((0.0001, SHORT), (1.0, SHORT), (0.01, SHORT)):
@@ -185,8 +186,9 @@ def test_the_target_lies_between_what_is_short_and_what_is_long() -> None:
     assert admission.target == LONG
 
 
-def test_who_refuses_says_when_it_began_and_when_it_ended() -> None:
-    """Not before waits were long for a while; not after one was short, while others are still refused."""
+def test_the_start_and_the_end_of_refusals_are_reported() -> None:
+    """Refusals start once waits have been long for a while; they end once waits are short and the last refusal is a
+    while ago."""
     decisions: list[bool] = []
     admission = Admission(AFTER, decisions.append)
     admission.taking(0, 1)

@@ -6,19 +6,22 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, janitor, tables
+from core import errors, janitor, tables, writes
 from core.acks import flush
 from core.acks.call import AckResult, Call, Unit
-from core.acks.combiner import Inline
 from core.batches import batch as batches
+from core.batches import expiry
 from core.batches.lifecycle import State, Verb
+from core.batches.writing import Extend
 from core.bits.cache import BitfieldCache
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -40,7 +43,7 @@ def ack(service: Service, *items: tuple[int, int, int]) -> AckResult:
 def meet(
     service: Service, first: Callable[[Connection], T], second: Callable[[], Any], table: str = "batches"
 ) -> tuple[T, Any]:
-    """Hold `first` right before its commit until `second` has come to a lock in the table; then let both end."""
+    """Hold `first` right before its commit until `second` has reached a lock on the table; then let both finish."""
     lock_held, second_waits = threading.Event(), threading.Event()
 
     def hold(tx: Connection) -> T:
@@ -66,12 +69,15 @@ def unit(batch: int, group: int, index: int) -> Unit:
 
 
 def test_an_extend_that_races_the_close_is_part_of_what_is_closed(service: Service) -> None:
-    """There, items could be added while the batch closed, and nobody waited for them."""
+    """There, items could be added while the batch closed, and the close didn't wait for them."""
     batch = new(service, 1)
     ack(service, (batch, 0, 0))
-    extension, sealed = meet(
-        service, lambda tx: batches.extend(tx, batch, 2, None), lambda: service.batches.seal(batch)
+    (extended,), sealed = meet(
+        service,
+        lambda tx: writes.flush(tx, [Extend(batch=batch, count=2)]),
+        lambda: service.batches.seal(batch),
     )
+    extension = extended.value
     assert (extension.start, extension.count) == (1, 2)
     assert (sealed.batch.items, sealed.newly, sealed.batch.state) == (3, False, State.SEALED)
     with pytest.raises(errors.BatchSealed):
@@ -88,8 +94,8 @@ def test_an_open_batch_is_not_complete_though_every_item_so_far_is_acked(service
     assert ack(service, (batch, 0, 3)).completed[batch].newly
 
 
-def test_of_two_racing_last_acks_one_is_told_that_it_completed_the_batch(service: Service) -> None:
-    """There, both were told "complete" as if each had done it."""
+def test_of_two_racing_last_acks_exactly_one_completes_the_batch(service: Service) -> None:
+    """There, both acks reported "complete" as if each had completed the batch."""
     batch = new(service, 2 * GROUP, sealed=True)
     ack(service, *((batch, group, index) for group in range(2) for index in range(1, GROUP)))
     (first,), second = meet(
@@ -103,8 +109,8 @@ def test_of_two_racing_last_acks_one_is_told_that_it_completed_the_batch(service
     assert (repeat.repeated, repeat.completed[batch].newly) == (1, False)
 
 
-def test_the_same_last_ack_twice_at_once_is_told_twice_and_news_once(service: Service) -> None:
-    """There, a redelivered last ack was told "complete" as new again."""
+def test_the_same_last_ack_sent_twice_is_answered_twice_and_is_new_once(service: Service) -> None:
+    """There, a redelivered last ack reported "complete" as new again."""
     batch = new(service, 1, sealed=True)
     (first,), second = meet(
         service,
@@ -120,17 +126,17 @@ def test_the_same_last_ack_twice_at_once_is_told_twice_and_news_once(service: Se
 def test_an_ack_does_not_trust_its_id(service: Service) -> None:
     """There, a group's batch was not checked and an unknown group was silently accepted."""
     large, small = new(service, 3 * GROUP), new(service, 5)
-    strangers = {
-        (small, 2, 0): "unknown_item",  # a group that only the other batch has
+    expected = {
+        (small, 2, 0): "unknown_item",  # a group that exists only in the other batch
         (small, 0, 5): "unknown_item",  # not issued
-        (small, 0, GROUP): "unknown_item",  # no alias of the next group's first
+        (small, 0, GROUP): "unknown_item",  # not an alias for the next group's first item
         (large, 3, 0): "unknown_item",
         (large, 0, GROUP + 1): "unknown_item",
         (large + 1000, 0, 0): "unknown_batch",
         (0, 0, 0): "unknown_batch",
     }
-    answer = ack(service, *strangers, (small, 0, 1))
-    assert {tuple(rejection.item): rejection.reason for rejection in answer.rejected if rejection.item} == strangers
+    answer = ack(service, *expected, (small, 0, 1))
+    assert {tuple(rejection.item): rejection.reason for rejection in answer.rejected if rejection.item} == expected
     assert (answer.applied, answer.repeated) == (1, 0)
     masks = [(small, 0, b"\xff"), (small, 7, b"\x01"), (large + 1000, 0, b"\x03")]
     answer = service.acks.ack(Call.of(Verb.ACK, (), masks)).result(60)
@@ -153,20 +159,18 @@ def time_passes(service: Service, *ids: int, days: int = LONG_AGO) -> None:
             sa.select(columns.id, columns.updated_at, columns.ended_at).where(columns.id.in_(ids))
         ).all():
             past = {"updated_at": row.updated_at, "ended_at": row.ended_at}
-            shifted_times = {
-                name: value - janitor.timedelta(days=days) for name, value in past.items() if value is not None
-            }
+            shifted_times = {name: value - timedelta(days=days) for name, value in past.items() if value is not None}
             tx.execute(sa.update(tables.batches).where(columns.id == row.id).values(shifted_times))
 
 
 def test_a_batch_that_is_being_acked_is_not_reaped(service: Service) -> None:
-    """There, acks didn't touch the batch, and the reaper took it from under its consumers."""
+    """There, acks didn't touch the batch, and the reaper removed it while consumers were working on it."""
     acked, failed, repeating, silent = (new(service, 2, sealed=True) for _ in range(4))
     ack(service, (repeating, 0, 0))
     time_passes(service, acked, failed, repeating, silent)
     ack(service, (acked, 0, 0), (repeating, 0, 0))
     service.acks.ack(Call.of(Verb.FAIL, [(failed, 0, 0)])).result(60)
-    report = janitor.run_once(service.database, janitor.Policy())
+    report = janitor.run_once(service.database, expiry.Policy())
     assert sorted(report.expired_sealed) == sorted([repeating, silent])
     assert report.deleted == []
     assert {service.batches.get(batch).state for batch in (acked, failed)} == {State.SEALED}
@@ -175,20 +179,20 @@ def test_a_batch_that_is_being_acked_is_not_reaped(service: Service) -> None:
 
 
 def test_a_batch_without_items_is_reaped_like_any_other(service: Service) -> None:
-    """There, a batch that never got an item stayed for ever."""
+    """There, a batch that never got an item was never removed."""
     batch = new(service, 0)
-    assert janitor.run_once(service.database, janitor.Policy()).expired_open == []
+    assert janitor.run_once(service.database, expiry.Policy()).expired_open == []
     time_passes(service, batch)
-    assert janitor.run_once(service.database, janitor.Policy()).expired_open == [batch]
+    assert janitor.run_once(service.database, expiry.Policy()).expired_open == [batch]
     assert service.batches.get(batch).state is State.EXPIRED
     time_passes(service, batch)
-    assert janitor.run_once(service.database, janitor.Policy()).deleted == [batch]
+    assert janitor.run_once(service.database, expiry.Policy()).deleted == [batch]
     with pytest.raises(errors.BatchNotFound):
         service.batches.get(batch)
 
 
 def test_adding_no_items_is_legal(service: Service) -> None:
-    """There, adding 0 items failed, and each producer had to know that."""
+    """There, adding 0 items failed, and each producer had to avoid it."""
     batch = new(service, 0)
     extension = service.batches.extend(batch, 0, "nothing")
     assert (extension.start, extension.count, extension.batch.items) == (0, 0, 0)
@@ -200,7 +204,7 @@ def test_adding_no_items_is_legal(service: Service) -> None:
 
 
 def test_a_retried_add_issues_the_same_items_and_the_batch_ends(service: Service) -> None:
-    """There, a retried add issued new ids that nobody had and nobody acked."""
+    """There, a retried add issued new ids, which no producer had and no consumer acked."""
     batch = new(service, 3)
     first = service.batches.extend(batch, 4, "chunk-1")
     service.batches.extend(batch, 2, "chunk-2")
@@ -217,7 +221,7 @@ def test_a_retried_add_issues_the_same_items_and_the_batch_ends(service: Service
 
 
 def test_ids_of_deleted_batches_never_come_back(service: Service) -> None:
-    """A late ack of a deleted batch is unknown for ever; it never hits a newer batch that got the same id."""
+    """A late ack of a deleted batch is always unknown; it never reaches a newer batch with the same id."""
     ids = [new(service, 1) for _ in range(3)]
     for batch in ids:
         service.batches.delete(batch)
@@ -234,7 +238,7 @@ def test_ids_of_deleted_batches_never_come_back(service: Service) -> None:
 def test_ids_of_deleted_batches_do_not_come_back_after_the_server_was_killed(
     mariadb: MariaDB, mariadb_url: str
 ) -> None:
-    """The server's counter outlives the server: the next id is new though no row remembers the last one."""
+    """The server's counter survives the server: the next id is new though no row has the last one."""
     with Database(mariadb_url) as database:
         schema.migrate(database)
         before = Service(database, combiner=Inline)
@@ -252,7 +256,7 @@ SPELLINGS = ["Job-A", "job-a", "job-a ", "job-á", "job-a\t"]
 
 
 def test_batch_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:
-    """MariaDB's default collations would find all of them under each of them."""
+    """MariaDB's default collations would treat all of them as equal."""
     ids = {key: new(service, 1, key=key) for key in SPELLINGS}
     for key, batch in ids.items():
         assert [batch_.id for batch_ in service.batches.page(key=key).batches] == [batch]
@@ -263,7 +267,7 @@ def test_batch_keys_that_differ_in_case_or_blanks_are_different(service: Service
 
 
 def test_open_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:
-    """Two producers whose keys look alike get two batches."""
+    """Two producers with similar keys get two batches."""
     keys = ["Job-A", "job-a", "job-a "]
     openings = [service.batches.open(batches.Opening(items=1), key) for key in keys]
     assert len({opening.batch.id for opening in openings}) == 3
@@ -274,7 +278,7 @@ def test_open_keys_that_differ_in_case_or_blanks_are_different(service: Service)
 
 
 def test_extend_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:
-    """Two chunks whose keys look alike are both issued, and each finds its own again."""
+    """Two chunks with similar keys are both issued, and a retry of each returns its own items."""
     batch = new(service, 0)
     keys = ["Chunk-1", "chunk-1", "chunk-1 "]
     assert [service.batches.extend(batch, 1, key).start for key in keys] == [0, 1, 2]

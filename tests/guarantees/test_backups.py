@@ -1,4 +1,4 @@
-"""A backup that was taken under load, by the commands of docs/backups.md, restores to a service that adds up."""
+"""A backup taken under load, by the commands of docs/backups.md, restores to a consistent service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from core.acks.combiner import Inline
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import checks, schema
 from core.storage.checks import Verdict
@@ -26,19 +26,19 @@ from tests.guarantees.drivers.load import Load, check, open_shared
 from tests.support.servers import ROOT, MariaDB, run_module, running_service
 
 NEXT_ID = 1_000_000
-"""From which ids begin in the restored database, as the page has it."""
+"""The first id in the restored database, as docs/backups.md sets it."""
 
 pytestmark = pytest.mark.timeout(600)
 
 
 def needs(program: str) -> pytest.MarkDecorator:
-    """Missing: a failure in CI, a skip at home."""
+    """Skip the test if the program is missing; in CI, run it and let it fail."""
     missing = shutil.which(program) is None and "CI" not in os.environ
     return pytest.mark.skipif(missing, reason=f"{program} is not installed")
 
 
 def documented(heading: str) -> list[str]:
-    """The commands below a heading of the page, a block each: the backup, and the restoring."""
+    """The commands below a heading of the page, one string a block: the backup, then the restore."""
     page = (ROOT / "docs/backups.md").read_text()
     section = re.search(rf"^## {heading}\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)
     assert section, heading
@@ -46,9 +46,9 @@ def documented(heading: str) -> list[str]:
 
 
 def run(commands: str, folder: Path, places: dict[str, str]) -> None:
-    """As a person would, in the folder; `places` are this machine's for those of the page."""
-    for documented, actual in places.items():
-        commands = commands.replace(documented, actual)
+    """Run the commands in the folder; `places` maps the page's paths to this machine's."""
+    for page_path, local_path in places.items():
+        commands = commands.replace(page_path, local_path)
     environment = {**os.environ, "HOME": str(folder)}
     process = subprocess.run(["sh", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, f"{commands}\n{process.stderr}"
@@ -56,11 +56,11 @@ def run(commands: str, folder: Path, places: dict[str, str]) -> None:
 
 @dataclass
 class Before:
-    """The acks that were answered before the backup began."""
+    """The acks that were answered before the backup started."""
 
     shared: int
     acked: int
-    """Of the shared batch."""
+    """The number of acks in the shared batch."""
     finished: list[int]
 
 
@@ -73,16 +73,16 @@ def back_up_under_load(url: str, back_up: Callable[[], None]) -> Before:
             load.reaches(100)
             before = Before(shared_batch, len(load.acked[shared_batch]), list(load.finished))
             back_up()
-            load.reaches(50)  # it stood in nobody's way
+            load.reaches(50)  # the backup blocked no one
         with Database(url) as database:
             check(load, database)
-        running.stop(signal.SIGKILL)  # not the milder end that services have under `make coverage`
+        running.stop(signal.SIGKILL)  # SIGKILL, not the gentler stop that `make coverage` uses
     assert before.finished
     return before
 
 
 def assert_restored(url: str, before: Before) -> None:
-    """All that had been answered before the backup is there, all batches add up, and ids don't come back."""
+    """Everything answered before the backup is there, all batches are consistent, and no id is reused."""
     with Database(url) as database:
         findings = {finding.about: finding for finding in checks.check(database) if finding.verdict is Verdict.BROKEN}
         assert findings == {}
@@ -104,7 +104,7 @@ def assert_restored(url: str, before: Before) -> None:
 
 @needs("sqlite3")
 def test_a_backup_of_sqlite_restores(tmp_path: Path) -> None:
-    """VACUUM INTO reads one snapshot; and the log that a killed service leaves is not played into the restored file."""
+    """VACUUM INTO reads one snapshot, and the log that a killed service leaves is not applied to the restored file."""
     back_up, restore = documented("SQLite")
     url = f"sqlite:///{tmp_path}/lastbit.db"
     before = back_up_under_load(url, lambda: run(back_up, tmp_path, {}))
@@ -123,7 +123,7 @@ def another_server() -> Iterator[MariaDB]:
 
 
 def as_client(folder: Path, server: MariaDB) -> None:
-    """The server's address and account, as in an operator's ~/.my.cnf."""
+    """Write the server's address and account as in an operator's ~/.my.cnf."""
     (folder / ".my.cnf").write_text(
         f"[client]\nhost=127.0.0.1\nprotocol=tcp\nport={server.port}\nuser=root\n[mariadbd]\ndatadir={server.folder}/data\n"
     )
@@ -131,11 +131,11 @@ def as_client(folder: Path, server: MariaDB) -> None:
 
 @pytest.mark.mariadb
 def test_a_dump_of_mariadb_restores(mariadb: MariaDB, mariadb_url: str, tmp_path: Path) -> None:
-    """One transaction reads it all; another server takes it."""
+    """The dump is one transaction, and another server can load it."""
     back_up, restore = documented("MariaDB and MySQL: a dump")
     name = mariadb_url.rpartition("/")[2]
     as_client(tmp_path, mariadb)
-    # The page's database is called lastbit, and so are its files.
+    # The page calls the database and its files lastbit.
     back_up = back_up.replace(" lastbit ", f" {name} ")
     before = back_up_under_load(mariadb_url, lambda: run(back_up, tmp_path, {}))
     with another_server() as server:
@@ -149,7 +149,7 @@ def test_a_dump_of_mariadb_restores(mariadb: MariaDB, mariadb_url: str, tmp_path
 @pytest.mark.mariadb
 @needs("mariadb-backup")
 def test_a_physical_backup_of_mariadb_restores(mariadb: MariaDB, mariadb_url: str, tmp_path: Path) -> None:
-    """The files themselves, made consistent, in another server's place."""
+    """The files themselves, made consistent, replace those of another server."""
     back_up, restore = documented("MariaDB: its files")
     name = mariadb_url.rpartition("/")[2]
     as_client(tmp_path, mariadb)

@@ -1,4 +1,4 @@
-"""Bitfields that stay in memory between transactions: never a wrong one, whoever else was at the row."""
+"""Bitfields kept in memory between transactions: never a wrong one, whichever process changed the row in between."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 from core import tables
 from core.acks.call import AckResult, Call
-from core.acks.combiner import Inline
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.bits.bitfield import Group
 from core.bits.cache import BitfieldCache
 from core.bits.journal import JournalState
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -33,9 +33,9 @@ def ack(service: Service, batch: int, *numbers: int, verb: Verb = Verb.ACK) -> A
 
 
 @pytest.mark.usefixtures("some_journaled")
-def test_processes_that_take_turns_at_a_group_see_each_others_bits(database: Database) -> None:
-    """Each holds what it left itself; the counts of the locked row say that another one was there since, or the entries
-    of the journal."""
+def test_processes_that_alternate_on_a_group_see_each_others_bits(database: Database) -> None:
+    """Each process caches the bits that it wrote. The counts of the locked row, or the journal's entries, show that
+    another process has changed them since."""
     processes = [Service(database, combiner=Inline) for _ in range(3)]
     for _ in range(3):
         batch = processes[0].batches.open(Opening(group_size=SIZE, items=4 * SIZE, sealed=True)).batch.id
@@ -58,8 +58,8 @@ def test_processes_that_take_turns_at_a_group_see_each_others_bits(database: Dat
 
 
 @pytest.mark.usefixtures("some_journaled")
-def test_nothing_is_held_that_was_rolled_back(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transaction fails after its bits were flipped in memory: the next one begins with those of the row."""
+def test_bits_of_a_rolled_back_transaction_are_not_cached(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction fails after it changed bits in memory; the next one starts with the row's bits."""
     service = Service(database, combiner=Inline)
     for _ in range(3):
         batch = service.batches.open(Opening(group_size=SIZE, items=SIZE)).batch.id
@@ -74,18 +74,18 @@ def test_nothing_is_held_that_was_rolled_back(database: Database, monkeypatch: p
 
 
 OTHER = b"\x00" * 15 + b"\x80"
-"""The bits of a group of which item 127 alone is acked."""
+"""The bits of a group in which only item 127 is acked."""
 
 
 def other_bits(url: str) -> None:
-    """The group's row as it could be in another history of the database: its counts are the same, and its bits others.
-    By a process of its own."""
+    """Change the group's row as another history of the database could: same counts, other bits. On a connection of its
+    own."""
     with Database(url) as database, database.engine.begin() as tx:
         tx.execute(sa.update(tables.item_groups).values(resolved=OTHER))
 
 
 def one_acked(service: Service) -> int:
-    """A batch whose item 9 alone is acked, and its group held."""
+    """Create a batch in which only item 9 is acked, and whose group is in the cache."""
     batch = service.batches.open(Opening(group_size=SIZE, items=SIZE)).batch.id
     assert ack(service, batch, 9).applied == 1
     return batch
@@ -101,14 +101,14 @@ def url_of(database: Database) -> str:
 
 
 def crowd(database: Database, size: int = 30) -> None:
-    """`size` connections are in use at the same moment."""
+    """Use `size` connections at the same moment."""
     with contextlib.ExitStack() as stack:
         for _ in range(size):
             stack.enter_context(database.engine.connect()).exec_driver_sql("SELECT 1")
 
 
-def test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice(database: Database) -> None:
-    """Connections are made as more are needed, and stay. None of them makes the process forget what it holds."""
+def test_many_concurrent_readers_drop_no_cached_bitfield_and_reuse_their_connections(database: Database) -> None:
+    """More connections are opened as needed, and stay open. None of them makes the process drop its cache."""
     service = Service(database, combiner=Inline)
     batch = one_acked(service)
     connections: list[object] = []
@@ -124,8 +124,9 @@ def test_a_crowd_of_readers_costs_no_bitfield_and_no_connection_twice(database: 
 
 
 @pytest.mark.mariadb
-def test_what_was_held_is_forgotten_when_a_connection_broke(mariadb: MariaDB, mariadb_database: Database) -> None:
-    """This holds after any change to the database; here a table was restored while the server kept running."""
+def test_the_cache_is_dropped_when_a_connection_breaks(mariadb: MariaDB, mariadb_database: Database) -> None:
+    """A lost connection is expected after any change to the database; here a table was restored while the server kept
+    running."""
     service = Service(mariadb_database, combiner=Inline)
     batch = one_acked(service)
     other_bits(url_of(mariadb_database))
@@ -137,8 +138,8 @@ def test_what_was_held_is_forgotten_when_a_connection_broke(mariadb: MariaDB, ma
 
 
 @pytest.mark.mariadb
-def test_what_was_held_is_forgotten_when_the_server_was_restarted(mortal_mariadb: MariaDB) -> None:
-    """Also where no connection is found broken, as all were too old and are replaced."""
+def test_the_cache_is_dropped_when_the_server_restarts(mortal_mariadb: MariaDB) -> None:
+    """Also if no broken connection is noticed, because all were too old and are replaced."""
     with Database(mortal_mariadb.new_database()) as database:
         schema.migrate(database)
         service = Service(database, combiner=Inline)
@@ -146,7 +147,7 @@ def test_what_was_held_is_forgotten_when_the_server_was_restarted(mortal_mariadb
         database.dispose()
         crowd(database)
         second = before = int(time.time())
-        while second == before:  # a start takes less than a second here
+        while second == before:  # a restart takes less than a second here
             mortal_mariadb.stop()
             second = int(time.time())
             mortal_mariadb.start()
@@ -156,10 +157,10 @@ def test_what_was_held_is_forgotten_when_the_server_was_restarted(mortal_mariadb
 
 
 @pytest.mark.mariadb
-def test_what_was_held_is_forgotten_when_a_proxy_leads_to_another_server(
+def test_the_cache_is_dropped_when_a_proxy_leads_to_another_server(
     mariadb: MariaDB, mortal_mariadb: MariaDB, mariadb_database: Database
 ) -> None:
-    """It has the same batch, and lagged behind when it took over."""
+    """The other server has the same batch, and was behind when it took over."""
     name = mariadb_database.url.database
     with contextlib.closing(mortal_mariadb.connect()) as admin, admin.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {name}")
@@ -172,11 +173,11 @@ def test_what_was_held_is_forgotten_when_a_proxy_leads_to_another_server(
         service = Service(database, combiner=Inline)
         batch = one_acked(service)
         proxy.target = mortal_mariadb.port
-        with database.engine.connect():  # the old one
+        with database.engine.connect():  # the old connection
             assert_forgotten(service, batch)
 
 
-def test_what_was_held_is_forgotten_when_the_file_was_replaced(sqlite_url: str) -> None:
+def test_the_cache_is_dropped_when_the_file_is_replaced(sqlite_url: str) -> None:
     with Database(sqlite_url) as database:
         schema.migrate(database)
         service = Service(database, combiner=Inline)
@@ -192,7 +193,7 @@ def test_what_was_held_is_forgotten_when_the_file_was_replaced(sqlite_url: str) 
 
 
 def test_a_group_that_grew_keeps_bits_beyond_its_stored_blob(database: Database) -> None:
-    """Its blob is as wide as its issued part was; a bit behind its end can't be patched into it."""
+    """Its blob is as wide as the issued part was; a bit beyond its end can't be patched into it."""
     service = Service(database, combiner=Inline)
     batch = service.batches.open(Opening(group_size=SIZE, items=20)).batch.id
     ack(service, batch, 3)
@@ -203,15 +204,15 @@ def test_a_group_that_grew_keeps_bits_beyond_its_stored_blob(database: Database)
     assert service.batches.verify(batch).ok
 
 
-def test_only_so_many_are_held() -> None:
-    """The oldest go first; nothing is put back that was taken before everything was forgotten."""
+def test_the_number_of_cached_groups_is_bounded() -> None:
+    """The oldest go first, and a group taken before the cache was cleared is not put back."""
     cache = BitfieldCache(capacity=2)
     cache.put({(1, n): Group(Group.empty(SIZE).resolved, None, n, 0) for n in range(3)}, cache.era)
     assert cache.take((1, 0), 0, 0) is None
-    assert cache.take((1, 1), 7, 0) is None, "its counts are others"
+    assert cache.take((1, 1), 7, 0) is None, "its counts differ"
     groups = cache.take((1, 2), 2, 0)
     assert groups is not None
-    assert cache.take((1, 2), 2, 0) is None, "it was taken"
+    assert cache.take((1, 2), 2, 0) is None, "it was taken already"
     before = cache.era
     cache.clear()
     cache.put({(1, 2): groups}, before)
@@ -219,7 +220,7 @@ def test_only_so_many_are_held() -> None:
 
 
 class Counted(dict[int, Group]):
-    """Counts how often its length is asked for."""
+    """A dictionary that counts how often its length is read."""
 
     asked = 0
 
@@ -228,15 +229,15 @@ class Counted(dict[int, Group]):
         return super().__len__()
 
 
-def test_a_commit_costs_the_same_however_many_batches_are_held() -> None:
-    """A commit puts one journaled batch back. It looks at that one and at those that it displaces, not at thousands."""
+def test_a_commit_costs_the_same_however_many_batches_are_cached() -> None:
+    """A commit puts one journaled batch back. It reads that batch and the ones it displaces, not thousands."""
 
-    def known(next: int, groups: int) -> JournalState:
+    def journal_state(next: int, groups: int) -> JournalState:
         return JournalState(next, Counted({number: Group.empty(SIZE) for number in range(groups)}))
 
     cache = BitfieldCache(capacity=15_000)
     for batch in range(5000):
-        cache.put({}, cache.era, {batch: known(1, 3)})
+        cache.put({}, cache.era, {batch: journal_state(1, 3)})
     Counted.asked = 0
     taken_groups = cache.take_state(7)
     assert taken_groups is not None
@@ -244,16 +245,16 @@ def test_a_commit_costs_the_same_however_many_batches_are_held() -> None:
     cache.put({}, cache.era, {7: taken_groups})
     assert Counted.asked < 10
     assert cache.take_state(0) is None, "the batch that was put back first made room"
-    assert cache.journaled(0)
+    assert cache.is_journaled(0)
     for batch in range(1, 5000):
         taken_groups = cache.take_state(batch)
         assert taken_groups is not None
         assert len(taken_groups.groups) == (4 if batch == 7 else 3)
-    cache.put({}, cache.era, {1: known(1, 15_000), 2: known(2, 1)})
+    cache.put({}, cache.era, {1: journal_state(1, 15_000), 2: journal_state(2, 1)})
     assert cache.take_state(1) is None
     assert cache.take_state(2) is not None
-    cache.put({}, cache.era, {3: known(5, 1)})
-    cache.put({}, cache.era, {3: known(4, 1)})
+    cache.put({}, cache.era, {3: journal_state(5, 1)})
+    cache.put({}, cache.era, {3: journal_state(4, 1)})
     latest = cache.take_state(3)
     assert latest is not None
-    assert latest.next == 5, "an older transaction puts its batch back later"
+    assert latest.next == 5, "a state from an older transaction must not replace a newer one"

@@ -1,7 +1,7 @@
-"""Wall clocks that jump by days, forward and back, under load: of the service and its jobs, and of the database.
+"""Wall clocks that jump by days, forward and back, under load: those of the service and its jobs, and the database's.
 
-The first kind decides nothing. The second is what leases, expiry and timers go by (docs/database.md, "Clocks"): a jump
-makes them early or late, and loses nothing.
+Nothing depends on the first. Leases, expiry and timers depend on the second (docs/database.md, "Clocks"): a jump makes
+them early or late, and loses nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import httpx
 import pytest
 
 from core import janitor
-from core.acks.combiner import Inline
+from core.batches import expiry
+from core.commits.combiner import Inline
 from core.processes import timers
 from core.service import Service
 from core.storage import schema
@@ -38,7 +39,7 @@ from tests.support.servers import ROOT, ServiceProcess, running_service, sqlite_
 pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.timeout(300)]
 
 PATIENT = 60.0
-"""Seconds that a loaded machine may take; a wait that went by a clock that jumped would take days."""
+"""Seconds that a slow machine may take; a wait that followed the jumping clock would take days."""
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def becomes(condition: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def waiting(url: str, batch: int, seconds: int = 2) -> Iterator[None]:
-    """Meanwhile somebody waits for the batch's end, and somebody for events of a type that nobody appends:
-    no longer than they said, and no shorter."""
+    """Meanwhile one client waits for the batch's end and another for events of a type that is never appended: for as
+    long as they asked, neither longer nor shorter."""
     durations: dict[str, float] = {}
 
     def wait(path: str) -> None:
@@ -82,7 +83,7 @@ def set_timer(database: Database, name: str, after: timedelta) -> None:
 
 
 def fired(database: Database) -> list[str]:
-    """The timers that did."""
+    """The names of the timers that have fired."""
     page = Service(database, combiner=Inline).feed.read(0, 1000, types=[timers.event_type("clocks")])
     return [str(event.data).partition('"timer":"')[2].partition('"')[0] for event in page.events]
 
@@ -96,8 +97,8 @@ def all_alive(*processes: ServiceProcess | subprocess.Popen[bytes]) -> bool:
 def test_the_clock_of_the_service_and_its_jobs_may_jump(
     clock: WallClock, mariadb_database: Database, mariadb_url: str, receiver: Receiver
 ) -> None:
-    """Nobody is told another thing than with the right time: no lease ends, no timer fires, nothing expires, waits last
-    as long as they should, and webhooks bear signatures that receivers take."""
+    """Clients see what they would see with the right time: no lease ends, no timer fires, nothing expires, waits last
+    as long as they should, and receivers accept the webhooks' signatures."""
     environment = {"LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true", **clock.environment}
 
     def job(name: str) -> subprocess.Popen[bytes]:
@@ -117,7 +118,7 @@ def test_the_clock_of_the_service_and_its_jobs_may_jump(
         with Everything(service) as load:
             for days in (2, -4, 0):
                 with waiting(service.url, load.shared):
-                    load.reaches(2)  # they wait by now
+                    load.reaches(2)  # by now both clients wait
                     clock.jump(days)
                     load.reaches(20)
                 assert client.groups.sync("clocks", "worker", "session").assigned == leases
@@ -139,7 +140,7 @@ def test_the_clock_of_the_service_and_its_jobs_may_jump(
 
 @pytest.fixture(params=["sqlite", "mariadb"])
 def jumping(request: pytest.FixtureRequest, clock: WallClock) -> Iterator[tuple[Database, ServiceProcess]]:
-    """A database whose clock is in our hand, and a service on it. SQLite's is that of the service."""
+    """A database whose clock the test sets, and a service on it. SQLite uses the service's clock."""
     with contextlib.ExitStack() as stack:
         environment = {"LASTBIT_JANITOR_EVERY": "0.5"}
         if request.param == "sqlite":
@@ -158,17 +159,17 @@ def commit(client: Client, worker: str, lease: Granted) -> None:
     client.groups.commit("clocks", lease.partition, worker=worker, epoch=lease.epoch, snapshot=window.snapshot())
 
 
-def pass_of_the_jobs(database: Database) -> None:
-    """On SQLite the service does it by itself."""
+def run_jobs(database: Database) -> None:
+    """On SQLite the service runs them itself."""
     if not database.is_embedded:
-        janitor.run_once(database, janitor.Policy())
+        janitor.run_once(database, expiry.Policy())
         timers.fire(database)
 
 
 def test_the_clock_of_the_database_may_jump(jumping: tuple[Database, ServiceProcess], clock: WallClock) -> None:
-    """Forward: what is idle expires and timers fire before their time, leases end and their holders are fenced.
-    Backward: leases are as long as if they were given now. Either way each completion is exact and told once, the feed
-    goes on without a gap, and waits last as long as they should."""
+    """Forward: idle batches expire and timers fire early, leases end and their holders are fenced. Backward: a lease
+    lasts no longer than one acquired now. Either way each batch completes exactly once with one event, the feed has no
+    gap, and waits last as long as they should."""
     database, service = jumping
     with Client(service.url) as client, Everything(service) as load:
         idle = client.open(items=1, expires_in=3600)
@@ -188,7 +189,7 @@ def test_the_clock_of_the_database_may_jump(jumping: tuple[Database, ServiceProc
             with pytest.raises(StaleEpoch):
                 commit(client, "first", old_lease)
             commit(client, "second", new_lease)
-        pass_of_the_jobs(database)
+        run_jobs(database)
         becomes(lambda: client.batch(idle.id).refresh().state == "expired")
         assert [rejection.reason for rejection in client.ack(f"{idle.id}:0:0").rejected] == ["expired"]
         becomes(lambda: fired(database) == ["in an hour"])
@@ -206,9 +207,9 @@ def test_the_clock_of_the_database_may_jump(jumping: tuple[Database, ServiceProc
             older.id,
             newer.id,
         ]
-        # A lease that was given in the future ends with its ttl all the same.
+        # A lease acquired in the future still ends after its ttl.
         becomes(lambda: len(client.groups.sync("clocks", "third", "3").assigned) == 2)
-        pass_of_the_jobs(database)
+        run_jobs(database)
 
         clock.jump(0)
         load.reaches(20)

@@ -1,6 +1,6 @@
-"""Group commit: one suite for the combiner and its inline twin, and what only the combiner promises.
+"""Group commit: one suite for the combiner and its inline counterpart, and one for the promises of the combiner alone.
 
-A gate stands before the commit where a test needs to know what is waiting: nothing is told by time.
+Where a test needs to know which calls are waiting, a gate stands before the commit: nothing depends on timing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from prometheus_client import REGISTRY
 from sqlalchemy.engine import Connection
 
 from core import errors, tables
-from core.acks import apply, aside, flush, lanes
-from core.acks.admission import Admission
-from core.acks.call import FLUSH_COST, UNIT_GROUPS, AckResult, Call, Outcome, Unit
-from core.acks.combiner import Acks, Combiner, Commit, Inline
+from core.acks import apply, flush
+from core.acks.call import AckResult, Call, Outcome, Unit
 from core.batches import batch as batches
 from core.batches.lifecycle import State, Verb
 from core.bits.cache import BitfieldCache
+from core.commits import aside, lanes
+from core.commits.admission import Admission
+from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
+from core.commits.lanes import FLUSH_COST, UNIT_GROUPS
 from core.service import Service
 from core.storage import database, schema
 from core.storage.database import Database
@@ -35,13 +37,13 @@ GROUP = 64
 
 
 class Gate:
-    """Stands before the commit: notes each flush that comes, and lets it through once it is open."""
+    """Stands before the commit: records each flush that arrives, and lets it pass once the gate is open."""
 
     def __init__(self, commit: Commit) -> None:
         self.commit = commit
         self.flushes: list[list[Unit]] = []
         self.lock_waits: list[int] = []
-        """Of each flush."""
+        """The lock waits of each flush."""
         self.came = threading.Semaphore(0)
         self.opened = threading.Event()
 
@@ -64,15 +66,15 @@ class Gated:
         return self.gate
 
     def occupy(self) -> None:
-        """Have one flush stand at the gate, so that all that comes now must wait."""
+        """Make one flush wait at the gate, so that all later calls must wait."""
         self.service.acks.ack(Call.of(Verb.ACK, [(10**9, 0, 0)]))
         assert self.gate.came.acquire(timeout=60)
 
 
 @pytest.fixture(params=[Inline, Combiner])
 def any_service(request: pytest.FixtureRequest, database: Database) -> Iterator[Service]:
-    """A service with the combiner, and one with its twin."""
-    combiner: Callable[[Commit], Acks] = request.param
+    """A service with the combiner, and one with its inline counterpart."""
+    combiner: Callable[[Commit], GroupCommit] = request.param
     service = Service(database, combiner=combiner)
     yield service
     service.stop()
@@ -97,16 +99,16 @@ def ack(service: Service, *items: tuple[int, int, int], key: str | None = None) 
 
 
 def break_counts(database: Database, batch: int) -> None:
-    """As no request ever could: the counts say that all is acked, the bits that nothing is."""
+    """Store counts that no request could: they say that everything is acked, the bits that nothing is."""
     with database.engine.begin() as tx:
         batches.update(tx, batch, acked=tables.batches.c["items"])
 
 
-# The combiner and its twin.
+# The combiner and its inline counterpart.
 
 
 def test_a_call_is_answered_with_what_it_changed_in_all_its_batches(any_service: Service) -> None:
-    """Applied, repeated, rejected and completed of a call are those of its parts together."""
+    """A call's applied, repeated, rejected and completed are the totals of its parts."""
     first, other = new(any_service, 2), new(any_service, GROUP + 1)
     assert ack(any_service, (first, 0, 0)).applied == 1
     call = Call.of(Verb.ACK, [(first, 0, 0), (first, 0, 1), (first, 0, 2), (10**9, 0, 0)], [(other, 0, b"\xff" * 8)])
@@ -121,12 +123,13 @@ def test_a_call_is_answered_with_what_it_changed_in_all_its_batches(any_service:
 
 
 def test_a_call_without_items_is_answered_at_once(any_service: Service) -> None:
-    """There is nothing to commit, so nothing is waited for."""
+    """It has nothing to commit, so it doesn't wait."""
     assert any_service.acks.ack(Call.of(Verb.ACK)).result(0) == AckResult()
 
 
-def test_many_callers_at_once_are_each_answered_and_one_is_told_newly(any_service: Service) -> None:
-    """Twelve threads ack a batch in strides, each item twice; all add up, and one call completed it."""
+def test_many_concurrent_calls_are_all_answered_and_exactly_one_gets_newly(any_service: Service) -> None:
+    """Twelve threads ack a batch in strides, each item twice; the counts agree, and exactly one call completed the
+    batch."""
     batch = new(any_service, 5 * GROUP)
 
     def consume(worker: int) -> list[AckResult]:
@@ -140,8 +143,8 @@ def test_many_callers_at_once_are_each_answered_and_one_is_told_newly(any_servic
     assert any_service.batches.get(batch).state is State.COMPLETE
 
 
-def test_a_call_of_more_groups_than_a_flush_takes_goes_in_chunks_and_gets_one_answer(any_service: Service) -> None:
-    """1,100 groups in one call: three transactions, one answer, told newly once and again to its retry."""
+def test_a_call_of_more_groups_than_fit_a_flush_is_split_and_gets_one_answer(any_service: Service) -> None:
+    """1,100 groups in one call: three transactions, one answer, and `newly` once and again for the retry."""
     groups = 2 * UNIT_GROUPS + 76
     batch = new(any_service, groups * GROUP)
     masks = [(batch, group, b"\xff" * 8) for group in range(groups)]
@@ -156,7 +159,7 @@ def test_a_call_of_more_groups_than_a_flush_takes_goes_in_chunks_and_gets_one_an
 
 
 def test_a_batch_whose_counts_are_broken_fails_alone(any_service: Service) -> None:
-    """Counts that can't be are surfaced, not clamped, and only to those who bring items of that batch."""
+    """Impossible counts are reported, not clamped, and only to calls that name items of that batch."""
     damaged, sound = new(any_service, 3), new(any_service, 3)
     break_counts(any_service.database, damaged)
     with pytest.raises(errors.InconsistentBatch):
@@ -166,7 +169,7 @@ def test_a_batch_whose_counts_are_broken_fails_alone(any_service: Service) -> No
         ack(any_service, (damaged, 0, 0), (sound, 0, 1))
     assert not any_service.batches.verify(damaged).ok
     assert any_service.batches.verify(damaged).counted_acked == 0
-    # The other part of that call may be applied or not; sending it again is right in any case.
+    # The other part of that call may be applied or not; a retry is right in either case.
     repeat = ack(any_service, (sound, 0, 1), (sound, 0, 2))
     assert repeat.applied + repeat.repeated == 2
     assert any_service.batches.get(sound).state is State.COMPLETE
@@ -175,14 +178,14 @@ def test_a_batch_whose_counts_are_broken_fails_alone(any_service: Service) -> No
 # The combiner.
 
 
-def test_merged_calls_share_one_flush_and_one_of_them_is_told_newly(database: Database) -> None:
-    """Calls that wait during a transaction join the next one, in order of arrival, and get its answer."""
+def test_merged_calls_share_one_flush_and_exactly_one_gets_newly(database: Database) -> None:
+    """Calls that wait during a transaction join the next one, in order of arrival, and get its outcome."""
     with gated(database) as gate:
         batch = new(gate.service, 100)
         gate.occupy()
         futures = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, *divmod(number, GROUP))])) for number in range(100)]
         late = gate.service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 5)]))
-        assert not any(future.done() for future in futures), "it was answered before it was committed"
+        assert not any(future.done() for future in futures), "answered before the commit"
         gate.gate.opened.set()
         answers = [future.result(30) for future in futures]
         assert [len(flush) for flush in gate.gate.flushes] == [1, 101]
@@ -193,7 +196,7 @@ def test_merged_calls_share_one_flush_and_one_of_them_is_told_newly(database: Da
 
 
 def test_calls_for_the_same_groups_share_a_flush_however_many_they_are(database: Database) -> None:
-    """A flush is bounded in different groups: a group that ten calls name counts once."""
+    """A flush is bounded in distinct groups: a group that ten calls name counts once."""
     groups = UNIT_GROUPS // 4
     with gated(database) as gate:
         batch = new(gate.service, groups * GROUP)
@@ -207,8 +210,9 @@ def test_calls_for_the_same_groups_share_a_flush_however_many_they_are(database:
         assert [len(flush) for flush in gate.gate.flushes] == [1, 10]
 
 
-def test_the_same_item_of_several_callers_counts_for_the_first(database: Database) -> None:
-    """Merged duplicates are repeats of the one that came first, and a redrive is news to who redrove."""
+def test_an_item_in_several_merged_calls_counts_for_the_first(database: Database) -> None:
+    """Merged duplicates are repeats of the first call, and only the call that acks the failed item again sees it as
+    new."""
     with gated(database) as gate:
         batch = new(gate.service, 1)
         gate.occupy()
@@ -225,8 +229,8 @@ def test_the_same_item_of_several_callers_counts_for_the_first(database: Databas
         assert gate.service.batches.get(batch).succeeded
 
 
-def test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered(database: Database) -> None:
-    """Beyond the bound a caller hears at once that it should come back; nothing of its call is queued."""
+def test_calls_above_the_bound_are_refused_and_waiting_calls_are_answered(database: Database) -> None:
+    """Above the bound a call is refused at once and asked to come back; nothing of it is queued."""
     with gated(database, max_waiting=4) as gate:
         batch = new(gate.service, 10)
         gate.occupy()
@@ -238,22 +242,22 @@ def test_more_calls_than_may_wait_are_sent_away_and_those_that_wait_are_answered
         assert ack(gate.service, (batch, 0, 9)).applied == 1
 
 
-class Shut(Admission):
-    """Lets in two units, from the first flush on until it is told otherwise."""
+class TwoUnits(Admission):
+    """Admits two units, from the first flush on until it is opened."""
 
-    shut = True
+    closed = True
 
     def taking(self, now: float, wait: float) -> None:
-        self.limit = 2 if self.shut and self.before else None
+        self.limit = 2 if self.closed and self.before else None
         self.before = True
 
     before = False
 
 
-def test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place(database: Database) -> None:
-    """Of each batch its share; what was sent away is pending, the rest is done. While there is a bound the next one is
-    refused before it is queued."""
-    admission = Shut()
+def test_a_shortened_queue_refuses_the_oldest_calls_and_every_batch_keeps_its_share(database: Database) -> None:
+    """Each batch keeps its share; refused items stay pending, and the others are acked. While there is a bound, later
+    calls are refused before they are queued."""
+    admission = TwoUnits()
     with gated(database, admission=admission) as gate:
         first, other = new(gate.service, 20), new(gate.service, 20)
         gate.occupy()
@@ -267,7 +271,7 @@ def test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place(
         gate.gate.opened.set()
         sent_away = [future for future in calls if isinstance(future.exception(30), errors.Overloaded)]
         assert sent_away == calls
-        assert call_of_both.result(30).applied == 2  # the newest of each batch
+        assert call_of_both.result(30).applied == 2  # the newest call of each batch
         assert [gate.service.batches.get(batch).acked for batch in (first, other)] == [1, 1]
 
         gate.gate.opened.clear()
@@ -278,7 +282,7 @@ def test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place(
         assert gate.service.acks.is_full()
         with pytest.raises(errors.Overloaded, match="more acks arrive"):
             gate.service.acks.ack(Call.of(Verb.ACK, [(first, 0, 1)]))
-        admission.shut = False
+        admission.closed = False
         gate.gate.opened.set()
         assert [future.result(30).applied for future in waiting] == [1, 1]
         assert ack(gate.service, (first, 0, 18)).applied == 1
@@ -286,8 +290,9 @@ def test_a_queue_that_is_cut_sends_the_oldest_away_and_no_batch_loses_its_place(
         assert [gate.service.batches.verify(batch).ok for batch in (first, other)] == [True, True]
 
 
-def test_large_calls_are_sent_away_before_they_fill_the_memory(database: Database) -> None:
-    """The bound is on bytes too; small calls go on meanwhile, and when the large ones are through there is room."""
+def test_large_calls_are_refused_before_they_fill_the_memory(database: Database) -> None:
+    """The bound counts bytes too. Small calls go on meanwhile, and after the large ones are done there is room
+    again."""
     with gated(database, max_bytes=150_000) as gate:
         batch = new(gate.service, 1000 * GROUP)
         large = [(batch, group, b"\xff" * (GROUP // 8)) for group in range(400)]
@@ -298,7 +303,7 @@ def test_large_calls_are_sent_away_before_they_fill_the_memory(database: Databas
         small = gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 999, 0)]))
         gate.gate.opened.set()
         assert (first.result(30).applied, small.result(30).applied) == (400 * GROUP, 1)
-        for _ in range(3):  # all of its room is free again, each time
+        for _ in range(3):  # all of the room is free again, each time
             assert gate.service.acks.ack(Call.of(Verb.ACK, masks=large)).result(30).repeated == 400 * GROUP
 
 
@@ -316,8 +321,9 @@ def test_one_broken_batch_in_a_merged_flush_fails_alone(database: Database) -> N
         assert [gate.service.batches.get(batch).acked for batch in (ids[0], ids[2])] == [1, 1]
 
 
-def test_a_hot_batch_does_not_keep_others_waiting(database: Database) -> None:
-    """Batches take turns: one call of a quiet batch is in the next flush, however many of a hot one came before it."""
+def test_a_hot_batch_does_not_delay_other_batches(database: Database) -> None:
+    """Batches take turns: a call of a quiet batch is in the next flush, however many calls of a hot batch came before
+    it."""
     with gated(database) as gate:
         hot, quiet = new(gate.service, 2 * UNIT_GROUPS * GROUP), new(gate.service, 1)
         gate.occupy()
@@ -332,9 +338,9 @@ def test_a_hot_batch_does_not_keep_others_waiting(database: Database) -> None:
             assert len({(unit.batch, group) for unit in flush for group in unit.groups()}) <= UNIT_GROUPS
 
 
-def test_a_large_call_of_failures_goes_in_pieces_and_others_come_between(database: Database) -> None:
-    """Each reason is a row, so a flush writes a bounded number of them; another batch's ack, and another call of the
-    same batch, don't wait until all of them are written."""
+def test_a_large_call_of_failures_is_split_and_other_calls_come_in_between(database: Database) -> None:
+    """Each reason is a row, so a flush writes a bounded number of them. Another batch's ack, and another call of the
+    same batch, don't wait for all of them."""
     groups = 3 * FLUSH_COST // GROUP
     with gated(database) as gate:
         large, other = new(gate.service, (groups + 1) * GROUP), new(gate.service, 1)
@@ -363,8 +369,8 @@ def test_a_large_call_of_failures_goes_in_pieces_and_others_come_between(databas
 
 
 def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Database) -> None:
-    """How many there are is seen when the groups are locked: what is too much is left to the next flush, and another
-    batch's ack comes between."""
+    """The number of reasons is known once the groups are locked. Those above the bound are left to the next flush, and
+    another batch's ack comes in between."""
     groups = 5 * flush.REDRIVEN // 2 // GROUP
     with gated(database) as gate:
         large, other = new(gate.service, groups * GROUP), new(gate.service, 1)
@@ -401,7 +407,7 @@ def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Datab
 
 
 def test_a_mask_that_is_rejected_in_pieces_is_rejected_once(database: Database) -> None:
-    """One entry a group, however many pieces its mask was sent in."""
+    """One entry for each group, however many pieces its mask was sent in."""
     service = Service(database)
     batch = service.batches.open(batches.Opening(group_size=8192, items=8000)).batch.id
     call = Call.of(Verb.FAIL, masks=[(batch, group, b"\xff" * 1024) for group in (0, 1)], reason="x" * 4000)
@@ -414,9 +420,9 @@ def test_a_mask_that_is_rejected_in_pieces_is_rejected_once(database: Database) 
     service.stop()
 
 
-def test_a_broken_batch_stays_out_of_the_others_flushes(database: Database) -> None:
-    """Once it has failed, whoever redelivers its items makes no merged flush fail; when it was mended, it is a batch
-    like any other."""
+def test_a_broken_batch_stays_out_of_merged_flushes(database: Database) -> None:
+    """Once it has failed, its redelivered items make no merged flush fail; once it was repaired, it is treated like any
+    other."""
     with gated(database) as gate:
         damaged, sound = new(gate.service, 3), new(gate.service, 10)
         break_counts(database, damaged)
@@ -428,7 +434,7 @@ def test_a_broken_batch_stays_out_of_the_others_flushes(database: Database) -> N
             assert calls[1].result(30).applied == 1
             with pytest.raises(errors.InconsistentBatch):
                 calls[0].result(30)
-        # A call of both: the part of the broken batch fails, and the other one is not tried twice for it.
+        # A call of both: the broken batch's part fails, and the other batch isn't tried twice because of it.
         flushes = gate.gate.flushes
         before = len(flushes)
         with pytest.raises(errors.InconsistentBatch):
@@ -439,11 +445,11 @@ def test_a_broken_batch_stays_out_of_the_others_flushes(database: Database) -> N
             batches.update(tx, damaged, acked=0)
         assert ack(gate.service, (damaged, 0, 0)).applied == 1
         ack(gate.service, (damaged, 0, 1))
-        assert gate.gate.lock_waits[-1] == 0, "it is still set aside"
+        assert gate.gate.lock_waits[-1] == 0, "the repaired batch is still set aside"
 
 
-def test_a_broken_batch_is_tried_now_and_then(database: Database) -> None:
-    """However often its items are delivered again: there is a pause between two tries."""
+def test_a_broken_batch_is_retried_with_pauses(database: Database) -> None:
+    """However often its items are redelivered, there is a pause between two tries."""
     with gated(database) as gate:
         damaged = new(gate.service, 50)
         break_counts(database, damaged)
@@ -456,8 +462,8 @@ def test_a_broken_batch_is_tried_now_and_then(database: Database) -> None:
         assert time.monotonic() - locks >= 3 * aside.PAUSE
 
 
-def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
-    """Calls that wait when the service stops are committed and answered; later ones are told to go elsewhere."""
+def test_stop_answers_waiting_calls_and_refuses_new_ones(database: Database) -> None:
+    """Calls that wait when the service stops are committed and answered; later calls are refused."""
     with gated(database) as gate:
         batch = new(gate.service, 5)
         gate.occupy()
@@ -473,8 +479,9 @@ def test_stop_answers_what_waits_and_takes_no_more(database: Database) -> None:
         assert gate.service.batches.get(batch).state is State.COMPLETE
 
 
-def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls in the third flush have waited for the two before it too, though only the first arrivals read the clock."""
+def test_a_measured_wait_includes_all_flushes_before_its_own(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls in the third flush have also waited for the two before it, though only the first arrivals read the
+    clock."""
     monkeypatch.setattr(lanes, "FLUSH_UNITS", 2)
     now = 1000.0
 
@@ -502,14 +509,14 @@ def test_a_wait_is_measured_through_all_flushes_that_it_takes(sqlite_url: str, m
             assert [future.result(30).applied for future in futures] == [1] * 5
             assert [len(flush) for flush in gate.gate.flushes] == [1, 2, 2, 1]
             now += 1000
-            ack(gate.service, (batch, 0, 9))  # an idle service: nothing of the old wait is left
+            ack(gate.service, (batch, 0, 9))  # an idle service: the old wait isn't counted again
         after = measured("wait_seconds_count"), measured("wait_seconds_sum"), measured("units_sum")
         assert [new - old for new, old in zip(after, before, strict=True)] == [5, 300, 7]
 
 
 @pytest.fixture
 def impatient(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A combining service whose lock waits last one second, the least that the server knows."""
+    """A combining service with lock waits of one second, the server's minimum."""
     monkeypatch.setattr(database, "LOCK_WAIT", 1)
     service = Service(Database(mariadb_database.url.render_as_string(hide_password=False)))
     yield service
@@ -517,8 +524,9 @@ def impatient(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.mariadb
-def test_a_row_that_a_stranger_holds_does_not_stall_other_batches(impatient: Service) -> None:
-    """Calls of the stuck batch wait for it apart; all others go on, and the stuck ones end when it is free."""
+def test_a_row_locked_by_another_session_does_not_stall_other_batches(impatient: Service) -> None:
+    """Calls of the locked batch wait separately; all others go on, and the waiting calls succeed once the row is
+    free."""
     locked_batch, free = new(impatient, 2), new(impatient, 20)
     with locked(impatient.database, locked_batch):
         waiting = impatient.acks.ack(Call.of(Verb.ACK, [(locked_batch, 0, 0)]))
@@ -534,8 +542,8 @@ def test_a_row_that_a_stranger_holds_does_not_stall_other_batches(impatient: Ser
 
 
 @pytest.mark.mariadb
-def test_a_row_that_stays_locked_ends_its_own_calls_in_a_lock_timeout(impatient: Service) -> None:
-    """Nobody waits for ever: a call whose row is never free is told to come back, and then succeeds."""
+def test_a_row_that_stays_locked_fails_only_its_own_calls_with_a_lock_timeout(impatient: Service) -> None:
+    """No call waits forever: while its row is locked it is refused, and it succeeds later."""
     locked_batch = new(impatient, 1)
     with locked(impatient.database, locked_batch):
         with pytest.raises(errors.LockTimeout):
@@ -547,7 +555,7 @@ def test_a_row_that_stays_locked_ends_its_own_calls_in_a_lock_timeout(impatient:
 
 @pytest.mark.mariadb
 def test_a_batch_that_stays_locked_is_not_merged_again(impatient: Service) -> None:
-    """Not even after its calls have failed: only the first one made a flush of the main lane wait."""
+    """Not even after its calls failed: only the first of them made a flush of the main lane wait."""
     with gated(impatient.database) as gate:
         locked_batch, free = new(gate.service, 3), new(gate.service, 20)
         gate.gate.opened.set()
@@ -563,26 +571,26 @@ def test_a_batch_that_stays_locked_is_not_merged_again(impatient: Service) -> No
         assert ack(gate.service, (locked_batch, 0, 0)).applied == 1
         assert gate.gate.lock_waits[-1] > 0
         assert ack(gate.service, (locked_batch, 0, 1)).applied == 1
-        assert gate.gate.lock_waits[-1] == 0, "it is still set aside"
+        assert gate.gate.lock_waits[-1] == 0, "the freed batch is still set aside"
 
 
 @pytest.mark.mariadb
-def test_of_two_locked_batches_one_does_not_wait_for_the_other(impatient: Service) -> None:
-    """The one that is free again is acked while the other one is still being tried."""
+def test_two_locked_batches_do_not_wait_for_each_other(impatient: Service) -> None:
+    """The batch whose row is freed first is acked while the other is still being tried."""
     first_batch, other = new(impatient, 2), new(impatient, 2)
     with locked(impatient.database, first_batch):
         with locked(impatient.database, other):
             first = impatient.acks.ack(Call.of(Verb.ACK, [(first_batch, 0, 0)]))
             second = impatient.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
-            assert ack(impatient, (new(impatient, 1), 0, 0)).applied == 1  # both were tried
+            assert ack(impatient, (new(impatient, 1), 0, 0)).applied == 1  # both were tried by now
         assert second.result(30).applied == 1
         assert not first.done()
     assert first.result(30).applied == 1
 
 
 @pytest.mark.mariadb
-def test_reasons_of_neighbouring_groups_are_removed_and_written_at_once(mariadb_database: Database) -> None:
-    """A transaction that removes all reasons of a group doesn't wait for one that has written those of the next one."""
+def test_reasons_of_neighbouring_groups_can_be_removed_and_written_concurrently(mariadb_database: Database) -> None:
+    """A transaction that removes all reasons of a group doesn't wait for one that wrote those of the next group."""
     service = Service(mariadb_database, combiner=Inline)
     batch = service.batches.open(batches.Opening(group_size=8192, items=3 * 8192)).batch.id
     masks = [(batch, group, b"\xff" * 1024) for group in range(2)]

@@ -1,8 +1,8 @@
-"""Consumer groups: one owner and one alone, equal shares, few moves, and nobody waits for ever.
+"""Consumer groups: exactly one owner for each partition, equal shares, few moves, and no worker waits forever.
 
-A state machine of workers that join, leave, crash, come back under their old names, are frozen, drain slowly, while the
-database's clock jumps; races on real MariaDB sessions; crashes at each statement; and one test for each failure that is
-known of earlier systems, under its name.
+A state machine of workers that join, leave, crash, restart under their old names, freeze and drain slowly, while the
+database's clock jumps; races on real MariaDB sessions; crashes at each statement; and a test for each failure known
+from earlier systems, under its name.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from core import errors, feed, tables
-from core.acks.combiner import Inline
-from core.consumer_groups import groups, shares
-from core.consumer_groups.groups import Fence
+from core.commits.combiner import Inline
+from core.consumer_groups import shares
 from core.consumer_groups.leases import Caller, Held, Synced
+from core.consumer_groups.positions import Fence, Position, fence
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -46,22 +46,24 @@ sessions = itertools.count()
 
 @dataclass(eq=False)
 class Worker:
-    """A process: what it was told, and what it says at its next sync."""
+    """A worker process: the assignments it has received, and the drained partitions it reports at its next sync."""
 
     service: Service
     name: str
     group: str = "g"
     capacity: int | None = None
     drains: bool = True
-    """At once, so that it says so at the next sync."""
+    """Whether it drains a released partition at once and reports it at its next sync."""
     session: str = field(default_factory=lambda: f"session-{next(sessions)}")
     epochs: dict[int, int] = field(default_factory=dict)
     release: list[int] = field(default_factory=list)
 
     def sync(self, *drained: int) -> Synced:
-        saying: list[tuple[int, int | None]] = [(number, None) for number in drained]
-        saying += [(number, self.epochs[number]) for number in self.release if self.drains]
-        answer = self.service.consumer_groups.sync(self.group, Caller(self.name, self.session, self.capacity, saying))
+        drained_partitions: list[tuple[int, int | None]] = [(number, None) for number in drained]
+        drained_partitions += [(number, self.epochs[number]) for number in self.release if self.drains]
+        answer = self.service.consumer_groups.sync(
+            self.group, Caller(self.name, self.session, self.capacity, drained_partitions)
+        )
         self.epochs = {lease.partition: lease.epoch for lease in answer.assigned}
         self.release = answer.release
         assert set(self.release) <= self.epochs.keys()
@@ -70,7 +72,7 @@ class Worker:
     def fence(self, partition: int) -> Fence:
         return Fence(self.group, partition, self.name, self.epochs[partition])
 
-    def commit(self, partition: int, floor: int) -> groups.Position:
+    def commit(self, partition: int, floor: int) -> Position:
         return self.service.consumer_groups.commit(self.fence(partition), Snapshot(floor, floor))
 
 
@@ -83,7 +85,7 @@ def owners(service: Service, group: str = "g") -> dict[int, str | None]:
 
 
 def settle(workers: list[Worker], clock: Clock | None = None) -> None:
-    """Sync them in turns until nothing changes any more."""
+    """Sync them in turn until nothing changes any more."""
     quiet_rounds = 0
     for _ in range(3 + 3 * len(workers)):
         before = [dict(worker.epochs) for worker in workers]
@@ -95,13 +97,13 @@ def settle(workers: list[Worker], clock: Clock | None = None) -> None:
         quiet_rounds = quiet_rounds + 1 if is_unchanged else 0
         if quiet_rounds == 2:
             return
-    raise AssertionError("they never came to rest")
+    raise AssertionError("the assignments never settled")
 
 
 def shared(workers: list[Worker]) -> list[int]:
-    """How many partitions each holds; each one is held once."""
-    partition_number = [partition for worker in workers for partition in worker.epochs]
-    assert len(partition_number) == len(set(partition_number))
+    """The number of partitions that each worker holds; each partition has one holder."""
+    partitions = [partition for worker in workers for partition in worker.epochs]
+    assert len(partitions) == len(set(partitions))
     return sorted(len(worker.epochs) for worker in workers)
 
 
@@ -123,7 +125,7 @@ NAMES = ["ann", "bob", "cid", "dan"]
 
 
 class Machine(RuleBasedStateMachine):
-    """One example: a group on an emptied database, its processes, and what each of them was ever told."""
+    """One example: a group on an emptied database, its workers, and all that each of them was ever assigned."""
 
     service: Service
     clock: Clock
@@ -132,8 +134,8 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.alive: dict[str, Worker] = {}
         self.frozen: list[Worker] = []
-        """Replaced, or out of contact; they may wake up."""
-        self.told: dict[tuple[int, int], Worker] = {}
+        """Workers that were replaced or lost contact; they may wake up."""
+        self.assigned_to: dict[tuple[int, int], Worker] = {}
         """The worker that was assigned each partition at each epoch."""
         self.rows: dict[int, Any] = {}
 
@@ -156,28 +158,28 @@ class Machine(RuleBasedStateMachine):
             worker.epochs = {}
             return None
         for place in worker.epochs.items():
-            assert self.told.setdefault(place, worker) is worker, f"{place} was somebody else's"
+            assert self.assigned_to.setdefault(place, worker) is worker, f"{place} belonged to another worker"
         for partition, row in self.look().items():
             assert (row.owner == worker.name) == (partition in worker.epochs)
         assert {lease.epoch for lease in answer.assigned} <= {row.epoch for row in self.rows.values()}
         return answer
 
     def look(self) -> dict[int, Any]:
-        """All that is in the tables; nothing of it went back."""
+        """All rows of the tables; no epoch or owner went back."""
         with self.service.database.engine.connect() as tx:
             rows = {row.partition_no: row for row in tx.execute(sa.select(tables.positions))}
             leases = tx.execute(sa.select(tables.consumers)).all()
         for number, row in rows.items():
             before = self.rows.get(number, row)
             assert row.epoch >= before.epoch
-            assert row.owner in (before.owner, None) or row.epoch > before.epoch, "an owner without an epoch of its own"
+            assert row.owner in (before.owner, None) or row.epoch > before.epoch, "a new owner with an old epoch"
             assert row.owner is None or row.owner in {lease.worker for lease in leases}
         self.rows = rows
         return rows
 
     @rule(name=st.sampled_from(NAMES), drains=st.booleans())
     def start(self, name: str, drains: bool) -> None:
-        """A new process, whatever became of the one that had the name."""
+        """Start a new process under the name, whether or not another one had it."""
         if name in self.alive:
             self.frozen.append(self.alive[name])
         self.alive[name] = Worker(self.service, name, drains=drains)
@@ -186,16 +188,16 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule(place=st.integers(0, 3), drained=st.sets(st.integers(0, 2)))
     def beat(self, place: int, drained: set[int]) -> None:
-        """A sync; it may say of anything that it is drained, as a late message would."""
+        """Sync; the worker may report any partition as drained, as a delayed message would."""
         worker = list(self.alive.values())[place % len(self.alive)]
         self.sync(worker, *(number for number in drained if number < self.partitions))
 
     @precondition(lambda self: self.frozen)
     @rule(place=st.integers(0, 3))
     def wake(self, place: int) -> None:
-        """One that others have taken for dead syncs."""
+        """A worker that the others consider dead syncs."""
         worker = self.frozen[place % len(self.frozen)]
-        if self.sync(worker) is not None:  # it was in time, or its successor is gone
+        if self.sync(worker) is not None:  # the worker was in time, or its successor is gone
             self.frozen.remove(worker)
             if worker.name in self.alive:
                 self.frozen.append(self.alive[worker.name])
@@ -212,16 +214,17 @@ class Machine(RuleBasedStateMachine):
             self.service.consumer_groups.leave("g", worker.name, worker.session)
             assert worker.name not in {row.owner for row in self.look().values()}
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.assigned_to)
     @rule(partition=st.integers(0, 11))
     def write(self, partition: int) -> None:
-        """Everybody writes under what it was ever told of a partition; only the last one may, while it is its owner."""
+        """Each worker commits under every epoch that it ever got for the partition; only the current owner's commit
+        succeeds."""
         partition %= self.partitions
         row = self.rows[partition]
-        owners_told = sorted(
-            (epoch, worker.name) for (number, epoch), worker in self.told.items() if number == partition
+        assignments = sorted(
+            (epoch, worker.name) for (number, epoch), worker in self.assigned_to.items() if number == partition
         )
-        for epoch, name in owners_told[-6:]:
+        for epoch, name in assignments[-6:]:
             current = (name, epoch) == (row.owner, row.epoch)
             try:
                 self.service.consumer_groups.commit(Fence("g", partition, name, epoch), Snapshot(epoch, epoch))
@@ -231,14 +234,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 3, TTL + 1, RELEASE + 1, 100_000, -3, -TTL, -100_000]))
     def time_passes(self, seconds: float) -> None:
-        """Or jumps."""
+        """Let time pass, or let the clock jump."""
         self.clock.go(seconds)
 
     @precondition(lambda self: self.alive)
     @rule(name=st.sampled_from(NAMES))
     def comes_to_rest(self, name: str) -> None:
-        """Those that are alive sync, as often as they should, and drain what they are to give back, at once or never:
-        after a ttl and a release all partitions are shared equally. Another one joins, and takes its share alone."""
+        """Live workers sync as often as they should, and drain what they must release, at once or never: after a ttl
+        and a release, the partitions are shared equally. A worker that joins then takes its own share and no more."""
         self.come_to_rest()
         if name in self.alive:
             return
@@ -251,10 +254,10 @@ class Machine(RuleBasedStateMachine):
         assert len(moves) <= -(-self.partitions // len(self.alive))
 
     def come_to_rest(self) -> None:
-        """At its end everybody has been told what it holds."""
+        """Afterwards every worker knows its partitions."""
         workers = list(self.alive.values())
         rounds = 5
-        for _ in range(2):  # a partition may be shared too late for the first hand-over to be the last
+        for _ in range(2):  # the first hand-over may leave a partition for a second one
             until = self.clock.now + timedelta(seconds=TTL + self.release)
             while self.clock.now <= until:
                 for worker in workers:
@@ -273,7 +276,7 @@ def machine(database: Database, examples: int) -> None:
     settings = hypothesis.settings(
         hypothesis.settings.get_profile("lastbit"), max_examples=examples * SOAK, stateful_step_count=25
     )
-    if mutants.VARIABLE in os.environ:  # that it fails is enough then; the smallest example is of no interest
+    if mutants.VARIABLE in os.environ:  # a failure is enough then; the smallest example doesn't matter
         settings = hypothesis.settings(settings, phases=[hypothesis.Phase.generate])
 
     class Here(Machine):
@@ -285,10 +288,10 @@ def machine(database: Database, examples: int) -> None:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(("kind", "examples"), [("sqlite", 20), ("mariadb", 5)])
-def test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest(
+def test_each_partition_has_one_owner_and_assignments_settle(
     request: pytest.FixtureRequest, kind: str, examples: int
 ) -> None:
-    """Nobody is told what another one was told, a late one can't write, and at rest all is shared equally."""
+    """No worker gets another one's partition, a delayed one can't write, and in the end the shares are equal."""
     with Database(request.getfixturevalue(f"{kind}_url")) as database:
         schema.migrate(database)
         machine(database, examples)
@@ -305,8 +308,8 @@ def test_whatever_happens_a_partition_has_one_owner_and_all_come_to_rest(
 def test_shares_are_equal_within_capacities(
     holding: dict[str, int], capacities: dict[str, int | None], partitions: int
 ) -> None:
-    """All is shared if the capacities allow it; who has less than another has as much as it takes, or one less; of
-    equals, the larger share is whose that holds more."""
+    """All partitions are shared if the capacities allow it. A worker with fewer than another one is at its capacity or
+    has one less. Where shares must differ by one, a worker that holds more gets the larger one."""
     result = shares.targets(holding, capacities, partitions)
     assert result.keys() == holding.keys()
     limits = {worker: partitions if (cap := capacities.get(worker)) is None else cap for worker in holding}
@@ -318,8 +321,8 @@ def test_shares_are_equal_within_capacities(
             assert (-holding[other], other) < (-holding[first], first)
 
 
-def test_a_capacity_is_kept_and_the_others_take_more(database: Database, clock: Clock) -> None:
-    """A worker that takes two, one that takes none, two that take any number; and it may change its mind."""
+def test_a_capacity_is_respected_and_the_others_take_more(database: Database, clock: Clock) -> None:
+    """One worker takes two, one takes none, two take any number; and a capacity may change."""
     service = Service(database, combiner=Inline)
     made(service, 12)
     workers = [
@@ -333,8 +336,8 @@ def test_a_capacity_is_kept_and_the_others_take_more(database: Database, clock: 
     assert {worker.name: len(worker.epochs) for worker in workers} == {"a": 2, "b": 4, "c": 1, "d": 5}
 
 
-def test_a_capacity_counts_what_is_not_drained_yet(database: Database, clock: Clock) -> None:
-    """A worker that is to give back two and may have two takes none, until it has drained one."""
+def test_a_capacity_counts_partitions_not_drained_yet(database: Database, clock: Clock) -> None:
+    """A worker with a capacity of two that must release two takes none until it has drained one."""
     service = Service(database, combiner=Inline)
     made(service, 4)
     worker = Worker(service, "worker", capacity=2, drains=False)
@@ -355,13 +358,13 @@ def test_a_capacity_counts_what_is_not_drained_yet(database: Database, clock: Cl
 def test_a_worker_that_joins_takes_its_share_and_nothing_else_moves(
     database: Database, clock: Clock, partitions: int, workers: int
 ) -> None:
-    """At most ceil(P / (n + 1)) partitions move, all of them to the newcomer; when it leaves, only they move again."""
+    """At most ceil(P / (n + 1)) partitions move, all to the newcomer; when it leaves, only those move again."""
     service = Service(database, combiner=Inline)
     made(service, partitions)
     members = [Worker(service, f"worker-{number}") for number in range(workers)]
     settle(members, clock)
     before = owners(service)
-    newcomer = Worker(service, "a-newcomer")  # the first by name, so it would win a tie
+    newcomer = Worker(service, "a-newcomer")  # the first by name, so that it would win a tie
     settle([newcomer, *members], clock)
     middle = owners(service)
     moves = {partition for partition in before if before[partition] != middle[partition]}
@@ -378,22 +381,23 @@ def drains_at_once(owner: Worker, newcomer: Worker) -> None:
 
 
 def is_frozen(owner: Worker, newcomer: Worker) -> None:
-    """It is not heard of after the newcomer has come."""
+    """The owner doesn't sync after the newcomer has come."""
 
 
-def is_frozen_when_it_was_told(owner: Worker, newcomer: Worker) -> None:
+def is_frozen_after_the_request(owner: Worker, newcomer: Worker) -> None:
     if not owner.release:
         owner.sync()
 
 
 def never_drains(owner: Worker, newcomer: Worker) -> None:
-    """KCL #1718, #1765: it is alive and renews its lease, and nobody works on the partition who could say so."""
+    """KCL #1718, #1765: the worker is alive and renews its lease, but nothing processes the partition and could report
+    it."""
     owner.drains = False
     owner.sync()
 
 
 def is_killed_and_replaced(owner: Worker, newcomer: Worker) -> None:
-    """The new process was never told to release anything."""
+    """The new process was never asked to release anything."""
     owner.drains = False
     if owner.release:
         owner.session, owner.release = "another", []
@@ -402,12 +406,12 @@ def is_killed_and_replaced(owner: Worker, newcomer: Worker) -> None:
 
 @pytest.mark.parametrize("release", [0, 4, 30])
 @pytest.mark.parametrize(
-    "owner_does", [drains_at_once, is_frozen, is_frozen_when_it_was_told, never_drains, is_killed_and_replaced]
+    "owner_does", [drains_at_once, is_frozen, is_frozen_after_the_request, never_drains, is_killed_and_replaced]
 )
 def test_kcl_1718_1765_no_hand_over_gets_stuck(
     database: Database, clock: Clock, owner_does: Callable[[Worker, Worker], None], release: int
 ) -> None:
-    """For any behaviour of the owner, a newcomer has its share after ttl + release, at its next sync."""
+    """A newcomer has its share after ttl + release, at its next sync, even if the owner doesn't release its own."""
     service = Service(database, combiner=Inline)
     made(service, 4, release=release)
     owner, newcomer = Worker(service, "owner"), Worker(service, "newcomer")
@@ -423,8 +427,8 @@ def test_kcl_1718_1765_no_hand_over_gets_stuck(
     assert sum(owner == newcomer.name for owner in owner_by_partition.values()) == len(newcomer.epochs)
 
 
-def test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays(database: Database, clock: Clock) -> None:
-    """Lost answers cost nothing, and syncing doesn't put the end off."""
+def test_a_release_is_repeated_until_it_is_drained_and_keeps_its_deadline(database: Database, clock: Clock) -> None:
+    """A lost answer costs nothing, and a sync doesn't postpone the deadline."""
     service = Service(database, combiner=Inline)
     made(service, 4)
     owner, newcomer = Worker(service, "owner", drains=False), Worker(service, "newcomer")
@@ -436,7 +440,7 @@ def test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays(data
     assert owner.sync().release == [2, 3]
     assert [position.release_by for position in service.consumer_groups.get("g").positions] == deadline
     assert owner.sync(2).release == [3]
-    assert owner.sync(2).release == [3], "it is said again as its answer was lost; somebody else may have it by now"
+    assert owner.sync(2).release == [3], "the report is repeated as its answer was lost"
     newcomer.sync()
     assert newcomer.epochs == {2: 2}
     assert owner.sync(2, 3).release == []
@@ -445,8 +449,8 @@ def test_a_release_is_told_again_until_it_is_drained_and_its_deadline_stays(data
     assert newcomer.epochs == {2: 2, 3: 2}
 
 
-def test_a_late_word_of_an_earlier_release_frees_nothing(database: Database, clock: Clock) -> None:
-    """A sync that was sent twice arrives again when its worker has got the partitions back, and drains them again."""
+def test_a_delayed_report_of_an_earlier_release_frees_nothing(database: Database, clock: Clock) -> None:
+    """A duplicated sync arrives again after its worker got the partitions back and drains them once more."""
     service = Service(database, combiner=Inline)
     made(service, 4)
     owner, newcomer = Worker(service, "owner", drains=False), Worker(service, "newcomer")
@@ -474,10 +478,9 @@ def test_a_late_word_of_an_earlier_release_frees_nothing(database: Database, clo
     assert other.epochs == {2: 4, 3: 4}
 
 
-def test_what_was_told_to_be_released_is_released_though_the_share_grows_again(
-    database: Database, clock: Clock
-) -> None:
-    """The newcomer is gone before it got anything: the owner drains all the same, and gets it back at another epoch."""
+def test_a_requested_release_is_finished_though_the_share_grows_again(database: Database, clock: Clock) -> None:
+    """The newcomer leaves before it got anything: the owner still drains the partition, and gets it back at another
+    epoch."""
     service = Service(database, combiner=Inline)
     made(service, 4)
     owner, newcomer = Worker(service, "owner", drains=False), Worker(service, "newcomer")
@@ -494,7 +497,7 @@ def test_what_was_told_to_be_released_is_released_though_the_share_grows_again(
 
 
 def test_a_lease_ends_by_the_databases_clock(database: Database, clock: Clock) -> None:
-    """After the ttl and not before; somebody else's sync finds it, the worker's own renews it."""
+    """After the ttl and not earlier; another worker's sync finds the expired lease, the worker's own sync renews it."""
     service = Service(database, combiner=Inline)
     made(service, 2)
     quiet, other = Worker(service, "quiet"), Worker(service, "other")
@@ -511,7 +514,7 @@ def test_a_lease_ends_by_the_databases_clock(database: Database, clock: Clock) -
         quiet.commit(0, 1)
 
 
-def test_a_late_worker_that_syncs_first_keeps_what_nobody_took(database: Database, clock: Clock) -> None:
+def test_a_late_worker_that_syncs_first_keeps_partitions_that_no_one_took(database: Database, clock: Clock) -> None:
     """Nothing has happened meanwhile, so nothing moves and no epoch changes."""
     service = Service(database, combiner=Inline)
     made(service, 2)
@@ -524,8 +527,11 @@ def test_a_late_worker_that_syncs_first_keeps_what_nobody_took(database: Databas
 
 
 @pytest.mark.parametrize("seconds", [TTL + 1, 86_400])
-def test_nothing_moves_where_all_were_cut_off_and_come_back(database: Database, clock: Clock, seconds: float) -> None:
-    """The service was away for longer than a ttl, or the clock jumped: the first to come doesn't take it all."""
+def test_nothing_moves_when_all_workers_were_cut_off_and_return(
+    database: Database, clock: Clock, seconds: float
+) -> None:
+    """The service was away for longer than a ttl, or the clock jumped: the first worker to sync doesn't take
+    everything."""
     service = Service(database, combiner=Inline)
     made(service, 9)
     workers = [Worker(service, name) for name in "abc"]
@@ -536,8 +542,8 @@ def test_nothing_moves_where_all_were_cut_off_and_come_back(database: Database, 
     assert [worker.epochs for worker in workers] == epochs
 
 
-def test_a_worker_that_is_always_late_spares_a_dead_one_once(database: Database, clock: Clock) -> None:
-    """Though its own lease has ended each time it syncs."""
+def test_a_worker_that_is_always_late_spares_a_dead_worker_only_once(database: Database, clock: Clock) -> None:
+    """Even if its own lease has ended each time it syncs."""
     service = Service(database, combiner=Inline)
     made(service, 2)
     late, dead = Worker(service, "late"), Worker(service, "dead")
@@ -550,8 +556,8 @@ def test_a_worker_that_is_always_late_spares_a_dead_one_once(database: Database,
 
 
 @pytest.mark.parametrize("jump", [-1, -TTL, -86_400])
-def test_a_clock_that_jumps_back_keeps_nobody_waiting(database: Database, clock: Clock, jump: int) -> None:
-    """Neither a dead worker's lease nor a deadline lasts longer than if it were given now."""
+def test_a_clock_that_jumps_back_makes_no_worker_wait_longer(database: Database, clock: Clock, jump: int) -> None:
+    """Neither a dead worker's lease nor a deadline lasts longer than one set now."""
     service = Service(database, combiner=Inline)
     made(service, 3)
     dead, slow, other = Worker(service, "dead"), Worker(service, "stuck", drains=False), Worker(service, "other")
@@ -575,8 +581,8 @@ def test_a_clock_that_jumps_back_keeps_nobody_waiting(database: Database, clock:
     assert clock.now - start <= timedelta(seconds=RELEASE)
 
 
-def test_a_shorter_ttl_holds_for_those_that_are_there(database: Database, clock: Clock) -> None:
-    """From the next sync of anybody on."""
+def test_a_shorter_ttl_applies_to_current_workers(database: Database, clock: Clock) -> None:
+    """From the next sync of any worker on."""
     service = Service(database, combiner=Inline)
     made(service, 2, ttl=3600)
     dead, other = Worker(service, "dead"), Worker(service, "other")
@@ -589,8 +595,9 @@ def test_a_shorter_ttl_holds_for_those_that_are_there(database: Database, clock:
     assert other.sync().gone == ["dead"]
 
 
-def test_the_time_of_a_sync_is_that_of_after_its_wait(mariadb_service: Service) -> None:
-    """A statement that waits for a lock has the time of before: by that, leases that have ended would go on."""
+def test_a_sync_uses_the_time_after_its_lock_wait(mariadb_service: Service) -> None:
+    """A statement that waits for a lock keeps its start time, at which leases that have ended since would still be
+    valid."""
     service = mariadb_service
     made(service, 1)
     worker = Worker(service, "worker")
@@ -611,11 +618,11 @@ def test_the_time_of_a_sync_is_that_of_after_its_wait(mariadb_service: Service) 
     assert worker_row.last_seen >= after
 
 
-# Who may write.
+# Write permission.
 
 
 def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(database: Database, clock: Clock) -> None:
-    """Its commit and its events are refused, and what its transaction had done before is rolled back."""
+    """Its commit and its events are refused, and what its transaction did before is rolled back."""
     service = Service(database, combiner=Inline)
     made(service, 1)
     frozen_worker, other = Worker(service, "frozen"), Worker(service, "other")
@@ -623,7 +630,7 @@ def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(databa
     frozen_worker.commit(0, 5)
     service.feed.append([feed.NewEvent("in-time", "x")], frozen_worker.fence(0))
     clock.go(TTL + 1)
-    # Nobody noticed yet: it is the owner still, and harms nobody.
+    # No sync has noticed yet: it is still the owner, and does no harm.
     service.feed.append([feed.NewEvent("late", "x")], frozen_worker.fence(0))
     other.sync()
     with pytest.raises(errors.StaleEpoch):
@@ -633,7 +640,7 @@ def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(databa
 
     def effect_first(tx: sa.Connection) -> None:
         feed.append(tx, [feed.NewEvent("effect", "x")])
-        groups.fence(tx, "g", 0, frozen_worker.name, frozen_worker.epochs[0])
+        fence(tx, "g", 0, frozen_worker.name, frozen_worker.epochs[0])
 
     with pytest.raises(errors.StaleEpoch):
         database.write(effect_first)
@@ -642,7 +649,7 @@ def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(databa
 
 
 def test_a_worker_whose_partition_is_free_may_not_write(database: Database, clock: Clock) -> None:
-    """Its epoch is the last one still, but it is nobody's."""
+    """Its epoch is still the latest, but the partition has no owner."""
     service = Service(database, combiner=Inline)
     made(service, 2)
     silent, leaver, other = Worker(service, "gone"), Worker(service, "left"), Worker(service, "other", capacity=0)
@@ -657,7 +664,7 @@ def test_a_worker_whose_partition_is_free_may_not_write(database: Database, cloc
             worker.commit(partition, 1)
 
 
-def test_a_worker_that_is_started_again_under_its_name_fences_its_zombie(database: Database, clock: Clock) -> None:
+def test_a_worker_restarted_under_its_name_fences_its_zombie(database: Database, clock: Clock) -> None:
     """The same name, the same partitions, other epochs; the zombie can neither write nor take the name back."""
     service = Service(database, combiner=Inline)
     made(service, 3)
@@ -683,12 +690,12 @@ def test_a_worker_that_is_started_again_under_its_name_fences_its_zombie(databas
     third.sync()
     assert third.epochs == {0: 3, 1: 3, 2: 3}
     clock.go(TTL + 1)
-    zombie.sync()  # its successors are dead: somebody has to do the work
+    zombie.sync()  # its successors are dead, so it takes over
     assert zombie.epochs == {0: 4, 1: 4, 2: 4}
 
 
-def test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before(database: Database, clock: Clock) -> None:
-    """A zombie from before the deletion meets its own name, and not its own epoch."""
+def test_a_recreated_group_starts_above_the_earlier_groups_epochs(database: Database, clock: Clock) -> None:
+    """A zombie from before the deletion finds its own name, but not its own epoch."""
     service = Service(database, combiner=Inline)
     made(service, 2)
     zombie = Worker(service, "worker")
@@ -710,8 +717,8 @@ def test_a_group_that_is_made_again_begins_above_the_epochs_of_the_one_before(da
 # Positions.
 
 
-def test_the_next_owner_begins_with_what_was_done(database: Database, clock: Clock) -> None:
-    """Floor, what is outstanding above it, and the token of the floor."""
+def test_the_next_owner_starts_at_the_committed_position(database: Database, clock: Clock) -> None:
+    """The floor, the outstanding offsets above it, and the floor's token."""
     service = Service(database, combiner=Inline)
     made(service, 1)
     first, second = Worker(service, "first"), Worker(service, "second")
@@ -727,7 +734,7 @@ def test_the_next_owner_begins_with_what_was_done(database: Database, clock: Clo
 
 
 def test_commits_may_be_repeated_and_overtaken(database: Database) -> None:
-    """Nothing that was done is forgotten, the floor never goes back, and the token stays with it."""
+    """No finished offset is lost, the floor never goes back, and the token stays with it."""
     service = Service(database, combiner=Inline)
     made(service, 1)
     worker = Worker(service, "worker")
@@ -742,15 +749,15 @@ def test_commits_may_be_repeated_and_overtaken(database: Database) -> None:
     for snapshot, token in commits:
         service.consumer_groups.commit(worker.fence(0), snapshot, token=token)
     position = service.consumer_groups.get("g").positions[0]
-    # 4 was done as the second says, 6 as the last one says.
+    # The second commit says that 4 is done, the last one that 6 is.
     assert (position.floor, position.high, position.outstanding) == (9, 12, 1)
     highest = Snapshot(2**63 - 3, 2**63 - 1, (2**63 - 2,))
     service.consumer_groups.commit(worker.fence(0), highest)
     assert worker.sync().assigned[0].floor == 2**63 - 3
 
 
-def test_a_snapshot_that_is_broken_in_the_database_counts_for_its_floor(database: Database) -> None:
-    """It replays, it does not skip, and it does not block."""
+def test_a_snapshot_damaged_in_the_database_counts_as_its_floor(database: Database) -> None:
+    """The partition replays; it neither skips nor blocks."""
     service = Service(database, combiner=Inline)
     made(service, 1)
     worker = Worker(service, "worker")
@@ -762,11 +769,11 @@ def test_a_snapshot_that_is_broken_in_the_database_counts_for_its_floor(database
     assert (position.floor, position.high) == (3, 3)
 
 
-# Known failures of earlier systems, by their names; two more stand above.
+# Known failures of earlier systems, by their names; two more are above.
 
 
 def test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen(database: Database, clock: Clock) -> None:
-    """It counts from its first sync on, though it owns nothing: the others give back what is too much for them."""
+    """It counts from its first sync on, though it owns nothing: the others release their surplus."""
     service = Service(database, combiner=Inline)
     made(service, 4)
     owner = Worker(service, "a")
@@ -782,7 +789,7 @@ def test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen(database: Database,
 
 
 def test_azure_python_38812_the_first_create_makes_no_two_owners(mariadb_service: Service) -> None:
-    """Two that make the group and join it at the same moment: one group, and no partition has two owners."""
+    """Two workers create and join the group at the same moment: one group results, and no partition has two owners."""
     answers: list[bool] = []
 
     def join(name: str) -> Callable[[Service, int], tuple[bool, set[int]]]:
@@ -800,12 +807,12 @@ def test_azure_python_38812_the_first_create_makes_no_two_owners(mariadb_service
         answers.append(first[0])
 
     race(mariadb_service.database, ROUNDS, join("one"), join("other"), check=check)
-    assert set(answers) == {True, False}, "one always came first"
+    assert set(answers) == {True, False}, "the same worker always came first"
 
 
 def test_kafka_12984_no_two_members_claim_a_partition_in_one_generation(database: Database, clock: Clock) -> None:
-    """A member that was out of the group comes back and believes in what it held: what it is told is what counts, and
-    what it says of partitions that are others' by now is ignored."""
+    """A member that was out of the group comes back and assumes its old partitions: the answer to its sync decides, and
+    its reports about partitions that others own now are ignored."""
     service = Service(database, combiner=Inline)
     made(service, 6)
     absent, first, other = (Worker(service, name) for name in ("away", "one", "other"))
@@ -827,8 +834,9 @@ def test_kafka_12984_no_two_members_claim_a_partition_in_one_generation(database
 # Races on MariaDB.
 
 
-def test_a_commit_is_with_the_next_owner_or_refused(mariadb_service: Service) -> None:
-    """The owner commits while another takes its partition: either the next one begins with it, or it is told no."""
+def test_a_commit_reaches_the_next_owner_or_is_refused(mariadb_service: Service) -> None:
+    """The owner commits while another worker takes its partition: either the next owner starts with the commit, or it
+    is refused."""
     service = mariadb_service
     wins = {"owner": 0, "next": 0}
     workers = []
@@ -858,18 +866,18 @@ def test_a_commit_is_with_the_next_owner_or_refused(mariadb_service: Service) ->
         lambda service_, number: Worker(service_, "next", f"g{number}").sync(),
         check=check,
     )
-    assert min(wins.values()) > 0, f"one always came first: {wins}"
+    assert min(wins.values()) > 0, f"the same worker always came first: {wins}"
 
 
-def test_a_hundred_that_sync_at_once_are_all_answered(mariadb_service: Service) -> None:
-    """No partition is assigned to two workers at one epoch, and none has more than its share in the end. They wait for
-    one row. Where a hundred transactions take longer than the service waits, the last ones are told to come again, and
-    do, as clients do after a 503."""
+def test_a_hundred_workers_that_sync_at_once_are_all_answered(mariadb_service: Service) -> None:
+    """No partition is assigned to two workers at one epoch, and in the end none has more than its share. All of them
+    wait for one row. If a hundred transactions take longer than the lock wait, the last ones are refused and try again,
+    as clients do after a 503."""
     service = mariadb_service
     made(service, 250, ttl=600)
     workers = [Worker(service, f"worker-{number:03}") for number in range(100)]
     owners_by_epoch: dict[tuple[int, int], str] = {}
-    for _ in range(4):  # the first takes all, is told, has drained it, the others take it
+    for _ in range(4):  # the first worker takes all, is asked to release, has drained; the others take their shares
         start = threading.Barrier(len(workers))
 
         def sync(worker: Worker, start: threading.Barrier = start) -> Synced:
@@ -898,8 +906,8 @@ def dying() -> Iterator[Mortals]:
 
 
 def eventful(service: Service, group: str) -> Worker:
-    """A group in which the next sync of the returned worker has everything to do: it joins, one is dead, one is
-    overdue."""
+    """A group in which the returned worker's next sync has everything to do: it joins, another worker is dead, and a
+    release is overdue."""
     made(service, 6, group, ttl=600, release=600)
     dead, slow = Worker(service, "dead", group), Worker(service, "stuck", group, drains=False)
     dead.sync()
@@ -920,7 +928,7 @@ def eventful(service: Service, group: str) -> Worker:
 
 
 def releasing(service: Service, group: str) -> Worker:
-    """The next sync of the returned worker marks what others should have."""
+    """The returned worker's next sync marks what others should have."""
     made(service, 6, group, ttl=600, release=600)
     worker, newcomer = Worker(service, "worker", group), Worker(service, "newcomer", group)
     worker.sync()
@@ -954,7 +962,7 @@ def seen(service: Service, group: str) -> list[Any]:
 def test_a_sync_that_dies_at_any_point_is_done_or_not_begun(
     database: Database, dying: Mortals, scenario: Callable[[Service, str], Worker]
 ) -> None:
-    """Before and after each statement and the commit: repeated, it brings what one alone would have brought."""
+    """Before and after each statement and the commit: a retry has the effect of a single sync."""
     service = Service(database, combiner=Inline)
     url = database.url.render_as_string(hide_password=False)
     expected = scenario(service, "expected")
@@ -982,7 +990,7 @@ def test_a_sync_that_dies_at_any_point_is_done_or_not_begun(
 
 
 def test_a_commit_that_dies_at_any_point_is_done_or_not_begun(database: Database, dying: Mortals) -> None:
-    """And sent again it is what it would have been."""
+    """A retry has the effect of a single commit."""
     service = Service(database, combiner=Inline)
     url = database.url.render_as_string(hide_password=False)
     snapshot = Snapshot(3, 8, (4, 6))
@@ -1005,11 +1013,11 @@ def test_a_commit_that_dies_at_any_point_is_done_or_not_begun(database: Database
     assert len(deaths) > 4, deaths
 
 
-# What it costs.
+# Cost.
 
 
 def test_a_sync_takes_as_many_statements_for_four_hundred_partitions_as_for_four(database: Database) -> None:
-    """Up to what fits in one list (`statements.LIST`)."""
+    """For as many partitions as fit in one list (`statements.LIST`)."""
     service = Service(database, combiner=Inline)
     count = 0
 
@@ -1035,7 +1043,7 @@ def test_a_sync_takes_as_many_statements_for_four_hundred_partitions_as_for_four
 
 
 def test_a_heartbeat_writes_one_row(database: Database) -> None:
-    """That of the worker, however many partitions it holds."""
+    """The worker's row, however many partitions it holds."""
     service = Service(database, combiner=Inline)
     made(service, 100)
     worker = Worker(service, "worker")

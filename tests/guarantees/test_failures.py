@@ -1,7 +1,7 @@
-"""The database restarts, goes away, refuses, fills up, slows down; connections are cut; the service is told to stop.
+"""The database restarts, goes away, refuses, fills up or slows down; connections are cut; the service is stopped.
 
-All under load, and each time the same holds: what was answered 200 is there, once; what could not be done is a 503, or
-not answered; and once the trouble is over the work goes on by itself.
+Always under load, with the same outcome: each request that got a 200 is stored, once; a request that couldn't be done
+got a 503 or no answer; and once the failure is over, the work goes on without help.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(3600 if SOAK else 300)]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MariaDB]:
-    """A server for the tests of this module, which do it harm."""
+    """A server for this module's tests, which damage it."""
     with running_mariadb() as running:
         yield running
 
@@ -43,7 +43,8 @@ UnderLoad = Callable[..., contextlib.AbstractContextManager[tuple[Load, ServiceP
 
 @pytest.fixture
 def under_load() -> UnderLoad:
-    """A service on the database, maybe `through` another URL of it, and clients; held against the database after."""
+    """A service on the database, perhaps `through` a proxy's URL, and clients; their answers are compared with the
+    database afterwards."""
 
     @contextlib.contextmanager
     def run(url: str, proxy_url: str | None = None) -> Iterator[tuple[Load, ServiceProcess]]:
@@ -55,7 +56,7 @@ def under_load() -> UnderLoad:
                 with Load(running.url, shared_batch) as load:
                     load.reaches(40)
                     yield load, running
-                    load.reaches(40)  # it goes on by itself
+                    load.reaches(40)  # work goes on without help
                 check(load, database)
 
     return run
@@ -72,13 +73,13 @@ def through(proxy: Proxy, url: str) -> str:
 
 
 def unavailable(load: Load, count: int = 5) -> None:
-    """Wait until so many more calls are answered 503."""
+    """Wait until `count` more calls get a 503."""
     goal = load.statuses[503] + count
-    load.hears(lambda: load.statuses[503] >= goal)
+    load.wait_until(lambda: load.statuses[503] >= goal)
 
 
 def test_a_database_that_restarts_under_load(under_load: UnderLoad, server: MariaDB) -> None:
-    """As for an upgrade of it: callers hear a 503 or wait, and then it goes on."""
+    """As in an upgrade of the database: calls get a 503 or wait, and then the work goes on."""
     with under_load(server.new_database()) as (load, _):
         for _ in range(2):
             server.stop(signal.SIGTERM)
@@ -87,7 +88,7 @@ def test_a_database_that_restarts_under_load(under_load: UnderLoad, server: Mari
 
 
 def test_a_database_that_is_gone_for_a_while(under_load: UnderLoad, server: MariaDB, proxy: Proxy) -> None:
-    """Alive, not ready, 503 with Retry-After; reads and metrics answer too."""
+    """The service is alive but not ready, and answers 503 with Retry-After; reads and metrics answer too."""
     url = server.new_database()
     with under_load(url, through(proxy, url)) as (load, running), httpx.Client(base_url=running.url) as client:
         proxy.leave()
@@ -104,7 +105,7 @@ def test_a_database_that_is_gone_for_a_while(under_load: UnderLoad, server: Mari
 
 
 def test_a_database_that_falls_silent(under_load: UnderLoad, server: MariaDB, proxy: Proxy) -> None:
-    """Nothing comes back and nothing breaks, as behind a firewall: alive all the time, and it goes on."""
+    """No answer and no error, as behind a firewall: the service stays alive, and the work goes on afterwards."""
     url = server.new_database()
     with under_load(url, through(proxy, url)) as (load, running), httpx.Client(base_url=running.url) as client:
         proxy.fall_silent()
@@ -115,7 +116,7 @@ def test_a_database_that_falls_silent(under_load: UnderLoad, server: MariaDB, pr
 
 
 def test_a_database_that_is_slow(under_load: UnderLoad, server: MariaDB, proxy: Proxy) -> None:
-    """Each round trip takes 20 ms more: answers are late, and none is refused."""
+    """Each round trip takes 20 ms more: answers are late, but no call is refused."""
     url = server.new_database()
     with under_load(url, through(proxy, url)) as (load, _):
         proxy.delay = 0.02
@@ -126,10 +127,10 @@ def test_a_database_that_is_slow(under_load: UnderLoad, server: MariaDB, proxy: 
 
 
 def test_a_database_that_is_read_only(under_load: UnderLoad, server: MariaDB) -> None:
-    """Writes get 503, reads are answered; afterwards writes work again."""
+    """Writes get a 503, reads are answered; afterwards writes work again."""
     url = server.new_database()
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE OR REPLACE USER service@'127.0.0.1'")  # an administrator may write all the same
+        cursor.execute("CREATE OR REPLACE USER service@'127.0.0.1'")  # an administrator could still write
         cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {url.rpartition('/')[2]}.* TO service@'127.0.0.1'")
         with under_load(url, url.replace("root@", "service@")) as (load, running):
             cursor.execute("SET GLOBAL read_only = 1")
@@ -151,7 +152,7 @@ def small_disk(megabytes: int) -> Iterator[Path]:
         try:
             yield Path(folder)
         finally:
-            libc.umount2(folder.encode(), 2)  # when the last file is closed
+            libc.umount2(folder.encode(), 2)  # unmount once the last file is closed
 
 
 @contextlib.contextmanager
@@ -167,7 +168,7 @@ def full(disk: Path) -> Iterator[None]:
 
 
 def test_a_full_disk_under_mariadb(under_load: UnderLoad) -> None:
-    """503 while it is full, and nothing of what had been answered is lost."""
+    """503 while it is full, and nothing that was answered is lost."""
     small = ["--innodb-log-file-size=8M", "--innodb-data-file-path=ibdata1:12M:autoextend:max:16M"]
     with (
         small_disk(128) as disk,
@@ -179,13 +180,14 @@ def test_a_full_disk_under_mariadb(under_load: UnderLoad) -> None:
 
 
 def test_a_full_disk_under_sqlite(under_load: UnderLoad) -> None:
-    """The same."""
+    """503 while it is full, and nothing that was answered is lost."""
     with small_disk(8) as disk, under_load(f"sqlite:///{disk}/lastbit.db") as (load, _), full(disk):
         unavailable(load)
 
 
 def test_connections_that_are_killed(under_load: UnderLoad, server: MariaDB) -> None:
-    """By an administrator or a timeout, all of them at once, again and again: repeated inside, mostly unnoticed."""
+    """By an administrator or a timeout, all connections at once, several times: the service repeats its work, mostly
+    unnoticed."""
     url = server.new_database()
     kills = 0
     with (
@@ -196,7 +198,7 @@ def test_connections_that_are_killed(under_load: UnderLoad, server: MariaDB) -> 
         for _ in range(KILLS):
             cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [url.rpartition("/")[2]])
             for (value,) in cursor.fetchall():
-                with contextlib.suppress(Exception):  # it has ended by itself
+                with contextlib.suppress(Exception):  # the connection has already ended
                     cursor.execute(f"KILL CONNECTION {value}")
                     kills += 1
             load.reaches(10)
@@ -205,7 +207,8 @@ def test_connections_that_are_killed(under_load: UnderLoad, server: MariaDB) -> 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
 def test_connections_that_are_cut_at_the_commit(under_load: UnderLoad, server: MariaDB, proxy: Proxy, cut: Cut) -> None:
-    """Nobody knows whether it was done. It is done once, and told once, either way."""
+    """The client can't know whether the commit was done. Either way it is done once, and exactly one call gets
+    `newly`."""
     url = server.new_database()
     with under_load(url, through(proxy, url)) as (load, _):
         proxy.cut = cut
@@ -214,8 +217,8 @@ def test_connections_that_are_cut_at_the_commit(under_load: UnderLoad, server: M
     assert proxy.cuts >= 3
 
 
-def test_a_service_that_is_told_to_stop_under_load(under_load: UnderLoad, server: MariaDB) -> None:
-    """SIGTERM: what is under way is answered, or isn't; no answer is a lie, and each process ends by itself."""
+def test_a_service_that_is_stopped_under_load(under_load: UnderLoad, server: MariaDB) -> None:
+    """SIGTERM: calls under way are answered or not; no answer is wrong, and each process ends on its own."""
     with under_load(server.new_database()) as (load, running):
         for _ in range(STOPS):
             assert running.stop(signal.SIGTERM) == -signal.SIGTERM

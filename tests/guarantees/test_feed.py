@@ -1,4 +1,4 @@
-"""The feed: positions in commit order without a gap, whoever writes, holds and rolls back."""
+"""The feed: positions in commit order without a gap, though writers append, hold their transactions and roll back."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed, janitor, tables
 from core.batches import batch as batches
+from core.batches import expiry
 from core.service import Service
 from core.storage.database import Database
+from core.storage.statements import Pipeline
 from tests.guarantees.drivers.rounds import ROUNDS
 
 WRITERS = 4
 
 
 class Regret(errors.CoreError):
-    """A transaction is rolled back after it has appended."""
+    """Raised to roll a transaction back after it has appended."""
 
 
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
-def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb_database: Database) -> None:
-    """Writers append, hold their transaction and roll back at random; who follows never meets a gap, and nothing ever
-    comes in below what was read."""
+def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(mariadb_database: Database) -> None:
+    """Writers append, hold their transactions and roll back at random. A reader that follows never sees a gap, and
+    nothing is ever added below the positions it has read."""
     url = mariadb_database.url.render_as_string(hide_password=False)
     start = Service(mariadb_database).feed.head()
     commits: list[set[str]] = [set() for _ in range(WRITERS)]
@@ -50,7 +52,7 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
                 ) -> None:
                     new = [feed.NewEvent(id, "test.event") for id in ids]
                     if own_transaction:
-                        feed.append_once(tx, new)
+                        feed.write(Pipeline(tx), list, [new])
                     else:
                         feed.append(tx, new)
                     for _ in range(holds):
@@ -81,7 +83,7 @@ def test_a_reader_meets_the_positions_one_by_one_whatever_the_writers_do(mariadb
     def guarded(run: object, *arguments: object) -> None:
         try:
             run(*arguments)  # type: ignore[operator]
-        except BaseException as error:  # noqa: BLE001  # it is raised in the test's own thread
+        except BaseException as error:  # noqa: BLE001  # raised again in the test's own thread
             trouble.append(error)
 
     reads: list[dict[int, str]] = [{}, {}]
@@ -105,8 +107,8 @@ def _ids(service: Service, after: int = 0) -> list[str]:
     return [event.id for event in service.feed.read(after, 1000).events]
 
 
-def test_an_id_that_was_appended_before_stands_where_it_stood(service: Service) -> None:
-    """Also within one call, and beside new ones."""
+def test_an_id_that_was_appended_before_keeps_its_position(service: Service) -> None:
+    """Also within one call, and next to new ids."""
     start = service.feed.head()
     first = service.feed.append(
         [feed.NewEvent("order-1", "order.paid", "o1", '{"a":1}'), feed.NewEvent("order-2", "order.paid")]
@@ -122,13 +124,13 @@ def test_an_id_that_was_appended_before_stands_where_it_stood(service: Service) 
 
 
 def test_ids_are_compared_by_their_bytes(service: Service) -> None:
-    """`Job` and `job` are two."""
+    """`Job` and `job` are different ids."""
     new = [feed.NewEvent(id, "x") for id in ("Job", "job", "j\u00f6b", "job ")]
     assert [entry.repeated for entry in service.feed.append(new)] == [False] * 4
 
 
-def test_a_page_is_filtered_and_still_says_how_far_it_looked(service: Service) -> None:
-    """`next` moves past events that are not wanted."""
+def test_a_filtered_page_still_reports_how_far_it_has_read(service: Service) -> None:
+    """`next` moves past events that the filter leaves out."""
     start = service.feed.head()
     batch = service.batches.open(batches.Opening(items=1)).batch.id
     other = service.batches.open(batches.Opening(sealed=True)).batch.id
@@ -146,13 +148,13 @@ def test_a_page_is_filtered_and_still_says_how_far_it_looked(service: Service) -
     assert service.feed.read(start + 6, 10, batch=batch) == feed.EventPage([], start + 6, start + 6)
 
 
-def test_a_position_that_was_never_given_is_refused(service: Service) -> None:
+def test_a_position_beyond_the_feeds_end_is_refused(service: Service) -> None:
     with pytest.raises(errors.InvalidRequest, match=r"query\.after: expected at most"):
         service.feed.read(service.feed.head() + 1, 10)
 
 
-def test_a_reader_that_comes_after_the_trimming_is_told_so(service: Service) -> None:
-    """Recent events stay, positions go on, and a reader that has read far enough notices nothing."""
+def test_a_reader_of_trimmed_positions_gets_an_error(service: Service) -> None:
+    """Recent events stay, positions go on, and a reader that is past the trimmed positions notices nothing."""
     start = service.feed.head()
     service.feed.append([feed.NewEvent(f"old-{number}", "x") for number in range(5)])
     with service.database.engine.begin() as tx:
@@ -161,21 +163,21 @@ def test_a_reader_that_comes_after_the_trimming_is_told_so(service: Service) -> 
             .where(tables.feed.c.position <= start + 3)
             .values(appended_at=datetime(2001, 1, 1, tzinfo=UTC))
         )
-    report = janitor.run_once(service.database, janitor.Policy(keep_events=timedelta(days=1)))
+    report = janitor.run_once(service.database, expiry.Policy(keep_events=timedelta(days=1)))
     assert report.events == start + 3
     with pytest.raises(errors.PositionTrimmed, match=f"trimmed up to {start + 3}") as exception:
         service.feed.read(start + 2, 10)
     assert exception.value.trimmed == start + 3
     assert _ids(service, start + 3) == ["old-3", "old-4"]
     assert service.feed.append([feed.NewEvent("new", "x")]) == [feed.Appended(start + 6, False)]
-    assert janitor.run_once(service.database, janitor.Policy(keep_events=timedelta(days=1))).events == 0
+    assert janitor.run_once(service.database, expiry.Policy(keep_events=timedelta(days=1))).events == 0
 
 
-def test_everything_can_be_trimmed_but_what_somebody_needs(service: Service) -> None:
-    """The position goes on from where it was."""
+def test_everything_that_no_process_needs_can_be_trimmed(service: Service) -> None:
+    """The positions continue where they ended."""
     start = service.feed.head()
     service.feed.append([feed.NewEvent(f"old-{number}", "x") for number in range(5)])
-    keep = timedelta(seconds=-60)  # the database's clock has a minute to go before any event is that young
+    keep = timedelta(seconds=-60)  # a negative age, so that even an event of the last minute may be trimmed
     assert feed.trim(service.database, keep, needed=lambda tx: start + 4) == start + 3
     assert _ids(service, start + 3) == ["old-3", "old-4"]
     assert feed.trim(service.database, keep) == 2
@@ -183,8 +185,8 @@ def test_everything_can_be_trimmed_but_what_somebody_needs(service: Service) -> 
     assert service.feed.append([feed.NewEvent("new", "x")]) == [feed.Appended(start + 6, False)]
 
 
-def test_a_commit_that_appended_is_heard_of_in_its_process_and_a_rollback_is_not(service: Service) -> None:
-    """With the feed's last position."""
+def test_a_commit_that_appends_notifies_its_process_and_a_rollback_does_not(service: Service) -> None:
+    """The listener gets the feed's last position."""
     positions: list[int] = []
     service.feed.on_append(positions.append)
     batch = service.batches.open(batches.Opening(items=2)).batch.id

@@ -1,7 +1,8 @@
-"""On a Galera cluster of three nodes: what one node has committed another one may not have applied yet, locks hold on
-their own node, and a commit may be refused. All guarantees hold all the same.
+"""A Galera cluster of three nodes: a node may not have applied what another one has committed, locks hold on their own
+node, and a commit may be refused. All guarantees hold nevertheless.
 
-Decision 0013 says of each transaction what holds it; here those are tried that rest on more than the rows they write.
+Decision 0013 lists what protects each transaction; tested here are the transactions that depend on more than the rows
+they write.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from sqlalchemy.exc import DBAPIError
 
 from core import errors, feed, tallies
 from core.acks.call import AckResult
-from core.acks.combiner import Inline
 from core.batches import batch as batches
 from core.batches.batch import Opening
 from core.batches.lifecycle import State
-from core.consumer_groups import groups, leases
+from core.commits.combiner import Inline
+from core.consumer_groups import leases, positions
 from core.processes import definitions
 from core.service import Service
 from core.storage import checks, schema
@@ -45,11 +46,11 @@ ROUNDS = 2000 if "LASTBIT_SOAK" in os.environ else 40
 
 @dataclass
 class Pair:
-    """A database, by way of two nodes."""
+    """A database, reached through two nodes."""
 
     name: str
     nodes: tuple[Node, Node]
-    one: Database
+    first: Database
     other: Database
 
     @property
@@ -57,12 +58,12 @@ class Pair:
         return self.nodes[0].url(self.name), self.nodes[1].url(self.name)
 
     def services(self) -> tuple[Service, Service]:
-        return Service(self.one, combiner=Inline), Service(self.other, combiner=Inline)
+        return Service(self.first, combiner=Inline), Service(self.other, combiner=Inline)
 
 
 @pytest.fixture(scope="module")
 def name(galera: Cluster) -> Iterator[str]:
-    """A database with the current schema."""
+    """The name of a database with the current schema."""
     name = galera.new_database()
     with Database(galera.nodes[0].url(name)) as database:
         schema.migrate(database)
@@ -78,18 +79,18 @@ def pair(galera: Cluster, name: str) -> Iterator[Pair]:
 
 
 def head(pair: Pair) -> int:
-    return pair.one.read(feed.head)
+    return pair.first.read(feed.head)
 
 
 def events(pair: Pair, after: int) -> list[feed.Event]:
-    """As the other node has them; their positions have no gaps."""
+    """The events that the other node has; their positions have no gaps."""
     feed_events = pair.other.snapshot(feed.read, after, 100_000).events
     assert [event.position for event in feed_events] == list(range(after + 1, after + 1 + len(feed_events)))
     return feed_events
 
 
-def test_a_lost_certification_is_begun_again_and_costs_no_connection(pair: Pair) -> None:
-    """Nothing was committed, so even work that must not be done twice is; and what is held in memory stays."""
+def test_a_failed_certification_is_retried_and_costs_no_connection(pair: Pair) -> None:
+    """Nothing was committed, so even work that must not be repeated starts again; and the cache in memory stays."""
     first, other = pair.services()
     batch = first.batches.open(Opening(items=10)).batch.id
     connections: list[None] = []
@@ -112,21 +113,21 @@ def test_a_lost_certification_is_begun_again_and_costs_no_connection(pair: Pair)
 
 
 def test_an_ack_on_one_node_right_after_the_extend_on_another_is_not_refused(pair: Pair) -> None:
-    """The ids are unknown where the extend was not applied yet; the ack waits there until it was."""
+    """The ids are unknown on a node that hasn't applied the extend yet; there the ack waits until it has."""
     first, other = pair.services()
     batch = first.batches.open(Opening()).batch.id
-    ack(other, (batch, 0, 0))  # so that its node has a session that is in use
+    ack(other, (batch, 0, 0))  # opens a session on its node and uses it
     with ThreadPoolExecutor(1) as pool:
         with pair.nodes[1].lagging():
             extension = first.batches.extend(batch, 5)
             acked = pool.submit(ack, other, (batch, 0, extension.start))
-            until(lambda: acked.done() or pair.nodes[1].works_on(pair.name) > 0, 30, lambda: "it was not sent")
+            until(lambda: acked.done() or pair.nodes[1].works_on(pair.name) > 0, 30, lambda: "the ack was not sent")
             assert not acked.done(), acked.result()
         assert (acked.result(30).applied, acked.result().rejected) == (1, [])
 
 
-def test_what_was_answered_on_one_node_is_read_on_another(pair: Pair) -> None:
-    """The state after a seal, and the event of it."""
+def test_an_answered_write_on_one_node_can_be_read_on_another(pair: Pair) -> None:
+    """The state after a seal, and its event."""
     first, other = pair.services()
     batch = first.batches.open(Opening()).batch.id
     other.batches.get(batch)
@@ -138,16 +139,16 @@ def test_what_was_answered_on_one_node_is_read_on_another(pair: Pair) -> None:
             until(
                 lambda: (state.done() and position.done()) or pair.nodes[1].works_on(pair.name) == 2,
                 30,
-                lambda: "they were not sent",
+                lambda: "the reads were not sent",
             )
         assert state.result(30) is State.COMPLETE
         assert position.result(30) == first.feed.head()
 
 
-def test_of_two_last_acks_on_two_nodes_exactly_one_completes_the_batch(pair: Pair) -> None:
-    """In two groups, so that no group's row is written by both; there is one event of it."""
+def test_exactly_one_of_two_last_acks_on_two_nodes_completes_the_batch(pair: Pair) -> None:
+    """In two groups, so that no group's row is written by both calls; the batch has one completion event."""
     shapes = [(2 * GROUP, {0: GROUP - 1, 1: GROUP - 1}), (GROUP + 1, {0: GROUP - 1})]
-    ids = prepare(pair.one, ROUNDS, lambda number: shapes[number % 2])
+    ids = prepare(pair.first, ROUNDS, lambda number: shapes[number % 2])
     before = head(pair)
 
     def judge(number: int, first: AckResult, other: AckResult) -> None:
@@ -156,7 +157,7 @@ def test_of_two_last_acks_on_two_nodes_exactly_one_completes_the_batch(pair: Pai
         assert (first.applied, other.applied) == (1, 1)
 
     race(
-        pair.one,
+        pair.first,
         ROUNDS,
         lambda service, number: ack(service, (ids[number], 0, GROUP - 1)),
         lambda service, number: ack(service, (ids[number], 1, shapes[number % 2][1].get(1, 0))),
@@ -171,8 +172,8 @@ def test_of_two_last_acks_on_two_nodes_exactly_one_completes_the_batch(pair: Pai
 
 
 def test_the_same_items_acked_on_two_nodes_count_once(pair: Pair) -> None:
-    """Each process holds the group in memory, and it is the other's change that it doesn't have."""
-    ids = prepare(pair.one, 1, lambda number: (GROUP * 4, {}))
+    """Each process has the group in memory, without the other one's change."""
+    ids = prepare(pair.first, 1, lambda number: (GROUP * 4, {}))
 
     def judge(number: int, first: AckResult, other: AckResult) -> None:
         assert sorted([(first.applied, first.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
@@ -180,12 +181,12 @@ def test_the_same_items_acked_on_two_nodes_count_once(pair: Pair) -> None:
     def same(service: Service, number: int) -> AckResult:
         return ack(service, (ids[0], *divmod(number, GROUP)))
 
-    race(pair.one, ROUNDS, same, same, check=judge, urls=pair.urls)
+    race(pair.first, ROUNDS, same, same, check=judge, urls=pair.urls)
     assert recount(pair.other)[ids[0]].acked == ROUNDS
 
 
-def test_opens_under_one_key_on_two_nodes_open_one_batch(pair: Pair) -> None:
-    """One of them is refused by the cluster, begins again, and finds the other's."""
+def test_opens_with_one_key_on_two_nodes_open_one_batch(pair: Pair) -> None:
+    """The cluster refuses one of them; it starts again and finds the other one's batch."""
 
     def judge(number: int, first: Any, other: Any) -> None:
         assert first.batch.id == other.batch.id
@@ -195,20 +196,19 @@ def test_opens_under_one_key_on_two_nodes_open_one_batch(pair: Pair) -> None:
         return service.batches.open(Opening(key=f"key-{number}", items=3), f"open-{number}")
 
     before = recount(pair.other)
-    race(pair.one, ROUNDS, same, same, check=judge, urls=pair.urls)
+    race(pair.first, ROUNDS, same, same, check=judge, urls=pair.urls)
     assert len(recount(pair.other)) == len(before) + ROUNDS
 
 
-def test_of_the_last_ack_and_the_seal_on_two_nodes_exactly_one_completes_the_batch(pair: Pair) -> None:
-    """As on one server."""
-    ids = prepare(pair.one, ROUNDS, lambda number: (GROUP + 1, {0: GROUP}), state=State.OPEN)
+def test_either_the_last_ack_or_the_seal_on_another_node_completes_the_batch(pair: Pair) -> None:
+    ids = prepare(pair.first, ROUNDS, lambda number: (GROUP + 1, {0: GROUP}), state=State.OPEN)
 
     def judge(number: int, acked: AckResult, sealed: batches.Sealed) -> None:
         assert [newly(acked, ids[number]), sealed.newly].count(True) == 1
         assert sealed.newly == sealed.batch.complete
 
     race(
-        pair.one,
+        pair.first,
         ROUNDS,
         lambda service, number: ack(service, (ids[number], 1, 0)),
         lambda service, number: service.batches.seal(ids[number]),
@@ -219,19 +219,19 @@ def test_of_the_last_ack_and_the_seal_on_two_nodes_exactly_one_completes_the_bat
     assert {rows[batch].state for batch in ids} == {State.COMPLETE}
 
 
-def test_an_ack_and_a_cancel_on_two_nodes(pair: Pair) -> None:
-    """The ack is applied before the end, or rejected."""
-    ids = prepare(pair.one, ROUNDS, lambda number: (10, {}), state=State.OPEN)
+def test_an_ack_on_one_node_is_applied_before_a_cancel_on_another_or_rejected(pair: Pair) -> None:
+    """The ack is applied before the cancel, or rejected."""
+    ids = prepare(pair.first, ROUNDS, lambda number: (10, {}), state=State.OPEN)
     applied: dict[int, int] = {}
 
     def judge(number: int, acked: AckResult, cancelled: batches.Batch) -> None:
         assert cancelled.state is State.CANCELLED
         assert acked.applied + len(acked.rejected) == 1
-        assert cancelled.acked == acked.applied, "it was answered as applied, after the end"
+        assert cancelled.acked == acked.applied, "it was answered as applied after the cancel"
         applied[ids[number]] = acked.applied
 
     race(
-        pair.one,
+        pair.first,
         ROUNDS,
         lambda service, number: ack(service, (ids[number], 0, 3)),
         lambda service, number: service.batches.cancel(ids[number]),
@@ -243,7 +243,7 @@ def test_an_ack_and_a_cancel_on_two_nodes(pair: Pair) -> None:
 
 
 def test_events_appended_on_two_nodes_have_positions_without_gaps(pair: Pair) -> None:
-    """And an event whose id comes twice is there once."""
+    """And an event whose id is appended twice is stored once."""
 
     def append(service: Service, number: int, writer: str) -> list[feed.Appended]:
         return service.feed.append(
@@ -256,7 +256,7 @@ def test_events_appended_on_two_nodes_have_positions_without_gaps(pair: Pair) ->
 
     before = head(pair)
     race(
-        pair.one,
+        pair.first,
         ROUNDS,
         lambda service, number: append(service, number, "one"),
         lambda service, number: append(service, number, "other"),
@@ -267,16 +267,17 @@ def test_events_appended_on_two_nodes_have_positions_without_gaps(pair: Pair) ->
     assert len(feed_events) == len({event.id for event in feed_events}) == 3 * ROUNDS
 
 
-def test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_on_another_node(pair: Pair) -> None:
-    """The fence only looks at the partition's row. The next owner must see what was written, or it was refused."""
+def test_a_fenced_write_is_visible_to_the_partitions_next_owner_on_another_node(pair: Pair) -> None:
+    """The fence only reads the partition's row. The next owner must see what was written under it, or the write was
+    refused."""
     first, _ = pair.services()
     first.consumer_groups.put("g", 1)
-    fences: list[groups.Fence] = []
+    fences: list[positions.Fence] = []
     losses = 0
 
     def take(number: int) -> None:
         answer = first.consumer_groups.sync("g", leases.Caller("w", f"session-{number}"))
-        fences.append(groups.Fence("g", 0, "w", answer.assigned[0].epoch))
+        fences.append(positions.Fence("g", 0, "w", answer.assigned[0].epoch))
 
     def write(service: Service, number: int) -> tallies.Applied:
         return service.tallies.apply("t", [tallies.Entry(f"{number}", 1, "topic", 0, 0, 1, 0)], fences[number])
@@ -290,18 +291,18 @@ def test_what_is_written_under_a_fence_is_there_for_whoever_takes_the_partition_
 
     def judge(number: int, commit: Any, position: int) -> None:
         nonlocal losses
-        assert position == (0 if isinstance(commit, errors.StaleEpoch) else 1), "written after the partition was gone"
+        assert position == (0 if isinstance(commit, errors.StaleEpoch) else 1), "written after the partition had moved"
         losses += position == 0
         if number + 1 < ROUNDS:
             take(number + 1)
 
     take(0)
-    race(pair.one, ROUNDS, write, hand_over, check=judge, urls=pair.urls)
-    assert 0 < losses < ROUNDS, "one always came first"
+    race(pair.first, ROUNDS, write, hand_over, check=judge, urls=pair.urls)
+    assert 0 < losses < ROUNDS, "the same call always came first"
 
 
-def test_workers_that_join_on_two_nodes_hold_no_partition_together(pair: Pair) -> None:
-    """Each of them is told what is its own, and finds it so."""
+def test_workers_that_join_on_two_nodes_share_no_partition(pair: Pair) -> None:
+    """Each worker gets its own partitions, and reads the same assignment."""
     first, other = pair.services()
     first.consumer_groups.put("eight", 8)
 
@@ -315,12 +316,12 @@ def test_workers_that_join_on_two_nodes_hold_no_partition_together(pair: Pair) -
         for service, worker, answer in ((first, "one", first_sync), (other, "other", other_sync)):
             for lease in answer.assigned:
                 service.consumer_groups.commit(
-                    groups.Fence("eight", lease.partition, worker, lease.epoch), Snapshot(1, 1)
+                    positions.Fence("eight", lease.partition, worker, lease.epoch), Snapshot(1, 1)
                 )
             service.consumer_groups.leave("eight", worker)
 
     race(
-        pair.one,
+        pair.first,
         ROUNDS,
         lambda service, number: join(service, number, "one"),
         lambda service, number: join(service, number, "other"),
@@ -329,8 +330,9 @@ def test_workers_that_join_on_two_nodes_hold_no_partition_together(pair: Pair) -
     )
 
 
-def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with(pair: Pair) -> None:
-    """The process is defined with the position that it begins after; what comes next is there, or it is refused."""
+def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_starts_with(pair: Pair) -> None:
+    """The process is defined with the position that it starts after; either the next events are there, or the
+    definition is refused."""
     first, _ = pair.services()
     after: list[int] = []
 
@@ -344,7 +346,7 @@ def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with(p
         try:
             first.feed.read(after[number], 1)
         except errors.PositionTrimmed:
-            assert isinstance(definition, errors.PositionTrimmed), "what it begins with is gone"
+            assert isinstance(definition, errors.PositionTrimmed), "its first events are gone"
         else:
             assert isinstance(definition, tuple)
         if isinstance(definition, tuple):
@@ -353,7 +355,7 @@ def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with(p
 
     begin(0)
     race(
-        pair.one,
+        pair.first,
         ROUNDS,
         lambda service, number: service.processes.define(f"p{number}", partitions=1, after=after[number]),
         trim,
@@ -362,9 +364,9 @@ def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_begins_with(p
     )
 
 
-def test_a_cluster_as_it_should_be_is_found_fine(galera: Cluster, pair: Pair) -> None:
-    """And one that would answer without its majority is named."""
-    verdicts = {check.about: check.verdict for check in checks.check(pair.one)}
+def test_a_well_configured_cluster_passes_the_checks(galera: Cluster, pair: Pair) -> None:
+    """And a cluster that would answer without its majority is reported."""
+    verdicts = {check.about: check.verdict for check in checks.check(pair.first)}
     assert set(verdicts.values()) == {checks.Verdict.FINE}
     assert {"cluster", "cluster_size", "cluster_reads", "cluster_majority", "cluster_format", "cluster_keys"} <= set(
         verdicts
@@ -372,7 +374,7 @@ def test_a_cluster_as_it_should_be_is_found_fine(galera: Cluster, pair: Pair) ->
     with contextlib.closing(pair.nodes[0].connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SET GLOBAL wsrep_dirty_reads = 1, GLOBAL innodb_flush_log_at_trx_commit = 2")
         try:
-            unfit = {check.about: check.verdict for check in checks.check(pair.one) if check.do}
+            unfit = {check.about: check.verdict for check in checks.check(pair.first) if check.do}
         finally:
             cursor.execute("SET GLOBAL wsrep_dirty_reads = 0, GLOBAL innodb_flush_log_at_trx_commit = 1")
     assert unfit == {"cluster_reads": checks.Verdict.BROKEN, "durability": checks.Verdict.UNSAFE}
@@ -383,31 +385,31 @@ def _session(tx: sa.Connection) -> int:
 
 
 def _give_up(tx: Connection) -> None:
-    """What PyMySQL raises for a lock wait that timed out."""
+    """Raise PyMySQL's error for a lock wait that timed out."""
     cause = pymysql.err.OperationalError(1205, "Lock wait timeout exceeded; try restarting transaction")
     raise DBAPIError.instance("SELECT 1", None, cause, pymysql.MySQLError, dialect=tx.dialect)
 
 
-def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not_kept(
-    galera: Cluster, pair: Pair
-) -> None:
-    """Neither what it has nor that it would be locked; when the others are back, it goes on."""
+def test_a_node_without_a_majority_answers_nothing_and_loses_its_connections(galera: Cluster, pair: Pair) -> None:
+    """Neither stored data nor a lock timeout is answered; when the other nodes are back, it goes on."""
     first, other = pair.services()
     batch = first.batches.open(Opening(items=3)).batch.id
     ack(first, (batch, 0, 0))
     session = first.database.read(_session)
     spare = Database(pair.urls[0])
-    spare.read(_session)  # so that it has a connection, which it keeps
+    spare.read(_session)  # opens a connection, which stays in the pool
     for node in galera.nodes[1:]:
         node.freeze()
     try:
-        # The first one waits for the others already when they are found to be gone; before that they may have answered.
+        # The first node already waits for the others when they are found to be gone; before that they may have
+        # answered.
         def look() -> None:
             while True:
                 first.database.write(batches.get, batch, lock_waits=0)
 
         calls: list[Callable[[], object]] = [look, lambda: ack(first, (batch, 0, 1)), lambda: first.batches.seal(batch)]
-        # A statement that gave up waiting for the others has the error of a lock wait. But its ROLLBACK is refused.
+        # A statement that gave up waiting for the other nodes has the error of a lock wait; but its ROLLBACK is
+        # refused.
         calls.append(lambda: spare.write(_give_up, lock_waits=0))
         for call in calls:
             with pytest.raises(errors.Unavailable) as exception:
@@ -426,9 +428,9 @@ def test_a_node_without_the_majority_answers_nothing_and_its_connections_are_not
 
 
 @pytest.mark.parametrize("policy", ["one", "all"])
-def test_nodes_that_are_killed_and_rejoin_under_load(galera: Cluster, policy: Policy) -> None:
-    """Two services, on one node at a time or on all of them at once. A node is killed and rejoins, by what it has
-    missed or by a transfer of everything; the rest lose their majority for a while."""
+def test_killed_nodes_rejoin_under_load_and_nothing_is_lost(galera: Cluster, policy: Policy) -> None:
+    """Two services, on one node at a time or on all at once. A node is killed and rejoins, by an incremental or a full
+    state transfer; the remaining nodes lose their majority for a while."""
     galera.front.policy = policy
     name = galera.new_database()
     url = galera.url(name)
@@ -473,6 +475,6 @@ def test_nodes_that_are_killed_and_rejoin_under_load(galera: Cluster, policy: Po
 
 
 def unavailable(load: Load) -> None:
-    """Wait until some more calls are answered 503."""
+    """Wait until some more calls get a 503."""
     goal = load.statuses[503] + 3
-    load.hears(lambda: load.statuses[503] >= goal)
+    load.wait_until(lambda: load.statuses[503] >= goal)

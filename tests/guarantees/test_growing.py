@@ -1,7 +1,7 @@
-"""A batch that grows while a bulk ack waits for one of its groups, and rows whose counts are not those of their bits.
+"""A batch that grows while a bulk ack waits for one of its groups, and rows whose counts differ from their bits.
 
-Three transactions are needed: the bulk ack waits for a group that another one has locked; meanwhile the batch is
-extended, and the new items are acked in a group that the bulk ack hasn't reached yet.
+It takes three transactions: the bulk ack waits for a group that another one has locked; meanwhile the batch is
+extended, and the new items are acked in a group that the bulk ack hasn't reached.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import sqlalchemy as sa
 
 from core import errors, tables
 from core.acks.call import AckResult, Call
-from core.acks.combiner import Inline
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ack
 
 FIRST = GROUP + 8
-"""Items that are issued before the batch grows: group 1 is cut after its first byte."""
+"""Items that are issued before the batch grows: group 1 ends after its first byte."""
 _groups = tables.item_groups.c
 
 
 @pytest.fixture
-def others(mariadb_database: Database) -> Iterator[Service]:
-    """A service beside the one that takes the bulk ack, as another process is."""
+def other_service(mariadb_database: Database) -> Iterator[Service]:
+    """A service other than the one that takes the bulk ack, as in another process."""
     service = Service(mariadb_database, combiner=Inline)
     yield service
     service.stop()
@@ -41,7 +41,7 @@ def by_mask(batch: int) -> Call:
 
 
 def by_ids(batch: int) -> Call:
-    """As many as make a call a large one."""
+    """Enough ids to make it a large call."""
     indexes = [(0, index) for index in range(GROUP)] + [(1, index) for index in range(60)]
     return Call.of(Verb.ACK, [(batch, *position) for position in indexes])
 
@@ -53,66 +53,66 @@ def by_failing(batch: int) -> Call:
 @pytest.mark.mariadb
 @pytest.mark.parametrize("call", [by_mask, by_ids, by_failing])
 def test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack(
-    others: Service, call: Callable[[int], Call]
+    other_service: Service, call: Callable[[int], Call]
 ) -> None:
     """Items acked in the new part of a group stay acked, and repeated acks don't count again."""
-    batch = others.batches.open(Opening(group_size=GROUP, items=FIRST)).batch.id
-    ack(others, (batch, 0, 3), (batch, 1, 5))
-    bulk = Service(Database(others.database.url.render_as_string(hide_password=False)), combiner=Inline)
+    batch = other_service.batches.open(Opening(group_size=GROUP, items=FIRST)).batch.id
+    ack(other_service, (batch, 0, 3), (batch, 1, 5))
+    bulk = Service(Database(other_service.database.url.render_as_string(hide_password=False)), combiner=Inline)
     first_group = sa.select(_groups.group_no).where(_groups.batch_id == batch, _groups.group_no == 0)
     new = [(batch, 1, index) for index in (60, 62, 63)]
-    with others.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
+    with other_service.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
         holder.execute(first_group.with_for_update())
         under_way = pool.submit(lambda: bulk.acks.ack(call(batch)).result(60))
-        wait_for_a_lock_wait(others)
-        others.batches.extend(batch, 2 * GROUP - FIRST)
-        assert ack(others, *new).applied == 3
+        wait_for_a_lock_wait(other_service)
+        other_service.batches.extend(batch, 2 * GROUP - FIRST)
+        assert ack(other_service, *new).applied == 3
         holder.rollback()
         under_way.result(60)
     bulk.stop()
-    assert others.batches.verify(batch).ok, others.batches.verify(batch).faults
-    assert ack(others, *new).repeated == 3
-    ack(others, *((batch, *divmod(number, GROUP)) for number in range(2 * GROUP)))
-    assert others.batches.seal(batch).batch.state is State.COMPLETE
-    assert others.batches.verify(batch).counted_acked == 2 * GROUP
+    assert other_service.batches.verify(batch).ok, other_service.batches.verify(batch).faults
+    assert ack(other_service, *new).repeated == 3
+    ack(other_service, *((batch, *divmod(number, GROUP)) for number in range(2 * GROUP)))
+    assert other_service.batches.seal(batch).batch.state is State.COMPLETE
+    assert other_service.batches.verify(batch).counted_acked == 2 * GROUP
 
 
 def wait_for_a_lock_wait(service: Service) -> None:
-    """Until a session waits for a row."""
+    """Wait until a session waits for a row."""
     waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
     pause = threading.Event()
     with service.database.engine.connect() as watch:
         while not watch.exec_driver_sql(waiting).scalar():
             watch.rollback()
-            pause.wait(0.15)  # the server repeats its last answer to those who ask more often
+            pause.wait(0.15)  # the server repeats its last answer if asked more often
 
 
 @pytest.mark.mariadb
-def test_no_child_is_opened_of_an_item_that_was_acked_while_its_open_waited(others: Service) -> None:
-    """The item's group has no row when the open begins, and its parent is locked: the item is acked meanwhile."""
-    parent = others.batches.open(Opening(group_size=GROUP, items=2)).batch.id
-    opener = Service(Database(others.database.url.render_as_string(hide_password=False)), combiner=Inline)
+def test_no_child_is_opened_for_an_item_acked_while_the_open_waited(other_service: Service) -> None:
+    """The item's group has no row when the open starts, and its parent is locked: the item is acked meanwhile."""
+    parent = other_service.batches.open(Opening(group_size=GROUP, items=2)).batch.id
+    opener = Service(Database(other_service.database.url.render_as_string(hide_password=False)), combiner=Inline)
     the_parent = sa.select(tables.batches.c.id).where(tables.batches.c.id == parent)
     item = f"{parent}:0:0"
-    with others.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
+    with other_service.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
         holder.execute(the_parent.with_for_update())
         opening = pool.submit(lambda: opener.batches.open(Opening(parent=ItemId.parse(item))))
-        wait_for_a_lock_wait(others)
+        wait_for_a_lock_wait(other_service)
         holder.execute(
             sa.insert(tables.item_groups).values(batch_id=parent, group_no=0, resolved_count=1, failed_count=0)
         )
         holder.execute(sa.update(tables.batches).where(tables.batches.c.id == parent).values(acked=1))
         holder.commit()
-        with pytest.raises(errors.InvalidRequest, match="resolved already"):
+        with pytest.raises(errors.InvalidRequest, match="already resolved"):
             opening.result(60)
     opener.stop()
 
 
-# Rows that are broken already.
+# Rows that are already damaged.
 
 
 def break_row(service: Service, batch: int, **values: object) -> None:
-    """Change what is stored of the batch's first group, as a bug or a restore could."""
+    """Change the stored row of the batch's first group, as a bug or a restore could."""
     with service.database.engine.begin() as tx:
         tx.execute(sa.update(tables.item_groups).where(_groups.batch_id == batch, _groups.group_no == 0).values(values))
 
@@ -134,10 +134,10 @@ def whole_row(service: Service, batch: int) -> tuple[object, ...]:
     ids=["bits lost", "bits too many", "bits never issued", "failed bits lost", "no failed bits"],
 )
 @pytest.mark.parametrize("message", ["an id", "a mask", "a repeat"])
-def test_a_group_whose_counts_are_not_those_of_its_bits_is_surfaced_and_left_alone(
+def test_a_group_whose_counts_differ_from_its_bits_is_reported_and_left_alone(
     service: Service, values: dict[str, object], message: str
 ) -> None:
-    """Nothing is recounted in silence, and nothing is written over it."""
+    """Nothing is recounted silently, and the row isn't overwritten."""
     batch = service.batches.open(Opening(group_size=GROUP, items=9)).batch.id
     ack(service, (batch, 0, 0), (batch, 0, 2))
     break_row(service, batch, **values)

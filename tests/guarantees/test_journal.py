@@ -1,4 +1,4 @@
-"""The journal of acks that came in no order: whatever is in it and in the groups, together they are exact."""
+"""The journal of acks in no particular order: whatever is in the journal and in the groups, together they are exact."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import sqlalchemy as sa
 
 from core import errors, explain, tables
 from core.acks.call import AckResult, Call
-from core.acks.combiner import Combiner, Commit, Inline
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.bits import cache, journal
 from core.bits.cache import BitfieldCache
+from core.commits.combiner import Combiner, Commit, Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -36,8 +36,8 @@ def entries(database: Database) -> int:
     return database.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(tables.ack_journal))) or 0
 
 
-def stored(database: Database) -> int:
-    """Numbers and marks of all entries."""
+def journal_size(database: Database) -> int:
+    """The number of item numbers and marks in all entries."""
     return database.read(lambda tx: sum(map(len, tx.scalars(sa.select(tables.ack_journal.c.numbers))))) // 4
 
 
@@ -45,8 +45,8 @@ def rows(database: Database) -> int:
     return database.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(tables.item_groups))) or 0
 
 
-def scattered(service: Service, calls: int, *, sealed: bool = True, seed: int = 1) -> tuple[int, set[int]]:
-    """A batch with so many calls of items at random: its id, and what was acked."""
+def open_scattered(service: Service, calls: int, *, sealed: bool = True, seed: int = 1) -> tuple[int, set[int]]:
+    """Open a batch and ack random items in `calls` calls; return its id and the acked numbers."""
     batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS, sealed=sealed)).batch.id
     numbers = random.Random(seed).sample(range(ITEMS), calls * CALL)
     for start in range(0, len(numbers), CALL):
@@ -66,10 +66,10 @@ def pending(service: Service, batch: int) -> set[int]:
     return numbers
 
 
-def test_acks_in_no_order_go_to_the_journal_and_everything_that_is_read_knows_them(database: Database) -> None:
-    """The first call makes the batch journaled, the others write entries and no groups; all that is read is right."""
+def test_acks_in_no_particular_order_go_to_the_journal_and_every_read_includes_them(database: Database) -> None:
+    """The first call makes the batch journaled, the others write entries and no groups; every read sees all of them."""
     service = Service(database, combiner=Inline)
-    batch, acked = scattered(service, 12)
+    batch, acked = open_scattered(service, 12)
     assert entries(database) == 11
     stranger = Service(database, combiner=Inline)
     missing = set(range(ITEMS)) - acked
@@ -94,26 +94,27 @@ def test_acks_in_no_order_go_to_the_journal_and_everything_that_is_read_knows_th
     recount(database)
 
 
-def test_no_batch_is_journaled_while_a_release_may_run_that_would_not_understand_it(
+def test_no_batch_is_journaled_while_a_release_without_a_journal_may_run(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would take what the journal names for pending, and count it again. Once nobody can come back, batches are."""
+    """It would treat the journal's items as pending, and count them again. Once no earlier release can return, batches
+    are journaled."""
     monkeypatch.setattr(cache, "ASK_EVERY", 0)
     with database.engine.begin() as tx:
         tx.execute(sa.update(tables.schema_support).values(oldest="0002"))
     service = Service(database, combiner=Inline)
-    scattered(service, 3)
+    open_scattered(service, 3)
     assert entries(database) == 0
     schema.finish(database)
-    scattered(service, 3, seed=2)
+    open_scattered(service, 3, seed=2)
     assert entries(database) == 2
 
 
-def test_a_group_that_the_journal_alone_knows_is_not_untouched(
+def test_a_group_whose_acks_are_only_in_the_journal_is_not_untouched(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Why is it not done? The first group of which nothing is resolved is said to be the first of which that is so."""
-    monkeypatch.setattr(BitfieldCache, "journaled", lambda self, batch: True)
+    """The explanation of a batch that isn't done must not call a group untouched if the journal names its items."""
+    monkeypatch.setattr(BitfieldCache, "is_journaled", lambda self, batch: True)
     service = Service(database, combiner=Inline)
     batch = service.batches.open(Opening(group_size=64, items=640, sealed=True)).batch.id
     assert ack(service, batch, (0, 64, 128, 5 * 64), size=64).applied == 4
@@ -123,29 +124,30 @@ def test_a_group_that_the_journal_alone_knows_is_not_untouched(
     assert reason_.facts["group"] == 3
 
 
-def named(database: Database, batch: int) -> dict[int, Any]:
-    """The items of the batch that are only in the journal."""
+def journaled_items(database: Database, batch: int) -> dict[int, Any]:
+    """The items of the batch that are in the journal alone."""
     return dict(database.read(journal.recent, batch, SIZE))
 
 
 def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The groups get what it names, and it names nothing; a complete batch has full groups without a blob."""
+    """The fold moves the journal's items to the groups and empties the journal; a complete batch has full groups
+    without a blob."""
     monkeypatch.setattr(journal, "LEAST", 5 * CALL)
     monkeypatch.setattr(journal, "MOST", 5 * CALL)
     service = Service(database, combiner=Inline)
-    batch, acked = scattered(service, 5)
+    batch, acked = open_scattered(service, 5)
     assert entries(database) == 4
-    # Of four groups: those of all others are in the journal alone.
+    # These items are in four groups; the items of all other groups are in the journal alone.
     additional = [number for number in range(0, 4 * SIZE, 80) if number not in acked]
     assert ack(service, batch, additional).applied == len(additional)
-    assert (named(database, batch), entries(database)) == ({}, 1)
+    assert (journaled_items(database, batch), entries(database)) == ({}, 1)
     acked.update(additional)
     assert pending(service, batch) == set(range(ITEMS)) - acked
     repeats = random.Random(2).sample(sorted(set(range(ITEMS)) - acked), CALL)
     assert ack(service, batch, repeats).applied == CALL
-    assert sum(map(len, named(database, batch).values())) == CALL
+    assert sum(map(len, journaled_items(database, batch).values())) == CALL
     remaining = sorted(set(range(ITEMS)) - acked - set(repeats))
     for start in range(0, len(remaining), 9000):
         answer = ack(service, batch, remaining[start : start + 9000])
@@ -160,9 +162,9 @@ def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
 
 @pytest.mark.parametrize("failures", [0, 3])
 def test_a_seal_that_completes_folds_the_journal(database: Database, failures: int) -> None:
-    """As the last ack does. Other processes, and what this one holds, know the batch as it is then."""
+    """As the last ack does. Other processes, and this one's cache, see the batch as it is then."""
     service, other = (Service(database, combiner=Inline) for _ in range(2))
-    batch, acked = scattered(service, 12, sealed=False)
+    batch, acked = open_scattered(service, 12, sealed=False)
     remaining = sorted(set(range(ITEMS)) - acked)
     failed_numbers = remaining[:: len(remaining) // failures][:failures] if failures else []
     if failed_numbers:
@@ -172,17 +174,17 @@ def test_a_seal_that_completes_folds_the_journal(database: Database, failures: i
     for number in rest:
         masks[number // SIZE][number % SIZE // 8] |= 1 << number % 8
     held_back = rest[::1009]
-    for number in held_back:  # these come in no order, last of all
+    for number in held_back:  # these are acked last, in no particular order
         masks[number // SIZE][number % SIZE // 8] &= ~(1 << number % 8)
     for group, mask in masks.items():
         service.acks.ack(Call.of(Verb.ACK, [], [(batch, group, bytes(mask))])).result(60)
     assert ack(other, batch, held_back).applied == len(held_back)
     assert entries(database) > 0
-    assert named(database, batch)
+    assert journaled_items(database, batch)
     before = service.batches.get(batch).journal_next
     sealed = service.batches.seal(batch)
     assert (sealed.newly, sealed.newly_succeeded) == (True, not failures)
-    assert (entries(database), named(database, batch)) == (0, {})
+    assert (entries(database), journaled_items(database, batch)) == (0, {})
     assert service.batches.get(batch).journal_next > before
     columns = tables.item_groups.c
     with database.engine.connect() as tx:
@@ -201,8 +203,8 @@ def test_a_seal_that_completes_folds_the_journal(database: Database, failures: i
     assert (entries(database), rows(database)) == (0, 0)
 
 
-def test_groups_are_folded_some_at_a_time_in_their_order(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So nobody waits for a thousand groups; and the journal doesn't grow beyond twice its limit."""
+def test_groups_are_folded_in_portions_in_their_order(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call waits for a thousand groups, and the journal doesn't grow beyond twice its limit."""
     monkeypatch.setattr(journal, "LEAST", 5 * CALL)
     monkeypatch.setattr(journal, "MOST", 5 * CALL)
     monkeypatch.setattr(journal, "PORTION", 8)
@@ -221,7 +223,7 @@ def test_groups_are_folded_some_at_a_time_in_their_order(database: Database, mon
     largest = 0
     for start in range(0, len(numbers), CALL):
         assert ack(service, batch, numbers[start : start + CALL]).applied == CALL
-        largest = max(largest, stored(database))
+        largest = max(largest, journal_size(database))
     assert 5 * CALL <= largest <= 10 * CALL
     assert max(map(len, sizes_written)) == 8
     rounds = "".join("." if not groups else f"[{groups[0]}-{groups[-1]}]" for groups in sizes_written)
@@ -231,13 +233,14 @@ def test_groups_are_folded_some_at_a_time_in_their_order(database: Database, mon
     recount(database)
 
 
-def test_processes_that_take_turns_read_no_group_again_though_the_others_fold(
+def test_alternating_processes_read_no_group_again_though_the_others_fold(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entries tell each what the others did; only of failures, redriven items and masks the groups are read."""
+    """Entries show each process what the others did; groups are read again only for failures, redriven items and
+    masks."""
     monkeypatch.setattr(journal, "LEAST", 20 * CALL)
     monkeypatch.setattr(journal, "MOST", 20 * CALL)
-    batch, acked = scattered(Service(database, combiner=Inline), 2)
+    batch, acked = open_scattered(Service(database, combiner=Inline), 2)
     commits: list[Commit] = []
 
     def listening(commit: Commit) -> Inline:
@@ -260,7 +263,7 @@ def test_processes_that_take_turns_read_no_group_again_though_the_others_fold(
     remaining = sorted(set(range(ITEMS)) - acked - set(starts))
     random.Random(4).shuffle(remaining)
     for turn in range(90):
-        # Two callers of one flush.
+        # Two calls in one flush.
         parts = [[remaining.pop() for _ in range(CALL // 2)] for _ in range(2)]
         calls = [Call.of(Verb.ACK, [(batch, *divmod(number, SIZE)) for number in part]) for part in parts]
         units = [unit for call in calls for unit in call.chunks()]
@@ -274,9 +277,9 @@ def test_processes_that_take_turns_read_no_group_again_though_the_others_fold(
     recount(database)
 
 
-def test_what_an_entry_cannot_hold_is_written_beside_it(database: Database) -> None:
-    """Failures, redriven items, masks, and repeats of items that the journal names, by another process."""
-    batch, acked = scattered(Service(database, combiner=Inline), 6)
+def test_changes_that_do_not_fit_an_entry_are_written_to_their_groups(database: Database) -> None:
+    """Failures, redriven items, masks, and another process's repeats of items that the journal names."""
+    batch, acked = open_scattered(Service(database, combiner=Inline), 6)
     service = Service(database, combiner=Inline)
     sample = sorted(acked)[::7]
     assert ack(service, batch, sample, Verb.FAIL).repeated == len(sample)
@@ -294,10 +297,10 @@ def test_what_an_entry_cannot_hold_is_written_beside_it(database: Database) -> N
     recount(database)
 
 
-def test_a_journaled_batch_may_grow_as_large_as_any(database: Database) -> None:
-    """Its items' numbers don't fit into an entry any more, and are written to their groups."""
+def test_a_journaled_batch_can_grow_to_any_size(database: Database) -> None:
+    """Its item numbers no longer fit into an entry, and are written to their groups."""
     service = Service(database, combiner=Inline)
-    batch, acked = scattered(service, 3, sealed=False)
+    batch, acked = open_scattered(service, 3, sealed=False)
     assert entries(database) == 2
     service.batches.extend(batch, 10**12 - ITEMS)
     numbers = [10**12 - 1 - 1_000_000_007 * place for place in range(CALL)]
@@ -307,10 +310,10 @@ def test_a_journaled_batch_may_grow_as_large_as_any(database: Database) -> None:
     recount(database)
 
 
-def test_a_batch_that_is_removed_takes_its_journal_along(database: Database) -> None:
-    """Nothing of it is left, and its acks are of an unknown batch."""
+def test_the_journal_of_a_removed_batch_is_removed(database: Database) -> None:
+    """Nothing of it is left, and later acks name an unknown batch."""
     service = Service(database, combiner=Inline)
-    batch, acked = scattered(service, 4)
+    batch, acked = open_scattered(service, 4)
     service.batches.delete(batch)
     assert (entries(database), rows(database)) == (0, 0)
     answer = ack(service, batch, sorted(acked)[:3])
@@ -319,14 +322,12 @@ def test_a_batch_that_is_removed_takes_its_journal_along(database: Database) -> 
         service.batches.verify(batch)
 
 
-def test_few_batches_and_groups_are_held_and_what_is_not_is_read(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_that_do_not_fit_the_cache_are_read_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for ten groups, nearly everything is read again for each call."""
     monkeypatch.setattr("core.service.acks.BitfieldCache", lambda: BitfieldCache(10))
     service = Service(database, combiner=Inline)
-    first, acked = scattered(service, 5)
-    other, acked_too = scattered(service, 5, seed=2)
+    first, acked = open_scattered(service, 5)
+    other, acked_too = open_scattered(service, 5, seed=2)
     for batch, expected_acked in ((first, acked), (other, acked_too)):
         assert ack(service, batch, expected_acked).repeated == len(expected_acked)
         assert service.batches.verify(batch).ok
@@ -336,12 +337,13 @@ def test_few_batches_and_groups_are_held_and_what_is_not_is_read(
 def test_a_reader_never_misses_an_item_whose_ack_was_answered(
     mariadb_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While two processes ack at random and fold, whatever was answered before a page was asked for isn't pending."""
+    """While two processes ack at random and fold, no item is pending on a page that was requested after its ack was
+    answered."""
     journaled.mix(monkeypatch, 300)
     url = mariadb_database.url.render_as_string(hide_password=False)
     size, items = 64, 64 * 60
     service = Service(mariadb_database, combiner=Inline)
-    for _ in range(3):  # of which one is journaled
+    for _ in range(3):  # one of the three is journaled
         batch = service.batches.open(Opening(group_size=size, items=items, sealed=True)).batch.id
         if batch % 3 == 0:
             break
@@ -361,7 +363,7 @@ def test_a_reader_never_misses_an_item_whose_ack_was_answered(
                     completions.extend(completion.batch for completion in answer.completed.values() if completion.newly)
                     acked_numbers.update(part)
                 consumer_service.stop()
-        except BaseException as error:  # noqa: BLE001  # it is raised below
+        except BaseException as error:  # noqa: BLE001  # raised again below
             trouble.append(error)
 
     threads = [threading.Thread(target=consume, args=(place,)) for place in range(2)]
@@ -371,7 +373,7 @@ def test_a_reader_never_misses_an_item_whose_ack_was_answered(
     while any(thread.is_alive() for thread in threads):
         before = set(acked_numbers)
         misses = before & pending(service, batch)
-        assert not misses, f"{len(misses)} items were acked before the page was asked for, and are on it"
+        assert not misses, f"{len(misses)} items on the page were acked before it was requested"
         pages += 1
     for thread in threads:
         thread.join()

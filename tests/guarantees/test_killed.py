@@ -1,4 +1,5 @@
-"""The database and the service are killed while batches complete; each completion is one event, and none is missing."""
+"""The database and the service are killed while batches complete: each completion has one event, and none is
+missing."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ import pymysql
 import pytest
 
 from core import errors
-from core.acks.combiner import Combiner, Inline
 from core.batches.batch import Opening
+from core.commits.combiner import Combiner, Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -31,7 +32,7 @@ BETWEEN = 40
 
 
 class Progress:
-    """Counts what was done, and wakes who waits for it."""
+    """Counts the completed batches, and wakes threads that wait for a number of them."""
 
     def __init__(self) -> None:
         self.done: list[int] = []
@@ -67,12 +68,12 @@ def _work(progress: Progress, complete: Callable[[str], int], stop: threading.Ev
             if stop.is_set():
                 return
             progress.add(complete(f"{name}-{number}"))
-    except BaseException as error:  # noqa: BLE001  # it is raised in the test's own thread
+    except BaseException as error:  # noqa: BLE001  # raised again in the test's own thread
         progress.fail(error)
 
 
 def _kill_now_and_then(complete: Callable[[str], int], kill: Callable[[], None]) -> list[int]:
-    """Let workers complete batches while something is killed; the batches that they completed."""
+    """Let workers complete batches while something is killed; return the batches that they completed."""
     progress, stop = Progress(), threading.Event()
     workers = [threading.Thread(target=_work, args=(progress, complete, stop, name)) for name in range(WORKERS)]
     for worker in workers:
@@ -104,8 +105,8 @@ def _assert_each_completed_once(service: Service, completed: list[int]) -> None:
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
 def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each(mortal_mariadb: MariaDB) -> None:
-    """Answered acks are stored when the server is back, and the others are sent again; each batch completed exactly
-    once."""
+    """Answered acks are stored when the server is back, and unanswered ones are sent again; each batch completes
+    exactly once."""
     with Database(mortal_mariadb.new_database()) as database:
         schema.migrate(database)
         service = Service(database, combiner=Combiner)
@@ -128,7 +129,7 @@ def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
 def test_a_service_that_is_killed_while_batches_complete_has_one_event_for_each(mariadb_url: str) -> None:
-    """Real processes, two workers, killed under load; clients send again what was not answered."""
+    """Real processes, two workers, killed under load; clients send unanswered requests again."""
     with Database(mariadb_url) as database:
         schema.migrate(database)
         running = ServiceProcess(mariadb_url, workers=2).start()
@@ -154,8 +155,8 @@ def test_a_service_that_is_killed_while_batches_complete_has_one_event_for_each(
 
 
 class Strike:
-    """Kills the database at one point of what this thread does, and brings it back: before or after a statement, before
-    or after a COMMIT."""
+    """Kills the database at one point of this thread's work, before or after a statement or a COMMIT, and restarts
+    it."""
 
     def __init__(self, mortal_mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
         self._mortal = mortal_mariadb
@@ -189,7 +190,7 @@ class Strike:
         self._mortal.start()
 
     def at(self, point: int, call: Callable[[], T]) -> tuple[T, str]:
-        """The result of the call, and the point where the database was killed; "" if the call has no such point."""
+        """Return the call's result, and the point where the database was killed; "" if the call has no such point."""
         self._left, self._where = point, ""
         result = call()
         self._left = None
@@ -201,7 +202,8 @@ class Strike:
 def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it_once(
     mortal_mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is repeated inside, and answered as if nothing had been; its retry hears the same; one event each."""
+    """The service repeats the call internally and answers as usual; a retry gets the same answer, and each batch has
+    one event of each kind."""
     with Database(mortal_mariadb.new_database()) as database:
         schema.migrate(database)
         service = Service(database, combiner=Inline)

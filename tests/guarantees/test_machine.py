@@ -1,7 +1,7 @@
-"""Random requests, crashes and retries against the model, on each database, with the combiner and without.
+"""Random requests, crashes and retries compared with the model, on each database, with the combiner and without it.
 
-Hypothesis draws the requests: of known and unknown batches, by id and by mask, issued or not, again and again, with few
-Idempotency-Keys so that they meet. After each step the answer must be the model's, and so must all that can be read.
+Hypothesis draws the requests: for known and unknown batches, by id and by mask, issued or not, repeated, and with few
+Idempotency-Keys so that they collide. After each step the answer and everything that can be read must match the model.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 )
 
 from core import errors, tables
-from core.acks.combiner import Acks, Combiner, Commit, Inline
 from core.batches.lifecycle import State
+from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.service import Service
 from core.storage.database import Database
 from tests.guarantees import mutants
@@ -39,12 +39,12 @@ STEPS = 50
 SETTINGS = hypothesis.settings(
     hypothesis.settings.get_profile("lastbit"), max_examples=EXAMPLES, stateful_step_count=STEPS
 )
-if mutants.VARIABLE in os.environ:  # that it fails is enough then; the smallest example is of no interest
+if mutants.VARIABLE in os.environ:  # a failure is enough then; the smallest example doesn't matter
     SETTINGS = hypothesis.settings(SETTINGS, phases=[hypothesis.Phase.generate])
 
 keys = st.none() | st.sampled_from(["key-1", "key-2", "Key-1", "key-3"])
 which = st.sampled_from([0, 0, 0, 1, 1, 2, 3, "any", "none"])
-"""Which batch: one of those that are there; one of all that were opened, deleted ones too; one that never was."""
+"""The batch: one of the current ones; any that was opened, including deleted ones; or one that never existed."""
 numbers = st.one_of(
     st.sets(st.integers(0, 5), max_size=4),
     st.sets(st.integers(GROUP - 2, GROUP + 1), max_size=4),
@@ -71,7 +71,7 @@ SEAL: Request = {"verb": "seal"}
 
 
 class Crash(errors.CoreError):
-    """The process died before its COMMIT; as far as the database can see."""
+    """Raised before a COMMIT: to the database it looks as if the process had died."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
                         tx.execute(sa.delete(table))
                 tx.execute(sa.update(tables.feed_head).values(position=0, trimmed=0))
 
-    # How a request is done.
+    # Ways to perform a request.
 
     def do(self, request: Request) -> dict[str, Any]:
         answer = perform(self.service, request)
@@ -118,15 +118,15 @@ class Machine(RuleBasedStateMachine):
         return {position[0] for position in positions} | ({request["batch"]} if "batch" in request else set())
 
     def do_in_some_way(self, request: Request, way: str) -> None:
-        """`once`; `twice`; after a crash before its COMMIT; after its answer was lost."""
+        """Perform the request `once`; `twice`; after a crash before its COMMIT; or again after its answer was lost."""
         if way == "crashed" and len(self.batches_of(request)) <= 1:
-            # A request that dies before the COMMIT has done nothing.
+            # A request that dies before the COMMIT must have no effect.
             self.crash.append(True)
             try:
                 answer = perform(self.service, request)
             except Crash:
                 pass
-            else:  # there was nothing to commit
+            else:  # nothing was committed
                 expected = self.model.perform(request, answer.get("batch"))
                 assert answer == expected
                 self.remember(request, answer)
@@ -165,7 +165,7 @@ class Machine(RuleBasedStateMachine):
         way=ways,
     )
     def nest(self, place: int | str, number: int, items: int, sealed: bool, key: str | None, way: str) -> None:
-        """A child, of an item that is there or not, resolved or not, a child already or not; at any depth."""
+        """Open a child at any depth, of an item that may be missing, resolved, or the parent of a child already."""
         parent = [self.batch(place), *divmod(number, GROUP)]
         opening = {"group_size": GROUP, "items": items, "sealed": sealed, "parent": parent}
         self.do_in_some_way({"verb": "open", "opening": opening, "key": key}, way)
@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
     def resolve(
         self, place: int | str, verb: str, offsets: set[int], key: str | None, reason: str | None, way: str
     ) -> None:
-        """Ids of one batch."""
+        """Resolve items of one batch, by id."""
         request = {"verb": verb, "items": self.ids(self.batch(place), offsets), "key": key}
         self.do_in_some_way(request | ({"reason": reason} if verb == "fail" else {}), way)
 
@@ -192,7 +192,7 @@ class Machine(RuleBasedStateMachine):
     def resolve_in_several(
         self, places: list[tuple[int | str, set[int], set[int], int]], verb: str, key: str | None, way: str
     ) -> None:
-        """Ids and masks of several batches, overlapping, with indexes beyond the group's size."""
+        """Resolve items of several batches, by id and by overlapping masks, with indexes beyond the group's size."""
         items: list[list[int]] = []
         masks: list[list[Any]] = []
         for place, by_id, by_mask, group in places:
@@ -211,7 +211,7 @@ class Machine(RuleBasedStateMachine):
         seal=st.sampled_from(["", "before", "after"]),
     )
     def finish(self, place: int, verb: str, key: str | None, way: str, remaining: int, seal: str) -> None:
-        """Resolve all that is pending but for a few, and seal before that or after it, so that batches complete."""
+        """Resolve all but a few pending items, and seal before or after it, so that batches complete."""
         candidates = [batch_ for batch_ in self.model.batches.values() if batch_.live and batch_.pending]
         batch = candidates[-1 - place % len(candidates)]
         pending = sorted(batch.pending)
@@ -229,7 +229,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(batch.failed for batch in self.model.batches.values()))
     @rule(key=keys, way=ways, count=st.sampled_from([1, 1, 2, 100]), by_mask=st.booleans())
     def redrive(self, key: str | None, way: str, count: int, by_mask: bool) -> None:
-        """Ack what has failed, all of it or not."""
+        """Ack some or all failed items."""
         batch = next(candidate for candidate in self.model.batches.values() if candidate.failed)
         numbers = sorted(batch.failed)[:count]
         request: Request = {"verb": "ack", "key": key}
@@ -244,7 +244,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(batch.acked for batch in self.model.batches.values()))
     @rule(verb=verbs, key=keys, janitor=st.booleans())
     def repeat(self, verb: str, key: str | None, janitor: bool) -> None:
-        """Only what was acked before, of a batch that was idle for long: it is still idle."""
+        """Repeat acks of a batch that was idle for a long time: it is still idle."""
         batch = next(candidate for candidate in self.model.batches.values() if candidate.acked)
         if janitor:
             self.model.time_passes(self.service, batch.id)
@@ -254,11 +254,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(batches=st.lists(st.tuples(which, verbs, numbers | spans), min_size=2, max_size=5))
     def resolve_at_once(self, batches: list[tuple[int | str, str, set[int]]]) -> None:
-        """Calls that are submitted before the first is answered; they may be merged, and count in their order."""
+        """Submit several calls before the first is answered; they may be merged, and count in their order."""
         requests = [{"verb": verb, "items": self.ids(self.batch(place), numbers)} for place, verb, numbers in batches]
         batches_named = [self.model.batches.get(batch) for request in requests for batch in self.batches_of(request)]
         if any(batch is not None and batch.parent is not None for batch in batches_named):
-            return  # which of them come before a parent is told is not known
+            return  # the order of these calls and the parent's payment is undefined
         futures = [self.service.acks.ack(call(request)) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             answer, expected = future.result(120), self.model.perform(request)
@@ -267,7 +267,7 @@ class Machine(RuleBasedStateMachine):
             ]
             assert (answer.applied, answer.repeated) == (expected["applied"], expected["repeated"])
             assert sorted(rejected) == expected["rejected"]
-            # A call may be told already what a later one of the same flush completed; the news are that one's.
+            # A call's answer may include a completion by a later call of the same flush; only that call gets `newly`.
             news = {batch for batch, completion in answer.completed.items() if completion.newly}
             assert news == {batch for batch, completion in expected["completed"].items() if completion["newly"]}
             assert answer.completed.keys() >= expected["completed"].keys()
@@ -284,7 +284,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.batches) > 1)
     @rule(places=st.sets(st.integers(1, 4), max_size=2))
     def time_passes(self, places: set[int]) -> None:
-        """The janitor expires exactly those that nothing has changed since, and deletes those that ended before."""
+        """The janitor expires exactly the batches that are unchanged since then, and deletes those that had ended by
+        then."""
         for place in places:
             self.model.time_passes(self.service, self.batch(place))
         self.janitor()
@@ -320,13 +321,13 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(("combiner", "some_journaled"), WAYS)
 @pytest.mark.timeout(7200)
-def test_any_sequence_of_requests_and_crashes_does_what_the_model_does(
+def test_any_sequence_of_requests_and_crashes_matches_the_model(
     database: Database,
-    combiner: Callable[[Commit], Acks],
+    combiner: Callable[[Commit], GroupCommit],
     some_journaled: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Random requests, replays and crashes leave the database and every answer as plain sets of numbers have them."""
+    """Random requests, replays and crashes: the database and every answer match plain sets of numbers."""
     if some_journaled:
         journaled.mix(monkeypatch)
     crashing: list[bool] = []
@@ -337,7 +338,7 @@ def test_any_sequence_of_requests_and_crashes_does_what_the_model_does(
             crashing.clear()
             raise Crash
 
-    service_ = Service(database, combiner=combiner)
+    service_ = Service(database, combiner=combiner, writes=combiner)
 
     class Here(Machine):
         service = service_

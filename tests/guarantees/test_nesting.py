@@ -1,4 +1,4 @@
-"""Nested batches: a child's end reaches its parent, level by level, whatever dies on the way, and counts once."""
+"""Nested batches: a child's end reaches its parent, level by level, through crashes, and counts once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from core import errors, janitor, tables
 from core.acks import flush, parents
 from core.acks.call import AckResult, Call
-from core.acks.combiner import Combiner
 from core.batches import batch as batches
-from core.batches import nesting, purge
+from core.batches import expiry, nesting, purge
 from core.batches.lifecycle import State, Verb
 from core.bits.cache import BitfieldCache
+from core.commits.combiner import Combiner
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
@@ -35,7 +35,7 @@ LEAVES = 1_000
 
 @dataclass
 class Tree:
-    """Batches by level, the root first, and the items that are no batches."""
+    """Batches by level, the root first, and the items that have no child batch."""
 
     levels: list[list[int]] = field(default_factory=lambda: [[] for _ in range(DEPTH)])
     children: dict[int, list[int]] = field(default_factory=dict)
@@ -68,8 +68,8 @@ def _split(dice: random.Random, leaves: int) -> list[int]:
 
 @pytest.mark.timeout(600)
 def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(database: Database) -> None:
-    """A thousand leaves at depth five, acked in random order, several at a time; now and then a process dies at a
-    random point and its items are delivered again. Each batch completes once, after all of its children."""
+    """A thousand leaves at depth five, acked in random order, several at a time; sometimes a process dies at a random
+    point and its items are delivered again. Each batch completes once, after all of its children."""
     dice = random.Random(5)
     service = Service(database, combiner=Combiner)
     tree = Tree()
@@ -143,7 +143,7 @@ def is_deleted(service: Service, child: int) -> None:
 
 def expires(service: Service, child: int) -> None:
     _pass_time(service, child)
-    assert child in janitor.run_once(service.database, janitor.Policy()).expired_sealed
+    assert child in janitor.run_once(service.database, expiry.Policy()).expired_sealed
 
 
 def _pass_time(service: Service, batch: int) -> None:
@@ -163,10 +163,10 @@ def _pass_time(service: Service, batch: int) -> None:
         (expires, 0, 1, "expired"),
     ],
 )
-def test_a_childs_end_is_told_to_its_parent(
+def test_a_childs_end_resolves_its_item_in_the_parent(
     service: Service, parent: int, ends: Callable[[Service, int], None], acked: int, failed: int, reason: str | None
 ) -> None:
-    """Before the call that ended it is answered, with the reason where it didn't succeed."""
+    """Before the call that ended it is answered, with a reason if it didn't succeed."""
     item = ItemId(parent, 1, 1)
     child = _child(service, item)
     if ends is not is_deleted:
@@ -176,7 +176,7 @@ def test_a_childs_end_is_told_to_its_parent(
     assert (parent_.acked, parent_.failed) == (acked, failed)
     spans = service.batches.ranges(parent, "failed", 0, 10)[1].ranges
     assert [span.reasons for span in spans] == (
-        [] if reason is None else [{GROUP + 1: f"batch {child}, which this item is, {reason}"}]
+        [] if reason is None else [{GROUP + 1: f"batch {child}, which stands for this item, {reason}"}]
     )
     assert nested_debts(service) == []
 
@@ -191,15 +191,15 @@ def nested_debts(service: Service) -> list[nesting.Due]:
         (lambda parent: ItemId(parent + 1000, 0, 0), "there is no batch"),
         (lambda parent: ItemId(parent, 1, 2), "was never issued"),
         (lambda parent: ItemId(parent, 0, GROUP), "was never issued"),
-        (lambda parent: ItemId(parent, 0, 1), "is resolved already"),
-        (lambda parent: ItemId(parent, 0, 2), "is resolved already"),
+        (lambda parent: ItemId(parent, 0, 1), "is already resolved"),
+        (lambda parent: ItemId(parent, 0, 2), "is already resolved"),
         (lambda parent: ItemId(parent, 0, 3), "an item has one child"),
     ],
 )
-def test_an_item_that_can_have_no_child_is_refused(
+def test_an_open_for_an_item_that_can_have_no_child_is_refused(
     service: Service, parent: int, item: Callable[[int], ItemId], message: str
 ) -> None:
-    """Unknown, never issued, acked, failed, or a child already; nothing is opened."""
+    """An item that is unknown, not issued, acked, failed, or has a child already; nothing is opened."""
     ack(service, (parent, 0, 1))
     ack(service, (parent, 0, 2), verb=Verb.FAIL)
     _child(service, ItemId(parent, 0, 3))
@@ -211,7 +211,7 @@ def test_an_item_that_can_have_no_child_is_refused(
 
 @pytest.mark.parametrize("state", [State.COMPLETE, State.CANCELLED, State.EXPIRED])
 def test_a_parent_that_has_ended_takes_no_child(service: Service, parent: int, state: State) -> None:
-    """It is said how it ended."""
+    """The error names the parent's state."""
     with service.database.engine.begin() as tx:
         tx.execute(sa.update(tables.batches).where(tables.batches.c.id == parent).values(state=state))
     with pytest.raises(errors.BatchEnded) as exception:
@@ -220,7 +220,7 @@ def test_a_parent_that_has_ended_takes_no_child(service: Service, parent: int, s
 
 
 def test_a_replayed_open_is_answered_though_its_parent_has_ended(service: Service, parent: int) -> None:
-    """The key is looked up before the parent is judged; another parent under the same key is another body."""
+    """The key is looked up before the parent is checked; another parent under the same key is another request body."""
     opening = batches.Opening(items=1, parent=ItemId(parent, 0, 7))
     opening_ = service.batches.open(opening, "child-1")
     service.batches.cancel(parent)
@@ -234,16 +234,16 @@ def test_a_parent_with_live_children_is_not_idle(service: Service, parent: int) 
     """It expires after its last child has ended, not before."""
     child = _child(service, ItemId(parent, 0, 0))
     _pass_time(service, parent)
-    assert janitor.run_once(service.database, janitor.Policy(), dry_run=True).expired_open == []
-    assert janitor.run_once(service.database, janitor.Policy()).expired_open == []
+    assert janitor.run_once(service.database, expiry.Policy(), dry_run=True).expired_open == []
+    assert janitor.run_once(service.database, expiry.Policy()).expired_open == []
     service.batches.cancel(child)
     _pass_time(service, parent)
-    assert janitor.run_once(service.database, janitor.Policy(), dry_run=True).expired_open == [parent]
-    assert janitor.run_once(service.database, janitor.Policy()).expired_open == [parent]
+    assert janitor.run_once(service.database, expiry.Policy(), dry_run=True).expired_open == [parent]
+    assert janitor.run_once(service.database, expiry.Policy()).expired_open == [parent]
 
 
-def test_a_child_whose_parent_is_gone_or_has_ended_owes_nobody(service: Service, parent: int) -> None:
-    """Its end is its own."""
+def test_a_child_whose_parent_is_gone_or_has_ended_owes_nothing(service: Service, parent: int) -> None:
+    """It has no debt."""
     first, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
     service.batches.cancel(parent)
     succeeds(service, first)
@@ -257,7 +257,7 @@ def test_a_child_whose_parent_is_gone_or_has_ended_owes_nobody(service: Service,
 def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The payment of the old debt comes too late; the ack stays, or stays due."""
+    """The payment of the first debt comes too late; the parent's item stays acked, or its ack stays due."""
     child = _child(service, ItemId(parent, 0, 0))
     nobody_pays(monkeypatch)
     completes_with_failures(service, child)
@@ -273,10 +273,10 @@ def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     assert (parent_.acked, parent_.failed) == (1, 0)
 
 
-def test_a_child_is_not_removed_before_its_parent_was_told(
+def test_a_child_is_not_removed_before_its_parent_is_paid(
     service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deletion pays first; where it can't, it says so and can be sent again. The janitor sweeps before it removes."""
+    """A deletion pays first; if it can't, it fails and can be sent again. The janitor pays before it removes."""
     first, other = _child(service, ItemId(parent, 0, 0)), _child(service, ItemId(parent, 0, 1))
     with monkeypatch.context() as patches:
         nobody_pays(patches)
@@ -287,15 +287,15 @@ def test_a_child_is_not_removed_before_its_parent_was_told(
         assert not service.database.write(purge.condemn, other)
     service.batches.delete(first)
     assert service.batches.get(parent).acked == 1
-    policy = janitor.Policy(keep=timedelta(0))
+    policy = expiry.Policy(keep=timedelta(0))
     assert janitor.run_once(service.database, policy).deleted == [other]
     assert service.batches.get(parent).acked == 2
 
 
-def test_a_stuck_parent_keeps_nobody_else_waiting(
+def test_a_stuck_parent_does_not_delay_other_payments(
     service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the counts of one parent are broken, the others are told; its own debt stays."""
+    """Where one parent's counts are broken, the others are paid; its own debt stays."""
     damaged = service.batches.open(batches.Opening(group_size=GROUP, items=2)).batch.id
     children = [_child(service, ItemId(batch, 0, 0), items=1) for batch in (damaged, parent)]
     with service.database.engine.begin() as tx:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from core.acks.call import Call
-from core.acks.combiner import Combiner
 from core.acks.parents import Stuck, sweep
 from core.batches import batch as batches
 from core.batches import nesting
 from core.batches.lifecycle import Verb
+from core.commits.combiner import Combiner
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
@@ -30,8 +30,8 @@ def debts(service: Service) -> list[nesting.Due]:
 
 
 @pytest.fixture
-def combined(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A combining service whose callers wait for payments for as long as it takes."""
+def combining_service(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A combining service whose calls wait for payments without a limit."""
     monkeypatch.setattr("core.acks.parents.PATIENCE", 120.0)
     service = Service(mariadb_database, combiner=Combiner)
     yield service
@@ -39,7 +39,7 @@ def combined(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def _parents(service: Service, count: int) -> tuple[list[int], list[int]]:
-    """Parents of two items, one of which is acked, and for the other one a child of one item."""
+    """Parents of two items: one item is acked, and the other has a child of one item."""
     parents = [service.batches.open(batches.Opening(group_size=GROUP, items=2)).batch.id for _ in range(count)]
     for parent in parents:
         ack(service, (parent, 0, 1))
@@ -48,63 +48,65 @@ def _parents(service: Service, count: int) -> tuple[list[int], list[int]]:
 
 @pytest.mark.mariadb
 @pytest.mark.parametrize("groups", [False, True], ids=["row", "group"])
-def test_a_locked_parent_keeps_nobody_waiting_but_the_call_that_ended_its_child(
-    combined: Service, *, groups: bool
-) -> None:
-    """Acks of other batches go on, those that end children of other parents too; once the parent is free its item is
-    resolved, and then the call is answered."""
-    (locked_child, free), (child, other) = _parents(combined, 2)
-    plain = combined.batches.open(batches.Opening(group_size=GROUP, items=40)).batch.id
-    with locked(combined.database, locked_child, groups=groups):
-        waiting = combined.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)]))
+def test_a_locked_parent_delays_only_the_call_that_ended_its_child(combining_service: Service, *, groups: bool) -> None:
+    """Acks of other batches go on, including those that end children of other parents; once the parent is free its item
+    is resolved, and then the call is answered."""
+    (locked_child, free), (child, other) = _parents(combining_service, 2)
+    plain = combining_service.batches.open(batches.Opening(group_size=GROUP, items=40)).batch.id
+    with locked(combining_service.database, locked_child, groups=groups):
+        waiting = combining_service.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)]))
         for index in range(20):
-            assert ack(combined, (plain, 0, index)).applied == 1
+            assert ack(combining_service, (plain, 0, index)).applied == 1
         calls = [
-            combined.acks.ack(Call.of(Verb.ACK, [item])) for item in ((other, 0, 0), (plain, 0, 20), (child, 0, 0))
+            combining_service.acks.ack(Call.of(Verb.ACK, [item]))
+            for item in ((other, 0, 0), (plain, 0, 20), (child, 0, 0))
         ]
         assert calls[0].result(60).completed[other].newly
-        assert combined.batches.get(free).acked == 2
+        assert combining_service.batches.get(free).acked == 2
         assert [call.result(60).applied for call in calls[1:]] == [1, 0]
-        assert combined.batches.get(child).complete
+        assert combining_service.batches.get(child).complete
         assert not waiting.done()
     assert waiting.result(60).completed[child].newly
-    assert combined.batches.get(locked_child).acked == 2
-    assert debts(combined) == []
+    assert combining_service.batches.get(locked_child).acked == 2
+    assert debts(combining_service) == []
 
 
 @pytest.mark.mariadb
 def test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays(
-    combined: Service, monkeypatch: pytest.MonkeyPatch
+    combining_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a bounded time, also where a verb ended the child; the sweep pays the others, and remembers the locked
-    ones. All that are locked together cost one wait."""
+    """After a bounded time, also if a verb other than an ack ended the child; the sweep pays the others and remembers
+    the locked ones. All parents locked at the same time cost one wait."""
     monkeypatch.setattr("core.acks.parents.PATIENCE", 0.2)
-    parents, children = _parents(combined, 8)
-    with locked(combined.database, *parents[:3]), locked(combined.database, *parents[3:6], groups=True):
-        calls = [combined.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children[:5]]
+    parents, children = _parents(combining_service, 8)
+    with (
+        locked(combining_service.database, *parents[:3]),
+        locked(combining_service.database, *parents[3:6], groups=True),
+    ):
+        calls = [combining_service.acks.ack(Call.of(Verb.ACK, [(child, 0, 0)])) for child in children[:5]]
         assert all(call.result(60).completed[child].newly for call, child in zip(calls, children, strict=False))
-        combined.batches.cancel(children[5])
+        combining_service.batches.cancel(children[5])
         with monkeypatch.context() as patches:
             nobody_pays(patches)
             for child in children[6:]:
-                ack(combined, (child, 0, 0))
-        assert len(debts(combined)) == 8
+                ack(combining_service, (child, 0, 0))
+        assert len(debts(combining_service)) == 8
         blocker = Stuck()
         waits = lock_waits()
-        assert sweep(combined.database, stuck_parents=blocker) == 2
+        assert sweep(combining_service.database, stuck_parents=blocker) == 2
         assert lock_waits() == waits + 1
-        assert [combined.batches.get(parent).pending for parent in parents] == [1] * 6 + [0] * 2
+        assert [combining_service.batches.get(parent).pending for parent in parents] == [1] * 6 + [0] * 2
         assert sorted(blocker.parents()) == parents[:6]
-        assert sweep(combined.database, stuck_parents=blocker) == 0
+        assert sweep(combining_service.database, stuck_parents=blocker) == 0
         assert lock_waits() == waits + 1
-    assert sweep(combined.database, stuck_parents=blocker) == 0
-    assert sweep(combined.database) == 6
-    assert debts(combined) == []
-    assert [combined.batches.get(parent).pending for parent in parents] == [0] * 8
+    assert sweep(combining_service.database, stuck_parents=blocker) == 0
+    assert sweep(combining_service.database) == 6
+    assert debts(combining_service) == []
+    assert [combining_service.batches.get(parent).pending for parent in parents] == [0] * 8
 
 
-def test_a_chain_is_paid_while_others_ack(database: Database) -> None:
-    """Its end reaches the root before the call is answered; an ack that came after it is answered before."""
+def test_a_chain_is_paid_while_other_acks_go_on(database: Database) -> None:
+    """The payment reaches the root before the call is answered; a later ack is answered earlier."""
     service = Service(database, combiner=Combiner)
     plain = service.batches.open(batches.Opening(group_size=GROUP, items=GROUP)).batch.id
     chain = [service.batches.open(batches.Opening(group_size=GROUP, items=1, sealed=True)).batch.id]

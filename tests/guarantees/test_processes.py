@@ -1,4 +1,4 @@
-"""Process managers: a command exactly once, when all that it needs has come, in any order, repeated, whoever dies."""
+"""Process managers: exactly one command, once all needed events have come, in any order, repeated, despite crashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, feed, tables
-from core.acks.combiner import Inline
+from core.commits.combiner import Inline
 from core.processes import definitions, inbox, outbox, retention, timers
 from core.processes.inbox import Status
 from core.processes.instances import Handling
@@ -54,8 +54,8 @@ def rows(service: Service, table: sa.Table) -> list[dict[str, Any]]:
         return [dict(row._mapping) for row in tx.execute(sa.select(table))]
 
 
-def test_in_any_order_with_any_repeats_one_command_when_all_has_come(service: Service) -> None:
-    """Each event twice, in every order that there is: the command comes with the last new one, and once."""
+def test_events_in_any_order_with_repeats_issue_one_command(service: Service) -> None:
+    """Each event twice, in every possible order: the command comes with the last new event, and once."""
     worker = Worker(service)
     orders = sorted(set(itertools.permutations(NEEDED * 2)))[::4]
     assert len({tuple(dict.fromkeys(order)) for order in orders}) == 6
@@ -74,14 +74,15 @@ def test_in_any_order_with_any_repeats_one_command_when_all_has_come(service: Se
     assert commands(service) == shipments
 
 
-def test_a_worker_that_dies_at_any_point_is_as_if_the_event_came_again(service: Service, dying: Mortals) -> None:
-    """For each point of the handling of each event: another delivery makes of it what one without a crash does."""
+def test_a_worker_may_die_at_any_point_and_the_event_come_again(service: Service, dying: Mortals) -> None:
+    """For each point of the handling of each event: redelivering the event has the same effect as a run without a
+    crash."""
     worker = Worker(service)
     orders = itertools.cycle(itertools.permutations(NEEDED))
     url = service.database.url.render_as_string(hide_password=False)
     deaths: Counter[int] = Counter()
     instances = []
-    # Every point of the completing event; of the others every seventh.
+    # Every point of the completing event, and every seventh point of the others.
     for place, step in enumerate((7, 7, 1)):
         for point in itertools.count(place, step):
             instances.append(f"o{place}-{point}")
@@ -91,7 +92,7 @@ def test_a_worker_that_dies_at_any_point_is_as_if_the_event_came_again(service: 
             handling = asdict(worker.compute(instances[-1], events[place]))
             death = dying.run(url, {"verb": "deliver", "handling": handling}, point)
             handled = worker.deliver(events[place])
-            # An uncommitted handling had no effect, and a committed one is a repeat.
+            # An uncommitted handling had no effect; redelivery of a committed one is a repeat.
             assert handled.repeated == (death is None or death.commits > 0)
             for event in [*events[place:], *events[:1]]:
                 worker.deliver(event)
@@ -103,8 +104,8 @@ def test_a_worker_that_dies_at_any_point_is_as_if_the_event_came_again(service: 
     assert commands(service) == [(instance, "ship") for instance in instances]
 
 
-def test_a_step_is_issued_once_though_the_function_asks_for_it_again(service: Service) -> None:
-    """A command's id is its instance's and its step's: a function that is careless issues it once all the same."""
+def test_a_step_is_issued_once_though_the_function_issues_it_again(service: Service) -> None:
+    """A command's id consists of its instance and its step, so a careless function still issues it once."""
     worker = Worker(service, function=ship_again_and_again)
     *first_events, last_event = append(service, *(("o1", type) for type in (*NEEDED, "paid")))
     first = [worker.deliver(event) for event in first_events][-1].commands
@@ -117,7 +118,7 @@ def test_a_step_is_issued_once_though_the_function_asks_for_it_again(service: Se
 
 
 def test_a_restart_from_an_old_floor_changes_nothing(service: Service) -> None:
-    """Another worker reads all of it again, from the beginning."""
+    """Another worker reads all events again, from the beginning."""
     worker = Worker(service)
     events = append(service, *((f"o{number}", type) for number in range(10) for type in NEEDED))
     for event in events[:-1]:
@@ -131,7 +132,7 @@ def test_a_restart_from_an_old_floor_changes_nothing(service: Service) -> None:
     assert Counter(commands(service)) == Counter({(f"o{number}", "ship"): 1 for number in range(10)})
 
 
-def test_what_was_pruned_and_comes_again_is_a_repeat(service: Service) -> None:
+def test_a_redelivered_event_that_was_pruned_is_a_repeat(service: Service) -> None:
     """The inbox is pruned up to the lowest floor and no further, and a replay from the beginning changes nothing."""
     worker = Worker(service)
     events = append(service, *((f"o{number}", type) for number in range(20) for type in NEEDED[:2]))
@@ -153,7 +154,7 @@ def test_what_was_pruned_and_comes_again_is_a_repeat(service: Service) -> None:
 
 
 def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(mariadb_database: Database) -> None:
-    """The inbox is pruned, by another session, just before a replay looks into it."""
+    """Another session prunes the inbox just before a replay reads it."""
     service = Service(mariadb_database, combiner=Inline)
     worker = Worker(service)
     [event] = append(service, ("o1", "charged"))
@@ -174,7 +175,7 @@ def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(mariadb_
 
 
 def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(mariadb_database: Database) -> None:
-    """It computes and begins to write; before its fence another worker takes its partitions over."""
+    """It computes and starts to write; before its fence, another worker takes over its partitions."""
     service = Service(mariadb_database, combiner=Inline)
     stale = Worker(service)
     [event] = append(service, ("o1", "charged"))
@@ -209,8 +210,8 @@ def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(mariadb_data
     assert not successor.deliver(event).repeated
 
 
-def test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction(mariadb_database: Database) -> None:
-    """Past its fence, it holds its partition until its commit: who takes over is told of what it has written."""
+def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(mariadb_database: Database) -> None:
+    """After its fence, it holds its partition until its commit; the next owner then sees what it has written."""
     service = Service(mariadb_database, combiner=Inline)
     worker = Worker(service)
     [event] = append(service, ("o1", "charged"))
@@ -233,10 +234,10 @@ def test_a_worker_is_not_succeeded_in_the_middle_of_its_transaction(mariadb_data
         write = threads.submit(slow.processes.handle, handling)
         assert is_fenced.wait(60)
         takeover = threads.submit(succeed)
-        # It waits for a lock by now, or has not waited for any and is done.
+        # By now it waits for a lock, or it is done without waiting.
         pause = threading.Event()
         while not takeover.done() and not waits_for_a_lock(service):
-            pause.wait(0.15)  # the server caches its answer about locks for 0.1 s
+            pause.wait(0.15)  # the server caches its list of lock waits for 0.1 s
         early = takeover.done()
         wake.set()
         assert not write.result(60).repeated
@@ -253,7 +254,7 @@ def waits_for_a_lock(service: Service) -> bool:
 
 
 def test_a_stale_workers_every_write_is_refused(service: Service) -> None:
-    """Also where everything else about it is right."""
+    """Even if everything else about it is right."""
     stale = Worker(service)
     events = append(service, *(("o1", type) for type in NEEDED))
     stale.leave()
@@ -268,7 +269,7 @@ def test_a_stale_workers_every_write_is_refused(service: Service) -> None:
 
 
 def test_a_state_that_was_computed_from_an_old_one_is_refused(service: Service) -> None:
-    """Both events were computed from the same version; the second one would undo the first."""
+    """Both events were computed from the same version; the second would undo the first."""
     worker = Worker(service)
     events = append(service, *(("o1", type) for type in NEEDED))
     worker.deliver(events[0])
@@ -282,7 +283,7 @@ def test_a_state_that_was_computed_from_an_old_one_is_refused(service: Service) 
 
 
 def test_a_late_event_does_not_restart_a_finished_instance(service: Service) -> None:
-    """The tombstone takes what comes after the end, and says so, again and again."""
+    """The tombstone receives events after the end and reports them as late, each time."""
     worker = Worker(service)
     for event in append(service, *(("o1", type) for type in NEEDED)):
         worker.deliver(event)
@@ -297,7 +298,7 @@ def test_a_late_event_does_not_restart_a_finished_instance(service: Service) -> 
 
 
 def test_one_event_goes_to_many_instances_each_once(service: Service) -> None:
-    """In each of them it is a repeat or not by itself."""
+    """Each instance decides separately whether the event is a repeat."""
     worker = Worker(service)
     orders = [f"o{number}" for number in range(8)]
     [arrival] = append(service, ("truck", "reserved"))
@@ -310,8 +311,8 @@ def test_one_event_goes_to_many_instances_each_once(service: Service) -> None:
 
 
 def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service: Service) -> None:
-    """Its instance takes other events, others take theirs; with better code a retry completes it, though the feed has
-    forgotten the event and the inbox was pruned."""
+    """Its instance handles other events, and so do other instances. With corrected code a retry completes it, though
+    the feed no longer has the event and the inbox was pruned."""
     worker = Worker(service, function=poisoned)
     events = append(service, *((order, type) for order in ("o1", "o2") for type in ("reserved", "charged", "complete")))
     assert [worker.deliver(event).status for event in events] == [
@@ -330,10 +331,10 @@ def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service:
     assert service.processes.retry_parked(PROCESS, "o1") == 1
     assert service.processes.retry_parked(PROCESS, "o1") == 0
     [repeat] = everything(service)
-    assert worker.deliver(repeat).status is Status.PARKED, "it fails again"
+    assert worker.deliver(repeat).status is Status.PARKED, "it must fail again"
     assert service.processes.retry_parked(PROCESS, "o1", "o1:reserved") == 1
     worker.function = ship
-    assert worker.deliver(repeat).commands, "the first retry's event comes again, and is as good as the second's"
+    assert worker.deliver(repeat).commands, "redelivery of the first retry's event serves as the second retry"
     repeat = everything(service)[-2]
     assert repeat.type == f"retry.{PROCESS}"
     assert worker.deliver(repeat).repeated
@@ -343,7 +344,7 @@ def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service:
 
 
 def handle_all(service: Service, worker: Worker) -> None:
-    """To the feed's end, in all partitions."""
+    """Handle all events up to the feed's end, in all partitions."""
     events = everything(service)
     for event in events:
         if event.type in NEEDED:
@@ -360,8 +361,8 @@ KEEP = timedelta(days=30)
 DAY = 86_400
 
 
-def test_an_instance_that_ended_long_ago_is_forgotten_with_what_it_issued(service: Service) -> None:
-    """No sooner than it may be; a running one stays with its commands, and what comes again is a repeat."""
+def test_an_instance_that_ended_long_ago_is_removed_with_its_commands(service: Service) -> None:
+    """Not before its time; a running instance and its commands stay, and a redelivered event is a repeat."""
     clock = Clock(service.database)
     worker = Worker(service, function=ship_again_and_again)
     handled = append(service, *(("running", type) for type in NEEDED))
@@ -370,7 +371,7 @@ def test_an_instance_that_ended_long_ago_is_forgotten_with_what_it_issued(servic
     handled += append(service, *((f"o{number}", type) for number in range(3) for type in NEEDED))
     handle_all(service, worker)
     clock.go(30 * DAY)
-    assert retention.forget(service.database, KEEP) == 0, "it is not yet longer"
+    assert retention.forget(service.database, KEEP) == 0, "the period isn't over"
     clock.go(1)
     assert retention.forget(service.database, KEEP) == 0, "their commands are still in the feed"
     trim(service)
@@ -385,8 +386,9 @@ def test_an_instance_that_ended_long_ago_is_forgotten_with_what_it_issued(servic
     assert [row["instance"] for row in rows(service, tables.processes)] == ["running"]
 
 
-def test_a_tombstone_stays_for_late_events_that_nobody_has_handled_yet(service: Service) -> None:
-    """However long no worker was there: what came within `keep` of the end is late, whenever it is handled."""
+def test_a_tombstone_stays_for_late_events_that_are_not_handled_yet(service: Service) -> None:
+    """Even if no worker runs for a long time: an event that came within `keep` of the end is late whenever it is
+    handled."""
     clock = Clock(service.database)
     worker = Worker(service)
     append(service, *(("o1", type) for type in NEEDED))
@@ -404,8 +406,8 @@ def test_a_tombstone_stays_for_late_events_that_nobody_has_handled_yet(service: 
     assert not rows(service, tables.processes)
 
 
-def test_an_instance_with_parked_events_is_not_forgotten(service: Service) -> None:
-    """Until they were handled again; that they are then late is an end, too."""
+def test_an_instance_with_parked_events_is_not_removed(service: Service) -> None:
+    """Until they are handled again; that they are late by then also settles them."""
     clock = Clock(service.database)
     worker = Worker(service, function=poisoned)
     append(service, ("o1", "reserved"), ("o1", "charged"))
@@ -423,7 +425,7 @@ def test_an_instance_with_parked_events_is_not_forgotten(service: Service) -> No
     assert retention.forget(service.database, KEEP) == 1
 
 
-def test_commands_are_pulled_for_as_long_as_the_feed_has_their_events(service: Service) -> None:
+def test_commands_can_be_pulled_while_the_feed_has_their_events(service: Service) -> None:
     """A reader that was away for longer gets an error; reading from 0 returns all kept commands."""
     worker = Worker(service, function=ship_again_and_again)
     append(service, *((f"o{number}", type) for number in range(2) for type in NEEDED))
@@ -440,7 +442,7 @@ def test_commands_are_pulled_for_as_long_as_the_feed_has_their_events(service: S
 
 
 def test_a_time_out_fires_once_when_it_is_due_and_not_before(service: Service) -> None:
-    """As an event of the feed, under a stable id; then the instance does what it wants."""
+    """It fires as an event of the feed, with a stable id; then the instance handles it."""
     clock = Clock(service.database)
     worker = Worker(service, function=ship_in_time)
     [event] = append(service, ("o1", "charged"))
@@ -461,7 +463,7 @@ def test_a_time_out_fires_once_when_it_is_due_and_not_before(service: Service) -
 
 
 def test_a_timer_is_replaced_and_cancelled_by_its_name(service: Service) -> None:
-    """Only what was asked for last fires, and nothing after the end."""
+    """Only the latest request fires, and nothing fires after the end."""
     clock = Clock(service.database)
     worker = Worker(service)
     timer_lists: list[list[timers.TimerChange]] = [
@@ -492,15 +494,15 @@ def test_a_timer_is_replaced_and_cancelled_by_its_name(service: Service) -> None
     assert not rows(service, tables.timers)
 
 
-def test_of_the_time_out_and_the_completing_event_one_wins(mariadb_database: Database) -> None:
-    """Both at once, in any order: the order is shipped or cancelled, not both and not neither; who loses is late."""
+def test_either_the_time_out_or_the_completing_event_wins(mariadb_database: Database) -> None:
+    """Both at once, in either order: the order is either shipped or cancelled, and the loser is late."""
     service = Service(mariadb_database, combiner=Inline)
     worker = Worker(service, function=ship_in_time)
     events = append(service, *((f"o{number}", type) for number in range(ROUNDS) for type in NEEDED))
     for event in events:
         if event.type != NEEDED[2]:
             worker.deliver(event)
-    last = [event for event in events if event.type == NEEDED[2]]
+    completing_events = [event for event in events if event.type == NEEDED[2]]
     timer_events: list[feed.Event] = []
 
     def fire(other: Service) -> None:
@@ -511,7 +513,7 @@ def test_of_the_time_out_and_the_completing_event_one_wins(mariadb_database: Dat
         timer_events.extend(page.events)
 
     def prepare(number: int) -> None:
-        """The round's timer is due; of every other round it has fired already, and is only to be handled."""
+        """Make the round's timer due; in every other round it fires at once and only has to be handled."""
         with mariadb_database.engine.begin() as tx:
             condition = tables.timers.c.instance == f"o{number}"
             tx.execute(sa.update(tables.timers).values(due_at=tables.utc_now()).where(condition))
@@ -534,7 +536,7 @@ def test_of_the_time_out_and_the_completing_event_one_wins(mariadb_database: Dat
         )
 
     def complete(other: Service, number: int) -> Status:
-        return as_worker(other).deliver(last[number]).status
+        return as_worker(other).deliver(completing_events[number]).status
 
     outcomes: Counter[str] = Counter()
 
@@ -551,11 +553,11 @@ def test_of_the_time_out_and_the_completing_event_one_wins(mariadb_database: Dat
     prepare(0)
     race(mariadb_database, ROUNDS, time_out, complete, check=check)
     assert len(commands(service)) == ROUNDS
-    assert len(outcomes) == 2, "each of them wins sometimes"
+    assert len(outcomes) == 2, "only one of them ever won"
 
 
 def test_two_dispatchers_fire_each_timer_once(mariadb_database: Database) -> None:
-    """On sessions of their own, at once."""
+    """On separate sessions, at the same time."""
     service = Service(mariadb_database, combiner=Inline)
     worker = Worker(service)
     worker.function = lambda state, event: Outcome(
@@ -582,7 +584,7 @@ def test_two_dispatchers_fire_each_timer_once(mariadb_database: Database) -> Non
 
 
 def test_commands_have_positions_in_commit_order_whatever_the_writers_do(mariadb_database: Database) -> None:
-    """A reader that follows the commands meets each one, though several sessions issue them at once."""
+    """A reader that follows the commands sees each of them, though several sessions issue them concurrently."""
     service = Service(mariadb_database, combiner=Inline)
     worker = Worker(service)
     worker.function = lambda state, event: Outcome(None, [outbox.NewCommand("go", "go")])
@@ -611,8 +613,8 @@ def test_commands_have_positions_in_commit_order_whatever_the_writers_do(mariadb
     assert Counter(ids) == Counter({f"o{number}": 1 for number in range(3 * ROUNDS)})
 
 
-def test_a_process_that_is_deleted_and_defined_again_begins_anew_and_issues_nothing_twice(service: Service) -> None:
-    """Its instances are gone; what it had issued stays issued."""
+def test_a_process_that_is_deleted_and_defined_again_starts_over_and_issues_nothing_twice(service: Service) -> None:
+    """Its instances are gone; commands that it had issued stay issued."""
     worker = Worker(service)
     events = append(service, *(("o1", type) for type in NEEDED))
     for event in events:
@@ -631,7 +633,9 @@ def test_a_process_that_is_deleted_and_defined_again_begins_anew_and_issues_noth
     assert commands(service) == [("o1", "ship")]
 
 
-def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_a_deleted_process_are_removed_with_their_events(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Until then it can be pulled, and is not issued again. Rows of a current instance stay."""
     monkeypatch.setattr(retention, "CHUNK", 2)
 
@@ -653,7 +657,7 @@ def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, mo
     last = everything(service)[-1].position
     for partition in range(PARTITIONS):
         worker.commit(partition, last)
-    with service.database.engine.begin() as tx:  # a pass that trims says how far, before it does
+    with service.database.engine.begin() as tx:  # a trimming pass first records how far it trims
         tx.execute(sa.update(tables.feed_head).values(trimmed=last))
     assert retention.forget_orphans(service.database) == 0
     trim(service)
@@ -665,7 +669,7 @@ def test_what_a_deleted_process_issued_goes_with_its_events(service: Service, mo
     assert issued() == []
 
 
-def test_the_feed_keeps_what_a_process_has_still_to_read(service: Service) -> None:
+def test_the_feed_keeps_events_that_a_process_has_not_read(service: Service) -> None:
     """However old it is, until all partitions are past it."""
     worker = Worker(service)
     events = append(service, *((f"o{number}", "charged") for number in range(10)))
@@ -679,7 +683,7 @@ def test_the_feed_keeps_what_a_process_has_still_to_read(service: Service) -> No
 
 
 def test_names_that_differ_in_case_or_blanks_are_different_instances(service: Service) -> None:
-    """They are compared by their bytes."""
+    """Names are compared by their bytes."""
     worker = Worker(service)
     names = ["Order", "order", "order ", "ördér", "o/1", "\U0001f69a" * 255]
     for event in append(service, *((name, "charged") for name in names[:4])):

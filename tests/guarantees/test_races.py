@@ -1,6 +1,6 @@
-"""Races on real MariaDB sessions, the server at its defaults: no completion is missed, doubled or early.
+"""Races on real MariaDB sessions, with the server's default settings: no completion is missing, doubled or early.
 
-`tests/guarantees/mutants.py` breaks the code in a known way for each of them, and each must fail then.
+For each race, `tests/guarantees/mutants.py` breaks the code in a known way that must make it fail.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import sqlalchemy as sa
 from core import errors, janitor, tables
 from core.acks import flush
 from core.acks.call import AckResult, Rejected
-from core.acks.combiner import Inline
 from core.batches import batch as batches
-from core.batches import purge
+from core.batches import expiry, purge
 from core.batches.lifecycle import State, Verb
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
-from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, newly, prepare, race, recount, told
+from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, completion_of, newly, prepare, race, recount
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200), pytest.mark.usefixtures("some_journaled")]
 
 
 @pytest.fixture
 def referee(mariadb_database: Database) -> Service:
-    """A service that takes no part in the races; it is used between rounds and after them."""
+    """A service that takes no part in the races; tests use it between and after rounds."""
     return Service(mariadb_database, combiner=Inline)
 
 
@@ -38,9 +38,9 @@ def verify_some(referee: Service, ids: list[int]) -> None:
         assert verification.ok, verification.faults
 
 
-def test_of_two_last_acks_in_different_groups_exactly_one_completes_the_batch(referee: Service) -> None:
-    """Two sessions resolve the last two items of a batch, in two groups; one of them sees newly, and only one."""
-    # Groups with a row and groups without one lock differently.
+def test_exactly_one_of_two_last_acks_in_different_groups_completes_the_batch(referee: Service) -> None:
+    """Two sessions resolve the last two items of a batch, in two groups; exactly one of them gets `newly`."""
+    # Groups with a row and groups without one are locked differently.
     shapes = [(2 * GROUP, {0: GROUP - 1, 1: GROUP - 1}), (GROUP + 1, {0: GROUP - 1})]
     ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 2])
 
@@ -65,8 +65,8 @@ def test_of_two_last_acks_in_different_groups_exactly_one_completes_the_batch(re
     verify_some(referee, ids)
 
 
-def test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one(referee: Service) -> None:
-    """Two workers ack the same last item at once; both find the batch complete, one of them completed it."""
+def test_a_last_item_delivered_twice_is_complete_for_both_workers_and_newly_for_one(referee: Service) -> None:
+    """Two workers ack the same last item at once; both find the batch complete, and one of them completed it."""
     shapes = [(GROUP, {0: GROUP - 1}), (2 * GROUP, {0: GROUP, 1: GROUP - 1}), (1, {})]
     ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 3])
 
@@ -75,15 +75,15 @@ def test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one(ref
         return ack(service, (ids[number], group, index))
 
     def check(number: int, first: AckResult, other: AckResult) -> None:
-        told_one, told_other = told(first, ids[number]), told(other, ids[number])
-        assert told_one is not None
-        assert told_other is not None
-        assert [told_one.newly, told_other.newly].count(True) == 1
-        assert told_one.succeeded
-        assert told_other.succeeded
+        first_completion, other_completion = completion_of(first, ids[number]), completion_of(other, ids[number])
+        assert first_completion is not None
+        assert other_completion is not None
+        assert [first_completion.newly, other_completion.newly].count(True) == 1
+        assert first_completion.succeeded
+        assert other_completion.succeeded
         assert sorted([(first.applied, first.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
         if number % 20 == 0:
-            repeat = told(last(referee, number), ids[number])
+            repeat = completion_of(last(referee, number), ids[number])
             assert repeat is not None
             assert not repeat.newly
 
@@ -94,12 +94,12 @@ def test_the_last_item_delivered_twice_tells_both_workers_and_is_news_to_one(ref
 
 
 def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile(referee: Service) -> None:
-    """Two workers ack an item that isn't the last one; one of them may lock its group, and the other one the batch."""
+    """Two workers ack an item that isn't the last one; one may lock its group and the other the batch."""
     ids = prepare(referee.database, ROUNDS, lambda number: (GROUP, {0: 5} if number % 2 else {}))
 
     def check(number: int, first: AckResult, other: AckResult) -> None:
         for answer in (first, other):
-            assert told(answer, ids[number]) is None
+            assert completion_of(answer, ids[number]) is None
         assert sorted([(first.applied, first.repeated), (other.applied, other.repeated)]) == [(0, 1), (1, 0)]
 
     def move(service: Service, number: int) -> AckResult:
@@ -111,8 +111,9 @@ def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_
     verify_some(referee, ids)
 
 
-def test_of_the_last_ack_and_the_seal_exactly_one_completes_the_batch(referee: Service) -> None:
-    """The last item is acked while the batch is sealed; the batch is complete, and one of the two calls is told so."""
+def test_either_the_last_ack_or_the_seal_completes_the_batch(referee: Service) -> None:
+    """The last item is acked while the batch is sealed; the batch is complete, and one of the two calls gets
+    `newly`."""
     shapes = [(GROUP, {0: GROUP - 1}), (GROUP + 1, {0: GROUP}), (1, {})]
     ids = prepare(referee.database, ROUNDS, lambda number: shapes[number % 3], state=State.OPEN)
 
@@ -131,7 +132,7 @@ def test_of_the_last_ack_and_the_seal_exactly_one_completes_the_batch(referee: S
 
 
 def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Service) -> None:
-    """An extend races the seal; it is refused, or its items are part of the batch that completes with their acks."""
+    """An extend races the seal: it is refused, or its items belong to the batch and complete it with their acks."""
     # Every other batch completes by its seal, if no extend came before.
     ids = prepare(referee.database, ROUNDS, lambda number: (10, {0: 10 - number % 2}), state=State.OPEN)
     wins = {"extend": 0, "seal": 0}
@@ -171,28 +172,28 @@ def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Servi
     )
     rows = recount(referee.database)
     assert {rows[batch].state for batch in followers} == {State.COMPLETE}
-    assert min(wins.values()) > ROUNDS // 50, f"one nearly always came first: {wins}"
+    assert min(wins.values()) > ROUNDS // 50, f"the same call nearly always came first: {wins}"
     verify_some(referee, ids)
 
 
 def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service) -> None:
-    """The janitor finds a batch idle that is being acked just now; it expires and the ack is rejected, or neither."""
+    """The janitor finds a batch idle that is being acked: either it expires and the ack is rejected, or neither."""
     database = referee.database
     now = datetime.now(UTC)
-    policy = janitor.Policy(open_idle=timedelta(hours=1), sealed_idle=timedelta(hours=1))
+    policy = expiry.Policy(open_idle=timedelta(hours=1), sealed_idle=timedelta(hours=1))
 
     def columns(number: int) -> dict[str, Any]:
-        # Every fourth batch is idle at once, so that it may expire right after its ack; but not with the ack lost.
+        # Every fourth batch is idle at once, so that it may expire right after its ack; but the ack must not be lost.
         return {"expires_in": 0} if number % 4 == 0 else {"updated_at": now - timedelta(hours=2)}
 
-    # The batches of other rounds are in a state that the janitor doesn't know, and so of no interest to it.
+    # The batches of other rounds are in a state that the janitor ignores.
     ids = prepare(database, ROUNDS, lambda number: (2, {0: 1 if number % 2 else 0}), state="parked", columns=columns)
     wins = {"ack": 0, "expiry": 0}
     expected: dict[int, tuple[str, int]] = {}
     stage = database.engine.execution_options(isolation_level="AUTOCOMMIT").connect()
 
     def enter(number: int) -> None:
-        """The batch of this round comes on, that of the round before goes."""
+        """Make this round's batch visible to the janitor, and hide that of the round before."""
         stage.exec_driver_sql(
             "UPDATE batches SET state = IF(state = 'parked', 'open', CONCAT('was ', state)) WHERE id IN (%s, %s)",
             (ids[number] if number < ROUNDS else 0, ids[number - 1] if number else 0),
@@ -210,7 +211,7 @@ def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service)
         else:
             wins["ack"] += 1
             assert answer.applied == 1
-            assert number % 4 == 0 or not expired, "it was acked, and expired all the same"
+            assert number % 4 == 0 or not expired, "it was acked, but expired"
         enter(number + 1)
 
     with stage:
@@ -224,11 +225,11 @@ def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service)
         )
     rows = recount(database)
     assert {batch: (rows[batch].state, rows[batch].acked) for batch in ids} == expected
-    assert min(wins.values()) > ROUNDS // 50, f"one nearly always came first: {wins}"
+    assert min(wins.values()) > ROUNDS // 50, f"the same call nearly always came first: {wins}"
 
 
 def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None:
-    """A batch is cancelled while an item is acked; nothing is counted after the cancel, and the last ack stops it."""
+    """A batch is cancelled while an item is acked; nothing is counted after the cancel, and a last ack prevents it."""
     ids = prepare(referee.database, ROUNDS, lambda number: (2 if number % 2 else 3, {0: 1}))
     wins = {"ack": 0, "cancel": 0}
     expected: dict[int, tuple[State, int]] = {}
@@ -239,14 +240,14 @@ def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None
         if answer.rejected:
             assert [rejection.reason for rejection in answer.rejected] == ["cancelled"]
         assert answer.applied == (0 if answer.rejected else 1)
-        if number % 2 and not answer.rejected:  # it was the last one
+        if number % 2 and not answer.rejected:  # this was the last item
             assert newly(answer, batch)
             assert isinstance(cancelled, errors.BatchComplete)
             expected[batch] = State.COMPLETE, 2
         else:
-            assert told(answer, batch) is None
+            assert completion_of(answer, batch) is None
             assert cancelled.state is State.CANCELLED
-            assert cancelled.acked == 1 + answer.applied, "an ack was counted after the cancel was answered"
+            assert cancelled.acked == 1 + answer.applied, "an ack was counted after the cancel's answer"
             expected[batch] = State.CANCELLED, cancelled.acked
 
     race(
@@ -258,17 +259,17 @@ def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None
     )
     rows = recount(referee.database)
     assert {batch: (rows[batch].state, rows[batch].acked) for batch in ids} == expected
-    assert min(wins.values()) > ROUNDS // 50, f"one nearly always came first: {wins}"
+    assert min(wins.values()) > ROUNDS // 50, f"the same call nearly always came first: {wins}"
     verify_some(referee, ids)
 
 
-def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_nothing_twice(
+def test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twice(
     referee: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Acks hit a batch that is being removed piece by piece; they came before, or don't know the batch any more."""
+    """Acks reach a batch while it is removed in chunks: they came before, or the batch is unknown."""
     monkeypatch.setattr(purge, "CHUNK", 1)
     dice = random.Random(7)
-    # Complete ones, of which all acks are redelivered, and open ones, where acks make new rows.
+    # Complete batches all of whose acks are redelivered, and open batches where acks add rows.
     shapes = [(2 * GROUP, {0: GROUP, 1: GROUP}), (3 * GROUP, {0: 5})]
     ids = prepare(
         referee.database,
@@ -291,17 +292,17 @@ def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_n
         batch = ids[number]
         answers_ = []
         for item in ((batch, 1, 7), (batch, 0, 1)):
-            too_late = batch in deleted_batches
-            answers_.append((too_late, ack(service, item)))
+            is_removed = batch in deleted_batches
+            answers_.append((is_removed, ack(service, item)))
         return answers_
 
     def check(number: int, answers: Any, _: None) -> None:
         assert _ is None
         assert not isinstance(answers, Exception), repr(answers)
-        for place, (too_late, answer) in enumerate(answers):
+        for place, (is_removed, answer) in enumerate(answers):
             assert answer.applied + answer.repeated + len(answer.rejected) == 1
             assert {rejection.reason for rejection in answer.rejected} <= {"unknown_batch"}
-            assert answer.rejected or not too_late, "the batch was removed, and took an ack"
+            assert answer.rejected or not is_removed, "the batch was removed, but accepted an ack"
             if not answer.rejected:
                 new = number % 2 == 1 and place == 0
                 assert answer.applied == new, "an item was counted twice, or not at all"
@@ -311,7 +312,7 @@ def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_n
     for batch in ids[:100]:
         with pytest.raises(errors.BatchNotFound):
             referee.batches.get(batch)
-    janitor.run_once(referee.database, janitor.Policy())
+    janitor.run_once(referee.database, expiry.Policy())
     with referee.database.engine.connect() as tx:
         for table in (tables.batches, tables.item_groups, tables.ack_journal, tables.extends, tables.failures):
             rows_left = tx.scalar(sa.select(sa.func.count()).select_from(table))
@@ -319,7 +320,7 @@ def test_a_purge_that_dies_between_its_chunks_leaves_nothing_behind_and_counts_n
 
 
 def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) -> None:
-    """A producer and its own retry extend at once under one key; both learn the same numbers, issued once."""
+    """A producer and its own retry extend at once with one key; both get the same numbers, issued once."""
     ids = prepare(referee.database, ROUNDS, lambda number: (5, {}), state=State.OPEN)
 
     def extend(service: Service, number: int) -> batches.Extended:
@@ -338,10 +339,10 @@ def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) 
 
 
 def test_two_opens_with_one_key_make_one_batch(referee: Service) -> None:
-    """A producer and its own retry open at once under one key; both get the one batch, and the same news of it."""
+    """A producer and its own retry open at once with one key; both get the same batch and the same `newly`."""
 
     def opening(number: int) -> batches.Opening:
-        # Every other one is complete from its start: an empty batch, sealed.
+        # Every other batch is complete from its start: it is empty and sealed.
         return batches.Opening(key=f"catalog-{number}", items=0 if number % 2 else 7, sealed=True)
 
     def check(number: int, first: Any, other: Any) -> None:
@@ -360,8 +361,9 @@ def test_two_opens_with_one_key_make_one_batch(referee: Service) -> None:
     assert sorted(row.batch_key for row in rows.values()) == sorted(f"catalog-{number}" for number in range(ROUNDS))
 
 
-def test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does(referee: Service) -> None:
-    """The request that completes a batch runs twice at once and again later; it is news each time, and only to it."""
+def test_only_retries_of_the_completing_request_get_newly_again(referee: Service) -> None:
+    """The request that completes a batch runs twice at once and again later; it gets `newly` each time, and no other
+    request does."""
     ids = prepare(referee.database, ROUNDS, lambda number: (3, {0: 2} if number % 2 else {}))
 
     def move(service: Service, number: int) -> AckResult:
@@ -371,7 +373,7 @@ def test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does
     def check(number: int, first: AckResult, other: AckResult) -> None:
         batch = ids[number]
         for answer in (first, other, *([move(referee, number)] if number % 10 == 0 else [])):
-            outcome = told(answer, batch)
+            outcome = completion_of(answer, batch)
             assert outcome is not None
             assert outcome.newly
             assert outcome.newly_succeeded
@@ -384,7 +386,7 @@ def test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does
                 ack(referee, *((batch, 0, index) for index in range(3)), verb=Verb.FAIL, key="delivery-1"),
             ]
             for answer in strangers:
-                outcome = told(answer, batch)
+                outcome = completion_of(answer, batch)
                 assert outcome is not None
                 assert not outcome.newly
                 assert not outcome.newly_succeeded
@@ -394,8 +396,8 @@ def test_a_retry_of_the_completing_request_sees_newly_again_and_nobody_else_does
     assert {rows[batch].state for batch in ids} == {State.COMPLETE}
 
 
-def test_an_ack_is_rejected_by_name_while_the_rest_of_its_call_counts(referee: Service) -> None:
-    """Items of a batch that is extended meanwhile are counted once they are issued, and named until then."""
+def test_a_rejected_item_is_listed_while_the_rest_of_its_call_counts(referee: Service) -> None:
+    """Items of a batch that is being extended count once they are issued, and are rejected by id until then."""
     ids = prepare(referee.database, ROUNDS // 4, lambda number: (GROUP, {}), state=State.OPEN)
 
     def check(number: int, answer: AckResult, extension: Any) -> None:
@@ -415,13 +417,13 @@ def test_an_ack_is_rejected_by_name_while_the_rest_of_its_call_counts(referee: S
     recount(referee.database)
 
 
-def test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothing(
+def test_a_repeat_whose_batch_is_deleted_meanwhile_is_rejected_as_unknown(
     referee: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the group's lock and the second look at its complete batch, where there is one, a delete comes: the call
-    begins again."""
+    """A delete comes between the lock of the group and the second read of its complete batch, if there is one: the call
+    starts again."""
     monkeypatch.setattr(flush, "_is_little", lambda units: False)
-    # The first of them isn't journaled.
+    # The first of the two batches isn't journaled.
     ids = prepare(referee.database, 2, lambda number: (GROUP, {0: GROUP}), state=State.COMPLETE)[1:]
     locked_count = 0
 
@@ -435,6 +437,6 @@ def test_a_repeat_whose_batch_is_deleted_meanwhile_is_unknown_and_not_told_nothi
     with Database(referee.database.url.render_as_string(hide_password=False)) as database:
         sa.event.listen(database.engine, "after_cursor_execute", delete_once_the_group_is_locked)
         answer = ack(Service(database, combiner=Inline), (ids[0], 0, 0))
-    assert locked_count == 2, "it did not begin again"
+    assert locked_count == 2, "the call did not start again"
     assert [rejection.reason for rejection in answer.rejected] == ["unknown_batch"]
     assert (answer.applied, answer.repeated, answer.completed) == (0, 0, {})

@@ -1,5 +1,5 @@
-"""Repair: counts and state are restored from the bits, whatever was lost, while other processes go on and remember bits
-that are no longer there."""
+"""Repair: counts and state are restored from the bits, whatever was lost, while other processes go on with cached bits
+that are no longer stored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, tables
-from core.acks.combiner import Inline
 from core.batches import nesting, verify
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
 from core.bits.cache import BitfieldCache
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
@@ -29,8 +29,8 @@ _batches = tables.batches.c
 _groups = tables.item_groups.c
 
 
-def opened(service: Service, resolved: Iterable[int], *, sealed: bool = False, items: int = ITEMS) -> int:
-    """A batch, some items of which are acked."""
+def open_batch(service: Service, resolved: Iterable[int], *, sealed: bool = False, items: int = ITEMS) -> int:
+    """Open a batch and ack some of its items."""
     batch = service.batches.open(Opening(group_size=GROUP, items=items)).batch.id
     ack_numbers(service, batch, resolved)
     if sealed:
@@ -75,28 +75,33 @@ def pending(service: Service, batch: int) -> set[int]:
 
 
 def event_ids(service: Service, batch: int) -> list[str]:
-    """Of the batch's events, in the order of the feed, without what begins them all."""
+    """The ids of the batch's events in the order of the feed, without their common prefix."""
     return [event.id.removeprefix(f"batch:{batch}:") for event in service.feed.read(0, 1000, batch=batch).events]
 
 
-def another(service: Service) -> Service:
-    """A process of its own, as far as its memory goes."""
+def other_process(service: Service) -> Service:
+    """Another process with its own cache."""
     return Service(service.database, combiner=Inline)
 
 
-# Each kind of damage: its detection and its repair.
+# Each kind of damage, how it is detected and repaired.
 
 DAMAGES: Mapping[str, tuple[int, dict[str, Any], str, set[int]]] = {
-    # (group, its columns, what verify says, which numbers of the group are acked after the repair)
-    "a blob that was cut": (1, {"resolved": b"\x05"}, "it was cut", {64, 66}),
-    "bits lost": (1, {"resolved": bits([0, 2])}, "resolved_count is 12, its bits say 2", {64, 66}),
-    "a count too low": (1, {"resolved_count": 11}, "resolved_count is 11, its bits say 12", set(range(64, 88, 2))),
-    "a prefix too short": (0, {"resolved_count": 60}, "full_prefix says that all groups below 1", set(range(60))),
-    "failed bits lost": (1, {"failed_count": 1}, "failed_count is 1, its bits say 0", set(range(64, 88, 2))),
+    # (group, its columns, verify's finding, the group's numbers that are acked after the repair)
+    "a truncated blob": (1, {"resolved": b"\x05"}, "it was truncated", {64, 66}),
+    "bits lost": (1, {"resolved": bits([0, 2])}, "resolved_count is 12, but 2 bits are set", {64, 66}),
+    "a count too low": (1, {"resolved_count": 11}, "resolved_count is 11, but 12 bits are set", set(range(64, 88, 2))),
+    "a prefix too short": (
+        0,
+        {"resolved_count": 60},
+        "full_prefix is 1, so all groups below must be full",
+        set(range(60)),
+    ),
+    "failed bits lost": (1, {"failed_count": 1}, "failed_count is 1, but 0 bits are set", set(range(64, 88, 2))),
     "failed, not resolved": (
         1,
         {"failed": bits([1]), "failed_count": 1},
-        "failed and not resolved",
+        "failed but not resolved",
         set(range(64, 88, 2)),
     ),
     "never issued": (2, {"resolved": bits([0, 63]), "resolved_count": 2}, "never issued", {128}),
@@ -106,11 +111,11 @@ ACKED = [*range(GROUP), *range(64, 88, 2), 128]
 
 @pytest.mark.parametrize("name", DAMAGES)
 @pytest.mark.parametrize("state", [State.OPEN, State.SEALED])
-def test_what_is_damaged_is_detected_and_repaired_from_the_bits(service: Service, name: str, state: State) -> None:
-    """A dry run changes nothing; after the repair all agrees, and what is redelivered completes the batch."""
+def test_damage_is_detected_and_repaired_from_the_bits(service: Service, name: str, state: State) -> None:
+    """A dry run changes nothing; after the repair everything agrees, and redelivered items complete the batch."""
     group, values, fault, remainder = DAMAGES[name]
-    batch = opened(service, ACKED, sealed=state is State.SEALED)
-    bystander = opened(service, ACKED)
+    batch = open_batch(service, ACKED, sealed=state is State.SEALED)
+    bystander = open_batch(service, ACKED)
     damage_group(service, batch, group, **values)
     verification = service.batches.verify(batch)
     assert any(fault in text for text in verification.faults), verification.faults
@@ -137,35 +142,36 @@ def test_what_is_damaged_is_detected_and_repaired_from_the_bits(service: Service
     recount(service.database)
 
 
-def test_a_batch_that_is_fine_is_left_as_it_is(service: Service) -> None:
-    """It does not become journaled, and nobody hears of it."""
-    batch = opened(service, [1, 2, 70])
+def test_an_undamaged_batch_is_left_unchanged(service: Service) -> None:
+    """It does not become journaled, and no event is appended."""
+    batch = open_batch(service, [1, 2, 70])
     ack_numbers(service, batch, [3, 71], Verb.FAIL, "broken")
     before = everything_stored(service)
     assert not service.batches.repair(batch).faults
     assert everything_stored(service) == before
 
 
-# Bits in memory.
+# Cached bits.
 
 
 def lose(service: Service, batch: int) -> None:
-    """Ten items were acked, and the blob is cut to those of the first byte, as the counts stay."""
+    """Ack ten items and truncate the blob to its first byte, without changing the counts."""
     damage_group(service, batch, 0, resolved=b"\x7f")
 
 
 @pytest.mark.parametrize("kind", ["by its groups", "journaled"])
-def test_a_process_that_remembers_what_was_lost_does_not_bring_it_back(
+def test_a_process_with_lost_bits_in_its_cache_does_not_bring_them_back(
     service: Service, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """It holds ten bits of a group, of which seven are left; others ack three more, so that there are ten again."""
+    """It has ten bits of a group in its cache, seven of which are left; other acks add three, so that the count is ten
+    again."""
     if kind == "journaled":
         journaled.everything(monkeypatch)
-    remembers, other_service = another(service), another(service)
+    stale_process, other_service = other_process(service), other_process(service)
     numbers = [*range(7), 20, 21, 22]
-    batch = opened(remembers, numbers[:3])
-    ack_numbers(remembers, batch, numbers[3:])
-    if kind == "journaled":  # its groups are written, and the journal is empty
+    batch = open_batch(stale_process, numbers[:3])
+    ack_numbers(stale_process, batch, numbers[3:])
+    if kind == "journaled":  # this writes its groups and empties the journal
         with service.database.engine.begin() as tx:
             tx.execute(sa.delete(tables.ack_journal))
             tx.execute(sa.delete(tables.item_groups))
@@ -179,43 +185,43 @@ def test_a_process_that_remembers_what_was_lost_does_not_bring_it_back(
     repair = other_service.batches.repair(batch)
     assert (repair.before.acked, repair.after.acked) == (10, 7)
     assert ack_numbers(other_service, batch, [30, 31, 32]) == 3
-    answer = ack(remembers, *((batch, 0, number) for number in (20, 21, 30, 5)))
-    assert (answer.applied, answer.repeated) == (2, 2), "20 and 21 were lost, 30 and 5 are acked"
+    answer = ack(stale_process, *((batch, 0, number) for number in (20, 21, 30, 5)))
+    assert (answer.applied, answer.repeated) == (2, 2), "20 and 21 were lost, 30 and 5 were not"
     assert pending(service, batch) == set(range(ITEMS)) - {*range(7), 20, 21, 30, 31, 32}
     recount(service.database)
 
 
-def test_what_the_journal_names_is_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repair folds it: the items are acked, though the count of the batch was wrong."""
+def test_items_in_the_journal_are_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair folds the journal: its items stay acked, though the batch's count was wrong."""
     journaled.everything(monkeypatch, numbers=1000)
-    batch = opened(service, [1, 70, 130])
+    batch = open_batch(service, [1, 70, 130])
     damage_batch(service, batch, acked=5)
-    repair = another(service).batches.repair(batch)
+    repair = other_process(service).batches.repair(batch)
     assert repair.after.acked == 3
     assert ack_numbers(service, batch, [1, 2, 70]) == 1
     assert pending(service, batch) == set(range(ITEMS)) - {1, 2, 70, 130}
     recount(service.database)
 
 
-# The ends.
+# Completion after a repair.
 
 
 def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event(service: Service) -> None:
-    """The one call that resolves the last item hears `newly`, and each event has an id of its own."""
-    batch = opened(service, range(ITEMS), sealed=True)
+    """The one call that resolves the last item gets `newly`, and each event has its own id."""
+    batch = open_batch(service, range(ITEMS), sealed=True)
     damage_group(service, batch, 2, resolved=b"\xff\xff", resolved_count=40)
-    assert "it is complete, and 24 items are pending" in service.batches.verify(batch).faults
+    assert "it is complete, but 24 items are pending" in service.batches.verify(batch).faults
     repair = service.batches.repair(batch)
     after = service.batches.get(batch)
     assert (repair.before.state, after.state, after.pending, after.ended_at) == (State.COMPLETE, State.SEALED, 24, None)
     assert (after.completed_by, after.succeeded_by) == (None, None)
     assert after.updated_at > repair.before.updated_at
-    assert not ack(service, (batch, 0, 1)).completed, "it isn't complete"
+    assert not ack(service, (batch, 0, 1)).completed, "the batch isn't complete"
     last = ack(service, *((batch, 2, index) for index in range(40)))
     assert (last.applied, last.completed[batch].newly, last.completed[batch].newly_succeeded) == (24, True, True)
     transitions = ["opened", "sealed", "completed", "succeeded", "repaired:1", "completed:1", "succeeded:1"]
     assert event_ids(service, batch) == transitions
-    # And once more.
+    # The same again.
     damage_group(service, batch, 0, resolved=b"\xff", resolved_count=64)
     service.batches.repair(batch)
     assert ack_numbers(service, batch, range(GROUP)) == 56
@@ -223,9 +229,9 @@ def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_an
     recount(service.database)
 
 
-def test_a_sealed_batch_of_which_nothing_is_pending_completes_and_a_retry_hears_so(service: Service) -> None:
-    """As by a seal: the event comes, and the request that did it hears `newly` again."""
-    batch = opened(service, range(ITEMS - 1))
+def test_a_sealed_batch_with_nothing_pending_completes_and_a_retry_gets_the_same_answer(service: Service) -> None:
+    """As a seal would: the event is appended, and a retry of the repair gets `newly` again."""
+    batch = open_batch(service, range(ITEMS - 1))
     service.batches.seal(batch)
     with service.database.engine.begin() as tx:
         tx.execute(
@@ -242,8 +248,8 @@ def test_a_sealed_batch_of_which_nothing_is_pending_completes_and_a_retry_hears_
     recount(service.database)
 
 
-def test_failed_items_that_are_none_make_the_batch_succeed_and_the_other_way_round(service: Service) -> None:
-    batch = opened(service, range(ITEMS), sealed=True)
+def test_corrected_failed_counts_change_whether_the_batch_has_succeeded(service: Service) -> None:
+    batch = open_batch(service, range(ITEMS), sealed=True)
     damage_group(service, batch, 1, failed=bits([3]), failed_count=1)
     repair = service.batches.repair(batch)
     assert (repair.after.state, repair.after.failed, repair.after.succeeded_by) == (State.COMPLETE, 1, None)
@@ -256,20 +262,20 @@ def test_failed_items_that_are_none_make_the_batch_succeed_and_the_other_way_rou
     recount(service.database)
 
 
-def test_an_item_with_a_reason_is_failed_and_no_other_keeps_one(
+def test_items_with_a_reason_are_failed_and_other_reasons_are_removed(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reason outlives the bits that were lost; a redelivered ack redrives the item, and the reason goes."""
-    batch = opened(service, range(10), sealed=True)
+    """The reason survives the lost bits; a redelivered ack redrives the item and removes the reason."""
+    batch = open_batch(service, range(10), sealed=True)
     ack_numbers(service, batch, [70, 71, 72], Verb.FAIL, "gave up")
-    with monkeypatch.context() as patches:  # acked after its failure was lost, and the journal says so
-        patches.setattr(BitfieldCache, "journaled", lambda self, batch: True)
+    with monkeypatch.context() as patches:  # acked after its failure was lost, which the journal records
+        patches.setattr(BitfieldCache, "is_journaled", lambda self, batch: True)
         damage_group(service, batch, 1, resolved=b"\x80", resolved_count=1, failed=b"\x80", failed_count=1)
-        assert ack_numbers(another(service), batch, [70]) == 1
+        assert ack_numbers(other_process(service), batch, [70]) == 1
     with service.database.engine.begin() as tx:
         extra_row = {"batch_id": batch, "number": ITEMS, "reason": "never issued", "failed_at": tables.utc_now()}
         tx.execute(sa.insert(tables.failures).values(extra_row))
-    assert any("have a reason" in fault for fault in service.batches.verify(batch).faults)
+    assert any("have a reason of a failure" in fault for fault in service.batches.verify(batch).faults)
     service.batches.repair(batch)
     failed = service.batches.ranges(batch, "failed", 0, 100)[1].ranges
     assert [(span.start, span.end, span.reasons) for span in failed] == [(71, 73, {71: "gave up", 72: "gave up"})]
@@ -282,8 +288,8 @@ def test_an_item_with_a_reason_is_failed_and_no_other_keeps_one(
 # Nested batches.
 
 
-def test_children_that_have_ended_owe_what_their_parent_lost(service: Service) -> None:
-    """No queue redelivers a child."""
+def test_ended_children_pay_again_for_items_that_their_parent_lost(service: Service) -> None:
+    """No queue redelivers a child, so the repair pays again."""
     parent = service.batches.open(Opening(group_size=GROUP, items=5)).batch.id
     children = [
         service.batches.open(Opening(group_size=GROUP, items=1, sealed=True, parent=ItemId(parent, 0, index))).batch.id
@@ -324,7 +330,7 @@ def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(s
     recount(service.database)
 
 
-# Beside others.
+# Repairs next to other work.
 
 
 def waits_for_a_lock(service: Service, call: Future[Any]) -> bool:
@@ -333,7 +339,7 @@ def waits_for_a_lock(service: Service, call: Future[Any]) -> bool:
     with service.database.engine.connect() as watch:
         while not watch.exec_driver_sql(waiting).scalar():
             watch.rollback()
-            # The server repeats its last answer to those who ask more often than each tenth of a second.
+            # The server repeats its last answer if it is asked more often than every tenth of a second.
             if wait([call], 0.15).done:
                 return False
     return True
@@ -341,15 +347,15 @@ def waits_for_a_lock(service: Service, call: Future[Any]) -> bool:
 
 @pytest.mark.mariadb
 @pytest.mark.parametrize("kind", ["an ack", "an extend"])
-def test_nothing_slips_in_between_the_recount_and_the_write(
+def test_no_change_gets_between_the_recount_and_the_write(
     mariadb_database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The repair has read all groups when another process changes the batch: that waits, and counts."""
+    """After the repair has read all groups, another process changes the batch: the change waits, and counts."""
     service = Service(mariadb_database, combiner=Inline)
     url = mariadb_database.url.render_as_string(hide_password=False)
     other = Service(Database(url), combiner=Inline)
-    batch = opened(service, [1, 2, 70])
-    opened_beside = opened(other, [1])
+    batch = open_batch(service, [1, 2, 70])
+    other_batch = open_batch(other, [1])
     damage_batch(service, batch, acked=7)
     original = verify.Recount.verification
     pool = ThreadPoolExecutor(1)
@@ -364,7 +370,7 @@ def test_nothing_slips_in_between_the_recount_and_the_write(
             else:
                 under_way.append(pool.submit(other.batches.extend, batch, GROUP))
             assert waits_for_a_lock(service, under_way[0])
-            assert ack_numbers(other, opened_beside, [2]) == 1, "other batches don't wait"
+            assert ack_numbers(other, other_batch, [2]) == 1, "acks of other batches must not wait"
         return original(recount)
 
     monkeypatch.setattr(verify.Recount, "verification", paused)
@@ -379,14 +385,16 @@ def test_nothing_slips_in_between_the_recount_and_the_write(
 
 
 @pytest.mark.mariadb
-def test_consumers_go_on_while_their_batch_is_repaired_and_all_is_exact(mariadb_database: Database) -> None:
+def test_consumers_continue_while_their_batch_is_repaired_and_every_item_counts_once(
+    mariadb_database: Database,
+) -> None:
     """Three processes redeliver everything in small calls while the batch is damaged and repaired: exactly one of them
     completes it, and in the end nothing is pending."""
     url = mariadb_database.url.render_as_string(hide_password=False)
     services = [Service(Database(url), combiner=Inline) for _ in range(3)]
     operator = Service(mariadb_database, combiner=Inline)
     for round in range(6):
-        batch = opened(services[0], range(0, ITEMS, 3), sealed=True)
+        batch = open_batch(services[0], range(0, ITEMS, 3), sealed=True)
         ack_numbers(services[1], batch, range(0, ITEMS, 5))
         damage_group(operator, batch, 0, resolved=b"\x0f")
         damage_group(operator, batch, 1, resolved_count=3)
@@ -402,7 +410,7 @@ def test_consumers_go_on_while_their_batch_is_repaired_and_all_is_exact(mariadb_
                         answer = ack(services[place], *items)
                         break
                     except errors.InconsistentBatch:
-                        continue  # not repaired yet: it is redelivered
+                        continue  # not repaired yet, so its items are redelivered
                 completions += batch in answer.completed and answer.completed[batch].newly
             return completions
 
@@ -420,11 +428,11 @@ def test_consumers_go_on_while_their_batch_is_repaired_and_all_is_exact(mariadb_
         process.stop()
 
 
-def test_no_batch_is_repaired_while_an_earlier_release_may_work_on_it(service: Service) -> None:
-    """It would announce the second completion under the first one's id. A dry run is possible."""
+def test_no_batch_is_repaired_while_an_earlier_release_may_run(service: Service) -> None:
+    """That release would announce the second completion with the first one's id. A dry run is possible."""
     with service.database.engine.begin() as tx:
         tx.execute(sa.update(tables.schema_support).values(oldest="0008"))
-    batch = opened(service, [1])
+    batch = open_batch(service, [1])
     damage_batch(service, batch, acked=7)
     before = everything_stored(service)
     assert service.batches.repair(batch, dry_run=True).faults
@@ -433,15 +441,15 @@ def test_no_batch_is_repaired_while_an_earlier_release_may_work_on_it(service: S
     assert everything_stored(service) == before
 
 
-def test_a_batch_that_is_not_there_can_not_be_repaired(service: Service) -> None:
+def test_a_missing_batch_cannot_be_repaired(service: Service) -> None:
     for dry_run in (True, False):
         with pytest.raises(errors.BatchNotFound):
             service.batches.repair(4711, dry_run=dry_run)
 
 
-def test_the_watermark_goes_back_to_what_was_lost(service: Service) -> None:
-    """The search for it begins at the hint of the full prefix."""
-    batch = opened(service, range(2 * GROUP), sealed=True)
+def test_the_watermark_goes_back_to_the_first_lost_item(service: Service) -> None:
+    """The search for it starts at the hint of the full prefix."""
+    batch = open_batch(service, range(2 * GROUP), sealed=True)
     assert service.batches.get(batch).full_prefix == 2
     damage_group(service, batch, 0, resolved=bits(range(1, GROUP)), resolved_count=63)
     service.batches.repair(batch)

@@ -1,4 +1,4 @@
-"""Tallies: the total of each key is that of the model, whatever is replayed, lost, regrouped, or dies on the way."""
+"""Tallies: each key's total is the model's, whatever is replayed, lost or regrouped, and whatever dies on the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, tallies
-from core.acks.combiner import Inline
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -55,8 +55,8 @@ def apply(service: Service, tally: str, entries: Iterable[Mapping[str, Any]]) ->
     return service.tallies.apply(tally, [tally_entry(entry) for entry in entries])
 
 
-def together(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
-    """Their calls, one of each world joined to one."""
+def joined_calls(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
+    """The worlds' calls, joined: each round takes one call of each consumer."""
     running = [world.consumed() for world in worlds]
     while True:
         calls = [call for consumer in running if (call := next(consumer, None))]
@@ -66,13 +66,13 @@ def together(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
 
 
 @pytest.mark.timeout(7200)
-def test_every_total_is_the_models_whatever_goes_wrong_on_the_way(service: Service) -> None:
-    """Flat maps, crashes, replays, partial publishes, other partition counts, topics created again, lost answers, other
-    cuts, consumers beside their successors."""
+def test_every_total_matches_the_model_despite_all_failures(service: Service) -> None:
+    """Flat maps, crashes, replays, partial publishes, changed partition counts, recreated topics, lost answers,
+    different chunks, consumers that overlap with their successors."""
     for first in range(0, WORLDS, TOGETHER):
         worlds = [World(seed) for seed in range(first, first + TOGETHER)]
         tally = f"worlds-{first}"
-        for call in together(worlds):
+        for call in joined_calls(worlds):
             apply(service, tally, call)
         actual, expected_totals = totals(service, tally), truth(worlds)
         wrong = {
@@ -83,8 +83,8 @@ def test_every_total_is_the_models_whatever_goes_wrong_on_the_way(service: Servi
         assert not wrong, f"worlds {first} to {first + TOGETHER - 1}: (found, true) {wrong}"
 
 
-def test_the_worlds_have_what_can_go_wrong() -> None:
-    """A generator that makes no trouble would prove nothing."""
+def test_the_worlds_include_every_kind_of_failure() -> None:
+    """A generator without failures would prove nothing."""
     replays = siblings = new_generations = alternating = stages = 0
     for seed in range(200):
         world = World(seed)
@@ -104,8 +104,8 @@ def test_the_worlds_have_what_can_go_wrong() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_call_that_dies_at_any_point_is_there_altogether_or_not_at_all(database: Database, dying: Mortals) -> None:
-    """Rows that are new and rows that are there; then it is sent again in another cut, and each entry counts once."""
+def test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all(database: Database, dying: Mortals) -> None:
+    """New and existing rows; then the call is sent again in different chunks, and each entry counts once."""
     service = Service(database, combiner=Inline)
     url = database.url.render_as_string(hide_password=False)
     for point in range(100):
@@ -133,7 +133,7 @@ def test_a_call_that_dies_at_any_point_is_there_altogether_or_not_at_all(databas
 
 @pytest.mark.mariadb
 def test_two_calls_that_create_the_same_sub_counter_both_count(mariadb_url: str) -> None:
-    """Neither finds a row to lock. The second insert waits for the first one's commit, and its call begins again."""
+    """Neither finds a row to lock. The second insert waits for the first one's commit, and its call starts again."""
     with Database(mariadb_url) as slow, Database(mariadb_url) as fast, ThreadPoolExecutor(1) as pool:
         schema.migrate(slow)
         inserting, may_go_on = threading.Event(), threading.Event()
@@ -145,16 +145,16 @@ def test_two_calls_that_create_the_same_sub_counter_both_count(mariadb_url: str)
                 assert may_go_on.wait(30)
 
         first, second = _run(0, 1), _run(2, 3)  # both from partition 0, and both with key k2
-        later = pool.submit(apply, Service(slow, combiner=Inline), "twice", second)
+        later_call = pool.submit(apply, Service(slow, combiner=Inline), "twice", second)
         assert inserting.wait(30)
         apply(Service(fast, combiner=Inline), "twice", first)
         may_go_on.set()
-        assert later.result(30).applied == len(second)
+        assert later_call.result(30).applied == len(second)
         assert totals(Service(fast, combiner=Inline), "twice") == _sums([*first, *second])
 
 
 def _run(start: int, end: int) -> list[dict[str, Any]]:
-    """Messages `start` to `end` of a log: each brings something to three of seven keys."""
+    """Messages `start` to `end` of a log; each adds to three of seven keys."""
     return [
         {
             "key": f"k{(offset + place) % 7}",
@@ -176,8 +176,7 @@ def _sums(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
 def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(mariadb_database: Database) -> None:
-    """Three that know nothing of each other replay one log over many keys, each in a cut of its own; rows that are
-    there and rows that are made."""
+    """Three independent writers replay one log over many keys, each in its own chunks, with existing and new rows."""
     url = mariadb_database.url.render_as_string(hide_password=False)
     trouble: list[BaseException] = []
     rounds = 12 * (20 if SOAK else 1)
@@ -195,9 +194,9 @@ def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(maria
                     while remaining:
                         size = dice.choice((30, 100, 200))
                         apply(service, f"race-{round_}", remaining[:size])
-                        if dice.random() < 0.9:  # else its answer was lost
+                        if dice.random() < 0.9:  # otherwise its answer was lost
                             remaining = remaining[size:]
-            except BaseException as error:  # noqa: BLE001  # it is raised in the test's own thread
+            except BaseException as error:  # noqa: BLE001  # raised again in the test's own thread
                 trouble.append(error)
 
         writers = [threading.Thread(target=write, args=(writer,)) for writer in range(3)]
@@ -210,8 +209,8 @@ def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(maria
 
 
 @pytest.mark.mariadb
-def test_two_calls_that_do_not_see_each_other_bring_no_total_over_the_limit(mariadb_database: Database) -> None:
-    """Each adds to a row of its own. The later one waits until the earlier one is over, and is refused."""
+def test_two_concurrent_calls_bring_no_total_over_the_limit(mariadb_database: Database) -> None:
+    """Each call adds to its own row. The later one waits until the earlier one is over, and is refused."""
     earlier, second = (tallies.Entry("r1", INTEGER_LIMIT - 1, topic, 0, 0, 1, 0) for topic in ("screws", "bolts"))
     service = Service(mariadb_database, combiner=Inline)
     refusals: list[errors.InvalidRequest] = []
@@ -231,7 +230,7 @@ def test_two_calls_that_do_not_see_each_other_bring_no_total_over_the_limit(mari
         thread = threading.Thread(target=apply_later)
         thread.start()
         waiting = sa.text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-        while not watch.execute(waiting).scalar_one() and not has_ended.wait(0.15):  # it is renewed every 0.1 s at most
+        while not watch.execute(waiting).scalar_one() and not has_ended.wait(0.15):  # cached for 0.1 s
             watch.rollback()
         transaction.commit()
         thread.join()
@@ -251,8 +250,8 @@ def _spread(seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_an_order_that_is_seen_to_be_broken_is_refused(service: Service) -> None:
-    """It was never added, and a later one stands before it; nothing of the call is applied."""
+def test_a_message_out_of_order_is_refused(service: Service) -> None:
+    """The message was never added and a later one was: nothing of the call is applied."""
     first, second, three = (
         {"key": "k", "delta": 1, "source": {"topic": "t", "partition": 0, "offset": offset}} for offset in (1, 2, 3)
     )
@@ -265,7 +264,7 @@ def test_an_order_that_is_seen_to_be_broken_is_refused(service: Service) -> None
 
 
 class _Window:
-    """Which offsets were acked; an ack that comes before the service has it all is seen."""
+    """Records the acked offsets, and fails on an ack of an offset that the service doesn't have yet."""
 
     def __init__(self, applied: Callable[[], int]) -> None:
         self._applied = applied
@@ -276,8 +275,8 @@ class _Window:
         self.acked.append(offset)
 
 
-def test_a_buffer_acks_a_message_when_it_was_answered_and_not_before(scripted: Any) -> None:  # noqa: F811
-    """Also one whose answer was lost; what was not answered stays out, and the buffer says why."""
+def test_a_buffer_acks_a_message_only_after_its_answer(scripted: Any) -> None:  # noqa: F811
+    """Also for a message whose first answer was lost; unanswered messages stay unacked, and the buffer reports why."""
     applied = 0
     losses = iter([True, False, False, True, False])
 

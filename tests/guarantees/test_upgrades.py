@@ -1,7 +1,7 @@
 """Two releases of the service on one schema: the upgrade under load, and the way back. See decision 0014.
 
-The earlier release is real: a commit of this repository. The promises of this release to the next one are tested with a
-copy that has one more migration.
+The earlier release is real: a commit of this repository. A copy of this release with one more migration takes
+the part of the next release.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from api import __main__ as api
 from core import errors
-from core.acks.combiner import Inline
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -44,14 +44,14 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> Release:
 
 @pytest.mark.mariadb
 def test_an_upgrade_from_an_earlier_release_under_load_and_the_way_back(before: Release, mariadb_url: str) -> None:
-    """Old processes serve while the schema moves, beside the new ones, and again when these are given up."""
+    """The old processes serve while the schema moves, next to the new ones, and again after those have been stopped."""
     before.migrates(mariadb_url)
     with before.running(mariadb_url) as old, before.running(mariadb_url) as oldest, Everything(old, oldest) as load:
         load.reaches(30)
-        assert janitor.main(["--database-url", mariadb_url]) == 1  # not before it is migrated
+        assert janitor.main(["--database-url", mariadb_url]) == 1  # no jobs before the migration
         THIS.migrates(mariadb_url)
         load.reaches(30)
-        assert set(load.statuses) == {200, 201}, "the migration refused nobody"
+        assert set(load.statuses) == {200, 201}, "the migration caused refusals"
         with THIS.running(mariadb_url) as new:
             load.moves_to(old, oldest, new)
             load.moves_to(old, new, count=0)
@@ -65,8 +65,8 @@ def test_an_upgrade_from_an_earlier_release_under_load_and_the_way_back(before: 
 
 
 def test_this_release_serves_beside_a_later_one_and_is_the_way_back_from_it(after: Release, database_url: str) -> None:
-    """A later schema adds to the tables that are written most. SQLite is migrated by the service that starts, under the
-    hands of the one that runs."""
+    """A later schema adds to the tables with the most writes. SQLite is migrated by the service that starts, while the
+    other one runs."""
     with Database(database_url) as database:
         schema.migrate(database)
         sqlite = database.is_embedded
@@ -75,7 +75,7 @@ def test_this_release_serves_beside_a_later_one_and_is_the_way_back_from_it(afte
         if not sqlite:
             after.migrates(database_url)
             load.reaches(30)
-            assert set(load.statuses) == {200, 201}, "the migration refused nobody"
+            assert set(load.statuses) == {200, 201}, "the migration caused refusals"
         with after.running(database_url) as new:
             load.moves_to(old, new)
             load.moves_to(new, count=0)
@@ -93,10 +93,10 @@ def test_this_release_serves_beside_a_later_one_and_is_the_way_back_from_it(afte
 
 
 @pytest.mark.mariadb
-def test_a_migration_that_has_to_wait_for_a_table_lets_the_others_pass(
+def test_a_migration_that_waits_for_a_table_does_not_block_other_requests(
     after: Release, mariadb: MariaDB, mariadb_url: str
 ) -> None:
-    """A dump holds a table for hours, and whoever changes it waits; all who come behind it are not to."""
+    """A dump holds a table for hours, and a migration of it waits; later requests must not wait for the migration."""
     with Database(mariadb_url) as database:
         schema.migrate(database)
     name = mariadb_url.rpartition("/")[2]
@@ -111,7 +111,7 @@ def test_a_migration_that_has_to_wait_for_a_table_lets_the_others_pass(
         dump.begin()
         dump.cursor().execute("SELECT COUNT(*) FROM batches")
         with after.migration(mariadb_url) as migration:
-            load.hears(lambda: bool(look.cursor().execute(waiting)))
+            load.wait_until(lambda: bool(look.cursor().execute(waiting)))
             load.reaches(100)
             assert migration.poll() is None
             dump.rollback()
@@ -120,14 +120,14 @@ def test_a_migration_that_has_to_wait_for_a_table_lets_the_others_pass(
     assert_nothing_lost(load, mariadb_url)
 
 
-def test_a_release_that_a_schema_serves_no_more_says_so(
+def test_a_release_that_the_schema_no_longer_supports_reports_it(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A running service is not ready any more, a new one refuses to start, and both give the reason and the remedy."""
+    """A running service stops being ready, a new one refuses to start, and both report the reason and the remedy."""
     breaking = later(
         tmp_path, "UPDATE schema_support SET oldest = '9999'", "ALTER TABLE extends RENAME COLUMN start TO begin_at"
     )
-    message = "which serves releases that know revision 9999"
+    message = "which requires a release that knows revision 9999"
     with Database(database_url) as database:
         schema.migrate(database)
         service = Service(database, combiner=Inline)
@@ -136,7 +136,7 @@ def test_a_release_that_a_schema_serves_no_more_says_so(
         with pytest.raises(errors.Misconfigured, match=message):
             service.check_ready()
     monkeypatch.setenv("LASTBIT_DATABASE_URL", database_url)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # keep this process's own handlers
     for main, arguments in (
         (api.main, ["serve"]),
         (api.main, ["migrate"]),

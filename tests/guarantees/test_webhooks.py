@@ -1,4 +1,4 @@
-"""Webhooks, at least once: dispatchers as processes that are killed, stopped and run beside each other."""
+"""Webhooks, at least once: dispatchers run as processes that are killed, stopped and run concurrently."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import sqlalchemy as sa
 
 from core import errors, tables
 from core.acks.call import Call
-from core.acks.combiner import Inline
 from core.acks.parents import sweep
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
+from core.commits.combiner import Inline
 from core.consumer_groups.leases import Caller
 from core.dispatcher import Dispatcher
 from core.feed import NewEvent
@@ -29,8 +29,9 @@ from core.processes import timers
 from core.service import Service
 from core.storage.database import Database
 from core.webhooks.backoff import Backoff
+from core.webhooks.delivery_log import Delivery, Progress
 from core.webhooks.replicas import GROUP, Replica
-from core.webhooks.subscriptions import Delivery, Progress, SendResult
+from core.webhooks.sender import SendResult
 from lastbit.ids import ItemId
 from senders.webhooks import WebhookSender
 from tests.guarantees.drivers.rounds import nobody_pays
@@ -38,7 +39,7 @@ from tests.guarantees.drivers.strangers import lock_waits, locked
 from tests.guarantees.programs.dying import Written, dispatch, mortals
 from tests.support.clocks import Clock
 from tests.support.receivers import Got, Handler, Receiver, receiving, status
-from tests.support.servers import ROOT, free_port, run_module, wait_until_it_says
+from tests.support.servers import ROOT, free_port, run_module, wait_until_it_prints
 
 EVENTS = 300
 
@@ -96,7 +97,7 @@ def once(service: Service) -> None:
 
 
 def end_leases(service: Service) -> None:
-    """As if the time of what is claimed were over."""
+    """Make all leases end now."""
     with service.database.engine.begin() as connection:
         connection.execute(
             sa.update(tables.deliveries).where(tables.deliveries.c.state == "pending").values(due_at=tables.utc_now())
@@ -113,11 +114,13 @@ def wait_until_delivered(service: Service, webhook: int) -> None:
         if all(delivery.state is Progress.DELIVERED for delivery in log(service, webhook)):
             return
         poll.wait(0.1)
-    raise AssertionError("not all was delivered")
+    raise AssertionError("not every delivery was made")
 
 
-def test_one_that_dies_between_send_and_record_sends_the_same_id_again(service: Service, receiver: Receiver) -> None:
-    """Once its lease is over, and not before; what was recorded is not sent again."""
+def test_a_delivery_that_was_sent_but_not_recorded_is_sent_again_with_its_id(
+    service: Service, receiver: Receiver
+) -> None:
+    """Once its lease is over, and not before; a recorded delivery is not sent again."""
     webhook = subscribe(service, receiver)
     service.feed.append([NewEvent("one", "x")])
     assert dispatcher(service, "--once", module="tests.guarantees.programs.dying_dispatcher").wait(60) == 9
@@ -136,7 +139,8 @@ def test_one_that_dies_between_send_and_record_sends_the_same_id_again(service: 
 
 
 class Overlaps:
-    """A reply that notices when one delivery is being sent twice at once; every fifth first try of an id is a 500."""
+    """A reply that records whether a delivery is sent twice at the same time; every fifth id gets a 500 on its first
+    try."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -159,7 +163,7 @@ class Overlaps:
 
 
 def test_two_dispatchers_share_the_work(mariadb_service: Service, receiver: Receiver) -> None:
-    """Each event as often as it takes and no more; never the same by both at once; all in the log."""
+    """Each event is sent as often as needed and no more, never by both at the same time, and all of it is logged."""
     service = mariadb_service
     webhook = subscribe(service, receiver)
     reply = Overlaps()
@@ -177,9 +181,9 @@ def test_two_dispatchers_share_the_work(mariadb_service: Service, receiver: Rece
     }
 
 
-def test_whoever_is_killed_each_event_arrives(mariadb_service: Service, receiver: Receiver) -> None:
-    """At least once, under its own id, validly signed, and in the log; one dispatcher after the other is killed at
-    work, while another one goes on."""
+def test_each_event_arrives_though_dispatchers_are_killed(mariadb_service: Service, receiver: Receiver) -> None:
+    """At least once, under its own id, validly signed and logged; one dispatcher after the other is killed at work
+    while another goes on."""
     service = mariadb_service
     webhook = subscribe(service, receiver)
     receiver.reply = Overlaps()
@@ -199,8 +203,8 @@ def test_whoever_is_killed_each_event_arrives(mariadb_service: Service, receiver
         assert (delivery.state, delivery.last and delivery.last.status) == (Progress.DELIVERED, 200)
 
 
-def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
-    """It is refused, logged, and tried again until somebody listens there."""
+def test_a_receiver_that_was_down_gets_every_event(service: Service) -> None:
+    """The delivery is refused, logged, and tried again until a receiver listens there."""
     port = free_port()
     webhook = service.webhooks.create(f"http://127.0.0.1:{port}/hook", None, None)
     service.feed.append([NewEvent(str(number), "x") for number in range(5)])
@@ -210,7 +214,7 @@ def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
         while sum(bool(delivery.log) for delivery in log(service, webhook.webhook.id)) < 5:
             poll.wait(0.05)
         with receiving(port=port, secrets=[webhook.secret]) as receiver:
-            # Those that have used up their tries meanwhile, too.
+            # Including those that have used up their tries meanwhile.
             service.webhooks.redeliver(webhook.webhook.id)
             wait_until_redelivered(service, webhook.webhook.id)
             assert {post.id for post in receiver.got} == {str(number) for number in range(5)}
@@ -221,7 +225,7 @@ def test_a_receiver_that_was_down_gets_it_all(service: Service) -> None:
 
 
 def wait_until_redelivered(service: Service, webhook: int) -> None:
-    """A delivery may die in the moment before its receiver is up; it is redelivered then."""
+    """A delivery may die just before its receiver is up; then it is redelivered."""
     poll = threading.Event()
     for _ in range(600):
         deliveries = log(service, webhook)
@@ -230,11 +234,11 @@ def wait_until_redelivered(service: Service, webhook: int) -> None:
         if any(delivery.state is Progress.DEAD for delivery in deliveries):
             service.webhooks.redeliver(webhook)
         poll.wait(0.1)
-    raise AssertionError("not all was delivered")
+    raise AssertionError("not every delivery was made")
 
 
-class Heard:
-    """A sender whose receiver always says yes, and that remembers what it was given."""
+class Recorder:
+    """A sender whose receiver accepts everything, and that records the events it was given."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -247,11 +251,11 @@ class Heard:
         return SendResult(200, None, 0)
 
 
-class Shared:
-    """A dispatcher that shares with others, in this process, by the database's clock."""
+class SharingDispatcher:
+    """A dispatcher in this process that shares deliveries with others, by the database's clock."""
 
     def __init__(self, database: Database, name: str, clock: Clock) -> None:
-        self.sender = Heard()
+        self.sender = Recorder()
         self.replica = Replica(database, clock=lambda: clock.now.timestamp())
         self.replica.worker = name
         self.dispatcher = Dispatcher(
@@ -263,12 +267,13 @@ class Shared:
         self.dispatcher.settle()
 
 
-def test_replicas_share_what_is_due(database: Database) -> None:
-    """Each sends what is in its own partitions, all is sent once; when one leaves, the other has it all at once."""
+def test_replicas_share_due_deliveries(database: Database) -> None:
+    """Each sends the deliveries in its own partitions, and each delivery is sent once; when one leaves, the other takes
+    over at once."""
     clock = Clock(database)
-    service = Service(database, combiner=Inline, sender=Heard())
+    service = Service(database, combiner=Inline, sender=Recorder())
     hook = service.webhooks.create("https://receiver.example", None, None).webhook.id
-    first, other = Shared(database, "one", clock), Shared(database, "other", clock)
+    first, other = SharingDispatcher(database, "one", clock), SharingDispatcher(database, "other", clock)
     for _ in range(3):  # join, hand over, take
         first.round()
         other.round()
@@ -294,12 +299,12 @@ def test_replicas_share_what_is_due(database: Database) -> None:
 
 
 def test_no_delivery_waits_for_a_replica_that_is_dead(database: Database) -> None:
-    """Its deliveries become free for all a few seconds after they were due, before its lease has ended; no delivery
+    """Any replica may send its deliveries a few seconds after they were due, before its lease has ended; no delivery
     depends on the consumer group."""
     clock = Clock(database)
-    service = Service(database, combiner=Inline, sender=Heard())
+    service = Service(database, combiner=Inline, sender=Recorder())
     service.webhooks.create("https://receiver.example", None, None)
-    dead, other = Shared(database, "dead", clock), Shared(database, "other", clock)
+    dead, other = SharingDispatcher(database, "dead", clock), SharingDispatcher(database, "other", clock)
     dead.round()
     service.feed.append([NewEvent("one", "x")])
     other.round()
@@ -316,9 +321,9 @@ def test_no_delivery_waits_for_a_replica_that_is_dead(database: Database) -> Non
 
 
 def test_a_replica_whose_name_is_taken_joins_under_another(database: Database) -> None:
-    """Two containers may call their host and their process the same: both work, and neither throws the other out."""
+    """Two containers may have the same host and process name: both must work, and neither replaces the other."""
     clock = Clock(database)
-    first, other = Shared(database, "same", clock), Shared(database, "same", clock)
+    first, other = SharingDispatcher(database, "same", clock), SharingDispatcher(database, "same", clock)
     for _ in range(4):
         first.round()
         other.round()
@@ -329,7 +334,7 @@ def test_a_replica_whose_name_is_taken_joins_under_another(database: Database) -
 
 
 def replicas(service: Service) -> dict[str, int]:
-    """By worker, how many partitions it has."""
+    """The number of partitions of each worker."""
     try:
         return {worker.worker: worker.partitions for worker in service.consumer_groups.get(GROUP).workers}
     except errors.ConsumerGroupNotFound:
@@ -346,7 +351,8 @@ def wait_until_shared(service: Service, *counts: int) -> None:
 
 
 def test_the_others_take_over_from_a_replica_that_is_killed(mariadb_service: Service, receiver: Receiver) -> None:
-    """Two processes share; one is killed, and all that comes arrives, once each; in the end the other leaves."""
+    """Two processes share the deliveries; one is killed, and every later event arrives once; in the end the other
+    leaves."""
     service = mariadb_service
     webhook = subscribe(service, receiver)
     service.consumer_groups.put(GROUP, 64, timedelta(seconds=1))
@@ -368,8 +374,8 @@ def test_the_others_take_over_from_a_replica_that_is_killed(mariadb_service: Ser
     assert replicas(service) == {}
 
 
-def test_once_takes_whatever_is_due(service: Service, receiver: Receiver) -> None:
-    """It does not join, and asks nobody: though another holds everything, it ends when nothing is due any more."""
+def test_once_sends_everything_that_is_due(service: Service, receiver: Receiver) -> None:
+    """It doesn't join the group: though another replica holds everything, it ends when nothing is due."""
     subscribe(service, receiver)
     service.consumer_groups.put(GROUP, 64, timedelta(minutes=5))
     service.consumer_groups.sync(GROUP, Caller("frozen", "1"))
@@ -379,8 +385,8 @@ def test_once_takes_whatever_is_due(service: Service, receiver: Receiver) -> Non
     assert replicas(service) == {"frozen": 64}
 
 
-def test_a_dispatcher_that_dies_at_any_point_leaves_each_event_to_be_sent(database: Database, tmp_path: Path) -> None:
-    """Before and after each statement and each commit, from planning to recording: the next one sends what is left,
+def test_a_dispatcher_that_dies_at_any_point_loses_no_event(database: Database, tmp_path: Path) -> None:
+    """Before and after each statement and each commit, from planning to recording: the next dispatcher sends the rest,
     under the same ids, and logs it."""
     url, sent_log = database.url.render_as_string(hide_password=False), tmp_path / "sent"
     service = Service(database, combiner=Inline, sender=Written(sent_log))
@@ -393,7 +399,7 @@ def test_a_dispatcher_that_dies_at_any_point_leaves_each_event_to_be_sent(databa
             death = dying.run(url, {"verb": "dispatch", "sent": str(sent_log)}, len(deaths))
             if death is not None:
                 deaths.append(death.where)
-            # Its claims have run out.
+            # Its claims expire.
             database.write(
                 lambda tx: tx.execute(
                     sa.update(tables.deliveries).where(columns.token.is_not(None)).values(due_at=tables.utc_now())
@@ -411,11 +417,11 @@ def test_a_dispatcher_that_dies_at_any_point_leaves_each_event_to_be_sent(databa
             assert len(deaths) < 200
     assert len(deaths) > 20, deaths
     assert "after COMMIT" in deaths
-    assert max(counts.values()) == 2, "none died between sending and recording"
+    assert max(counts.values()) == 2, "no dispatcher died between sending and recording"
 
 
-def test_a_stop_finishes_what_is_being_sent(service: Service, receiver: Receiver) -> None:
-    """SIGTERM: the answer is waited for and recorded, nothing new is begun, exit status 0."""
+def test_a_stop_finishes_deliveries_under_way(service: Service, receiver: Receiver) -> None:
+    """On SIGTERM the answer is awaited and recorded, nothing new is started, and the exit status is 0."""
     webhook = subscribe(service, receiver)
     release = threading.Event()
 
@@ -428,14 +434,14 @@ def test_a_stop_finishes_what_is_being_sent(service: Service, receiver: Receiver
     with running(service, with_output=True) as process:
         receiver.wait_for(1)
         process.send_signal(signal.SIGTERM)
-        wait_until_it_says(process, "dispatcher_stopping")
+        wait_until_it_prints(process, "dispatcher_stopping")
         service.feed.append([NewEvent("two", "x")])
         release.set()
         assert process.wait(60) == 0
     assert {delivery.event: delivery.state for delivery in log(service, webhook)} == {"one": Progress.DELIVERED}
 
 
-def test_a_round_pays_what_children_owe(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_pays_parents_of_ended_children(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash between a child's end and its parent's ack leaves a debt; the dispatcher pays it."""
     parent = service.batches.open(Opening(items=1, sealed=True)).batch.id
     child = service.batches.open(Opening(items=1, sealed=True, parent=ItemId(parent, 0, 0))).batch.id
@@ -450,7 +456,7 @@ def test_a_round_pays_what_children_owe(service: Service, monkeypatch: pytest.Mo
 def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
     mariadb_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a webhook nor a timer comes later for it, and the other parents are paid. The next rounds skip it."""
+    """Neither a webhook nor a timer is delayed by it, and the other parents are paid. The next rounds skip it."""
     service = mariadb_service
     parents = [service.batches.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
     children = [
@@ -480,14 +486,14 @@ def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
         assert [service.batches.get(parent).succeeded for parent in parents] == [False, True]
         before = lock_waits()
         dispatcher.run_once()
-        assert lock_waits() == before, "the locked parent was tried again at once"
+        assert lock_waits() == before, "the locked parent must not be tried again at once"
     dispatcher.stop()
     assert sweep(service.database) == 1
     assert service.batches.get(parents[0]).succeeded
 
 
 class Fake:
-    """A sender to which all goes well."""
+    """A sender to which every delivery succeeds."""
 
     def check(self, url: str) -> None:
         pass
@@ -496,8 +502,8 @@ class Fake:
         return SendResult(200, None, 0)
 
 
-def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:
-    """Wrong use is exit status 2, a database without a schema 1; both with a sentence, none with a traceback."""
+def test_the_command_explains_wrong_use(sqlite_url: str) -> None:
+    """Wrong use is exit status 2, a database without a schema 1; both with a message, neither with a traceback."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return run_module("jobs.dispatcher", *arguments)

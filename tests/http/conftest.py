@@ -1,6 +1,6 @@
-"""A real service on each kind of database, one for the tests of a module: they open batches of their own.
+"""A real service on each kind of database, shared by the tests of a module; each test opens its own batches.
 
-Where LASTBIT_MUTANT names a mutant, the code is broken before the tests see it (see `tests.guarantees.mutants`)."""
+When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `tests.guarantees.mutants`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def sqlite_http() -> Iterator[httpx.Client]:
-    """Where the kind of database makes no difference."""
+    """A service on SQLite, for tests to which the kind of database makes no difference."""
     with (
         sqlite_file() as url,
         running_service(url) as running,

@@ -1,4 +1,4 @@
-"""Permissions: each role at each route, what a limited token sees, tokens that come and go, sessions, headers."""
+"""Permissions: each role at each route, the view of a limited token, changes of tokens, sessions, headers."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Service(NamedTuple):
     url: str
 
     def client(self, name: str | None = None, **headers: str) -> httpx.Client:
-        given = {} if name is None else bearer(name)
-        return quick(base_url=self.url, timeout=70, headers={**given, **headers})
+        authorization = {} if name is None else bearer(name)
+        return quick(base_url=self.url, timeout=70, headers={**authorization, **headers})
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture(scope="module", params=["sqlite", "mariadb"])
 def each_service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    """On each kind of database: they compare keys by means of their own."""
+    """A service on each kind of database, as each compares keys in its own way."""
     if request.param == "sqlite":
         yield request.getfixturevalue("service")
         return
@@ -83,7 +83,7 @@ def each_service(request: pytest.FixtureRequest) -> Iterator[Service]:
         yield Service(running.url)
 
 
-def opened(client: httpx.Client, **body: Any) -> int:
+def open_batch(client: httpx.Client, **body: Any) -> int:
     answer = client.post("/v1/batches", json=body)
     assert answer.status_code == 201, answer.text
     batch: int = answer.json()["id"]
@@ -95,7 +95,7 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
 
 
 def ask(client: httpx.Client, route: str, **names: Any) -> httpx.Response:
-    """A call of the route with nothing in it. An answer without an end, as a stream's, is not read."""
+    """An empty call of the route. An endless answer, such as a stream, is not read."""
     method, _, path = route.partition(" ")
     values = {"id": 10**9, "group": 0, "partition": 0, "name": "main.js", **names}
     path = re.sub(r"{(\w+)(:path)?}", lambda name: str(values.get(name[1], "none")), path)
@@ -110,15 +110,15 @@ def ask(client: httpx.Client, route: str, **names: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("route", "rule"), RULES, ids=[route for route, _ in RULES])
-def test_each_role_is_let_in_where_the_route_says_so_and_nowhere_else(service: Service, route: str, rule: Rule) -> None:
-    """Without a token, or with a wrong one, 401; with one that hasn't the role, 403 and the name of the role. Nothing
-    of the request is judged before."""
+def test_each_role_can_call_exactly_the_routes_that_allow_it(service: Service, route: str, rule: Rule) -> None:
+    """Without a token or with a wrong one, 401; with a token that lacks the role, 403 and the name of the role. Nothing
+    else of the request is checked before."""
     assert rule != REFUSED, "this route must declare who may call it: @needs(…) or @open_to_all"
     for name in (None, "none", *Role):
         with service.client(name) as client:
             answer = ask(client, route)
         if rule.everybody:
-            # At the sign-in, nothing is no token.
+            # Signing in has no token to check.
             assert answer.status_code not in (401, 403), name
         elif name in (None, "none"):
             assert problem(answer) == (401, "unauthorized"), name
@@ -132,15 +132,15 @@ def test_each_role_is_let_in_where_the_route_says_so_and_nowhere_else(service: S
             assert 'error="insufficient_scope"' in answer.headers["www-authenticate"]
 
 
-def test_the_table_of_roles_is_what_the_routes_declare() -> None:
-    """docs/access.md has each route, once, with its roles and whether limited tokens may call it."""
+def test_the_table_of_roles_matches_the_routes() -> None:
+    """docs/access.md has each route once, with its roles and whether limited tokens may call it."""
     rows = re.findall(r"^\| `([A-Z]+ /[^`]*)` \| ([^|]*) \| ([^|]*) \|", (ROOT / "docs/access.md").read_text(), re.M)
-    replies = {route: (", ".join(rule.roles), "yes" if rule.limited else "no") for route, rule in ASKED}
-    assert {route: (roles, is_limited) for route, roles, is_limited in rows} == replies
+    expected = {route: (", ".join(rule.roles), "yes" if rule.limited else "no") for route, rule in ASKED}
+    assert {route: (roles, is_limited) for route, roles, is_limited in rows} == expected
 
 
-def test_a_route_that_says_nothing_is_refused_to_everybody() -> None:
-    """Of the usual class or not, and where no token is asked for."""
+def test_a_route_without_a_rule_is_refused_to_everyone() -> None:
+    """Whether or not it has the usual class, and even where no token is required."""
     app = create(Settings())
     router = APIRouter(route_class=GuardedRoute)
     calls = []
@@ -159,8 +159,8 @@ def test_a_route_that_says_nothing_is_refused_to_everybody() -> None:
     assert undeclared_paths == {"/usual", "/other"}
 
 
-def test_a_service_without_tokens_asks_for_none(service_url: str) -> None:
-    """And minds none that is sent."""
+def test_a_service_without_tokens_requires_none(service_url: str) -> None:
+    """And ignores a token that is sent."""
     for headers in ({}, bearer("none"), {"Authorization": "Basic eDp5"}):
         assert httpx.get(f"{service_url}/v1/batches", headers=headers).status_code == 200
         assert httpx.post(f"{service_url}/v1/acks", json={"items": []}, headers=headers).status_code == 200
@@ -168,8 +168,8 @@ def test_a_service_without_tokens_asks_for_none(service_url: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Basic eDp5", "Bearer a b", f"Bearer {'x' * 9000}"])
 @pytest.mark.parametrize("path", ["/v1/acks", "/v1/batches"])
-def test_what_is_no_token_is_refused(service: Service, path: str, value: str) -> None:
-    """401, whatever stands in the header; so is a digest of a token that is known."""
+def test_anything_that_is_not_a_known_token_is_refused(service: Service, path: str, value: str) -> None:
+    """401 for any other header; also for the digest of a known token."""
     digest = tokens.digest(SECRETS["admin"].encode()).hex()
     with service.client() as client:
         for entry in (value, f"Bearer {digest}", f"Bearer sha256:{digest}"):
@@ -177,16 +177,16 @@ def test_what_is_no_token_is_refused(service: Service, path: str, value: str) ->
             assert problem(answer) == (401, "unauthorized")
 
 
-def test_the_schemes_name_is_written_in_any_way(service: Service) -> None:
-    """HTTP says so."""
+def test_the_schemes_name_is_case_insensitive(service: Service) -> None:
+    """As HTTP requires."""
     for scheme in ("bearer", "BEARER", "Bearer "):
         headers = {"Authorization": f"{scheme} {SECRETS['admin']}"}
         for path in ("/v1/acks", "/v1/failures"):
             assert httpx.post(f"{service.url}{path}", json={"items": []}, headers=headers).status_code == 200
 
 
-def test_a_stranger_is_refused_before_his_body_is_read(service: Service) -> None:
-    """The client has sent nothing of the body yet, and has its answer."""
+def test_a_client_without_a_token_is_refused_before_its_body_is_read(service: Service) -> None:
+    """The client has sent none of the body yet, and has its answer."""
     for path in ("/v1/acks", "/v1/batches", "/v1/events"):
         wire = Wire(int(service.url.rpartition(":")[2]))
         wire.send(f"POST {path} HTTP/1.1\r\nHost: lastbit\r\n{JSON}Content-Length: 1000\r\n\r\n".encode())
@@ -198,8 +198,8 @@ def test_a_stranger_is_refused_before_his_body_is_read(service: Service) -> None
 # Limited tokens
 
 
-def test_a_token_in_a_trailer_is_none(service: Service) -> None:
-    """It comes after the body, which is read for those alone who may send it."""
+def test_a_token_in_a_trailer_does_not_count(service: Service) -> None:
+    """It comes after the body, which is read only for clients that may send it."""
     trailer = f"Authorization: Bearer {SECRETS['admin']}\r\n"
     for path, body in (("/v1/batches", {}), ("/v1/acks", {"items": []})):
         wire = Wire(httpx.URL(service.url).port or 0)
@@ -209,10 +209,10 @@ def test_a_token_in_a_trailer_is_none(service: Service) -> None:
 
 
 def test_a_limited_token_opens_and_touches_its_own_batches(each_service: Service) -> None:
-    """All that its roles allow."""
+    """With everything that its roles allow."""
     with each_service.client("shop") as client, each_service.client("shop-admin") as admin:
-        batch = opened(client, key="shop-1", items=3)
-        child = opened(client, key="shop-1-child", items=1, sealed=True, parent=f"{batch}:0:2")
+        batch = open_batch(client, key="shop-1", items=3)
+        child = open_batch(client, key="shop-1-child", items=1, sealed=True, parent=f"{batch}:0:2")
         assert client.post(f"/v1/batches/{batch}/items", json={"count": 1}).status_code == 201
         answer = client.post("/v1/acks", json={"items": [f"{batch}:0:0"]}).json()
         assert (answer["applied"], answer["rejected"]) == (1, [])
@@ -242,9 +242,9 @@ ODD = ["shop%", "shop_1", "SHOP-1", "shop", "shop.", "shoq-", None, "a", "shop/-
 
 @pytest.fixture(scope="module")
 def others(each_service: Service) -> list[int]:
-    """Batches of others, each with an event of its own in the feed."""
+    """Batches of other clients, each with its own event in the feed."""
     with each_service.client("admin") as client:
-        return [opened(client, key=key, items=10, labels={"team": "other"}, group_size=64) for key in ODD]
+        return [open_batch(client, key=key, items=10, labels={"team": "other"}, group_size=64) for key in ODD]
 
 
 LIMITED = [(route, rule) for route, rule in RULES if "{id}" in route and "/v1/batches" in route]
@@ -252,28 +252,28 @@ LIMITED = [(route, rule) for route, rule in RULES if "{id}" in route and "/v1/ba
 
 @pytest.mark.parametrize("route", [route for route, _ in LIMITED])
 @pytest.mark.parametrize("name", ["shop", "shop-admin"])
-def test_the_batch_of_another_is_one_that_is_not_there(
+def test_another_clients_batch_looks_like_a_missing_one(
     each_service: Service, others: list[int], route: str, name: str
 ) -> None:
-    """Word for word, at each route of a batch, and nothing has happened to it."""
+    """The same text at each route of a batch, and the batch is unchanged."""
     with each_service.client(name) as client, each_service.client("admin") as admin:
         before = [admin.get(f"/v1/batches/{batch}").json() for batch in others]
-        output = set()
+        texts = set()
         for batch in (10**9, *others):
             answer = ask(client, route, id=batch)
             assert answer.status_code in (403, 404)
-            output.add(re.sub(rf"\b{batch}\b", "N", answer.text))
-        assert len(output) == 1, output
+            texts.add(re.sub(rf"\b{batch}\b", "N", answer.text))
+        assert len(texts) == 1, texts
         assert [admin.get(f"/v1/batches/{batch}").json() for batch in others] == before
 
 
 @pytest.mark.parametrize(("route", "rule"), ASKED, ids=[route for route, _ in ASKED])
-def test_a_limited_token_is_refused_where_nothing_is_said_of_limits(service: Service, route: str, rule: Rule) -> None:
-    """Even one with all roles; webhooks above all."""
+def test_a_limited_token_is_refused_at_routes_without_limits(service: Service, route: str, rule: Rule) -> None:
+    """Even a token with all roles, and above all for webhooks."""
     with service.client("shop-admin") as client:
         answer = ask(client, route)
     if route == "POST /v1/batches":
-        assert answer.json()["detail"].startswith("body.key")  # its own rule
+        assert answer.json()["detail"].startswith("body.key")  # the route's own rule
     elif rule.limited:
         assert answer.status_code not in (401, 403)
     else:
@@ -282,44 +282,50 @@ def test_a_limited_token_is_refused_where_nothing_is_said_of_limits(service: Ser
 
 
 @pytest.mark.parametrize("path", ["/v1/acks", "/v1/failures"])
-def test_an_ack_of_anothers_item_is_rejected_as_unknown(each_service: Service, others: list[int], path: str) -> None:
-    """As one of a batch that was never opened, by id and by mask; the call's own items count; the other's are as they
-    were. Nor is a mask measured by the other's group size."""
+def test_an_ack_of_another_clients_item_is_rejected_as_unknown(
+    each_service: Service, others: list[int], path: str
+) -> None:
+    """As an item of a batch that was never opened, by id and by mask. The call's own items count, and the other
+    client's are unchanged. The size of a mask isn't checked against the other batch's group size either."""
     with each_service.client("shop") as client, each_service.client("admin") as admin:
-        own_batch = opened(client, key="shop-acks", items=10, group_size=64)
+        own_batch = open_batch(client, key="shop-acks", items=10, group_size=64)
         missing = 10**9
         for attempt in range(2):
-            foreign = [*others, missing]
+            other_batches = [*others, missing]
             answer = client.post(
                 path,
                 json={
-                    "items": [f"{own_batch}:0:0", *(f"{batch}:0:0" for batch in foreign)],
+                    "items": [f"{own_batch}:0:0", *(f"{batch}:0:0" for batch in other_batches)],
                     "groups": [
                         {"batch": own_batch, "group": 0, "bits": "Ag=="},
-                        # 16 bytes: more than 64 items have, and a group of theirs has 64.
-                        *({"batch": batch, "group": 0, "bits": "AgAAAAAAAAAAAAAAAAAAAA=="} for batch in foreign),
+                        # 16 bytes: more than 64 items need, and a group of those batches has 64.
+                        *({"batch": batch, "group": 0, "bits": "AgAAAAAAAAAAAAAAAAAAAA=="} for batch in other_batches),
                     ],
                 },
             )
             assert answer.status_code == 200, answer.text
-            replies = answer.json()
-            assert (replies["applied"], replies["repeated"]) == ((2, 0) if attempt == 0 else (0, 2))
-            assert {entry["reason"] for entry in replies["rejected"]} == {"unknown_batch"}
-            assert {entry["item"] for entry in replies["rejected"] if "item" in entry} == {f"{b}:0:0" for b in foreign}
-            assert {entry["group"] for entry in replies["rejected"] if "group" in entry} == {f"{b}:0" for b in foreign}
+            content = answer.json()
+            assert (content["applied"], content["repeated"]) == ((2, 0) if attempt == 0 else (0, 2))
+            assert {entry["reason"] for entry in content["rejected"]} == {"unknown_batch"}
+            assert {entry["item"] for entry in content["rejected"] if "item" in entry} == {
+                f"{b}:0:0" for b in other_batches
+            }
+            assert {entry["group"] for entry in content["rejected"] if "group" in entry} == {
+                f"{b}:0" for b in other_batches
+            }
         assert client.post(path, json={"items": [f"{others[0]}:0:0"]}).json()["rejected"] == [
             {"reason": "unknown_batch", "item": f"{others[0]}:0:0"}
         ]
         assert [admin.get(f"/v1/batches/{batch}").json()["pending"] for batch in others] == [10] * len(others)
-        # Those who may, can.
+        # A token with the permission can ack them.
         assert admin.post(path, json={"items": [f"{own_batch}:0:5", f"{own_batch}:0:6"]}).json()["applied"] == 2
 
 
-def test_a_limited_list_has_its_own_batches_alone(each_service: Service, others: list[int]) -> None:
-    """By page, by state, by label; a filter by another's key finds nothing."""
+def test_a_limited_list_has_only_its_own_batches(each_service: Service, others: list[int]) -> None:
+    """By page, by state, by label; a filter by another client's key finds nothing."""
     with each_service.client("shop") as client:
-        own_batch = [
-            opened(client, key=key, labels={"team": "other"})
+        own_batches = [
+            open_batch(client, key=key, labels={"team": "other"})
             for key in ("shop-", "shop-ü", "shop-~", "shop-\U0010ffff")
         ]
         result, cursor = [], None
@@ -329,25 +335,25 @@ def test_a_limited_list_has_its_own_batches_alone(each_service: Service, others:
             cursor = page["next"]
             if cursor is None:
                 break
-        assert {batch["id"] for batch in result} >= set(own_batch)
+        assert {batch["id"] for batch in result} >= set(own_batches)
         assert all(batch["key"].startswith("shop-") for batch in result)
         labelled_batches = client.get("/v1/batches", params={"label": "team:other", "state": "open"}).json()["batches"]
-        assert {batch["id"] for batch in labelled_batches} == set(own_batch)
+        assert {batch["id"] for batch in labelled_batches} == set(own_batches)
         assert client.get("/v1/batches", params={"key": "shop%"}).json()["batches"] == []
         assert client.get("/v1/batches", params={"key": "shop-ü"}).json()["batches"] != []
 
 
-def test_a_limited_reader_of_the_feed_sees_its_own_events_alone(each_service: Service, others: list[int]) -> None:
-    """Read, waited for and streamed; asked for another's batch, there are none."""
+def test_a_limited_reader_of_the_feed_sees_only_its_own_events(each_service: Service, others: list[int]) -> None:
+    """When reading, waiting and streaming; a filter by another client's batch finds none."""
     with each_service.client("shop") as client, each_service.client("admin") as admin:
         start = admin.get("/v1/events?limit=1&after=0").json()["last"]
-        batch = opened(client, key="shop-feed", items=1)
-        opened(admin, key="other-feed", items=1)
+        batch = open_batch(client, key="shop-feed", items=1)
+        open_batch(admin, key="other-feed", items=1)
         admin.post(
             "/v1/events", json={"events": [{"id": f"x{batch}", "type": "mine", "key": "other"}]}
         ).raise_for_status()
-        own_batch = {"id": f"shop-{batch}", "type": "mine", "key": "shop-x", "data": 1}
-        client.post("/v1/events", json={"events": [own_batch]}).raise_for_status()
+        own_event = {"id": f"shop-{batch}", "type": "mine", "key": "shop-x", "data": 1}
+        client.post("/v1/events", json={"events": [own_event]}).raise_for_status()
         for query in ("", "&wait=5"):
             page = client.get(f"/v1/events?after={start}{query}").json()
             assert [event["id"] for event in page["events"]] == [f"batch:{batch}:opened", f"shop-{batch}"]
@@ -357,7 +363,7 @@ def test_a_limited_reader_of_the_feed_sees_its_own_events_alone(each_service: Se
         with client.stream("GET", f"/v1/events/stream?after={start}") as stream:
             data = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
             assert [next(data)["id"] for _ in range(2)] == [f"batch:{batch}:opened", f"shop-{batch}"]
-            opened(admin, key="other-live", items=1)
+            open_batch(admin, key="other-live", items=1)
             admin.post("/v1/events", json={"events": [{"id": f"y{batch}", "type": "mine"}]}).raise_for_status()
             seal = client.post(f"/v1/batches/{batch}/seal").json()
             assert seal["state"] == "sealed"
@@ -372,19 +378,19 @@ def test_a_limited_reader_of_the_feed_sees_its_own_events_alone(each_service: Se
         ({"id": "1", "type": "t", "key": "shop-1"}, "id"),
     ],
 )
-def test_a_limited_token_appends_its_own_events_alone(service: Service, event: dict[str, Any], place: str) -> None:
-    """The id too, or it could have another's event taken for a repeat; and nothing of such a call is appended."""
+def test_a_limited_token_appends_only_its_own_events(service: Service, event: dict[str, Any], place: str) -> None:
+    """The id too, or its event could make another client's one a repeat; and nothing of such a call is appended."""
     with service.client("shop") as client:
-        fine = {"id": f"shop-fine-{len(event)}-{place}", "type": "t", "key": "shop-"}
-        answer = client.post("/v1/events", json={"events": [fine, event]})
+        valid_event = {"id": f"shop-fine-{len(event)}-{place}", "type": "t", "key": "shop-"}
+        answer = client.post("/v1/events", json={"events": [valid_event, event]})
         assert problem(answer) == (403, "forbidden")
         assert f"body.events[1].{place}" in answer.json()["detail"]
-        assert client.post("/v1/events", json={"events": [fine]}).json()["events"][0]["repeated"] is False
+        assert client.post("/v1/events", json={"events": [valid_event]}).json()["events"][0]["repeated"] is False
 
 
 @pytest.mark.parametrize("group", ["there", "not-there"])
 def test_a_fence_of_a_limited_token_shows_no_consumer_group(service: Service, group: str) -> None:
-    """One answer, whether the group exists or not, and even if the fence would hold."""
+    """The same answer whether or not the group exists, even if the fence would hold."""
     with service.client("admin") as admin:
         admin.put("/v1/consumer-groups/there", json={"partitions": 1})
         [lease] = admin.post("/v1/consumer-groups/there/sync", json={"worker": "w", "session": "s"}).json()["assigned"]
@@ -401,43 +407,44 @@ def test_a_fence_of_a_limited_token_shows_no_consumer_group(service: Service, gr
         assert admin.post("/v1/events", json={"events": [event]}).json()["events"][0]["repeated"] is False
 
 
-def test_idempotency_keys_of_others_are_not_met(each_service: Service) -> None:
-    """The same key opens a batch of each, neither is told of the other, and each is replayed to its own."""
+def test_idempotency_keys_of_other_clients_do_not_collide(each_service: Service) -> None:
+    """The same key opens a batch for each client, neither learns about the other, and each gets its own replay."""
     with each_service.client("shop") as client, each_service.client("admin") as admin:
         headers = {"Idempotency-Key": "nightly"}
         other_batch = admin.post("/v1/batches", json={"key": "other", "items": 1}, headers=headers).json()["id"]
-        own_batch = [client.post("/v1/batches", json={"key": "shop-1"}, headers=headers) for _ in range(2)]
-        assert own_batch[0].json()["id"] == own_batch[1].json()["id"] != other_batch
-        assert own_batch[1].headers["idempotency-replayed"] == "true"
+        openings = [client.post("/v1/batches", json={"key": "shop-1"}, headers=headers) for _ in range(2)]
+        assert openings[0].json()["id"] == openings[1].json()["id"] != other_batch
+        assert openings[1].headers["idempotency-replayed"] == "true"
         reuse = client.post("/v1/batches", json={"key": "shop-2"}, headers=headers)
         assert problem(reuse) == (422, "idempotency_key_reused")
         assert "'nightly'" in reuse.json()["detail"]
         assert str(other_batch) not in re.findall(r"\d+", reuse.json()["detail"])
 
 
-def test_an_item_of_anothers_batch_can_be_no_parent(each_service: Service, others: list[int]) -> None:
-    """As if it were not there; and of a child that is another's, an explanation names the number alone."""
+def test_an_item_of_another_clients_batch_cannot_be_a_parent(each_service: Service, others: list[int]) -> None:
+    """The answer is as if the batch didn't exist; and an explanation names only the number of another client's
+    child."""
     with each_service.client("shop") as client, each_service.client("admin") as admin:
-        output = []
+        texts = []
         for batch in (10**9, others[0]):
             answer = client.post("/v1/batches", json={"key": "shop-1", "parent": f"{batch}:0:0"})
             assert problem(answer) == (422, "invalid_request")
-            output.append(answer.text.replace(str(batch), "N"))
-        assert output[0] == output[1]
-        own_batch = opened(client, key="shop-parent", items=2, sealed=True)
+            texts.append(answer.text.replace(str(batch), "N"))
+        assert texts[0] == texts[1]
+        parent = open_batch(client, key="shop-parent", items=2, sealed=True)
         for index, (opener, key) in enumerate([(admin, "other-child"), (client, "shop-child")]):
-            opened(opener, key=key, items=1, parent=f"{own_batch}:0:{index}")
-        reasons = client.get(f"/v1/batches/{own_batch}/explain").json()["reasons"]
+            open_batch(opener, key=key, items=1, parent=f"{parent}:0:{index}")
+        reasons = client.get(f"/v1/batches/{parent}/explain").json()["reasons"]
         (waits,) = [reason for reason in reasons if reason["code"] == "waiting_for_children"]
         assert [child["key"] for child in waits["children"]] == [None, "shop-child"]
         assert "other-child" not in json.dumps(reasons)
 
 
-# Tokens come and go
+# Changes of tokens
 
 
-class Changing:
-    """A service whose tokens stand in a file."""
+class ReloadingService:
+    """A service with a file of tokens."""
 
     def __init__(self, running: ServiceProcess, file: Path, log: Path) -> None:
         self.running = running
@@ -445,7 +452,7 @@ class Changing:
         self.log = log
 
     def write(self, text: str) -> None:
-        """As it should be done: the file is there whole, or not at all."""
+        """Replace the file atomically, as an operator should."""
         other = self.file.with_suffix(".new")
         other.write_text(text)
         other.rename(self.file)
@@ -454,12 +461,12 @@ class Changing:
         assert self.running.process is not None
         self.running.process.send_signal(signal.SIGHUP)
 
-    def said(self, event: str) -> int:
-        """How often."""
+    def count(self, event: str) -> int:
+        """The number of log lines with this event."""
         return sum(json.loads(line)["event"] == event for line in self.log.read_text().splitlines())
 
     def status(self, name: str) -> set[int]:
-        """By several connections, so that each worker is asked."""
+        """The statuses over several connections, so that each worker is asked."""
         result = set()
         for _ in range(6 if self.running.workers > 1 else 1):
             with quick(base_url=self.running.url, headers=bearer(name)) as client:
@@ -468,35 +475,35 @@ class Changing:
 
 
 @contextlib.contextmanager
-def changing_service(folder: Path, workers: int) -> Iterator[Changing]:
+def changing_service(folder: Path, workers: int) -> Iterator[ReloadingService]:
     file, log = folder / "tokens", folder / "log"
     file.write_text(lines(KNOWN))
     with sqlite_file() as url:
         environment = {"LASTBIT_TOKENS_FILE": str(file), "TMPDIR": str(folder)}
         running = ServiceProcess(url, workers=workers, environment=environment, log=log)
         try:
-            yield Changing(running.start(), file, log)
+            yield ReloadingService(running.start(), file, log)
         finally:
             running.stop(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def changing_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changing]:
+def changing_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReloadingService]:
     with changing_service(tmp_path_factory.mktemp("changing"), workers=1) as service:
         yield service
 
 
 @pytest.fixture
-def changing(changing_module: Changing) -> Changing:
-    """With all tokens."""
+def changing(changing_module: ReloadingService) -> ReloadingService:
+    """The service, with all tokens in its file."""
     changing_module.write(lines(KNOWN))
     changing_module.hang_up()
     eventually(lambda: changing_module.status("consume"), {200})
     return changing_module
 
 
-def test_a_changed_file_is_heeded_by_all_processes(tmp_path: Path) -> None:
-    """Without a signal: removed tokens are refused; a session that one process began is known to the other."""
+def test_all_processes_reload_a_changed_file(tmp_path: Path) -> None:
+    """Without a signal: removed tokens are refused; a session that one process started is known to the other."""
     with changing_service(tmp_path, workers=2) as service:
         assert service.status("consume") == service.status("admin") == {200}
         with quick(base_url=service.running.url) as client:
@@ -508,11 +515,11 @@ def test_a_changed_file_is_heeded_by_all_processes(tmp_path: Path) -> None:
         eventually(lambda: (service.status("consume"), service.status("admin")), ({401}, {200}))
 
 
-def test_a_connection_that_has_acked_is_not_trusted_for_ever(changing: Changing) -> None:
-    """Its requests all look alike, and the server knows them; the token in them is looked up each time. And a stream
-    that is open ends without another event."""
+def test_a_connection_that_has_acked_is_checked_again(changing: ReloadingService) -> None:
+    """The server recognizes its requests by their heads, but still checks the token in each. And an open stream ends
+    without another event."""
     url = changing.running.url
-    # In one packet each, so that their first bytes are known again.
+    # In one packet each, so that the server recognizes their first bytes.
     consumer = Wire(changing.running.port)
     ack = request([], headers=f"{JSON}Authorization: {bearer('consume')['Authorization']}\r\n")
 
@@ -537,59 +544,59 @@ def test_a_connection_that_has_acked_is_not_trusted_for_ever(changing: Changing)
         assert not any("outside-its-prefix" in line for line in data)
 
 
-def test_a_file_that_is_broken_changes_nothing(changing: Changing) -> None:
+def test_a_broken_token_file_changes_nothing(changing: ReloadingService) -> None:
     """The known tokens stay, and the log gives the reason without quoting the file."""
     for text in (f"oops {SECRETS['none']}\n", "", lines([KNOWN[2], KNOWN[2]])):
-        collected = changing.said("tokens_not_reloaded")
+        failures = changing.count("tokens_not_reloaded")
         changing.write(text)
         changing.hang_up()
-        eventually(lambda collected=collected: changing.said("tokens_not_reloaded") > collected, True)  # type: ignore[misc]
+        eventually(lambda failures=failures: changing.count("tokens_not_reloaded") > failures, True)  # type: ignore[misc]
         assert changing.status("consume") == {200}
     assert SECRETS["none"] not in changing.log.read_text()
 
 
-# Where it listens
+# The address it listens on
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "lastbit.example", "127.0.0.1.example"])
-def test_without_tokens_it_listens_to_this_machine_alone(host: str) -> None:
-    """Unless it is told that this is meant."""
-    with pytest.raises(errors.Misconfigured, match="can be reached by others"):
+def test_without_tokens_it_listens_only_on_loopback(host: str) -> None:
+    """Unless the operator confirms that it is meant."""
+    with pytest.raises(errors.Misconfigured, match="other machines can reach"):
         _check_access(Settings(host=host))
     _check_access(Settings(host=host, insecure=True))
     _check_access(Settings(host=host, tokens=KNOWN[0].line()))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_on_this_machine_no_token_is_needed(host: str) -> None:
-    """It is reached by those who are on it already."""
+def test_on_loopback_no_token_is_required(host: str) -> None:
+    """Only programs on this machine can reach it."""
     _check_access(Settings(host=host))
 
 
-def test_the_refusal_is_a_sentence(tmp_path: Path) -> None:
-    """Exit status 1, and what to do."""
+def test_the_refusal_explains_what_to_do(tmp_path: Path) -> None:
+    """Exit status 1, and advice."""
     refusal = run("--host", "0.0.0.0", "--database-url", f"sqlite:///{tmp_path}/lastbit.db")
     assert (refusal.returncode, "Traceback" in refusal.stderr) == (1, False)
     assert all(word in refusal.stderr for word in ("lastbit token new", "LASTBIT_TOKENS_FILE", "--insecure"))
 
 
-def test_tokens_that_can_not_be_read_are_refused_and_not_shown(tmp_path: Path) -> None:
+def test_unreadable_tokens_are_refused_and_not_printed(tmp_path: Path) -> None:
     """The text may be a token itself."""
     broken_file = tmp_path / "broken"
     broken_file.write_text(f"# mine\nmine {SECRETS['none']}")
     (tmp_path / "bytes").write_bytes(SECRETS["none"].encode() + b"\xff")
-    for settings, output in (
+    for settings, message in (
         (Settings(tokens=SECRETS["none"]), "line 1"),
         (Settings(tokens_file=str(broken_file)), "line 2"),
         (Settings(tokens_file=str(tmp_path / "bytes")), "not UTF-8"),
         (
             Settings(tokens_file=str(tmp_path / "absent")),
-            "there is no such file; `lastbit token new` makes a line for it",
+            "there is no such file; `lastbit token new` prints a line for it",
         ),
         (Settings(tokens="# none yet"), "there is no token"),
         (Settings(tokens=""), "there is no token"),
     ):
-        with pytest.raises(errors.Misconfigured, match=output) as refusal:
+        with pytest.raises(errors.Misconfigured, match=message) as refusal:
             _check_access(settings)
         assert SECRETS["none"] not in str(refusal.value)
 
@@ -599,16 +606,16 @@ def test_tokens_that_can_not_be_read_are_refused_and_not_shown(tmp_path: Path) -
 
 @pytest.fixture
 def session(service: Service) -> Iterator[httpx.Client]:
-    """A browser's, signed in as admin."""
+    """A browser's session, signed in as admin."""
     with service.client() as client:
         client.post("/session", json={"token": SECRETS["admin"]}).raise_for_status()
         assert "lastbit" in client.cookies
         yield client
 
 
-def test_a_session_changes_something_only_for_our_own_page(service: Service, session: httpx.Client) -> None:
-    """The browser has to say so; a token has no need of it."""
-    foreign: list[dict[str, str]] = [
+def test_only_the_services_own_page_can_write_with_a_session(service: Service, session: httpx.Client) -> None:
+    """The browser has to confirm the origin; a request with a token needs no confirmation."""
+    foreign_headers: list[dict[str, str]] = [
         {},
         {"Origin": "https://elsewhere.example"},
         {"Origin": "null"},
@@ -616,72 +623,72 @@ def test_a_session_changes_something_only_for_our_own_page(service: Service, ses
         {"Sec-Fetch-Site": "same-site", "Origin": service.url},
         {"Origin": f"{service.url}.elsewhere.example"},
     ]
-    for headers in foreign:
+    for headers in foreign_headers:
         assert problem(session.post("/v1/batches", json={}, headers=headers)) == (403, "forbidden"), headers
         assert problem(session.delete("/v1/batches/1", headers=headers)) == (403, "forbidden"), headers
     for headers in ({"Origin": service.url}, {"Sec-Fetch-Site": "same-origin"}):
         assert session.post("/v1/batches", json={}, headers=headers).status_code == 201
     assert session.get("/v1/batches").status_code == 200
     with service.client("admin") as client:
-        assert client.post("/v1/batches", json={}, headers=foreign[1]).status_code == 201
+        assert client.post("/v1/batches", json={}, headers=foreign_headers[1]).status_code == 201
 
 
-def test_no_other_sites_page_signs_anybody_in_or_out(service: Service, session: httpx.Client) -> None:
-    """Whose session it is, is for the page's own user to say."""
+def test_another_sites_page_cannot_sign_in_or_out(service: Service, session: httpx.Client) -> None:
+    """Only the service's own page may sign in or out."""
     foreign = {"Origin": "https://elsewhere.example"}
     assert problem(session.post("/session", json={"token": SECRETS["read"]}, headers=foreign)) == (403, "forbidden")
     assert problem(session.delete("/session", headers=foreign)) == (403, "forbidden")
     assert session.get("/session").json()["name"] == "admin"
 
 
-def test_who_is_signed_in_is_said(service: Service, session: httpx.Client) -> None:
-    """To the page, which asks first; nobody is no error. Signing out has the browser forget it."""
+def test_the_current_session_is_reported(service: Service, session: httpx.Client) -> None:
+    """The page asks for it first; no session is no error. Signing out makes the browser delete the cookie."""
     assert session.get("/session").json() == {"needed": True, "name": "admin", "roles": ["admin"], "prefix": None}
     assert session.delete("/session").status_code == 204
     assert "lastbit" not in session.cookies
     anonymous = session.get("/session")
     assert (anonymous.status_code, anonymous.json()["name"]) == (200, None)
-    wrong = session.post("/session", json={"token": SECRETS["none"]})
-    assert problem(wrong) == (401, "unauthorized")
-    assert "set-cookie" not in wrong.headers
+    refusal = session.post("/session", json={"token": SECRETS["none"]})
+    assert problem(refusal) == (401, "unauthorized")
+    assert "set-cookie" not in refusal.headers
 
 
-def test_an_ack_takes_a_token_and_no_session(session: httpx.Client) -> None:
-    """Programs ack; so the short way asks for nothing else."""
+def test_an_ack_needs_a_token_and_accepts_no_session(session: httpx.Client) -> None:
+    """Only programs ack, so the fast path checks no session."""
     assert problem(session.post("/v1/acks", json={"items": []}, headers={"Sec-Fetch-Site": "same-origin"})) == (
         401,
         "unauthorized",
     )
 
 
-def test_a_session_ends_in_time_and_can_not_be_forged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_expires_and_cannot_be_forged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any change and any other signature is refused."""
-    own_sessions, other_batch = Sessions("k" * 32), Sessions("l" * 32)
+    sessions, other_sessions = Sessions("k" * 32), Sessions("l" * 32)
     digest = tokens.digest(b"token")
-    creation = own_sessions.make(digest)
-    assert own_sessions.read(f"a=b; lastbit={creation}; c".encode()) == digest
-    assert own_sessions.read(f"__Host-lastbit={creation}".encode()) == digest
-    assert Sessions("k" * 32).read(f"lastbit={creation}".encode()) == digest
-    until, _, rest = creation.partition(".")
-    later_cookie = f"{int(until) + 1}.{rest}"
+    cookie_value = sessions.make(digest)
+    assert sessions.read(f"a=b; lastbit={cookie_value}; c".encode()) == digest
+    assert sessions.read(f"__Host-lastbit={cookie_value}".encode()) == digest
+    assert Sessions("k" * 32).read(f"lastbit={cookie_value}".encode()) == digest
+    expiry, _, rest = cookie_value.partition(".")
+    later_cookie = f"{int(expiry) + 1}.{rest}"
     for forgery in (
         later_cookie,
-        creation[:-1],
-        creation + "x",
+        cookie_value[:-1],
+        cookie_value + "x",
         "",
         ".",
         "..",
         "1.2.3",
-        creation.upper(),
-        other_batch.make(digest),
+        cookie_value.upper(),
+        other_sessions.make(digest),
     ):
-        assert own_sessions.read(f"lastbit={forgery}".encode()) == b""
-    assert own_sessions.read(b"\xff\xfe=;=;lastbit=\xff") == b""
+        assert sessions.read(f"lastbit={forgery}".encode()) == b""
+    assert sessions.read(b"\xff\xfe=;=;lastbit=\xff") == b""
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + SECONDS - 1)
-    assert own_sessions.read(f"lastbit={creation}".encode()) == digest
+    assert sessions.read(f"lastbit={cookie_value}".encode()) == digest
     monkeypatch.setattr(time, "time", lambda: now + SECONDS + 1)
-    assert own_sessions.read(f"lastbit={creation}".encode()) == b""
+    assert sessions.read(f"lastbit={cookie_value}".encode()) == b""
 
 
 @pytest.mark.parametrize(
@@ -694,21 +701,21 @@ def test_a_session_ends_in_time_and_can_not_be_forged(monkeypatch: pytest.Monkey
         ({"origin": "https://lastbit.example"}, "http", True),
     ],
 )
-def test_over_https_the_cookie_stays_there(headers: dict[str, str], scheme: str, secure: bool) -> None:
-    """Also where a proxy ends it: the browser says where it is."""
-    creation = cookie("x", headers, scheme)
-    assert ("; Secure" in creation) is secure
-    assert creation.startswith("__Host-lastbit=x" if secure else "lastbit=x")
-    assert "HttpOnly" in creation
-    assert "SameSite=Strict" in creation
+def test_over_https_the_cookie_is_secure(headers: dict[str, str], scheme: str, secure: bool) -> None:
+    """Also if a proxy ends TLS: the browser names the scheme."""
+    set_cookie = cookie("x", headers, scheme)
+    assert ("; Secure" in set_cookie) is secure
+    assert set_cookie.startswith("__Host-lastbit=x" if secure else "lastbit=x")
+    assert "HttpOnly" in set_cookie
+    assert "SameSite=Strict" in set_cookie
 
 
 # Logged, and not logged
 
 
 @pytest.mark.parametrize(("route", "rule"), RULES, ids=[route for route, _ in RULES])
-def test_each_answer_has_the_headers_that_keep_browsers_in_bounds(service: Service, route: str, rule: Rule) -> None:
-    """Right or wrong."""
+def test_each_answer_has_the_browser_security_headers(service: Service, route: str, rule: Rule) -> None:
+    """Whether it succeeds or fails."""
     for name in (None, "admin"):
         with service.client(name) as client:
             answer = ask(client, route)
@@ -724,8 +731,8 @@ def test_each_answer_has_the_headers_that_keep_browsers_in_bounds(service: Servi
     assert not rule.everybody or answer.status_code != 401
 
 
-def test_no_log_says_a_token(tmp_path: Path) -> None:
-    """Of whatever is sent, right or wrong; but it says whose request it was."""
+def test_no_log_contains_a_token(tmp_path: Path) -> None:
+    """The requests have valid and invalid tokens. The log gives only the name of the token of each request."""
     with sqlite_file() as url:
         running = ServiceProcess(
             url, log=tmp_path / "log", environment={"LASTBIT_TOKENS": lines(KNOWN), "LASTBIT_LOG_LEVEL": "debug"}

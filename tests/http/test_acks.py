@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.http.test_batches import code, opened
+from tests.http.test_batches import code, open_batch
 
 
 def send(http: httpx.Client, verb: str = "acks", *, key: str | None = None, **body: Any) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def send(http: httpx.Client, verb: str = "acks", *, key: str | None = None, **bo
 
 
 def bits(*indexes: int, size: int = 0) -> str:
-    """A mask in the wire's order: bit i is bytes[i // 8] >> (i % 8) & 1."""
+    """A mask in the contract's bit order: bit i is bytes[i // 8] >> (i % 8) & 1."""
     field = bytearray(size or max(indexes, default=0) // 8 + 1)
     for index in indexes:
         field[index // 8] |= 1 << (index % 8)
@@ -27,21 +27,21 @@ def bits(*indexes: int, size: int = 0) -> str:
 
 
 def in_order(rejected: list[dict[str, Any]]) -> list[list[tuple[str, Any]]]:
-    """The contract gives the entries no order."""
+    """The entries in a fixed order, as the contract specifies none."""
     return sorted(sorted(entry.items()) for entry in rejected)
 
 
 def test_an_item_counts_once_however_often_it_is_sent(http: httpx.Client) -> None:
-    """In one call or in several: applied + repeated + rejected are the distinct items sent."""
-    batch = opened(http, items=3)["id"]
+    """In one call or in several: applied + repeated + rejected is the number of distinct items sent."""
+    batch = open_batch(http, items=3)["id"]
     assert send(http, items=[f"{batch}:0:0"] * 5 + [f"{batch}:0:1"])["applied"] == 2
     second = send(http, items=[f"{batch}:0:0", f"{batch}:0:2", f"{batch}:0:2"])
     assert (second["applied"], second["repeated"], second["rejected"]) == (1, 1, [])
 
 
 def test_an_id_that_is_also_in_a_mask_counts_as_the_masks_bit(http: httpx.Client) -> None:
-    """Also where it is rejected: once, with the group."""
-    batch = opened(http, items=3)["id"]
+    """Also if it is rejected: once, with the group."""
+    batch = open_batch(http, items=3)["id"]
     answer = send(
         http,
         items=[f"{batch}:0:0", f"{batch}:0:5", f"{batch}:0:6"],
@@ -56,9 +56,9 @@ def test_an_id_that_is_also_in_a_mask_counts_as_the_masks_bit(http: httpx.Client
     )
 
 
-def test_what_was_never_issued_is_named_and_blocks_nothing(http: httpx.Client) -> None:
-    """An index beyond the group is nobody's item, not one of the next group; an unknown batch is unknown."""
-    batch = opened(http, group_size=64, items=100)["id"]
+def test_items_that_were_never_issued_are_rejected_and_block_nothing(http: httpx.Client) -> None:
+    """An index beyond the group belongs to no item, not to one of the next group; an unknown batch is unknown."""
+    batch = open_batch(http, group_size=64, items=100)["id"]
     anonymous = 2**52
     answer = send(
         http,
@@ -79,8 +79,8 @@ def test_what_was_never_issued_is_named_and_blocks_nothing(http: httpx.Client) -
 
 
 def test_one_call_acks_items_of_many_batches(http: httpx.Client) -> None:
-    """And is told of each that it completed, and of each that was complete before."""
-    ids = [opened(http, key=f"many-{n}", items=1, sealed=True)["id"] for n in range(5)]
+    """And its answer names each batch that it completed or that was complete before."""
+    ids = [open_batch(http, key=f"many-{n}", items=1, sealed=True)["id"] for n in range(5)]
     send(http, items=[f"{ids[0]}:0:0"])
     answer = send(http, items=[f"{batch}:0:0" for batch in ids])
     assert (answer["applied"], answer["repeated"]) == (4, 1)
@@ -88,9 +88,9 @@ def test_one_call_acks_items_of_many_batches(http: httpx.Client) -> None:
     assert replies == {batch: (f"many-{n}", n > 0, True) for n, batch in enumerate(ids)}
 
 
-def test_a_repeat_is_told_of_the_completion(http: httpx.Client) -> None:
-    """A consumer that died after its last ack hears again that the batch is complete, and that it is not news."""
-    batch = opened(http, items=1, sealed=True)["id"]
+def test_a_repeat_gets_the_completion(http: httpx.Client) -> None:
+    """A consumer that died after its last ack learns that the batch is complete, without `newly`."""
+    batch = open_batch(http, items=1, sealed=True)["id"]
     first = send(http, items=[f"{batch}:0:0"])["completed"][0]
     second = send(http, items=[f"{batch}:0:0"])["completed"][0]
     assert (first["newly"], first["newly_succeeded"]) == (True, True)
@@ -98,9 +98,9 @@ def test_a_repeat_is_told_of_the_completion(http: httpx.Client) -> None:
     assert send(http, items=[f"{batch}:0:1"])["completed"] == []
 
 
-def test_a_retried_ack_with_its_key_sees_newly_again(http: httpx.Client) -> None:
-    """Its answer may have been lost. Another request is not told so, whatever its key."""
-    batch = opened(http, items=2, sealed=True)["id"]
+def test_a_retried_ack_with_its_key_gets_newly_again(http: httpx.Client) -> None:
+    """Its answer may have been lost. Another request doesn't get `newly`, whatever its key."""
+    batch = open_batch(http, items=2, sealed=True)["id"]
     send(http, items=[f"{batch}:0:0"])
     key = str(uuid.uuid4())
     body = {"items": [f"{batch}:0:0", f"{batch}:0:1"]}
@@ -113,20 +113,21 @@ def test_a_retried_ack_with_its_key_sees_newly_again(http: httpx.Client) -> None
 
 
 def test_ack_wins_over_fail(http: httpx.Client) -> None:
-    """A failed item can be acked; failing an acked one is a repeat."""
-    batch = opened(http, items=2)["id"]
+    """A failed item can be acked; a failure of an acked one is a repeat."""
+    batch = open_batch(http, items=2)["id"]
     item = f"{batch}:0:0"
     assert send(http, "failures", items=[item])["applied"] == 1
     assert send(http, "failures", items=[item])["repeated"] == 1
     assert send(http, items=[item])["applied"] == 1
     assert send(http, "failures", items=[item])["repeated"] == 1
-    now = http.get(f"/v1/batches/{batch}").json()
-    assert (now["acked"], now["failed"], now["pending"]) == (1, 0, 1)
+    batch_state = http.get(f"/v1/batches/{batch}").json()
+    assert (batch_state["acked"], batch_state["failed"], batch_state["pending"]) == (1, 0, 1)
 
 
 def test_a_redriven_dead_letter_makes_the_batch_succeed(http: httpx.Client) -> None:
-    """Complete with failures is not succeeded; when the last failed item is acked it is, once, and its end stays."""
-    batch = opened(http, items=3, sealed=True)["id"]
+    """A batch that completes with failures hasn't succeeded; it succeeds once, when its last failed item is acked, and
+    its end time stays."""
+    batch = open_batch(http, items=3, sealed=True)["id"]
     send(http, items=[f"{batch}:0:0"])
     replies = send(http, "failures", groups=[{"batch": batch, "group": 0, "bits": bits(1, 2)}], reason="gone")
     assert replies["completed"][0] == {
@@ -151,18 +152,18 @@ def test_a_redriven_dead_letter_makes_the_batch_succeed(http: httpx.Client) -> N
 
 
 def test_empty_lists_are_legal(http: httpx.Client) -> None:
-    """They name nothing."""
+    """They name no items."""
     empty_answer = {"applied": 0, "repeated": 0, "completed": [], "rejected": []}
     assert send(http, items=[]) == empty_answer
     assert send(http, groups=[]) == empty_answer
     assert send(http, "failures", items=[], groups=[], reason=None) == empty_answer
-    batch = opened(http, items=1)["id"]
+    batch = open_batch(http, items=1)["id"]
     assert send(http, groups=[{"batch": batch, "group": 0, "bits": ""}]) == empty_answer
 
 
-def test_the_largest_calls_are_taken(http: httpx.Client) -> None:
+def test_the_largest_calls_are_accepted(http: httpx.Client) -> None:
     """10,000 ids, and 4,096 groups in one call, which is more than one transaction locks."""
-    batch = opened(http, group_size=64, items=4096 * 64, sealed=True)["id"]
+    batch = open_batch(http, group_size=64, items=4096 * 64, sealed=True)["id"]
     ids = [f"{batch}:{n // 64}:{n % 64}" for n in range(10_000)]
     assert send(http, items=ids)["applied"] == 10_000
     groups = [{"batch": batch, "group": group, "bits": bits(*range(64))} for group in range(4096)]
@@ -172,16 +173,16 @@ def test_the_largest_calls_are_taken(http: httpx.Client) -> None:
     assert http.get(f"/v1/batches/{batch}/verify").json()["ok"]
 
 
-def test_a_malformed_place_spares_the_whole_call(http: httpx.Client) -> None:
-    """Nothing is applied of a call of which any id or mask is malformed, wherever it stands."""
-    batch = opened(http, group_size=64, items=100)["id"]
-    good, long_mask = f"{batch}:0:0", base64.b64encode(bytes(9)).decode()
+def test_a_malformed_item_rejects_the_whole_call(http: httpx.Client) -> None:
+    """Nothing of a call is applied if any of its ids or masks is malformed, wherever it stands."""
+    batch = open_batch(http, group_size=64, items=100)["id"]
+    valid_item, long_mask = f"{batch}:0:0", base64.b64encode(bytes(9)).decode()
     for body, place in (
-        ({"items": [good, f"{batch}:0:01"]}, "body.items[1]"),
-        ({"items": [good], "groups": [{"batch": batch, "group": 1, "bits": long_mask}]}, "body.groups[0].bits"),
-        ({"items": [good], "groups": [{"batch": batch, "group": 1, "bits": "###="}]}, "body.groups[0].bits"),
-        ({"items": [good], "groups": [{"batch": batch, "group": 1, "bits": "AQAA="}]}, "body.groups[0].bits"),
-        ({"items": [good], "groups": [{"batch": batch, "group": 1, "bits": "AQAA===="}]}, "body.groups[0].bits"),
+        ({"items": [valid_item, f"{batch}:0:01"]}, "body.items[1]"),
+        ({"items": [valid_item], "groups": [{"batch": batch, "group": 1, "bits": long_mask}]}, "body.groups[0].bits"),
+        ({"items": [valid_item], "groups": [{"batch": batch, "group": 1, "bits": "###="}]}, "body.groups[0].bits"),
+        ({"items": [valid_item], "groups": [{"batch": batch, "group": 1, "bits": "AQAA="}]}, "body.groups[0].bits"),
+        ({"items": [valid_item], "groups": [{"batch": batch, "group": 1, "bits": "AQAA===="}]}, "body.groups[0].bits"),
     ):
         response = http.post("/v1/acks", json=body)
         assert code(response) == (422, "invalid_request")
@@ -190,7 +191,7 @@ def test_a_malformed_place_spares_the_whole_call(http: httpx.Client) -> None:
 
 
 def test_a_mask_of_an_unknown_batch_may_be_as_wide_as_the_largest_group(http: httpx.Client) -> None:
-    """4,096 bytes, and not one more."""
+    """4,096 bytes, and no more."""
 
     def post(size: int) -> httpx.Response:
         body = {"groups": [{"batch": 2**52, "group": 0, "bits": base64.b64encode(b"\x01" * size).decode()}]}

@@ -1,4 +1,4 @@
-"""Bad input gets a problem with a stable code that names the place, and changes nothing."""
+"""Bad input gets a problem with a stable code that names its location, and changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.test_batches import code, opened
+from tests.http.test_batches import code, open_batch
 
 JSON = {"Content-Type": "application/json"}
 
@@ -35,7 +35,7 @@ def test_a_malformed_id_is_named(http: httpx.Client, item: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "attempt"),
+    ("query", "places"),
     [
         ("batches?state=open&state=sealed", ["query.state"]),
         ("batches?key=a&limit=5&key=a&label=a:1&label=b:2&limit=6", ["query.key", "query.limit"]),
@@ -43,14 +43,14 @@ def test_a_malformed_id_is_named(http: httpx.Client, item: str) -> None:
         ("events?after=0&%61fter=0", ["query.after"]),
         ("batches?label=a:1&label=b:2&key=a", []),
         ("events?after=0&type=a&type=b", []),
-        ("batches?nobody=1&nobody=2", []),  # as one that nobody knows is
+        ("batches?nobody=1&nobody=2", []),  # as a single unknown parameter is
     ],
 )
-def test_a_parameter_that_comes_twice_is_named(http: httpx.Client, query: str, attempt: list[str]) -> None:
-    """Where several don't mean anything: else one of them would be taken, and the others forgotten."""
+def test_a_parameter_that_comes_twice_is_named(http: httpx.Client, query: str, places: list[str]) -> None:
+    """Unless several values have a meaning: otherwise one of them would be used and the others ignored."""
     response = http.get(f"/v1/{query}")
-    assert [entry["place"] for entry in response.json().get("errors", [])] == attempt
-    assert response.status_code == (422 if attempt else 200)
+    assert [entry["place"] for entry in response.json().get("errors", [])] == places
+    assert response.status_code == (422 if places else 200)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_parameter_that_comes_twice_is_named(http: httpx.Client, query: str, a
     ],
 )
 def test_a_bad_open_is_refused(http: httpx.Client, body: dict[str, Any], place: str) -> None:
-    """Types are strict, bounds are those of the contract, unknown fields are refused."""
+    """Types are strict, bounds are the contract's, unknown fields are refused."""
     before = http.get("/v1/batches?limit=1").json()["batches"]
     response = http.post("/v1/batches", content=json.dumps(body), headers=JSON)
     assert code(response) == (422, "invalid_request")
@@ -104,7 +104,7 @@ def test_a_bad_open_is_refused(http: httpx.Client, body: dict[str, Any], place: 
 @pytest.mark.parametrize("count", [-1, 1.0, "1", True, None, 10**12 + 1, 10**30, [1]])
 def test_a_bad_count_is_refused(http: httpx.Client, count: object) -> None:
     """And the batch keeps its size."""
-    batch = opened(http, items=1)["id"]
+    batch = open_batch(http, items=1)["id"]
     for body in ({"count": count}, {}, {"count": 1, "start": 0}):
         assert code(http.post(f"/v1/batches/{batch}/items", json=body)) == (422, "invalid_request")
     assert http.get(f"/v1/batches/{batch}").json()["items"] == 1
@@ -134,14 +134,14 @@ def test_a_bad_count_is_refused(http: httpx.Client, count: object) -> None:
     ],
 )
 def test_a_bad_ack_is_refused(http: httpx.Client, body: object, place: str) -> None:
-    """With the place that was wrong."""
+    """With the location of the error."""
     response = http.post("/v1/acks", json=body)
     assert code(response) == (422, "invalid_request")
     assert response.json()["errors"][0]["place"] == place
 
 
 def test_a_bad_reason_is_refused(http: httpx.Client) -> None:
-    """Too long, no text, or not of an ack."""
+    """Too long, not a text, or given with an ack."""
     for body in ({"items": [], "reason": "x" * 4001}, {"items": [], "reason": 7}):
         assert code(http.post("/v1/failures", json=body)) == (422, "invalid_request")
     assert code(http.post("/v1/acks", json={"items": [], "reason": "why"})) == (422, "invalid_request")
@@ -167,8 +167,8 @@ ROUTES = ["/v1/batches", "/v1/acks", "/v1/failures", "/v1/batches/{id}/items", "
     ],
 )
 def test_a_body_that_does_not_parse_is_refused(http: httpx.Client, route: str, content: bytes) -> None:
-    """Broken, too deep, no UTF-8: a 422 like any other."""
-    batch = opened(http)["id"]
+    """Broken, too deep, not UTF-8: a 422 like any other."""
+    batch = open_batch(http)["id"]
     response = http.post(route.format(id=batch), content=content, headers=JSON)
     assert code(response) == (422, "invalid_request")
     assert response.json()["errors"][0]["place"].startswith("body")
@@ -177,12 +177,12 @@ def test_a_body_that_does_not_parse_is_refused(http: httpx.Client, route: str, c
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
 def test_another_content_type_is_refused(http: httpx.Client, route: str, content_type: str) -> None:
-    """415, and application/json with parameters is fine."""
-    path = route.format(id=opened(http)["id"])
+    """415; application/json with parameters is accepted."""
+    path = route.format(id=open_batch(http)["id"])
     response = http.post(path, content=b'{"items": []}', headers={"Content-Type": content_type})
     assert code(response) == (415, "unsupported_media_type")
-    fine = http.post(path, content=b"{}", headers={"Content-Type": "Application/JSON; charset=utf-8"})
-    assert fine.status_code != 415
+    json_response = http.post(path, content=b"{}", headers={"Content-Type": "Application/JSON; charset=utf-8"})
+    assert json_response.status_code != 415
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_another_content_type_is_refused(http: httpx.Client, route: str, content
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/events", "/v1/tallies/t/apply", "/v1/acks", "/v1/failures"])
-def test_an_origin_that_is_not_ours_is_refused_whatever_it_is(http: httpx.Client, path: str, origin: str) -> None:
-    """One that is malformed too. A request with a token is no browser's."""
+def test_any_foreign_origin_is_refused(http: httpx.Client, path: str, origin: str) -> None:
+    """Also a malformed one. A request with a token doesn't come from a browser."""
     host = http.base_url.netloc.decode()
     content: dict[str, Any] = {"items": []} if path in ("/v1/acks", "/v1/failures") else {"json": "of any kind"}
     headers = {"Origin": origin.format(host=host).encode("latin-1")}
@@ -208,17 +208,17 @@ def test_an_origin_that_is_not_ours_is_refused_whatever_it_is(http: httpx.Client
     assert code(http.post(path, json=content, headers={"Sec-Fetch-Site": "cross-site"})) == (403, "forbidden")
 
 
-def test_another_sites_page_can_end_no_batch(http: httpx.Client) -> None:
-    """A browser says where a request comes from. Where it says our own, a POST without a body has to be declared as
-    JSON all the same, which no page may do for another site."""
-    batch = opened(http, items=1)["id"]
-    foreign = {"Origin": "https://elsewhere.example"}
+def test_another_sites_page_cannot_end_a_batch(http: httpx.Client) -> None:
+    """A browser names the origin of a request. Even from the service's own origin, a POST without a body must be
+    declared as JSON, which no page may do for another site."""
+    batch = open_batch(http, items=1)["id"]
+    foreign_headers = {"Origin": "https://elsewhere.example"}
     for path in (f"/v1/batches/{batch}/cancel", f"/v1/batches/{batch}/seal", "/v1/batches"):
-        assert code(http.post(path, headers=foreign)) == (403, "forbidden")
-        assert code(http.post(path, headers={**foreign, **JSON})) == (403, "forbidden")
+        assert code(http.post(path, headers=foreign_headers)) == (403, "forbidden")
+        assert code(http.post(path, headers={**foreign_headers, **JSON})) == (403, "forbidden")
         assert code(http.post(path, headers={"Origin": str(http.base_url)})) == (415, "unsupported_media_type")
-        params = http.options(path, headers={**foreign, "Access-Control-Request-Method": "POST"})
-        assert "access-control-allow-origin" not in params.headers
+        preflight = http.options(path, headers={**foreign_headers, "Access-Control-Request-Method": "POST"})
+        assert "access-control-allow-origin" not in preflight.headers
     assert http.get(f"/v1/batches/{batch}").json()["state"] == "open"
     assert http.post(f"/v1/batches/{batch}/seal", headers={**JSON, "Origin": str(http.base_url)}).status_code == 200
 
@@ -234,7 +234,7 @@ def test_a_body_over_the_limit_is_refused(http: httpx.Client, route: str) -> Non
 
 def test_too_many_ids_or_groups_are_refused(http: httpx.Client) -> None:
     """10,001 ids; 4,097 groups."""
-    batch = opened(http, items=1)["id"]
+    batch = open_batch(http, items=1)["id"]
     assert code(http.post("/v1/acks", json={"items": [f"{batch}:0:0"] * 10_001})) == (413, "too_large")
     groups = [{"batch": batch, "group": 0, "bits": "AQ=="}] * 4097
     assert code(http.post("/v1/acks", json={"groups": groups})) == (413, "too_large")
@@ -249,15 +249,15 @@ def test_too_many_ids_or_groups_are_refused(http: httpx.Client) -> None:
     ],
 )
 def test_a_bad_list_query_is_refused(http: httpx.Client, query: str) -> None:
-    """Page limits are 1 to 1,000; a label is name:value; a cursor is one of ours."""
+    """Page limits are 1 to 1,000; a label is name:value; a cursor must come from the service."""
     response = http.get(f"/v1/batches?{query}")
     assert code(response) == (422, "invalid_request")
     assert response.json()["errors"][0]["place"].startswith(f"query.{query.partition('=')[0]}")
 
 
 def test_a_cursor_of_another_list_is_refused(http: httpx.Client) -> None:
-    """Each list takes only its own."""
-    first, second = opened(http, items=200, group_size=64)["id"], opened(http, items=200)["id"]
+    """Each list accepts only its own cursors."""
+    first, second = open_batch(http, items=200, group_size=64)["id"], open_batch(http, items=200)["id"]
     http.post("/v1/acks", json={"items": [f"{first}:0:5", f"{first}:0:7"]})
     cursor = http.get(f"/v1/batches/{first}/pending?limit=1").json()["next"]
     assert http.get(f"/v1/batches/{first}/pending", params={"cursor": cursor}).status_code == 200
@@ -268,7 +268,7 @@ def test_a_cursor_of_another_list_is_refused(http: httpx.Client) -> None:
 @pytest.mark.parametrize("wait", ["-1", "60.1", "1e9", "x", "nan", "inf", ""])
 def test_a_bad_wait_is_refused(http: httpx.Client, wait: str) -> None:
     """0 to 60 seconds."""
-    batch = opened(http)["id"]
+    batch = open_batch(http)["id"]
     assert code(http.get(f"/v1/batches/{batch}?wait={wait}")) == (422, "invalid_request")
 
 
@@ -283,7 +283,7 @@ def test_a_malformed_batch_id_is_refused(http: httpx.Client, batch: str) -> None
 @pytest.mark.parametrize("key", ["", "two words", "k" * 256, "caf\u00e9", "a\tb"])
 def test_a_bad_idempotency_key_is_refused(http: httpx.Client, key: str) -> None:
     """1 to 255 visible ASCII characters."""
-    batch = opened(http, items=1)["id"]
+    batch = open_batch(http, items=1)["id"]
     headers = {"Idempotency-Key": key.encode("utf-8")}
     for path, body in (
         ("/v1/batches", {}),
@@ -298,8 +298,8 @@ def test_a_bad_idempotency_key_is_refused(http: httpx.Client, key: str) -> None:
     assert (now["state"], now["items"], now["acked"]) == ("open", 1, 0)
 
 
-def test_a_path_or_method_that_is_not_there_is_told_apart(http: httpx.Client) -> None:
-    """404 `not_found`, 405 `method_not_allowed` with the methods that are."""
+def test_a_missing_path_and_a_wrong_method_are_different_errors(http: httpx.Client) -> None:
+    """404 `not_found`; 405 `method_not_allowed` with the allowed methods."""
     for path in ("/nope", "/v1", "/v1/batches/", "/v1/batches/1/nope", "/v1/acks/"):
         assert code(http.get(path)) == (404, "not_found")
     for method, path, methods in (

@@ -1,4 +1,4 @@
-"""The batch routes: what each answers, and that repeating it has the effect of doing it once."""
+"""The batch routes: the answer of each, and that repeating a request has the effect of doing it once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 
-def opened(http: httpx.Client, **body: Any) -> dict[str, Any]:
+def open_batch(http: httpx.Client, **body: Any) -> dict[str, Any]:
     response = http.post("/v1/batches", json=body)
     assert response.status_code == 201, response.text
     return response.json()
@@ -35,8 +35,8 @@ FIELDS = [
 ]
 
 
-def test_an_open_answers_the_batch_and_what_it_issued(http: httpx.Client) -> None:
-    """The defaults are those of the contract, and times are RFC 3339 in UTC with Z."""
+def test_an_open_returns_the_batch_and_its_issued_numbers(http: httpx.Client) -> None:
+    """The defaults are the contract's, and times are RFC 3339 in UTC with Z."""
     response = http.post("/v1/batches", json={"items": 3, "labels": {"team": "search"}, "expires_in": 60})
     batch = response.json()
     assert response.headers["location"] == f"/v1/batches/{batch['id']}"
@@ -50,28 +50,29 @@ def test_an_open_answers_the_batch_and_what_it_issued(http: httpx.Client) -> Non
     assert batch["sealed_at"] is batch["ended_at"] is batch["parent"] is None
 
 
-def test_an_open_without_a_body_is_an_open_with_defaults(http: httpx.Client) -> None:
+def test_an_open_without_a_body_uses_the_defaults(http: httpx.Client) -> None:
     """A POST without a body is `{}`."""
     response = http.post("/v1/batches")
     assert response.status_code == 201
     assert response.json()["items"] == 0
 
 
-def test_a_child_acks_the_item_that_it_is(http: httpx.Client) -> None:
+def test_a_completed_child_acks_its_item_in_the_parent(http: httpx.Client) -> None:
     """Before the call that ended it is answered; at any depth."""
-    root = opened(http, items=1, sealed=True)["id"]
-    middle = opened(http, items=1, sealed=True, parent=f"{root}:0:0")
+    root = open_batch(http, items=1, sealed=True)["id"]
+    middle = open_batch(http, items=1, sealed=True, parent=f"{root}:0:0")
     assert middle["parent"] == f"{root}:0:0"
-    child = opened(http, items=2, sealed=True, parent=f"{middle['id']}:0:0")["id"]
+    child = open_batch(http, items=2, sealed=True, parent=f"{middle['id']}:0:0")["id"]
     assert [entry["batch"] for entry in ack(http, f"{child}:0:0", f"{child}:0:1")["completed"]] == [child]
     assert http.get(f"/v1/batches/{root}").json()["succeeded"]
 
 
-def test_a_parent_that_can_have_no_child_is_named(http: httpx.Client) -> None:
-    """Unknown, never issued, resolved, taken: the place is the body's parent. Ended: it is said how."""
-    parent = opened(http, items=3)["id"]
+def test_a_parent_item_that_can_have_no_child_is_refused(http: httpx.Client) -> None:
+    """If the item is unknown, not issued, resolved or taken, the place is the body's parent. If the parent has ended,
+    the error names its state."""
+    parent = open_batch(http, items=3)["id"]
     ack(http, f"{parent}:0:0")
-    opened(http, parent=f"{parent}:0:1")
+    open_batch(http, parent=f"{parent}:0:1")
     for item in (f"{parent + 999}:0:0", f"{parent}:0:3", f"{parent}:0:8192", f"{parent}:0:0", f"{parent}:0:1"):
         response = http.post("/v1/batches", json={"parent": item})
         assert code(response) == (422, "invalid_request")
@@ -82,28 +83,29 @@ def test_a_parent_that_can_have_no_child_is_named(http: httpx.Client) -> None:
 
 def test_an_empty_batch_completes_when_it_is_sealed(http: httpx.Client) -> None:
     """By a seal, or by an open that seals at once."""
-    batch = opened(http)
+    batch = open_batch(http)
     sealed = http.post(f"/v1/batches/{batch['id']}/seal").json()
     assert list(sealed) == [*FIELDS, "newly", "newly_succeeded"]
     assert (sealed["state"], sealed["complete"], sealed["succeeded"]) == ("complete", True, True)
     assert (sealed["newly"], sealed["newly_succeeded"]) == (True, True)
     second = http.post(f"/v1/batches/{batch['id']}/seal").json()
     assert (second["newly"], second["newly_succeeded"], second["ended_at"]) == (False, False, sealed["ended_at"])
-    at_once = opened(http, sealed=True)
+    at_once = open_batch(http, sealed=True)
     assert (at_once["state"], at_once["newly"]) == ("complete", True)
 
 
-def test_a_retried_seal_with_its_key_sees_newly_again(http: httpx.Client) -> None:
-    """And one with another key does not."""
-    batch = opened(http)["id"]
+def test_a_retried_seal_with_its_key_gets_newly_again(http: httpx.Client) -> None:
+    """A retry with another key doesn't get it."""
+    batch = open_batch(http)["id"]
     first = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "mine"}).json()
     second = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "mine"}).json()
     other = http.post(f"/v1/batches/{batch}/seal", headers={"Idempotency-Key": "other"}).json()
     assert [entry["newly"] for entry in (first, second, other)] == [True, True, False]
 
 
-def test_an_open_is_replayed_under_its_key(http: httpx.Client) -> None:
-    """The same batch as it is now, the original numbers, and a header that says so; whatever happened in between."""
+def test_an_open_is_replayed_with_its_key(http: httpx.Client) -> None:
+    """The batch in its present state, the original numbers, and a header that marks the replay, whatever happened in
+    between."""
     key = {"Idempotency-Key": f"open-{uuid.uuid4()}"}
     body = {"key": "nightly", "items": 2}
     first = http.post("/v1/batches", json=body, headers=key)
@@ -120,7 +122,7 @@ def test_an_open_is_replayed_under_its_key(http: httpx.Client) -> None:
     assert code(http.post("/v1/batches", json={"key": "other"}, headers=key)) == (422, "idempotency_key_reused")
 
 
-def test_an_open_that_completed_is_newly_again_when_replayed(http: httpx.Client) -> None:
+def test_a_replayed_open_that_completed_gets_newly_again(http: httpx.Client) -> None:
     """Its answer may have been lost."""
     key = {"Idempotency-Key": f"open-{uuid.uuid4()}"}
     answers = [http.post("/v1/batches", json={"sealed": True}, headers=key).json() for _ in range(2)]
@@ -128,7 +130,7 @@ def test_an_open_that_completed_is_newly_again_when_replayed(http: httpx.Client)
 
 
 def test_the_key_of_a_deleted_batch_is_free(http: httpx.Client) -> None:
-    """An open key lives as long as its batch."""
+    """An open's key lives as long as its batch."""
     key = {"Idempotency-Key": f"open-{uuid.uuid4()}"}
     first = http.post("/v1/batches", json={}, headers=key).json()["id"]
     assert http.delete(f"/v1/batches/{first}").status_code == 204
@@ -138,20 +140,20 @@ def test_the_key_of_a_deleted_batch_is_free(http: httpx.Client) -> None:
 
 
 def test_an_extend_issues_consecutive_numbers(http: httpx.Client) -> None:
-    """A billion items are one small answer, and none at all is legal."""
-    batch = opened(http, group_size=64)["id"]
-    first_one = http.post(f"/v1/batches/{batch}/items", json={"count": 100})
-    assert first_one.status_code == 201
-    assert first_one.json() == {"batch": batch, "group_size": 64, "start": 0, "count": 100, "items": 100}
+    """A billion items are one small answer, and zero items are legal."""
+    batch = open_batch(http, group_size=64)["id"]
+    response = http.post(f"/v1/batches/{batch}/items", json={"count": 100})
+    assert response.status_code == 201
+    assert response.json() == {"batch": batch, "group_size": 64, "start": 0, "count": 100, "items": 100}
     empty = http.post(f"/v1/batches/{batch}/items", json={"count": 0}).json()
     assert (empty["start"], empty["count"], empty["items"]) == (100, 0, 100)
     large = http.post(f"/v1/batches/{batch}/items", json={"count": 10**9}).json()
     assert (large["start"], large["items"]) == (100, 10**9 + 100)
 
 
-def test_an_extend_is_replayed_under_its_key(http: httpx.Client) -> None:
-    """Also when the batch was sealed since: the key is looked up before the state is judged."""
-    batch = opened(http)["id"]
+def test_an_extend_is_replayed_with_its_key(http: httpx.Client) -> None:
+    """Also if the batch was sealed since: the key is looked up before the state is checked."""
+    batch = open_batch(http)["id"]
     path, key = f"/v1/batches/{batch}/items", {"Idempotency-Key": "chunk-1"}
     first = http.post(path, json={"count": 3}, headers=key).json()
     http.post(path, json={"count": 4})
@@ -161,14 +163,14 @@ def test_an_extend_is_replayed_under_its_key(http: httpx.Client) -> None:
     assert second.json() == {**first, "items": 7}
     assert code(http.post(path, json={"count": 4}, headers=key)) == (422, "idempotency_key_reused")
     assert code(http.post(path, json={"count": 3})) == (409, "batch_sealed")
-    other = opened(http)["id"]
-    fresh = http.post(f"/v1/batches/{other}/items", json={"count": 9}, headers=key)
-    assert (fresh.status_code, fresh.json()["start"]) == (201, 0)
+    other = open_batch(http)["id"]
+    other_response = http.post(f"/v1/batches/{other}/items", json={"count": 9}, headers=key)
+    assert (other_response.status_code, other_response.json()["start"]) == (201, 0)
 
 
 def test_a_batch_holds_at_most_a_trillion_items(http: httpx.Client) -> None:
-    """The call that would go beyond changes nothing."""
-    batch = opened(http, items=10**12 - 1)["id"]
+    """A call that would exceed it changes nothing."""
+    batch = open_batch(http, items=10**12 - 1)["id"]
     response = http.post(f"/v1/batches/{batch}/items", json={"count": 2})
     assert code(response) == (422, "invalid_request")
     assert response.json()["errors"][0]["place"] == "body.count"
@@ -177,8 +179,8 @@ def test_a_batch_holds_at_most_a_trillion_items(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("end", ["complete", "cancelled"])
 def test_an_ended_batch_refuses_with_its_own_code(http: httpx.Client, end: str) -> None:
-    """A verb that an ended batch can't take is a 409 that names the end."""
-    batch = opened(http, items=1)["id"]
+    """A verb that an ended batch can't accept is a 409 that names the end."""
+    batch = open_batch(http, items=1)["id"]
     http.post(f"/v1/batches/{batch}/{'seal' if end == 'complete' else 'cancel'}")
     ack(http, f"{batch}:0:0")
     assert http.get(f"/v1/batches/{batch}").json()["state"] == end
@@ -190,8 +192,8 @@ def test_an_ended_batch_refuses_with_its_own_code(http: httpx.Client, end: str) 
 
 
 def test_a_cancelled_batch_stays_as_a_tombstone(http: httpx.Client) -> None:
-    """Cancelled again it is 200; its bits stay true; its items are rejected by name."""
-    batch = opened(http, items=2)["id"]
+    """A second cancel is a 200; its bits stay; its items are rejected by id."""
+    batch = open_batch(http, items=2)["id"]
     ack(http, f"{batch}:0:0")
     first = http.post(f"/v1/batches/{batch}/cancel").json()
     assert (first["state"], first["acked"], first["pending"]) == ("cancelled", 1, 1)
@@ -203,8 +205,8 @@ def test_a_cancelled_batch_stays_as_a_tombstone(http: httpx.Client) -> None:
 
 
 def test_a_deleted_batch_is_unknown(http: httpx.Client) -> None:
-    """To every verb, and to acks."""
-    batch = opened(http, items=1)["id"]
+    """For every verb, and for acks."""
+    batch = open_batch(http, items=1)["id"]
     assert http.delete(f"/v1/batches/{batch}").status_code == 204
     assert code(http.delete(f"/v1/batches/{batch}")) == (404, "batch_not_found")
     for path in ("", "/pending", "/failed", "/verify", "/watermark", "?wait=1"):
@@ -230,14 +232,14 @@ def flat(result: list[list[Any]]) -> list[Any]:
 
 
 def test_batches_are_listed_newest_first_in_pages(http: httpx.Client) -> None:
-    """Filtered by key (bytes, not letters), state and labels; several labels mean and."""
+    """Filtered by key (compared by bytes), state and labels; several labels must all match."""
     key = f"list-{uuid.uuid4()}"
     ids = [
-        opened(http, key=key, labels={"parity": str(n % 2), "team": "a" if n < 4 else "b"}, sealed=n == 6)["id"]
+        open_batch(http, key=key, labels={"parity": str(n % 2), "team": "a" if n < 4 else "b"}, sealed=n == 6)["id"]
         for n in range(7)
     ]
-    opened(http, key=key.upper())
-    opened(http, key=key + " ")
+    open_batch(http, key=key.upper())
+    open_batch(http, key=key + " ")
 
     def listed(**query: Any) -> list[list[int]]:
         return [[b["id"] for b in page] for page in pages(http, "/v1/batches", "batches", key=key, **query)]
@@ -253,8 +255,8 @@ def test_batches_are_listed_newest_first_in_pages(http: httpx.Client) -> None:
 
 
 def test_pending_and_failed_are_ranges_in_pages(http: httpx.Client) -> None:
-    """Numbers half open, the ids of both ends, merged across groups, with the reasons that were given."""
-    batch = opened(http, group_size=64, items=200)["id"]
+    """Half-open ranges of numbers, with the ids of both ends, merged across groups, with the failures' reasons."""
+    batch = open_batch(http, group_size=64, items=200)["id"]
 
     def ids(*numbers: int) -> list[str]:
         return [f"{batch}:{n // 64}:{n % 64}" for n in numbers]
@@ -276,8 +278,8 @@ def test_pending_and_failed_are_ranges_in_pages(http: httpx.Client) -> None:
 
 
 def test_the_watermark_is_the_smallest_pending_number(http: httpx.Client) -> None:
-    """It moves over what was resolved out of order, and its item is null where none is pending."""
-    batch = opened(http, group_size=64, items=130)["id"]
+    """It skips items resolved out of order, and its item is null if none is pending."""
+    batch = open_batch(http, group_size=64, items=130)["id"]
 
     def mark() -> tuple[int, str | None]:
         answer = http.get(f"/v1/batches/{batch}/watermark").json()
@@ -295,8 +297,8 @@ def test_the_watermark_is_the_smallest_pending_number(http: httpx.Client) -> Non
 
 
 def test_a_long_poll_ends_with_the_batch(http: httpx.Client) -> None:
-    """It is woken by the ack that completes the batch, long before its time is over."""
-    batch = opened(http, items=1, sealed=True)["id"]
+    """The ack that completes the batch wakes it, long before its time-out."""
+    batch = open_batch(http, items=1, sealed=True)["id"]
     answers: list[dict[str, Any]] = []
 
     def wait() -> None:
@@ -314,8 +316,8 @@ def test_a_long_poll_ends_with_the_batch(http: httpx.Client) -> None:
 
 
 def test_a_long_poll_answers_at_the_end_of_its_time(http: httpx.Client) -> None:
-    """With the batch as it is then; an ended batch is answered at once."""
-    batch = opened(http, items=1)["id"]
+    """With the batch in its state then; an ended batch is answered at once."""
+    batch = open_batch(http, items=1)["id"]
     start = time.monotonic()
     assert http.get(f"/v1/batches/{batch}?wait=0.2").json()["state"] == "open"
     assert time.monotonic() - start >= 0.2
@@ -326,7 +328,7 @@ def test_a_long_poll_answers_at_the_end_of_its_time(http: httpx.Client) -> None:
 
 
 def test_the_probes_and_pages_answer(http: httpx.Client) -> None:
-    """Alive, ready, measured, and documented without anything from elsewhere."""
+    """Live, ready, measured, and documented without external resources."""
     assert http.get("/healthz").json() == {"status": "ok"}
     assert http.get("/readyz").json() == {"status": "ready"}
     assert "# TYPE lastbit_acks_total counter" in http.get("/metrics").text
@@ -335,14 +337,14 @@ def test_the_probes_and_pages_answer(http: httpx.Client) -> None:
     assert "//" not in re.sub(r"http://www\.w3\.org", "", "".join(re.findall(r'(?:src|href)="([^"]*)"', page)))
     for asset in re.findall(r'(?:src|href)="(/docs/assets/[^"]*)"', page):
         assert http.get(asset).status_code == 200
-    # A Swagger UI of before version 5 shows an OpenAPI 3.1 document as an error.
+    # A Swagger UI before version 5 shows an OpenAPI 3.1 document as an error.
     assert http.get("/openapi.json").json()["openapi"].startswith("3.1")
     assert "OAS31" in http.get("/docs/assets/swagger-ui-bundle.js").text
 
 
 def test_a_batch_is_explained(http: httpx.Client) -> None:
-    """With codes for programs and sentences for people; an ended one too."""
-    batch = opened(http, items=3, expires_in=3600)["id"]
+    """With codes for programs and sentences for people; also once it has ended."""
+    batch = open_batch(http, items=3, expires_in=3600)["id"]
     http.post("/v1/acks", json={"items": [f"{batch}:0:0"]})
     result = http.get(f"/v1/batches/{batch}/explain").json()
     assert (result["batch"], result["state"], result["done"]) == (batch, "open", False)
@@ -359,9 +361,9 @@ def test_a_batch_is_explained(http: httpx.Client) -> None:
     assert code(http.get("/v1/batches/07/explain")) == (422, "invalid_request")
 
 
-def test_a_repair_of_a_batch_that_is_fine_says_so(http: httpx.Client) -> None:
-    """HTTP can't break a batch, so broken batches are tested in tests/guarantees."""
-    batch = opened(http, items=3)["id"]
+def test_a_repair_of_an_undamaged_batch_changes_nothing(http: httpx.Client) -> None:
+    """HTTP can't damage a batch, so damaged batches are tested in tests/guarantees."""
+    batch = open_batch(http, items=3)["id"]
     ack(http, f"{batch}:0:0")
     before = http.get(f"/v1/batches/{batch}").json()
     counts = {"state": "open", "acked": 1, "failed": 0, "pending": 2}
@@ -371,6 +373,6 @@ def test_a_repair_of_a_batch_that_is_fine_says_so(http: httpx.Client) -> None:
         result = {"needed": False, "faults": [], "groups": 0, "before": counts, "after": counts}
         assert response.json() == {"dry_run": dry_run, **result, "newly": False, "newly_succeeded": False}
     assert http.get(f"/v1/batches/{batch}").json() == before
-    for wrong in ({"dry_run": 1}, {"dry": True}):
-        assert code(http.post(f"/v1/batches/{batch}/repair", json=wrong)) == (422, "invalid_request")
+    for bad_body in ({"dry_run": 1}, {"dry": True}):
+        assert code(http.post(f"/v1/batches/{batch}/repair", json=bad_body)) == (422, "invalid_request")
     assert code(http.post("/v1/batches/999999/repair")) == (404, "batch_not_found")

@@ -1,4 +1,4 @@
-"""Consumer groups over HTTP: made, joined, shared, handed over, fenced, listed, deleted; and what is refused."""
+"""Consumer groups over HTTP: created, joined, shared, handed over, fenced, listed, deleted; and invalid requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from core.consumer_groups import groups
+from core.consumer_groups import details, groups
 from core.storage import schema
 from core.storage.database import Database
 from core.webhooks.replicas import GROUP
@@ -26,7 +26,7 @@ def path(group: str, *rest: object) -> str:
     return "/".join(["/v1/consumer-groups", group, *map(str, rest)])
 
 
-def made(http: httpx.Client, group: str, partitions: int = 4, **times: float) -> dict[str, Any]:
+def create_group(http: httpx.Client, group: str, partitions: int = 4, **times: float) -> dict[str, Any]:
     answer = http.put(path(group), json={"partitions": partitions, **times})
     assert answer.status_code in (200, 201), answer.text
     body: dict[str, Any] = answer.json()
@@ -48,8 +48,8 @@ def encoded(*window: Any) -> str:
     return base64.b64encode(Snapshot(*window).encode()).decode()
 
 
-def test_a_group_is_made_once_and_keeps_its_partitions(http: httpx.Client) -> None:
-    """201, then 200; the times may change, the number of partitions may not."""
+def test_a_group_is_created_once_and_keeps_its_partitions(http: httpx.Client) -> None:
+    """201, then 200; the durations may change, the number of partitions may not."""
     first = http.put(path("made"), json={"partitions": 8})
     assert first.status_code == 201
     document = {"name": "made", "partitions": 8, "partition_of": "crc32", "ttl": 10.0, "release": 30.0}
@@ -57,25 +57,25 @@ def test_a_group_is_made_once_and_keeps_its_partitions(http: httpx.Client) -> No
     second = http.put(path("made"), json={"partitions": 8, "ttl": 2.5})
     assert second.status_code == 200
     assert second.json() == {**first.json(), "ttl": 2.5}
-    assert made(http, "made", 8, release=0)["ttl"] == 2.5
+    assert create_group(http, "made", 8, release=0)["ttl"] == 2.5
     assert code(http.put(path("made"), json={"partitions": 9})) == (409, "partitions_fixed")
     assert http.get(path("made")).json()["partitions"] == 8
 
 
 def test_two_workers_share_and_hand_over(http: httpx.Client) -> None:
-    """The first takes all; it is told what to release, again until it is drained; then the second has it, above the
-    epoch of before, with the position that was committed."""
-    made(http, "shared")
-    first_one = sync(http, "shared", "one")
-    assert (first_one["ttl"], first_one["release_within"]) == (10.0, 30.0)
-    assert first_one["assigned"] == [
+    """The first worker takes everything; each sync asks it to release its surplus until that is drained; then the
+    second one gets it with a higher epoch and the committed position."""
+    create_group(http, "shared")
+    first = sync(http, "shared", "one")
+    assert (first["ttl"], first["release_within"]) == (10.0, 30.0)
+    assert first["assigned"] == [
         {"partition": number, "epoch": 1, "floor": None, "high": None, "outstanding": None, "token": None}
         for number in range(4)
     ]
     assert sync(http, "shared", "two")["assigned"] == []
     for _ in range(2):
-        first_one = sync(http, "shared", "one")
-        assert (epochs(first_one), first_one["release"]) == ({0: 1, 1: 1, 2: 1, 3: 1}, [2, 3])
+        first = sync(http, "shared", "one")
+        assert (epochs(first), first["release"]) == ({0: 1, 1: 1, 2: 1, 3: 1}, [2, 3])
     window = (2**62, 2**62 + 5, (2**62 + 1, 2**62 + 4))
     commit_response = http.put(
         path("shared", "partitions", 2, "position"),
@@ -83,13 +83,13 @@ def test_two_workers_share_and_hand_over(http: httpx.Client) -> None:
     )
     position = {"partition": 2, "epoch": 1, "floor": 2**62, "high": 2**62 + 5, "outstanding": 2, "token": "ö"}
     assert commit_response.json() == position
-    late = [{"partition": number, "epoch": 0} for number in (2, 3)]
-    assert sync(http, "shared", "one", drained=late)["release"] == [2, 3]
-    drained = [2, {"partition": 3, "epoch": 1}]  # a plain number is what earlier releases send
+    outdated_reports = [{"partition": number, "epoch": 0} for number in (2, 3)]
+    assert sync(http, "shared", "one", drained=outdated_reports)["release"] == [2, 3]
+    drained = [2, {"partition": 3, "epoch": 1}]  # earlier releases send a plain number
     assert epochs(sync(http, "shared", "one", drained=drained)) == {0: 1, 1: 1}
-    second_one = sync(http, "shared", "two")
-    assert epochs(second_one) == {2: 2, 3: 2}
-    lease = second_one["assigned"][0]
+    second = sync(http, "shared", "two")
+    assert epochs(second) == {2: 2, 3: 2}
+    lease = second["assigned"][0]
     assert (lease["floor"], lease["high"], lease["token"]) == (2**62, 2**62 + 5, "ö")
     assert Snapshot.decode(base64.b64decode(lease["outstanding"])) == Snapshot(*window)
     document = http.get(path("shared")).json()
@@ -103,9 +103,9 @@ def test_two_workers_share_and_hand_over(http: httpx.Client) -> None:
     assert document["positions"][0]["lag"] is None
 
 
-def test_a_worker_that_leaves_frees_all_at_once(http: httpx.Client) -> None:
-    """Again, or of another session: nothing happens, and that is no error."""
-    made(http, "left")
+def test_a_worker_that_leaves_frees_its_partitions_at_once(http: httpx.Client) -> None:
+    """A second time, or for another session, it does nothing and is no error."""
+    create_group(http, "left")
     sync(http, "left", "one", "1")
     assert http.delete(path("left", "workers", "one"), params={"session": "2"}).status_code == 204
     assert len(sync(http, "left", "one", "1")["assigned"]) == 4
@@ -116,8 +116,8 @@ def test_a_worker_that_leaves_frees_all_at_once(http: httpx.Client) -> None:
 
 
 def test_an_event_under_a_stale_fence_is_not_appended(http: httpx.Client) -> None:
-    """409 `stale_epoch`, none of the call's events is there, and the refusal is counted."""
-    made(http, "fenced", 1)
+    """409 `stale_epoch`, none of the call's events is appended, and the refusal is counted."""
+    create_group(http, "fenced", 1)
     sync(http, "fenced", "one")
     fence = {"group": "fenced", "partition": 0, "worker": "one", "epoch": 1}
     events = [{"id": f"fenced:{number}", "type": "x"} for number in range(3)]
@@ -145,9 +145,9 @@ def test_an_event_under_a_stale_fence_is_not_appended(http: httpx.Client) -> Non
     )
 
 
-def test_the_earlier_of_two_processes_under_one_name_is_told_so(http: httpx.Client) -> None:
-    """409 `session_replaced`: it should stop, and does not take the name back."""
-    made(http, "named", 1)
+def test_the_earlier_of_two_processes_with_one_name_is_replaced(http: httpx.Client) -> None:
+    """409 `session_replaced`: it should stop, and can't take the name back."""
+    create_group(http, "named", 1)
     sync(http, "named", "one", "first")
     assert epochs(sync(http, "named", "one", "second")) == {0: 2}
     body = {"worker": "one", "session": "first"}
@@ -155,18 +155,18 @@ def test_the_earlier_of_two_processes_under_one_name_is_told_so(http: httpx.Clie
     assert epochs(sync(http, "named", "one", "second")) == {0: 2}
 
 
-def test_a_worker_that_is_silent_for_longer_than_the_ttl_loses_what_it_held(http: httpx.Client) -> None:
-    """By real time: another one that syncs has it soon after."""
-    made(http, "silent", 1, ttl=0.3)
+def test_a_worker_that_is_silent_for_longer_than_the_ttl_loses_its_partitions(http: httpx.Client) -> None:
+    """In real time: another worker that syncs gets it soon after."""
+    create_group(http, "silent", 1, ttl=0.3)
     sync(http, "silent", "one")
     start = time.monotonic()
     eventually(lambda: epochs(sync(http, "silent", "two")), {0: 2})
     assert time.monotonic() - start > 0.25
 
 
-def test_a_group_is_deleted_when_nobody_is_in_it(http: httpx.Client) -> None:
-    """409 while somebody is; then it is unknown, and another one of that name is a new one."""
-    made(http, "deleted", 2)
+def test_a_group_without_workers_can_be_deleted(http: httpx.Client) -> None:
+    """409 while it has a worker; then it is unknown, and a later group of that name is a new one."""
+    create_group(http, "deleted", 2)
     sync(http, "deleted", "one")
     assert code(http.delete(path("deleted"))) == (409, "consumer_group_in_use")
     http.delete(path("deleted", "workers", "one"))
@@ -186,10 +186,10 @@ def test_a_group_is_deleted_when_nobody_is_in_it(http: httpx.Client) -> None:
 
 
 def test_groups_are_listed_by_name(http: httpx.Client) -> None:
-    """In pages, each with its live workers and its owned partitions."""
+    """In pages, each with its live workers and owned partitions."""
     names = [f"listed-{letter}" for letter in "abc"]
     for name in reversed(names):
-        made(http, name, 2)
+        create_group(http, name, 2)
     sync(http, "listed-b", "one", capacity=1)
     result, cursor = [], None
     while True:
@@ -205,9 +205,9 @@ def test_groups_are_listed_by_name(http: httpx.Client) -> None:
         assert code(http.get("/v1/consumer-groups", params={"cursor": bad})) == (422, "invalid_request")
 
 
-def test_metrics_tell_workers_partitions_and_lag(http: httpx.Client) -> None:
-    """Of each group."""
-    made(http, "measured", 3)
+def test_metrics_show_workers_partitions_and_lag(http: httpx.Client) -> None:
+    """For each group."""
+    create_group(http, "measured", 3)
     sync(http, "measured", "one", capacity=2)
     body = {"worker": "one", "epoch": 1, "snapshot": encoded(5, 9, (6,)), "head": 15}
     http.put(path("measured", "partitions", 0, "position"), json=body)
@@ -222,31 +222,31 @@ def test_metrics_tell_workers_partitions_and_lag(http: httpx.Client) -> None:
     )
 
 
-def test_the_services_own_groups_are_to_be_looked_at_alone(sqlite_http: httpx.Client) -> None:
+def test_the_services_own_groups_are_read_only(sqlite_http: httpx.Client) -> None:
     """422 for every call that would change one."""
-    http, own_batch = sqlite_http, "lastbit.dispatcher"
+    http, own_group = sqlite_http, "lastbit.dispatcher"
     position = {"worker": "one", "epoch": 1, "snapshot": encoded(1, 1)}
     for answer in (
-        http.put(path(own_batch), json={"partitions": 3}),
-        http.post(path(own_batch, "sync"), json={"worker": "one", "session": "1"}),
-        http.put(path(own_batch, "partitions", 0, "position"), json=position),
-        http.delete(path(own_batch, "workers", "one")),
-        http.delete(path(own_batch)),
+        http.put(path(own_group), json={"partitions": 3}),
+        http.post(path(own_group, "sync"), json={"worker": "one", "session": "1"}),
+        http.put(path(own_group, "partitions", 0, "position"), json=position),
+        http.delete(path(own_group, "workers", "one")),
+        http.delete(path(own_group)),
     ):
         assert code(answer) == (422, "invalid_request")
         assert answer.json()["errors"][0]["place"] == "path.group"
-    assert http.get(path(own_batch)).status_code in (200, 404)
+    assert http.get(path(own_group)).status_code in (200, 404)
 
 
 def test_the_workers_of_a_service_on_sqlite_share_its_deliveries(sqlite_url: str) -> None:
-    """Each runs a dispatcher; a service of one process has nobody to share with, and doesn't join."""
+    """Each runs a dispatcher; a service of one process has no other one to share with, and doesn't join."""
     with Database(sqlite_url) as database:
         schema.migrate(database)
         database.write(lambda tx: groups.put(tx, GROUP, 64, timedelta(seconds=0.6), None))
         with running_service(sqlite_url, workers=2, LASTBIT_DISPATCHER_EVERY="0.05"):
 
             def held() -> list[int]:
-                return [worker.partitions for worker in database.snapshot(groups.get, GROUP).workers]
+                return [worker.partitions for worker in database.snapshot(details.get, GROUP).workers]
 
             eventually(held, [32, 32])
 
@@ -315,7 +315,7 @@ def test_bad_input_names_its_place(
     sqlite_http: httpx.Client, method: str, rest: str, body: dict[str, Any], place: str
 ) -> None:
     """And changes nothing."""
-    made(sqlite_http, "bad")
+    create_group(sqlite_http, "bad")
     before = sqlite_http.get(path("bad")).json()
     answer = sqlite_http.request(method, path("bad") + rest, content=json.dumps(body), headers=JSON)
     assert code(answer) == (422, "invalid_request"), answer.text

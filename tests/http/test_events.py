@@ -1,4 +1,4 @@
-"""The feed over HTTP: appending, reading, waiting, following, and what is refused."""
+"""The feed over HTTP: appending, reading, waiting, following, and invalid requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from core import feed
 from core.storage import schema
 from core.storage.database import Database
-from tests.http.test_batches import ack, code, opened
+from tests.http.test_batches import ack, code, open_batch
 from tests.support.servers import running_service
 
 MANY = 400
@@ -99,7 +99,7 @@ def test_events_are_read_as_they_were_appended(http: httpx.Client) -> None:
 
 
 def test_a_repeated_append_is_answered_with_the_first_position(http: httpx.Client) -> None:
-    """Also with other content, and within one call; the other events of the call are appended."""
+    """Also with other content, and within one call; the call's other events are appended."""
     first, second = new(data=1), new()
     (appended_at,) = append(http, first)
     before = end(http)
@@ -115,8 +115,8 @@ def test_a_repeated_append_is_answered_with_the_first_position(http: httpx.Clien
 
 
 def test_every_transition_of_a_batch_is_an_event(http: httpx.Client) -> None:
-    """Once, with the batch's key, labels and counts, and nothing else is one."""
-    batch = opened(http, key="nightly", labels={"team": "search"}, items=2)["id"]
+    """Once, with the batch's key, labels and counts; there are no other events."""
+    batch = open_batch(http, key="nightly", labels={"team": "search"}, items=2)["id"]
     http.post(f"/v1/batches/{batch}/items", json={"count": 1})
     http.post(f"/v1/batches/{batch}/seal")
     http.post(f"/v1/batches/{batch}/seal")
@@ -136,12 +136,12 @@ def test_every_transition_of_a_batch_is_an_event(http: httpx.Client) -> None:
     assert events[0]["data"]["labels"] == {"team": "search"}
 
 
-def test_filters_by_type_and_batch_go_on_after_what_they_left_out(http: httpx.Client) -> None:
-    """Several types mean or; `next` is behind everything that was looked at, whether it fitted or not."""
+def test_filters_by_type_and_batch_continue_after_events_that_do_not_match(http: httpx.Client) -> None:
+    """Several types are alternatives; `next` is after every event that was checked, whether or not it matched."""
     before = end(http)
-    own_sessions = [opened(http, items=1, sealed=True)["id"] for _ in range(2)]
+    batch_ids = [open_batch(http, items=1, sealed=True)["id"] for _ in range(2)]
     append(http, new("a.b"), new("c.d"), new("a.bc"))
-    for batch in own_sessions:
+    for batch in batch_ids:
         ack(http, f"{batch}:0:0")
     last = end(http)
 
@@ -152,28 +152,28 @@ def test_filters_by_type_and_batch_go_on_after_what_they_left_out(http: httpx.Cl
 
     assert types(type="a.b") == ["a.b"]
     assert types(type=["a.b", "c.d", "batch.completed"]) == ["a.b", "c.d", "batch.completed", "batch.completed"]
-    assert types(batch=own_sessions[0]) == [f"batch.{name}" for name in ("opened", "sealed", "completed", "succeeded")]
-    assert types(batch=own_sessions[1], type="batch.sealed") == ["batch.sealed"]
+    assert types(batch=batch_ids[0]) == [f"batch.{name}" for name in ("opened", "sealed", "completed", "succeeded")]
+    assert types(batch=batch_ids[1], type="batch.sealed") == ["batch.sealed"]
     assert types(type="A.B") == types(type="a.b ") == types(type="none") == []
-    # A page that is full ends at its last event.
+    # A full page ends at its last event.
     first = read(http, after=before, type="batch.completed", limit=1)
     second = read(http, after=first["next"], type="batch.completed", limit=1)
-    assert [page["events"][0]["batch"] for page in (first, second)] == own_sessions
+    assert [page["events"][0]["batch"] for page in (first, second)] == batch_ids
     assert first["next"] == first["events"][0]["position"] < last
 
 
-def test_pages_meet(http: httpx.Client) -> None:
-    """Read one by one or in pages of any size, it is the same feed from 1 to the end."""
+def test_consecutive_pages_have_no_gap_and_no_overlap(http: httpx.Client) -> None:
+    """Read one by one or in pages of any size, the feed is the same from 1 to the end."""
     append(http, *[new() for _ in range(20)])
-    full_text = [event["position"] for limit in (1000,) for event in read(http, limit=limit)["events"]]
-    assert full_text == list(range(1, len(full_text) + 1))
+    positions = [event["position"] for limit in (1000,) for event in read(http, limit=limit)["events"]]
+    assert positions == list(range(1, len(positions) + 1))
     result: list[int] = []
     after = 0
-    while after < full_text[-1]:
+    while after < positions[-1]:
         page = read(http, after=after, limit=7)
         result += [event["position"] for event in page["events"]]
         after = page["next"]
-    assert result == full_text
+    assert result == positions
     assert read(http, after=after) == {"events": [], "next": after, "last": after}
 
 
@@ -208,8 +208,8 @@ BAD_EVENTS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("event", "place"), BAD_EVENTS, ids=[str(bad[0])[:50] for bad in BAD_EVENTS])
-def test_a_bad_event_is_named_and_spares_the_whole_call(sqlite_http: httpx.Client, event: Any, place: str) -> None:
-    """Reserved names, missing, wide or unknown fields; nothing is appended of the others."""
+def test_a_bad_event_is_named_and_rejects_the_whole_call(sqlite_http: httpx.Client, event: Any, place: str) -> None:
+    """Reserved names, missing, wide or unknown fields; none of the other events is appended."""
     before = end(sqlite_http)
     response = sqlite_http.post("/v1/events", json={"events": [new(), event]})
     assert code(response) == (422, "invalid_request")
@@ -225,8 +225,8 @@ def test_a_bad_event_is_named_and_spares_the_whole_call(sqlite_http: httpx.Clien
     ],
     ids=lambda text: text[:12] + str(len(text)),
 )
-def test_data_that_is_no_json_for_everybody_is_refused(sqlite_http: httpx.Client, data: str) -> None:
-    """It would make the feed unreadable for all who come to it; deep JSON is refused or comes out as it went in."""
+def test_data_that_some_parsers_refuse_is_refused(sqlite_http: httpx.Client, data: str) -> None:
+    """It would make the feed unreadable for every client; deep JSON is either refused or returned unchanged."""
     before = end(sqlite_http)
     body = '{"events": [{"id": "' + uuid.uuid4().hex + '", "type": "a", "data": ' + data + "}]}"
     response = sqlite_http.post("/v1/events", content=body, headers={"Content-Type": "application/json"})
@@ -237,7 +237,7 @@ def test_data_that_is_no_json_for_everybody_is_refused(sqlite_http: httpx.Client
     assert read(sqlite_http, after=before)["events"] == []
 
 
-def test_data_may_be_as_large_as_is_promised(http: httpx.Client) -> None:
+def test_data_of_the_documented_size_is_accepted(http: httpx.Client) -> None:
     """65,536 bytes of JSON."""
     before = end(http)
     append(http, new(data="x" * 65_534))
@@ -257,7 +257,7 @@ def test_data_may_be_as_large_as_is_promised(http: httpx.Client) -> None:
     ids=["none", "null", "object", "list", "unknown", "1001"],
 )
 def test_a_bad_call_is_refused(sqlite_http: httpx.Client, body: Any, status: int, place: str) -> None:
-    """Naming the place."""
+    """With the location of the error."""
     response = sqlite_http.post("/v1/events", json=body)
     assert response.status_code == status
     assert response.json()["errors"][0]["place"] == place
@@ -278,7 +278,7 @@ def test_a_bad_call_is_refused(sqlite_http: httpx.Client, body: Any, status: int
     ],
 )
 def test_a_bad_query_is_named(sqlite_http: httpx.Client, query: str, place: str) -> None:
-    """At once, a position from the future too."""
+    """At once; also a position beyond the feed's end."""
     response = sqlite_http.get(f"/v1/events?{query}")
     assert code(response) == (422, "invalid_request")
     assert response.json()["errors"][0]["place"] == place
@@ -290,14 +290,15 @@ def test_a_bad_query_is_named(sqlite_http: httpx.Client, query: str, place: str)
 
 @pytest.mark.parametrize("value", ["x", "-1", "1.5", "01", "9007199254740991", "9007199254740992", "batch:7:completed"])
 def test_a_bad_last_event_id_is_named(sqlite_http: httpx.Client, value: str) -> None:
-    """Whether it is no number, or from the future."""
+    """Whether it isn't a number or is beyond the feed's end."""
     response = sqlite_http.get("/v1/events/stream", headers={"Last-Event-ID": value})
     assert code(response) == (422, "invalid_request")
     assert response.json()["errors"][0]["place"] == "header Last-Event-ID"
 
 
-def test_what_was_trimmed_is_gone_and_not_a_gap(database_url: str) -> None:
-    """A position below is 410 for a reader, a waiter and a stream; without one it begins with what is kept."""
+def test_trimmed_positions_are_gone_and_not_a_silent_gap(database_url: str) -> None:
+    """A position below is a 410 for a reader, a waiter and a stream; without a position they start with the kept
+    events."""
     with Database(database_url) as database:
         schema.migrate(database)
         with running_service(database_url) as running, httpx.Client(base_url=running.url, timeout=70) as http:
@@ -324,7 +325,7 @@ def test_what_was_trimmed_is_gone_and_not_a_gap(database_url: str) -> None:
 
 
 def behind(http: httpx.Client, ask: Callable[[httpx.Client], httpx.Response], react: Callable[[], object]) -> Any:
-    """The answer to `ask`, where `then` is done once the request is under way."""
+    """The answer to `ask`, where `react` runs once the request is under way."""
     sending = threading.Event()
 
     def asking() -> httpx.Response:
@@ -335,14 +336,14 @@ def behind(http: httpx.Client, ask: Callable[[httpx.Client], httpx.Response], re
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asking)
         assert sending.wait(30)
-        assert http.get("/healthz").status_code == 200  # a round trip behind the waiter's own
+        assert http.get("/healthz").status_code == 200  # a round trip after the waiter's request
         react()
         return waiting.result(70).json()
 
 
 def test_a_long_poll_is_woken_by_a_commit(http: httpx.Client) -> None:
-    """At once, again and again, by events that it asked for and by no others."""
-    batch = opened(http, items=1)["id"]
+    """At once, repeatedly, by events that it asked for and by no others."""
+    batch = open_batch(http, items=1)["id"]
     start = time.monotonic()
     for _ in range(10):
         after = end(http)
@@ -363,12 +364,12 @@ def test_a_long_poll_is_woken_by_a_commit(http: httpx.Client) -> None:
         http, lambda http_client: http_client.get(f"/v1/events?after={after}&wait=60&batch={batch}"), noise_then_seal
     )
     assert [event["id"] for event in page["events"]] == [f"batch:{batch}:sealed"]
-    # A single one that waited for its time would have taken longer.
+    # A poll that waited for its time-out would have taken longer.
     assert time.monotonic() - start < 55
 
 
 def test_a_long_poll_ends_with_its_time(http: httpx.Client) -> None:
-    """With nothing, and the position up to which there was nothing for it."""
+    """With no events, and the position up to which none matched."""
     after = end(http)
     page = behind(
         http,
@@ -380,14 +381,14 @@ def test_a_long_poll_ends_with_its_time(http: httpx.Client) -> None:
     assert read(http, after=page["next"], type="none")["events"] == []
 
 
-def test_a_long_poll_and_a_stream_hear_of_what_another_process_commits(mariadb_url: str) -> None:
-    """Two services on one database: the shared poll of one finds what the other has appended."""
+def test_a_long_poll_and_a_stream_get_events_of_another_process(mariadb_url: str) -> None:
+    """Two services on one database: the shared poll of one finds the other's events."""
     with Database(mariadb_url) as database:
         schema.migrate(database)
     with (
-        running_service(mariadb_url) as first_one,
+        running_service(mariadb_url) as service,
         running_service(mariadb_url) as other,
-        httpx.Client(base_url=first_one.url, timeout=70) as local,
+        httpx.Client(base_url=service.url, timeout=70) as local,
         httpx.Client(base_url=other.url, timeout=70) as remote,
         stream(local) as messages,
     ):
@@ -407,7 +408,7 @@ def test_a_long_poll_and_a_stream_hear_of_what_another_process_commits(mariadb_u
 
 
 def test_a_stream_that_breaks_resumes_without_loss_or_repeat(http: httpx.Client) -> None:
-    """By Last-Event-ID, while a writer appends; it breaks anywhere."""
+    """By Last-Event-ID, while a writer appends; it may break anywhere."""
     start = end(http)
     ids = [f"{uuid.uuid4().hex}-{number}" for number in range(MANY)]
 
@@ -416,27 +417,27 @@ def test_a_stream_that_breaks_resumes_without_loss_or_repeat(http: httpx.Client)
             for number in range(0, MANY, 4):
                 append(writer, *({"id": id, "type": "step"} for id in ids[number : number + 4]))
 
-    collected: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         connections = 0
-        while len(collected) < MANY:
+        while len(received) < MANY:
             connections += 1
-            resume = collected[-1]["position"] if collected else start
+            resume = received[-1]["position"] if received else start
             with stream(http, resume) as messages:
                 for event, _ in zip(messages, range(1 + 13 * connections % 50), strict=False):
-                    collected.append(event)
-                    if len(collected) == MANY:
+                    received.append(event)
+                    if len(received) == MANY:
                         break
         writing.result(60)
     assert connections > 5
-    assert [event["position"] for event in collected] == list(range(start + 1, start + MANY + 1))
-    assert [event["id"] for event in collected] == ids
+    assert [event["position"] for event in received] == list(range(start + 1, start + MANY + 1))
+    assert [event["id"] for event in received] == ids
 
 
-def test_a_stream_shows_what_it_was_asked_for(http: httpx.Client) -> None:
-    """By type and batch, as the page does, and from the feed's end where no position is given."""
-    batch = opened(http, items=1)["id"]
+def test_a_stream_is_filtered_by_type_and_batch(http: httpx.Client) -> None:
+    """By type and batch, as the page does; from the feed's end if no position is given."""
+    batch = open_batch(http, items=1)["id"]
     with (
         stream(http) as all_events,
         stream(http, type=["batch.sealed", "mine"]) as by_type,
@@ -455,14 +456,14 @@ def test_a_stream_shows_what_it_was_asked_for(http: httpx.Client) -> None:
 
 
 def test_last_event_id_comes_before_after(http: httpx.Client) -> None:
-    """A browser repeats the address, with `after` as it was at first, when it comes back."""
+    """A browser that reconnects repeats the address, with the original `after`."""
     first, second = append(http, new(), new())
     with stream(http, resume=first["position"], after=0) as messages:
         assert next(messages)["position"] == second["position"]
 
 
 def test_a_stop_ends_streams_and_long_polls_at_once(sqlite_url: str) -> None:
-    """SIGTERM: a stream ends as it should, a poll is answered with nothing, and the process doesn't wait for either."""
+    """SIGTERM: a stream ends properly, a poll gets an empty answer, and the process waits for neither."""
     with (
         running_service(sqlite_url) as running,
         httpx.Client(base_url=running.url, timeout=70) as http,
@@ -488,14 +489,14 @@ def test_a_stop_ends_streams_and_long_polls_at_once(sqlite_url: str) -> None:
         http.close()
         start = time.monotonic()
         assert running.stop(signal.SIGTERM) == -signal.SIGTERM
-        # The time that requests under way are given is 15 s.
+        # Requests under way have 15 s to end.
         assert time.monotonic() - start < 10
         assert [entry.result(10) for entry in polls] == [{"events": [], "next": 0, "last": 0}] * 3
         assert [entry.result(10) for entry in streams] == [[]] * 3
 
 
-def test_a_page_is_bounded_in_bytes_and_those_who_follow_miss_nothing(http: httpx.Client) -> None:
-    """Page by page, held back, and as a stream, also where the stream reads what is at hand."""
+def test_a_page_is_bounded_in_bytes_and_no_follower_misses_an_event(http: httpx.Client) -> None:
+    """When paging, when waiting, and in a stream, including where the stream reads events that are ready."""
     begin = end(http)
     with stream(http, after=begin) as events:
         sending: list[str] = []

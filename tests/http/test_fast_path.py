@@ -1,4 +1,4 @@
-"""The ack routes' short way through the server gives the answers of the ordinary one, whatever comes over the wire."""
+"""The fast path of the ack routes gives the same answers as the ordinary path, whatever bytes a client sends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Wire:
         self.received = b""
 
     def send(self, *parts: bytes) -> None:
-        """Each part in a packet of its own: the other side has read one before the next one comes, mostly."""
+        """Send each part in its own packet, so that the server usually reads one before the next arrives."""
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for part in parts:
             self.socket.sendall(part)
@@ -66,8 +66,8 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def batch(port: int) -> int:
-    connection: int = httpx.post(f"http://127.0.0.1:{port}/v1/batches", json={"items": 1000}).json()["id"]
-    return connection
+    batch_id: int = httpx.post(f"http://127.0.0.1:{port}/v1/batches", json={"items": 1000}).json()["id"]
+    return batch_id
 
 
 @pytest.fixture
@@ -77,33 +77,33 @@ def wire(port: int) -> Iterator[Wire]:
     connection.close()
 
 
-def test_the_same_connection_is_used_again_and_again(wire: Wire, batch: int) -> None:
-    """The second request has a head that was seen before; the body is its own."""
+def test_one_connection_serves_many_requests(wire: Wire, batch: int) -> None:
+    """The server recognizes the second request's head; its body is different."""
     for index in (*range(100, 105), 104):
         wire.send(request([f"{batch}:0:{index}"]))
         status, headers, content = wire.answer()
         assert (status, headers["content-type"]) == (200, "application/json")
         assert "date" in headers
-        attempt = index == 104 and content["repeated"] == 1
-        assert content == {"applied": int(not attempt), "repeated": int(attempt), "completed": [], "rejected": []}
+        is_repeat = index == 104 and content["repeated"] == 1
+        assert content == {"applied": int(not is_repeat), "repeated": int(is_repeat), "completed": [], "rejected": []}
 
 
 @pytest.mark.parametrize("offset", [1, 10, 60, 100, -1])
 def test_a_request_may_come_in_pieces(wire: Wire, batch: int, offset: int) -> None:
-    """Wherever it is cut, also where the whole one's head is known."""
-    full_text = request([f"{batch}:0:{300 + offset % 50}"])
+    """Wherever it is split, even if the server recognizes the whole request's head."""
+    whole_request = request([f"{batch}:0:{300 + offset % 50}"])
     for _ in range(2):
-        wire.send(full_text)
+        wire.send(whole_request)
         assert wire.answer()[2]["rejected"] == []
-        wire.send(full_text[:offset], full_text[offset:])
+        wire.send(whole_request[:offset], whole_request[offset:])
         assert wire.answer()[2]["repeated"] == 1
 
 
 def test_pipelined_requests_are_answered_in_their_order(wire: Wire, batch: int) -> None:
-    """Short ones and others, all sent before the first one is answered."""
+    """Acks and other requests, all sent before the first one is answered."""
     status = f"GET /v1/batches/{batch} HTTP/1.1\r\nHost: lastbit\r\n\r\n".encode()
     first, second = request([f"{batch}:0:1"]), request([f"{batch}:0:2", f"{batch}:0:1"])
-    wire.send(first)  # its head is known from here on
+    wire.send(first)  # from here on the server recognizes its head
     wire.answer()
     wire.send(first + second + status + request(["x"]) + first)
     assert wire.answer()[2]["repeated"] == 1
@@ -113,21 +113,21 @@ def test_pipelined_requests_are_answered_in_their_order(wire: Wire, batch: int) 
     assert wire.answer()[2]["repeated"] == 1
 
 
-def test_another_sites_page_can_ack_nothing(wire: Wire, batch: int) -> None:
-    """Again and again, on a connection that has acked before, with a token never."""
-    own_batch = request([f"{batch}:0:20"])
-    foreign = request([f"{batch}:0:21"], headers=f"{JSON}Origin: https://elsewhere.example\r\n")
-    site = request([f"{batch}:0:21"], headers=f"{JSON}Sec-Fetch-Site: cross-site\r\n")
-    own_sessions = request([f"{batch}:0:22"], headers=f"{JSON}Origin: http://lastbit\r\n")
-    token = request(
+def test_another_sites_page_cannot_ack(wire: Wire, batch: int) -> None:
+    """Repeatedly, on a connection that has acked before; a request with a token is always accepted."""
+    plain = request([f"{batch}:0:20"])
+    other_origin = request([f"{batch}:0:21"], headers=f"{JSON}Origin: https://elsewhere.example\r\n")
+    other_site = request([f"{batch}:0:21"], headers=f"{JSON}Sec-Fetch-Site: cross-site\r\n")
+    same_origin = request([f"{batch}:0:22"], headers=f"{JSON}Origin: http://lastbit\r\n")
+    with_token = request(
         [f"{batch}:0:23"], headers=f"{JSON}Origin: https://elsewhere.example\r\nAuthorization: Bearer x\r\n"
     )
     for number in range(2):
-        for own_one in (own_batch, own_sessions, token):
-            wire.send(own_one)
+        for accepted in (plain, same_origin, with_token):
+            wire.send(accepted)
             assert wire.answer()[2]["repeated"] == number
-        for other_batch in (foreign, site):
-            wire.send(other_batch)
+        for refused in (other_origin, other_site):
+            wire.send(refused)
             status, _, content = wire.answer()
             assert (status, content["code"]) == (403, "forbidden")
     wire.send(request([f"{batch}:0:21"]))
@@ -142,21 +142,21 @@ def chunked(path: str, body: Any, *, headers: str = JSON, trailers: str = "", co
     ).encode()
 
 
-def test_trailers_are_no_headers(wire: Wire, batch: int) -> None:
-    """They come after the body, which was judged by the headers."""
+def test_trailers_are_not_headers(wire: Wire, batch: int) -> None:
+    """They come after the body, which was accepted because of the headers."""
     trailers = (
         "Idempotency-Key: trailer\r\nX-Request-Id: trailer\r\nContent-Type: text/plain\r\nExpect: 100-continue\r\n"
     )
-    connection = set()
+    batch_ids = set()
     for _ in range(2):
         wire.send(chunked("/v1/batches", {}, trailers=trailers))
         status, headers, content = wire.answer()
         assert (status, "idempotency-replayed" in headers) == (201, False)
         assert headers["x-request-id"] != "trailer"
-        connection.add(content["id"])
+        batch_ids.add(content["id"])
         wire.send(chunked("/v1/acks", {"items": []}, trailers=trailers))
         assert wire.answer()[0] == 200
-    assert len(connection) == 2
+    assert len(batch_ids) == 2
     wire.send(chunked("/v1/acks", {"items": []}, headers="", trailers=JSON))
     assert wire.answer()[0] == 415
     wire.send(chunked("/v1/batches", {}, trailers="Host: x\r\n"), request([f"{batch}:0:30"]))
@@ -167,8 +167,8 @@ def test_trailers_are_no_headers(wire: Wire, batch: int) -> None:
 @pytest.mark.parametrize(
     "coding", ["gzip, chunked", "gzip,chunked", "identity, chunked", "x\r\nTransfer-Encoding: chunked"]
 )
-def test_a_transfer_coding_that_is_not_known_is_refused(wire: Wire, batch: int, path: str, coding: str) -> None:
-    """501, and the connection ends: nobody knows where the next request begins. Nothing is done of it."""
+def test_an_unknown_transfer_coding_is_refused(wire: Wire, batch: int, path: str, coding: str) -> None:
+    """501, and the connection is closed, since the start of the next request is unknown. The request has no effect."""
     body: dict[str, Any] = {"items": [f"{batch}:0:31"]} if path == "/v1/acks" else {"key": coding}
     wire.send(request([f"{batch}:0:32"]))
     assert wire.answer()[2]["applied"] == 1
@@ -181,14 +181,14 @@ def test_a_transfer_coding_that_is_not_known_is_refused(wire: Wire, batch: int, 
     assert wire.closed()
 
 
-def test_a_client_that_closes_its_half_gets_its_answers(wire: Wire, port: int) -> None:
-    """All of them, in their order, also those that take a while; then the connection ends."""
+def test_a_half_closed_connection_gets_its_answers(wire: Wire, port: int) -> None:
+    """All of them, in order, including slow ones; then the connection is closed."""
     url = f"http://127.0.0.1:{port}/v1/batches"
     batch = httpx.post(url, json={"items": 1}).json()["id"]
     poll = f"GET /v1/batches/{batch}?wait=60 HTTP/1.1\r\nHost: lastbit\r\n\r\n".encode()
     wire.send(poll, request([f"{batch}:0:0"]), chunked("/v1/batches", {}))
     wire.socket.shutdown(socket.SHUT_WR)
-    other = Wire(port)  # its answer comes when the service has seen the end of the first connection, mostly
+    other = Wire(port)  # usually answered after the service has seen the end of the first connection
     other.send(request([f"{batch}:0:0"]))
     assert other.answer()[2]["applied"] == 1
     other.socket.shutdown(socket.SHUT_WR)
@@ -203,8 +203,8 @@ def test_a_client_that_closes_its_half_gets_its_answers(wire: Wire, port: int) -
 
 
 @pytest.mark.parametrize("path", ["/v1/acks", "/v1/batches"])
-def test_the_last_request_before_a_client_closes_its_half_is_answered(port: int, batch: int, path: str) -> None:
-    """On both ways, whatever comes first: the answer, or the end."""
+def test_the_last_request_of_a_half_closed_connection_is_answered(port: int, batch: int, path: str) -> None:
+    """On both paths, whether the answer or the end comes first."""
     for index in range(50):
         wire = Wire(port)
         body: dict[str, Any] = {"items": [f"{batch}:0:{index}"]} if path == "/v1/acks" else {}
@@ -217,8 +217,8 @@ def test_the_last_request_before_a_client_closes_its_half_is_answered(port: int,
         wire.close()
 
 
-def test_a_request_that_is_cut_off_and_a_stream_end_with_the_clients_half(wire: Wire, port: int, batch: int) -> None:
-    """Of the one nothing more comes, and the other is for a client that may have left."""
+def test_a_half_close_ends_an_incomplete_request_and_a_stream(wire: Wire, port: int, batch: int) -> None:
+    """An incomplete request gets no more bytes, and a stream's client may have left."""
     wire.send(request([f"{batch}:0:33"])[:-1])
     wire.socket.shutdown(socket.SHUT_WR)
     assert wire.closed()
@@ -232,8 +232,8 @@ def test_a_request_that_is_cut_off_and_a_stream_end_with_the_clients_half(wire: 
     stream.close()
 
 
-def test_what_is_unusual_is_answered_all_the_same(wire: Wire, batch: int) -> None:
-    """A body in chunks, a client that asks first, a query in the URL, a parameter of the type."""
+def test_unusual_requests_are_answered(wire: Wire, batch: int) -> None:
+    """A chunked body, Expect: 100-continue, a query in the URL, a parameter of the media type."""
     content = json.dumps({"items": [f"{batch}:0:9"]}).encode()
     chunked_request = f"POST /v1/acks HTTP/1.1\r\nHost: lastbit\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n".encode()
     wire.send(
@@ -268,7 +268,7 @@ def test_what_is_unusual_is_answered_all_the_same(wire: Wire, batch: int) -> Non
 def test_bad_headers_are_refused_and_the_connection_lives(
     wire: Wire, batch: int, headers: str, status: int, code: str
 ) -> None:
-    """As problems, with nothing applied."""
+    """With a problem, and nothing is applied."""
     wire.send(request([f"{batch}:0:0"], headers=headers))
     reply = wire.answer()
     assert (reply[0], reply[1]["content-type"]) == (status, "application/problem+json")
@@ -278,8 +278,8 @@ def test_bad_headers_are_refused_and_the_connection_lives(
 
 
 @pytest.mark.parametrize("headers", [JSON + "Connection: close\r\n", ""])
-def test_who_wants_the_connection_closed_has_it_closed(wire: Wire, batch: int, headers: str) -> None:
-    """By its header, or by speaking HTTP/1.0."""
+def test_a_connection_is_closed_when_the_client_wants_it(wire: Wire, batch: int, headers: str) -> None:
+    """If its header asks for it, or if it uses HTTP/1.0."""
     version = "1.1" if headers else "1.0"
     wire.send(request([f"{batch}:0:0"], headers=headers or JSON, version=version))
     assert wire.answer()[2]["applied"] == 1
@@ -287,7 +287,8 @@ def test_who_wants_the_connection_closed_has_it_closed(wire: Wire, batch: int, h
 
 
 def test_an_idempotency_key_belongs_to_its_own_request(port: int, wire: Wire) -> None:
-    """A head with a key is not remembered for others; who completed is told again under its own key."""
+    """A head with a key is not cached for other requests; the completing request gets `newly` again with its own
+    key."""
     batch = httpx.post(f"http://127.0.0.1:{port}/v1/batches", json={"items": 1, "sealed": True}).json()["id"]
     newly = []
     for key in ("mine", "mine", "other", None):
@@ -297,15 +298,15 @@ def test_an_idempotency_key_belongs_to_its_own_request(port: int, wire: Wire) ->
 
 
 def test_a_body_that_is_too_large_ends_the_connection(wire: Wire) -> None:
-    """It is not read to its end."""
+    """The body is not read to its end."""
     head = f"POST /v1/acks HTTP/1.1\r\nHost: lastbit\r\n{JSON}Content-Length: {9 * 2**20}\r\n\r\n"
     wire.send(head.encode())
     status, _, content = wire.answer()
     assert (status, content["code"]) == (413, "too_large")
 
 
-def test_a_client_that_leaves_before_its_answer_harms_nobody(port: int, wire: Wire, batch: int) -> None:
-    """Its ack counts; the service goes on."""
+def test_a_client_that_leaves_before_its_answer_does_no_harm(port: int, wire: Wire, batch: int) -> None:
+    """Its ack counts, and the service continues."""
     for index in range(20, 30):
         leaver = Wire(port)
         leaver.send(request([f"{batch}:0:{index}"]))

@@ -1,4 +1,4 @@
-"""JSON of a caller's own (states, data) is refused when it comes in, or it can be returned as long as it is stored."""
+"""A client's own JSON (states, data) is either refused on arrival, or can be returned for as long as it is stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP = "/v1/consumer-groups/process.deep"
 
 
 def nested(levels: int) -> str:
-    """Arrays and objects in turn."""
+    """Alternately nested arrays and objects."""
     text = "1"
     for level in range(levels):
         text = f"[{text}]" if level % 2 else f'{{"a":{text}}}'
@@ -37,7 +37,7 @@ class Worker:
         self.events = 0
 
     def handle(self, version: int = 0, **outcome: str) -> httpx.Response:
-        """The outcome's values are JSON as text."""
+        """Handle a new event; the outcome's values are JSON as text."""
         self.events += 1
         id = f"deep-{self.events}"
         appended_event = self.http.post("/v1/events", json={"events": [{"id": id, "type": "t"}]}).json()["events"][0]
@@ -63,7 +63,7 @@ def worker(database: str) -> Iterator[Worker]:
 
 
 def outcome(place: str, text: str) -> dict[str, str]:
-    """The arguments that carry `text` to the place."""
+    """The arguments that carry `text` at the place."""
     return {
         "state": {"state": text},
         "commands": {"commands": f'[{{"type": "go", "data": {text}}}]'},
@@ -75,30 +75,30 @@ PLACES = {"state": "body.state", "commands": "body.commands[0].data", "timers": 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_nested_too_deeply_is_refused_and_what_is_taken_is_returned(worker: Worker, place: str) -> None:
-    """Other parsers have other limits: pydantic's serializer gives up at 255 levels, Python near 1,000."""
+def test_json_nested_too_deeply_is_refused_and_accepted_json_is_returned(worker: Worker, place: str) -> None:
+    """Other parsers have other limits: pydantic's serializer fails at 255 levels, Python's near 1,000."""
     for levels in (DEPTH + 1, 256, 900):
         refusal = worker.handle(**outcome(place, nested(levels)))
         assert code(refusal) == (422, "invalid_request"), (levels, refusal.text)
-        [wrong] = refusal.json()["errors"]
-        assert (wrong["place"], "100 levels" in wrong["expected"]) == (PLACES[place], True)
+        [error] = refusal.json()["errors"]
+        assert (error["place"], "100 levels" in error["expected"]) == (PLACES[place], True)
     assert worker.http.get(f"{PROCESS}/i").status_code == 404
     answer = worker.handle(**outcome(place, nested(DEPTH)))
     assert answer.status_code == 200, answer.text
-    deep, document = json.loads(nested(DEPTH)), worker.http.get(f"{PROCESS}/i").json()
+    value, document = json.loads(nested(DEPTH)), worker.http.get(f"{PROCESS}/i").json()
     if place == "state":
-        assert deep == answer.json()["instance"]["state"] == document["state"]
-        assert [entry["state"] for entry in worker.http.get(PROCESS).json()["instances"]] == [deep]
+        assert value == answer.json()["instance"]["state"] == document["state"]
+        assert [entry["state"] for entry in worker.http.get(PROCESS).json()["instances"]] == [value]
     elif place == "commands":
         [event] = worker.http.get("/v1/events", params={"type": "command.go"}).json()["events"]
         [command] = worker.http.get("/v1/commands").json()["commands"]
-        assert deep == document["commands"][0]["data"] == command["data"] == event["data"]["data"]
+        assert value == document["commands"][0]["data"] == command["data"] == event["data"]["data"]
     else:
-        assert document["timers"][0]["data"] == deep
+        assert document["timers"][0]["data"] == value
 
 
 def test_an_events_data_has_the_same_limit(worker: Worker) -> None:
-    """It is named by its place among the call's events."""
+    """The error names its location among the call's events."""
     for levels, status in ((DEPTH, 200), (DEPTH + 1, 422), (256, 422), (900, 422)):
         content = f'{{"events": [{{"id": "e{levels}", "type": "t", "data": {nested(levels)}}}]}}'
         answer = worker.http.post("/v1/events", content=content, headers=JSON)
@@ -109,15 +109,15 @@ def test_an_events_data_has_the_same_limit(worker: Worker) -> None:
     assert event["data"] == json.loads(nested(DEPTH))
 
 
-def test_brackets_in_texts_are_no_levels(worker: Worker) -> None:
-    """Nor are arrays beside each other."""
+def test_brackets_in_texts_do_not_count_as_levels(worker: Worker) -> None:
+    """Neither are arrays next to each other."""
     for version, state in enumerate(("[{" * 5000, [[]] * 5000)):
         assert worker.handle(version, state=json.dumps(state)).status_code == 200
         assert worker.http.get(f"{PROCESS}/i").json()["state"] == state
 
 
-def test_rows_that_are_deeper_already_are_returned(worker: Worker, database: str) -> None:
-    """An earlier release has stored them: one of them stopped each page that had it."""
+def test_stored_rows_with_deeper_json_are_returned(worker: Worker, database: str) -> None:
+    """An earlier release stored them, and each page with such a row failed."""
     deep = nested(5000)
     answer = worker.handle(state="1", **outcome("commands", "1"), **outcome("timers", "1"))
     assert answer.status_code == 200, answer.text
@@ -143,19 +143,19 @@ NOT_PORTABLE = {
 
 
 @pytest.mark.parametrize("text", NOT_PORTABLE.values(), ids=NOT_PORTABLE.keys())
-def test_what_some_parsers_refuse_is_not_stored(worker: Worker, text: str) -> None:
+def test_json_that_some_parsers_refuse_is_not_stored(worker: Worker, text: str) -> None:
     """Nested or not, in every place."""
-    for wrong in (text, f'{{"a": [{text}]}}'):
+    for bad_json in (text, f'{{"a": [{text}]}}'):
         for place in PLACES:
-            refusal = worker.handle(**outcome(place, wrong))
+            refusal = worker.handle(**outcome(place, bad_json))
             assert code(refusal) == (422, "invalid_request"), refusal.text
-        content = f'{{"events": [{{"id": "x", "type": "x", "data": {wrong}}}]}}'
+        content = f'{{"events": [{{"id": "x", "type": "x", "data": {bad_json}}}]}}'
         assert code(worker.http.post("/v1/events", content=content, headers=JSON)) == (422, "invalid_request")
     assert worker.http.get(f"{PROCESS}/i").status_code == 404
 
 
 def test_numbers_are_returned_as_they_came(worker: Worker) -> None:
-    """Integers of a caller's own may be larger than those of the contract, and digits in a text are no number."""
+    """A client's own integers may be larger than the contract's, and digits in a text are not a number."""
     state = {"large": 2**200, "negative": -(2**64), "digits": "1" * 400, "float": 1.5e300}
     worker.handle(state=json.dumps(state))
     assert worker.http.get(f"{PROCESS}/i").json()["state"] == state
@@ -182,8 +182,8 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_all_routes_take_the_same_json(worker: Worker, path: str) -> None:
-    """Whichever decoder is behind them."""
+def test_all_routes_accept_the_same_json(worker: Worker, path: str) -> None:
+    """Whichever decoder they use."""
     body = json.dumps(BODIES[path]).encode()
     for name, deform in DEFORMED.items():
         refusal = worker.http.post(path, content=deform(body), headers=JSON)

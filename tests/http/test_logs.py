@@ -1,4 +1,4 @@
-"""Request ids, from the caller to the log and back; each line of the log is JSON."""
+"""Request ids, from the client to the log and back; each line of the log is JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import structlog
 
 from core import logs
-from tests.http.test_batches import opened
+from tests.http.test_batches import open_batch
 from tests.support.exposition import eventually
 from tests.support.servers import ServiceProcess, sqlite_file
 
@@ -35,7 +35,7 @@ class Logged:
         self.database = database
 
     def lines(self) -> list[dict[str, Any]]:
-        """Its log so far; each line is a JSON object."""
+        """The log so far; each line is a JSON object."""
         return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def of(self, request_id: str) -> list[dict[str, Any]]:
@@ -60,15 +60,15 @@ def logged(tmp_path: Path) -> Iterator[Logged]:
 
 
 @pytest.mark.parametrize("given", ["a", "x" * 128, "!~ab:c-1"])
-def test_a_callers_request_id_comes_back(sqlite_http: httpx.Client, given: str) -> None:
-    """With answers and with problems, of every route but an ack that went right."""
+def test_a_clients_request_id_is_returned(sqlite_http: httpx.Client, given: str) -> None:
+    """In answers and problems of every route, except successful acks."""
     headers = {"X-Request-Id": given}
     batch = sqlite_http.post("/v1/batches", json={"items": 1}, headers=headers)
     assert batch.headers["x-request-id"] == given
     for path in ("/v1/batches/999999", "/nowhere", "/v1/acks"):
         refusal = sqlite_http.get(path, headers=headers)
         assert (refusal.status_code // 100, refusal.headers["x-request-id"]) == (4, given)
-    for _ in range(2):  # a head that was seen before has its id all the same
+    for _ in range(2):  # a cached head must still have its id
         refusal = sqlite_http.post("/v1/acks", json={"items": ["x"]}, headers=headers)
         assert (refusal.status_code, refusal.headers["x-request-id"]) == (422, given)
     acked = sqlite_http.post("/v1/acks", json={"items": [f"{batch.json()['id']}:0:0"]}, headers=headers)
@@ -77,22 +77,22 @@ def test_a_callers_request_id_comes_back(sqlite_http: httpx.Client, given: str) 
 
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "a b", "é".encode(), None])
-def test_what_can_be_no_request_id_is_replaced(sqlite_http: httpx.Client, given: str | bytes | None) -> None:
-    """By a new one for each request; nobody is refused for it."""
+def test_an_invalid_request_id_is_replaced(sqlite_http: httpx.Client, given: str | bytes | None) -> None:
+    """With a new id for each request; no request is refused for it."""
     headers = {} if given is None else {"X-Request-Id": given}
     answers = [
         *(sqlite_http.get("/healthz", headers=headers) for _ in range(2)),
         *(sqlite_http.post("/v1/acks", json={"items": ["x"]}, headers=headers) for _ in range(3)),
     ]
     assert [answer.status_code for answer in answers] == [200, 200, 422, 422, 422]
-    creation = {answer.headers["x-request-id"] for answer in answers}
-    assert len(creation) == 5
-    assert all(MADE.fullmatch(entry) for entry in creation)
+    new_ids = {answer.headers["x-request-id"] for answer in answers}
+    assert len(new_ids) == 5
+    assert all(MADE.fullmatch(entry) for entry in new_ids)
 
 
 def test_requests_are_logged_once_and_acks_are_not(logged: Logged) -> None:
     """One line a request, with its id; the process's start and end are lines of the same kind."""
-    batch = opened(logged.http, items=1)["id"]
+    batch = open_batch(logged.http, items=1)["id"]
     logged.http.post("/v1/acks", json={"items": [f"{batch}:0:0"]}, headers={"X-Request-Id": "an-ack"})
     logged.http.post("/v1/acks", json={"items": ["x"]}, headers={"X-Request-Id": "a-wrong-ack"})
     logged.http.get(f"/v1/batches/{batch}?wait=0", headers={"X-Request-Id": "look"})
@@ -112,14 +112,14 @@ def test_requests_are_logged_once_and_acks_are_not(logged: Logged) -> None:
     logged.running.stop()
     lines = logged.lines()
     assert all(line["timestamp"] and line["level"] and line["event"] for line in lines)
-    output = [line["event"] for line in lines if line.get("logger") == "uvicorn.error"]
-    assert any(event.startswith("Uvicorn running on") for event in output)
-    assert any(event.startswith("Finished server process") for event in output)
+    server_events = [line["event"] for line in lines if line.get("logger") == "uvicorn.error"]
+    assert any(event.startswith("Uvicorn running on") for event in server_events)
+    assert any(event.startswith("Finished server process") for event in server_events)
 
 
 def test_an_unexpected_error_is_in_the_log_under_its_id(logged: Logged) -> None:
-    """Once, with its traceback, whatever the route; the caller has the id, and none of the rest."""
-    batch = opened(logged.http, items=1)["id"]
+    """Once, with its traceback, whatever the route; the client gets the id and no details."""
+    batch = open_batch(logged.http, items=1)["id"]
     logged.change(f"UPDATE batches SET labels = 'no JSON' WHERE id = {batch}")
     answer = logged.http.get(f"/v1/batches/{batch}", headers={"X-Request-Id": "broken"})
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
@@ -132,11 +132,11 @@ def test_an_unexpected_error_is_in_the_log_under_its_id(logged: Logged) -> None:
 
 
 def test_a_failed_ack_is_in_the_log_under_its_id(logged: Logged) -> None:
-    """The ack routes log what is no fault of the caller's: one line, with its id."""
-    batch = opened(logged.http, items=2)["id"]
+    """The ack routes log only failures that aren't the client's fault: one line, with its id."""
+    batch = open_batch(logged.http, items=2)["id"]
     item = {"items": [f"{batch}:0:0"]}
     assert logged.http.post("/v1/acks", json=item).status_code == 200
-    logged.change(f"UPDATE batches SET acked = 2 WHERE id = {batch}")  # one item is left, and all are acked
+    logged.change(f"UPDATE batches SET acked = 2 WHERE id = {batch}")  # one item is pending, though all are counted
     answer = logged.http.post("/v1/acks", json={"items": [f"{batch}:0:1"]}, headers={"X-Request-Id": "broken"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "broken")
     eventually(lambda: [line["event"] for line in logged.of("broken")], ["ack_failed"])
@@ -144,8 +144,8 @@ def test_a_failed_ack_is_in_the_log_under_its_id(logged: Logged) -> None:
 
 
 def test_an_ack_that_has_to_be_sent_again_is_in_the_log_under_its_id(logged: Logged) -> None:
-    """A stranger keeps the database locked: 503, one line."""
-    batch = opened(logged.http, items=1)["id"]
+    """Another process keeps the database locked: 503, one line."""
+    batch = open_batch(logged.http, items=1)["id"]
     with contextlib.closing(sqlite3.connect(logged.database, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         answer = logged.http.post("/v1/acks", json={"items": [f"{batch}:0:0"]}, headers={"X-Request-Id": "later"})
@@ -162,12 +162,12 @@ class Terminal(io.StringIO):
 
 
 def test_a_traceback_on_a_terminal_shows_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables may hold passwords; and to render them all would keep the event loop for seconds."""
+    """Variables may hold passwords, and rendering all of them would block the event loop for seconds."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     logs.configure("info")
     try:
-        password = "".join(["s3", "cret"])  # so that it is not in the source
+        password = "".join(["s3", "cret"])  # not a literal in the source
         raise ValueError(len(password))
     except ValueError:
         structlog.get_logger().exception("request_failed")

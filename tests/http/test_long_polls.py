@@ -1,4 +1,4 @@
-"""Many wait, the database is asked once."""
+"""Many clients wait, and the database is asked once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 from api.routes import events, long_polls
 from api.routes.long_polls import Filter, Waiting
 from core import errors, feed
-from core.acks.combiner import Inline
 from core.batches.batch import Opening
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
 
 
-class Asked(Service):
-    """Counts what the database is asked."""
+class CountingService(Service):
+    """A service that counts its database reads."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, combiner=Inline)
@@ -51,10 +51,10 @@ class Asked(Service):
 
 
 @pytest.fixture
-def asked(sqlite_url: str) -> Iterator[Asked]:
+def asked(sqlite_url: str) -> Iterator[CountingService]:
     with Database(sqlite_url) as database:
         schema.migrate(database)
-        yield Asked(database)
+        yield CountingService(database)
 
 
 async def _watch(waiters: Waiting, batch: int, watching: asyncio.Semaphore) -> bytes:
@@ -71,9 +71,9 @@ async def _follow(waiters: Waiting, after: int, watching: asyncio.Semaphore) -> 
         return await waiters.read(follower, after, 100)
 
 
-def test_the_feed_is_polled_once_for_all_who_wait(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many wait, an interval is one look at the feed's position; what another process commits is read once, and
-    each waiter is told."""
+def test_the_feed_is_polled_once_for_all_waiters(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many wait, each interval reads the feed's position once; another process's commits are read once, and
+    each waiter gets them."""
     monkeypatch.setattr(long_polls, "POLL", 0.01)
 
     async def scene() -> None:
@@ -91,23 +91,23 @@ def test_the_feed_is_polled_once_for_all_who_wait(asked: Asked, monkeypatch: pyt
         asked.on_head = lambda: None
         assert asked.counts["events"] == asked.counts["get"] == 0
 
-        def of_another_process() -> None:
+        def append_elsewhere() -> None:
             with Database(str(asked.database.url)) as database:
                 other = Service(database, combiner=Inline)
                 for batch in batches:
                     other.batches.seal(batch)
 
-        await asyncio.to_thread(of_another_process)
+        await asyncio.to_thread(append_elsewhere)
         answers = await asyncio.wait_for(asyncio.gather(*tasks), 30)
         assert all(b'"state":"complete"' in answer for answer in answers[:100])
         assert all(page.events for page in answers[100:])
         assert asked.counts["get"] == 100
-        assert asked.counts["events"] <= 100 < len(tasks), "each commit may be read by itself, but not by each waiter"
+        assert asked.counts["events"] <= 100 < len(tasks), "each commit may be read on its own, but not by each waiter"
 
     asyncio.run(scene())
 
 
-def test_nobody_waits_nobody_asks(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_waiters_the_database_is_not_polled(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader ends with the last waiter and starts again with the next one; no event is lost in between."""
     monkeypatch.setattr(long_polls, "POLL", 0.01)
 
@@ -129,17 +129,19 @@ def test_nobody_waits_nobody_asks(asked: Asked, monkeypatch: pytest.MonkeyPatch)
     asyncio.run(scene())
 
 
-def test_a_commit_of_this_process_wakes_without_the_poll(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And only those whom it is for."""
+def test_a_commit_of_this_process_wakes_waiters_without_the_poll(
+    asked: CountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only the waiters that it concerns."""
     monkeypatch.setattr(long_polls, "POLL", 10_000.0)
 
     async def scene() -> None:
         waiters = Waiting(asked)
-        async with waiters.follow(["mine"]) as own_one, waiters.follow(["other"]) as other:
+        async with waiters.follow(["mine"]) as follower, waiters.follow(["other"]) as other:
             await asyncio.to_thread(asked.feed.append, [feed.NewEvent("1", "mine")])
-            await asyncio.wait_for(own_one.woken.wait(), 30)
+            await asyncio.wait_for(follower.woken.wait(), 30)
             assert not other.woken.is_set()
-            page = await waiters.read(own_one, 0, 10)
+            page = await waiters.read(follower, 0, 10)
             assert [event.id for event in page.events] == ["1"]
             assert (page.next, page.last) == (1, 1)
             assert (await waiters.read(other, 0, 10)).events == []
@@ -148,8 +150,8 @@ def test_a_commit_of_this_process_wakes_without_the_poll(asked: Asked, monkeypat
     asyncio.run(scene())
 
 
-def test_a_silent_stream_says_how_far_it_was_read(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a follower that sees few events resumes behind all events that it didn't want."""
+def test_a_silent_stream_reports_how_far_it_has_read(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a follower that sees few events resumes after all events that it didn't want."""
     monkeypatch.setattr(events, "PING", 0.05)
 
     async def scene() -> None:
@@ -168,7 +170,7 @@ def test_a_silent_stream_says_how_far_it_was_read(asked: Asked, monkeypatch: pyt
 
 
 class Paused(Waiting):
-    """Pauses, between two slices of followers and between two readings, until `gate` is open."""
+    """Pauses until `gate` is open, between two groups of followers and between two reads."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -182,21 +184,21 @@ class Paused(Waiting):
 
 
 def positions(message: bytes) -> list[int]:
-    """Of the events in what a stream has written."""
+    """The positions of the events in a stream's message."""
     return [int(line[4:]) for line in message.splitlines() if line.startswith(b"id: ")]
 
 
-def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are woken some at a time. Events appended until the last follower is awake are read once and encoded once
-    for all."""
+def test_many_followers_share_reads_and_encoding(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are woken in groups. Events appended until the last follower is awake are read once and encoded once for
+    all."""
     monkeypatch.setattr(long_polls, "POLL", 10_000.0)
-    followers, appended_event = 4 * long_polls.SLICE, 60
-    encoding: list[feed.EventPage] = []
-    monkeypatch.setattr(events, "_messages", lambda page: encoding.append(page) or b"id: %d\n" % page.next)
+    followers, event_count = 4 * long_polls.SLICE, 60
+    encoded_pages: list[feed.EventPage] = []
+    monkeypatch.setattr(events, "_messages", lambda page: encoded_pages.append(page) or b"id: %d\n" % page.next)
 
     async def scene() -> None:
-        waiters, delivery = Paused(asked), [0] * followers
-        start, process = asyncio.Semaphore(0), asyncio.Semaphore(0)
+        waiters, last_positions = Paused(asked), [0] * followers
+        start, finished = asyncio.Semaphore(0), asyncio.Semaphore(0)
         reads: Counter[int] = Counter()
 
         async def follow(number: int) -> None:
@@ -204,37 +206,39 @@ def test_a_crowd_of_followers_reads_many_events_at_once(asked: Asked, monkeypatc
                 start.release()
                 if message.startswith(b"id: "):
                     reads[number] += 1
-                    delivery[number] = positions(message)[-1]
-                if delivery[number] == appended_event:
-                    process.release()
+                    last_positions[number] = positions(message)[-1]
+                if last_positions[number] == event_count:
+                    finished.release()
 
         tasks = [asyncio.create_task(follow(number)) for number in range(followers)]
         for _ in tasks:
             await start.acquire()
         while len(waiters._followers) < followers:
             await asyncio.sleep(0)
-        await waiters._begin(asyncio.Event())  # they began to wait for it earlier
+        await waiters._begin(asyncio.Event())  # they started to wait for it earlier
         asked.counts.clear()
-        for number in range(appended_event):
+        for number in range(event_count):
             await asyncio.to_thread(asked.feed.append, [feed.NewEvent(f"{number}", "any")])
         await asyncio.wait_for(waiters.paused.wait(), 30)
-        awake = sum(position > 0 for position in delivery)
+        awake = sum(position > 0 for position in last_positions)
         assert awake <= long_polls.SLICE
         waiters.gate.set()
         for _ in tasks:
-            await asyncio.wait_for(process.acquire(), 30)
+            await asyncio.wait_for(finished.acquire(), 30)
         assert asked.counts["events"] <= 3
         assert max(reads.values()) <= 3
-        assert len(encoding) <= 6
+        assert len(encoded_pages) <= 6
         waiters.close()
         await asyncio.gather(*tasks)
 
     asyncio.run(scene())
 
 
-def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page is held against each filter once, whatever the number of followers, and not at all where its types and
-    batches say enough. A follower that comes later has nothing to look through."""
+def test_followers_of_other_events_stay_asleep_at_no_cost(
+    asked: CountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page is checked against each filter once, whatever the number of followers, and not at all if its types and
+    batches suffice. A follower that comes later has nothing to search."""
     judged: list[int] = []
     wants = Filter.wants
     monkeypatch.setattr(Filter, "wants", lambda self, event: judged.append(event.position) or wants(self, event))
@@ -243,30 +247,32 @@ def test_followers_of_other_events_sleep_on_at_no_cost(asked: Asked, monkeypatch
     async def scene() -> None:
         waiters = Waiting(asked)
         async with contextlib.AsyncExitStack() as stack:
-            own_one = await stack.enter_async_context(waiters.follow(["mine"]))
+            follower = await stack.enter_async_context(waiters.follow(["mine"]))
             others = [await stack.enter_async_context(waiters.follow(["other"])) for _ in range(50)]
             others += [await stack.enter_async_context(waiters.follow([], 7)) for _ in range(50)]
-            is_limited = [await stack.enter_async_context(waiters.follow([], None, "a/")) for _ in range(50)]
+            limited = [await stack.enter_async_context(waiters.follow([], None, "a/")) for _ in range(50)]
             asked.feed.append(
                 [*(feed.NewEvent(f"{number}", "some", "b/1") for number in range(100)), feed.NewEvent("last", "mine")]
             )
-            await asyncio.wait_for(own_one.woken.wait(), 30)
+            await asyncio.wait_for(follower.woken.wait(), 30)
             assert len(judged) == 101 + 1, "each event for the prefix, and the last one for its follower"
             asked.counts.clear()
             judged.clear()
-            for entry in (*others, *is_limited):
+            for entry in (*others, *limited):
                 assert not entry.woken.is_set()
                 assert await waiters.read(entry, 0, 10) == feed.EventPage([], 101, 101)
             assert judged == []
-            assert [event.id for event in (await waiters.read(own_one, 0, 10)).events] == ["last"]
+            assert [event.id for event in (await waiters.read(follower, 0, 10)).events] == ["last"]
             assert asked.counts == Counter()
         waiters.close()
 
     asyncio.run(scene())
 
 
-def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With any filter, at any time of arrival and return, and with pages of any size."""
+def test_each_follower_gets_its_events_once_and_in_order(
+    asked: CountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any filter, arriving and returning at any time, and with pages of any size."""
     monkeypatch.setattr(long_polls, "KEPT", 40)
     monkeypatch.setattr(long_polls, "SLICE", 3)
     monkeypatch.setattr(long_polls, "READ", 7)
@@ -292,20 +298,20 @@ def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monke
     async def scene() -> None:
         waiters = Waiting(asked)
 
-        async def follow(expectation: list[str], prefix: str | None) -> list[int]:
-            delivery: list[int] = []
+        async def follow(wanted_types: list[str], prefix: str | None) -> list[int]:
+            received: list[int] = []
             after = 0
-            while not delivery or delivery[-1] < len(new):
-                stream = events._stream(waiters, after, expectation, None, prefix)
+            while not received or received[-1] < len(new):
+                stream = events._stream(waiters, after, wanted_types, None, prefix)
                 left = dice.randrange(1, 6)
                 async for message in stream:
-                    delivery += positions(message)
-                    after = delivery[-1] if delivery else after
+                    received += positions(message)
+                    after = received[-1] if received else after
                     left -= 1
                     if not left or after == len(new):
                         break
                 await stream.aclose()  # type: ignore[attr-defined]
-            return delivery
+            return received
 
         def append() -> None:
             for start in range(0, len(new), 3):
@@ -313,24 +319,25 @@ def test_each_follower_meets_what_it_wants_once_and_in_order(asked: Asked, monke
 
         tasks = [asyncio.create_task(follow(*entry)) for entry in filters * 5]
         await asyncio.to_thread(append)
-        for (expectation, prefix), delivery in zip(
+        for (wanted_types, prefix), received in zip(
             filters * 5, await asyncio.wait_for(asyncio.gather(*tasks), 60), strict=True
         ):
             expected = [
                 position
                 for position, event in enumerate(new, 1)
-                if (not expectation or event.type in expectation)
+                if (not wanted_types or event.type in wanted_types)
                 and (prefix is None or str(event.key).startswith(prefix))
             ]
-            assert delivery == expected
+            assert received == expected
         waiters.close()
 
     asyncio.run(scene())
 
 
-def test_a_follower_that_sleeps_through_a_trim_is_told(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events were removed before this process read them: nobody is shown a gap, and nobody is told that there was
-    nothing."""
+def test_a_follower_that_sleeps_through_a_trim_gets_an_error(
+    asked: CountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events were removed before this process read them: followers get an error, neither a gap nor an empty page."""
     monkeypatch.setattr(long_polls, "POLL", 10_000.0)
 
     async def scene() -> None:
@@ -351,8 +358,10 @@ def test_a_follower_that_sleeps_through_a_trim_is_told(asked: Asked, monkeypatch
     asyncio.run(scene())
 
 
-def test_followers_share_a_page_until_the_feed_is_read_on(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes later with the same question is told of what came since."""
+def test_followers_share_a_page_until_newer_events_are_read(
+    asked: CountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower that comes later with the same filter also gets the newer events."""
     monkeypatch.setattr(long_polls, "POLL", 10_000.0)
 
     async def scene() -> None:

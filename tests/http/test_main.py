@@ -1,4 +1,4 @@
-"""The service as a process: what it refuses to start on, how it stops, and two workers on one database."""
+"""The service as a process: when it refuses to start, how it stops, and two workers on one database."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 import uvicorn
 import uvloop
 from uvicorn.config import STARTUP_FAILURE
@@ -34,24 +35,26 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's configuration leaves this process's logging as it is."""
+    """Keep the server's configuration from changing this process's logging."""
     monkeypatch.setattr(uvicorn.Config, "configure_logging", lambda _: None)
 
 
-def test_an_old_schema_is_refused_with_the_command_that_mends_it(mariadb_url: str) -> None:
-    """MariaDB is migrated by hand; the service does not start before, and starts after."""
+def test_an_old_schema_is_refused_with_the_command_that_migrates_it(mariadb_url: str) -> None:
+    """MariaDB is migrated by an operator; the service starts only afterwards."""
     refusal = run(LASTBIT_DATABASE_URL=mariadb_url)
     assert refusal.returncode == 1
     assert "python -m api migrate" in refusal.stderr
     assert "Traceback" not in refusal.stderr
-    assert run("migrate", "--database-url", mariadb_url).returncode == 0
-    assert run("migrate", "--database-url", mariadb_url).returncode == 0
+    for _ in range(2):
+        migration = run("migrate", "--database-url", mariadb_url)
+        assert migration.returncode == 0
+        assert f"@127.0.0.1:{sa.make_url(mariadb_url).port}/" in migration.stderr  # it names the database
     with running_service(mariadb_url) as running:
         assert httpx.get(f"{running.url}/readyz").status_code == 200
 
 
-def test_a_database_that_is_away_is_said_so() -> None:
-    """In a sentence, without the password, exit status 1."""
+def test_an_unreachable_database_is_reported() -> None:
+    """With a message without the password, and exit status 1."""
     refusal = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
     assert refusal.returncode == 1
     assert "no database server can be reached at 127.0.0.1:1" in refusal.stderr
@@ -72,21 +75,22 @@ def test_a_port_in_use_is_named_with_the_option_that_changes_it(sqlite_url: str,
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_on_a_terminal_it_says_where_it_is_and_what_to_type_next(tmp_path: Path, workers: str) -> None:
-    """Three lines; elsewhere, where logs are JSON, none of them (see test_logs). The command is named by a path where
-    the shell would not find it."""
-    terminal, output = os.openpty()
+def test_on_a_terminal_it_prints_its_url_and_the_next_command(tmp_path: Path, workers: str) -> None:
+    """Three lines; elsewhere, where logs are JSON, none of them (see test_logs). The command is printed with its path
+    if the shell would not find it."""
+    terminal, terminal_end = os.openpty()
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "api", "--port", str(port), "--workers", workers],
         cwd=ROOT,
         env={**os.environ, "LASTBIT_DATABASE_URL": f"sqlite:///{tmp_path}/here.db", "PATH": os.defpath},
-        stderr=output,
+        stderr=terminal_end,
     )
-    os.close(output)
+    os.close(terminal_end)
     try:
         with open(terminal, encoding="utf-8") as reader:  # noqa: PTH123  # a file descriptor
             lines = [reader.readline().rstrip() for _ in range(3)]
+        socket.create_connection(("127.0.0.1", port)).close()  # refused if the greeting came too early
     finally:
         process.terminate()
         process.wait(60)
@@ -100,14 +104,14 @@ def test_on_a_terminal_it_says_where_it_is_and_what_to_type_next(tmp_path: Path,
 
 
 def test_several_workers_greet_when_one_of_them_listens() -> None:
-    """And not when the socket is bound: until a worker has started, connections are refused."""
-    greeted = threading.Event()
+    """Not when the socket is bound: until a worker has started, connections are refused."""
+    greeting = threading.Event()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        threading.Thread(target=_greet_once_listening, args=(listener, greeted.set), daemon=True).start()
-        assert not greeted.wait(0.2)
+        threading.Thread(target=_greet_once_listening, args=(listener, greeting.set), daemon=True).start()
+        assert not greeting.wait(0.2)
         listener.listen()
-        assert greeted.wait(30)
+        assert greeting.wait(30)
 
 
 @pytest.mark.parametrize(
@@ -115,53 +119,54 @@ def test_several_workers_greet_when_one_of_them_listens() -> None:
     [["--workers", "0"], ["--port", "99999"], ["--port", "x"], ["--nope"], ["dance"]],
 )
 def test_wrong_use_is_exit_status_2(arguments: list[str]) -> None:
-    """With a sentence that names the flag."""
+    """With a message that names the flag."""
     refusal = run(*arguments)
     assert refusal.returncode == 2
     assert "Traceback" not in refusal.stderr
 
 
 def test_a_worker_may_take_its_time_to_start(quiet: None) -> None:
-    """On a busy machine; with uvicorn's own patience each is killed while it still imports, and none ever serves."""
+    """On a slow machine; with uvicorn's own time-out each worker would be killed during its imports, and none would
+    serve."""
     assert configuration(Settings(workers=2)).timeout_worker_healthcheck >= 60
 
 
-def test_connections_are_taken_in_many_a_turn(quiet: None) -> None:
-    """Of the event loop, whose turns are long when much is to be done."""
-    crowd, creation, turns = 64, 0, 0
+def test_many_connections_are_accepted_in_one_iteration(quiet: None) -> None:
+    """The event loop accepts many connections in one iteration, as iterations are long under load."""
+    crowd, accepted, iterations = 64, 0, 0
 
     class Taken(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            nonlocal creation
-            creation += 1
+            nonlocal accepted
+            accepted += 1
 
-    async def take() -> None:
-        nonlocal turns
+    async def accept_all() -> None:
+        nonlocal iterations
         loop = asyncio.get_running_loop()
         servers = [await loop.create_server(Taken, sock=entry, backlog=crowd) for entry in sockets]
         for _ in range(crowd):
             stack.enter_context(socket.create_connection(sockets[0].getsockname()))
-        while creation < crowd:
-            turns += 1
+        while accepted < crowd:
+            iterations += 1
             await asyncio.sleep(0)
         for server in servers:
             server.close()
 
     sockets = listening(configuration(Settings(port=0)))
     with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(take())
-    assert turns <= crowd // LISTENERS + 4
+        runner.run(accept_all())
+    assert iterations <= crowd // LISTENERS + 4
 
 
 def test_a_url_of_another_database_is_refused() -> None:
-    """Naming what is supported."""
+    """The error names the supported ones."""
     refusal = run("--database-url", "postgresql://localhost/x")
     assert refusal.returncode == 1
     assert "sqlite, mysql or mariadb" in refusal.stderr
 
 
 def test_a_stop_ends_long_polls_and_answers_what_is_under_way(sqlite_url: str) -> None:
-    """SIGTERM: waiters are answered at once, with the batch as it is."""
+    """SIGTERM: waiters are answered at once, with the batch's present state."""
     with running_service(sqlite_url) as running, httpx.Client(base_url=running.url, timeout=70) as client:
         batch = client.post("/v1/batches", json={"items": 1}).json()["id"]
         answers: list[httpx.Response] = []
@@ -177,9 +182,9 @@ def test_a_stop_ends_long_polls_and_answers_what_is_under_way(sqlite_url: str) -
         thread = threading.Thread(target=wait)
         thread.start()
         under_way.wait(10)
-        while client.get("/healthz").status_code != 200:  # a round trip behind the waiter's own
+        while client.get("/healthz").status_code != 200:  # a round trip after the waiter's request
             pass
-        # uvicorn raises the signal again once all is answered, so that its parent sees what ended it.
+        # uvicorn raises the signal again after the last answer, so that its parent sees the cause.
         assert running.stop(signal.SIGTERM) == -signal.SIGTERM
         thread.join(10)
         assert not thread.is_alive()
@@ -187,7 +192,7 @@ def test_a_stop_ends_long_polls_and_answers_what_is_under_way(sqlite_url: str) -
 
 
 def test_the_embedded_service_is_its_own_janitor(sqlite_url: str) -> None:
-    """On SQLite an idle batch ends in a named state without any cron, and who waits for it is told."""
+    """On SQLite an idle batch expires without a cron job, and its waiters are answered."""
     with running_service(sqlite_url, LASTBIT_JANITOR_EVERY="0.2") as running:
         batch = httpx.post(f"{running.url}/v1/batches", json={"items": 1, "expires_in": 1}).json()["id"]
         waited = httpx.get(f"{running.url}/v1/batches/{batch}?wait=60", timeout=70).json()
@@ -195,7 +200,7 @@ def test_the_embedded_service_is_its_own_janitor(sqlite_url: str) -> None:
 
 
 def test_two_workers_on_one_batch_are_exact(mariadb_url: str) -> None:
-    """Each item is sent twice, through either worker; one call of all is told that it completed the batch."""
+    """Each item is sent twice, through either worker; exactly one call gets `newly`."""
     with Database(mariadb_url) as database:
         schema.migrate(database)
     with running_service(mariadb_url, workers=2) as running:
@@ -203,7 +208,7 @@ def test_two_workers_on_one_batch_are_exact(mariadb_url: str) -> None:
         ids = [f"{batch['id']}:{n // 64}:{n % 64}" for n in range(600)] * 2
 
         def ack(part: list[str]) -> list[dict[str, Any]]:
-            # A connection each, so that the kernel deals them out to both workers.
+            # Separate connections, so that the kernel spreads them over both workers.
             with httpx.Client(base_url=running.url, timeout=30) as client:
                 responses = [client.post("/v1/acks", json={"items": [item]}) for item in part]
             assert {response.status_code for response in responses} == {200}
@@ -213,17 +218,17 @@ def test_two_workers_on_one_batch_are_exact(mariadb_url: str) -> None:
             answers = [answer for part in pool.map(ack, [ids[n::16] for n in range(16)]) for answer in part]
         assert sum(answer["applied"] for answer in answers) == 600
         assert sum(answer["repeated"] for answer in answers) == 600
-        assert sum(replies["newly"] for answer in answers for replies in answer["completed"]) == 1
+        assert sum(completion["newly"] for answer in answers for completion in answer["completed"]) == 1
         assert httpx.get(f"{running.url}/v1/batches/{batch['id']}/verify").json()["ok"]
 
 
-def test_a_long_poll_hears_of_what_another_process_ends(mariadb_url: str) -> None:
-    """Two services on one database: the shared poll of one finds what the other has completed."""
+def test_a_long_poll_gets_a_completion_of_another_process(mariadb_url: str) -> None:
+    """Two services on one database: the shared poll of one finds the other's completion."""
     with Database(mariadb_url) as database:
         schema.migrate(database)
-    with running_service(mariadb_url) as first_one, running_service(mariadb_url) as other:
-        batch = httpx.post(f"{first_one.url}/v1/batches", json={"items": 1, "sealed": True}).json()["id"]
+    with running_service(mariadb_url) as service, running_service(mariadb_url) as other:
+        batch = httpx.post(f"{service.url}/v1/batches", json={"items": 1, "sealed": True}).json()["id"]
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(httpx.get, f"{first_one.url}/v1/batches/{batch}?wait=60", timeout=70)
+            waiting = pool.submit(httpx.get, f"{service.url}/v1/batches/{batch}?wait=60", timeout=70)
             httpx.post(f"{other.url}/v1/acks", json={"items": [f"{batch}:0:0"]})
             assert waiting.result(30).json()["state"] == "complete"

@@ -1,5 +1,5 @@
-"""The content of /metrics after real traffic, while the database is away, and of two workers; the dashboard reads
-nothing else."""
+"""The content of /metrics after real traffic, without a database, and with two workers; the dashboard reads nothing
+else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from core.storage import schema
 from core.storage.database import Database
 from tests.http.test_acks import bits, send
-from tests.http.test_batches import opened
+from tests.http.test_batches import open_batch
 from tests.support.exposition import eventually, families, value
 from tests.support.servers import ROOT, MariaDB, ServiceProcess, running_service, sqlite_file
 
@@ -30,8 +30,8 @@ def acks(http: httpx.Client) -> dict[tuple[str, str], float]:
 
 
 def test_acks_are_counted_by_result(http: httpx.Client) -> None:
-    """Items, not calls; one that changes from failed to acked is applied."""
-    batch = opened(http, items=10)["id"]
+    """Items, not calls; an item that changes from failed to acked is applied."""
+    batch = open_batch(http, items=10)["id"]
     before = acks(http)
     send(http, items=[f"{batch}:0:0", f"{batch}:0:1"])
     send(http, items=[f"{batch}:0:1"], groups=[{"batch": batch, "group": 0, "bits": bits(2, 3, 12, 13, 14)}])
@@ -49,8 +49,8 @@ def test_acks_are_counted_by_result(http: httpx.Client) -> None:
 
 
 def test_calls_are_counted_by_status_and_route(http: httpx.Client) -> None:
-    """The ack routes on their short way and off it; all others by their templates, so that paths make no series."""
-    batch = opened(http, items=2)["id"]
+    """The ack routes on the fast path and off it; all others by their templates, so that paths create no series."""
+    batch = open_batch(http, items=2)["id"]
 
     def counts() -> dict[str, float]:
         route = {"method": "GET", "route": "/v1/batches/{id}"}
@@ -80,7 +80,7 @@ def test_calls_are_counted_by_status_and_route(http: httpx.Client) -> None:
 
 @pytest.fixture
 def calm_http() -> Iterator[httpx.Client]:
-    """A service that does nothing by itself, so that all its transactions are the test's."""
+    """A service without background work, so that all transactions are the test's own."""
     with (
         sqlite_file() as url,
         running_service(url, LASTBIT_JANITOR_EVERY="0", LASTBIT_DISPATCHER_EVERY="0") as running,
@@ -90,9 +90,9 @@ def calm_http() -> Iterator[httpx.Client]:
 
 
 def test_a_flush_is_measured_with_its_transaction(calm_http: httpx.Client) -> None:
-    """A call of two batches is two units of one flush, in one transaction that is committed."""
+    """A call for two batches is two units in one flush, in one transaction that commits."""
     http = calm_http
-    first, second = opened(http, items=1)["id"], opened(http, items=1)["id"]
+    first, second = open_batch(http, items=1)["id"], open_batch(http, items=1)["id"]
 
     def counts() -> list[float]:
         return [
@@ -105,17 +105,18 @@ def test_a_flush_is_measured_with_its_transaction(calm_http: httpx.Client) -> No
 
     before = counts()
     send(http, items=[f"{first}:0:0", f"{second}:0:0"])
-    http.post(f"/v1/batches/{10**9}/items", json={"count": 1})  # there is none, so it is rolled back
+    http.post(f"/v1/batches/{10**9}/cancel")  # no such batch, so it is rolled back
     assert [now - previous for now, previous in zip(counts(), before, strict=True)] == [1, 2, 1, 1, 1]
 
 
-def test_a_database_that_does_not_answer_does_not_take_metrics_with_it(mariadb: MariaDB, mariadb_url: str) -> None:
-    """Its server stands still: the process's own metrics come in time, and say that it is away; then it is back."""
+def test_metrics_are_answered_without_the_database(mariadb: MariaDB, mariadb_url: str) -> None:
+    """Its server is stopped: the process's own metrics arrive in time and show that it is unreachable; then it is
+    back."""
     assert mariadb.process is not None
     with Database(mariadb_url) as database:
         schema.migrate(database)
     with running_service(mariadb_url) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        batch = opened(client, items=1)["id"]
+        batch = open_batch(client, items=1)["id"]
         send(client, items=[f"{batch}:0:0"])
         eventually(lambda: value(client, "lastbit_open_batches"), 1)
         mariadb.process.send_signal(signal.SIGSTOP)
@@ -124,7 +125,7 @@ def test_a_database_that_does_not_answer_does_not_take_metrics_with_it(mariadb: 
             start = time.monotonic()
             result = families(client)
             assert time.monotonic() - start < 5
-            assert "lastbit_open_batches" not in result  # nobody knows
+            assert "lastbit_open_batches" not in result  # unknown without the database
             assert [sample.value for sample in result["lastbit_database_up"].samples] == [0]
             assert acks(client)["ack", "applied"] == 1
         finally:
@@ -134,15 +135,15 @@ def test_a_database_that_does_not_answer_does_not_take_metrics_with_it(mariadb: 
 
 
 def workers(running: ServiceProcess) -> list[int]:
-    """Process ids of the service's workers."""
+    """The process ids of the service's workers."""
     assert running.process is not None
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
     return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @contextlib.contextmanager
-def standing(pid: int) -> Iterator[None]:
-    """This process stands still, so that others take what comes."""
+def stopped_process(pid: int) -> Iterator[None]:
+    """Stop this process, so that others accept its connections."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -150,14 +151,14 @@ def standing(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_scrape_of_any_worker_counts_for_all(mariadb_url: str, tmp_path: Path) -> None:
-    """Counters are summed, also over a worker that was killed; what the database says is not. Nothing is left."""
+def test_a_scrape_of_any_worker_includes_all_workers(mariadb_url: str, tmp_path: Path) -> None:
+    """Counters are summed, also over a killed worker; values from the database are not. No file is left."""
     with Database(mariadb_url) as database:
         schema.migrate(database)
     with running_service(mariadb_url, workers=2, TMPDIR=str(tmp_path)) as running:
 
         def client() -> httpx.Client:
-            """With a new connection, for whoever takes it."""
+            """A client with a new connection, which either worker may accept."""
             return httpx.Client(base_url=running.url, timeout=30)
 
         def applied() -> float:
@@ -165,16 +166,16 @@ def test_a_scrape_of_any_worker_counts_for_all(mariadb_url: str, tmp_path: Path)
                 return acks(http)["ack", "applied"]
 
         with client() as http:
-            batch = opened(http, items=10)["id"]
+            batch = open_batch(http, items=10)["id"]
         eventually(lambda: len(workers(running)), 2)
         pair = workers(running)
         for other, numbers in zip(pair, ((0, 1, 2), (3, 4)), strict=True):
-            with standing(other), client() as http:
+            with stopped_process(other), client() as http:
                 for number in numbers:
                     send(http, items=[f"{batch}:0:{number}"])
         eventually(applied, 5)
         for other in pair:
-            with standing(other), client() as http:
+            with stopped_process(other), client() as http:
                 result = families(http)
                 assert acks(http)["ack", "applied"] == 5
                 assert [sample.value for sample in result["lastbit_open_batches"].samples] == [1]
@@ -190,11 +191,11 @@ def test_a_scrape_of_any_worker_counts_for_all(mariadb_url: str, tmp_path: Path)
 @pytest.fixture(scope="module")
 def measured(sqlite_http: httpx.Client) -> dict[str, Any]:
     """Each metric of a live service with some traffic: its type and its labels."""
-    batch = opened(sqlite_http, items=1)["id"]
+    batch = open_batch(sqlite_http, items=1)["id"]
     send(sqlite_http, items=[f"{batch}:0:0"])
     sqlite_http.put("/v1/consumer-groups/orders", json={"partitions": 4})
     sqlite_http.put("/v1/processes/ship-order")
-    # Gauges read from the database a moment ago may be repeated.
+    # Gauges read from the database may be cached for a moment.
     eventually(lambda: bool(families(sqlite_http)["lastbit_process_events_parked"].samples), True)
     return {
         name: (family.type, {label for sample in family.samples for label in sample.labels} - {"le"})
@@ -202,7 +203,7 @@ def measured(sqlite_http: httpx.Client) -> dict[str, Any]:
     }
 
 
-def test_the_table_of_metrics_is_what_metrics_says(measured: dict[str, Any]) -> None:
+def test_the_table_of_metrics_matches_the_endpoint(measured: dict[str, Any]) -> None:
     """Names, types and labels of docs/metrics.md."""
     page = (ROOT / "docs/metrics.md").read_text()
     rows = re.findall(r"^- `(lastbit_\w+)` \((\w+)([^)]*)\)", page, re.MULTILINE)
@@ -210,7 +211,7 @@ def test_the_table_of_metrics_is_what_metrics_says(measured: dict[str, Any]) -> 
 
 
 def test_the_dashboard_shows_all_metrics_and_no_others(measured: dict[str, Any]) -> None:
-    """By names and labels that a live service prints, from the data source that its reader chooses."""
+    """By names and labels that a live service prints, from a data source that the reader chooses."""
     dashboard = json.loads((ROOT / "docs/grafana.json").read_text())
     names = {
         name + suffix: name
@@ -220,7 +221,7 @@ def test_the_dashboard_shows_all_metrics_and_no_others(measured: dict[str, Any])
     assert {entry["name"] for entry in dashboard["templating"]["list"]} >= {"datasource"}
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    document = set()
+    shown_metrics = set()
     for panel in panels:
         assert panel["targets"], panel["title"]
         for target in panel["targets"]:
@@ -228,10 +229,12 @@ def test_the_dashboard_shows_all_metrics_and_no_others(measured: dict[str, Any])
             used_names = set(re.findall(r"\blastbit_\w+", expression))
             assert used_names, expression
             assert used_names <= names.keys(), expression
-            document |= {names[entry] for entry in used_names}
+            shown_metrics |= {names[entry] for entry in used_names}
             labels = {label for entry in used_names for label in measured[names[entry]][1]} | {"le", "job", "instance"}
-            params = set(re.findall(r"(\w+)=~?\"", expression)) | set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-            params |= {label for entry in re.findall(r"by \(([^)]*)\)", expression) for label in entry.split(", ")}
-            assert params <= labels, expression
+            used_labels = set(re.findall(r"(\w+)=~?\"", expression)) | set(
+                re.findall(r"{{(\w+)}}", target["legendFormat"])
+            )
+            used_labels |= {label for entry in re.findall(r"by \(([^)]*)\)", expression) for label in entry.split(", ")}
+            assert used_labels <= labels, expression
             assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}"
-    assert document == measured.keys()
+    assert shown_metrics == measured.keys()

@@ -1,4 +1,4 @@
-"""openapi.yaml at the root is the contract, and the app is what it says."""
+"""openapi.yaml at the root is the contract, and the app follows it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.support.servers import running_service, sqlite_file
 
 
 def test_the_committed_document_is_the_apps() -> None:
-    """After a change of the contract: `make openapi`, and look at what changed."""
+    """After a change of the contract, run `make openapi` and review the difference."""
     assert openapi.PATH.read_text() == openapi.render()
 
 
 def test_a_running_service_serves_the_same_document(service_url: str) -> None:
-    """As JSON, at /openapi.json, where its pages look for it."""
+    """As JSON, at /openapi.json, where its pages load it from."""
     assert httpx.get(f"{service_url}/openapi.json").json() == yaml.safe_load(openapi.PATH.read_text())
 
 
 def test_the_pages_load_nothing_from_elsewhere(service_url: str) -> None:
-    """Each address in /docs is the service's own, and it answers."""
+    """Each address in /docs is on the service itself, and answers."""
     page = httpx.get(f"{service_url}/docs")
     assert page.status_code == 200
     addresses = [part.split('"')[0] for mark in ('src="', 'href="') for part in page.text.split(mark)[1:]]
@@ -62,22 +62,22 @@ def schemas(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_operation_ids_are_stable() -> None:
-    """Generated clients name their methods by them, so docs/http.md has them all: a new one is added, none changes."""
+    """Generated clients take method names from them, so docs/http.md lists all: one may be added, none changed."""
     page = (openapi.PATH.parent / "docs/http.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `([A-Z]+) (\S+)` \|$", page, re.MULTILINE)
     assert rows == [(name, method, path) for name, (method, path, _) in OPERATIONS.items()]
 
 
 def test_no_schema_erases_types() -> None:
-    """Generators make of `anyOf` a type that takes too much, and of an integer without a format one of 32 bits."""
+    """Generators turn `anyOf` into a type that is too wide, and an integer without a format into one of 32 bits."""
     for schema in schemas(DOCUMENT):
         assert "anyOf" not in schema
         if schema.get("type") in ("integer", ["integer", "null"]):
             assert schema["format"] in ("int32", "int64"), schema
 
 
-def test_bodies_take_no_unknown_fields() -> None:
-    """As the service refuses them. Generators then refuse a misspelt field."""
+def test_bodies_allow_no_unknown_fields() -> None:
+    """The service refuses them; with this, generated clients refuse a misspelt field."""
     checked = 0
     for _, _, operation in OPERATIONS.values():
         if "requestBody" in operation:
@@ -95,7 +95,7 @@ def test_bodies_take_no_unknown_fields() -> None:
 
 
 def test_each_error_has_an_example() -> None:
-    """Of its code and status; and each code is one of some operation, but those that belong to none."""
+    """With its code and status; and each code belongs to some operation, except those that belong to none."""
     codes = set()
     for method, path, operation in OPERATIONS.values():
         for status, response in operation["responses"].items():
@@ -110,8 +110,8 @@ def test_each_error_has_an_example() -> None:
     assert set(STATUS) - codes == {"internal", "method_not_allowed", "not_found", "not_implemented"}
 
 
-def test_a_service_takes_the_examples() -> None:
-    """All of them, in their order, by a new service."""
+def test_a_service_accepts_the_examples() -> None:
+    """All of them, in order, on a new service."""
     fill = {"tally": "screws", "process": "shipping", "instance": "order-1001", "group": "render", "partition": "0"}
     asked = set()
     with (
@@ -127,10 +127,10 @@ def test_a_service_takes_the_examples() -> None:
             for example in operation["requestBody"]["content"]["application/json"]["examples"].values():
                 body = example["value"]
                 if name == "create_webhook":
-                    body = {**body, "url": "http://127.0.0.1:9/"}  # no test asks a name server
+                    body = {**body, "url": "http://127.0.0.1:9/"}  # a name would need a name server
                 response = http.request(method, path.format(id=1, **fill), json=body)
                 if body == {"position": 1}:
-                    # It was in the feed before the webhook.
+                    # The event was in the feed before the webhook.
                     assert [error["place"] for error in response.json()["errors"]] == ["body.position"]
                 else:
                     assert response.is_success, (name, response.text)
@@ -140,14 +140,14 @@ def test_a_service_takes_the_examples() -> None:
 
 @pytest.mark.slow
 def test_linters_report_nothing() -> None:
-    """Redocly and Spectral, with the rules that they recommend."""
+    """Redocly and Spectral, with their recommended rules."""
     lint = subprocess.run([sys.executable, "-m", "scripts.openapi_lint"], capture_output=True, text=True)
     assert lint.returncode == 0, lint.stdout + lint.stderr
 
 
 @pytest.mark.slow
-def test_linters_report_what_is_missing(tmp_path: Path) -> None:
-    """Both of them."""
+def test_linters_report_a_missing_field(tmp_path: Path) -> None:
+    """Both linters."""
     path = tmp_path / "openapi.yaml"
     path.write_text(yaml.safe_dump({name: value for name, value in DOCUMENT.items() if name != "servers"}))
     lint = subprocess.run([sys.executable, "-m", "scripts.openapi_lint", path], capture_output=True, text=True)

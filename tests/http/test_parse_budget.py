@@ -1,5 +1,5 @@
-"""The parse budget: a burst is parsed whole; of a flood of large calls, only as many as keep event loop iterations
-short."""
+"""The parse budget: all calls of a burst are parsed; of a flood of large calls, only as many as keep event-loop
+iterations short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from api.acks import refusals
 from api.acks.fast_path import AckProtocol
 from api.acks.parse_budget import FEWEST, LARGE, SHARES, ParseBudget
 from bench import load
-from core.acks.admission import CALM, CROWD, LEAST
+from core.commits.admission import CALM, CROWD, LEAST
 from tests.fuzz.wire import Connection, Served, answers, served
 from tests.http.test_overload import Answer, answer
 from tests.support.servers import ServiceProcess
@@ -64,8 +64,8 @@ class Loop:
         assert any(self.iterate(2000, seconds) < 2000 for _ in range(3))
 
 
-def test_a_burst_is_parsed_whole() -> None:
-    """Also repeatedly, if short iterations lie between the bursts."""
+def test_all_calls_of_a_burst_are_parsed() -> None:
+    """Also repeatedly, if short iterations lie in between."""
     loop = Loop()
     for _ in range(10):
         assert loop.iterate(BURST, 0.001) == BURST
@@ -101,8 +101,8 @@ def test_a_flood_of_large_calls_is_cut() -> None:
 
 
 def test_a_flood_of_clients_that_wait_before_they_retry_has_shorter_iterations() -> None:
-    """The number of arrivals grows with the length of an iteration, so parsing less in each answers everybody sooner,
-    and most of the time is still spent on parsing."""
+    """The number of arrivals grows with the length of an iteration, so parsing less in each answers all clients
+    earlier, and most of the time is still spent on parsing."""
     loop = Loop()
     loop.flood()
     seconds = CROWD
@@ -115,7 +115,7 @@ def test_a_flood_of_clients_that_wait_before_they_retry_has_shorter_iterations()
 
 
 def test_a_few_calls_are_parsed_however_long_they_take() -> None:
-    """The fewest of a crowd; all, if no more arrive than may always wait."""
+    """The fewest of a crowd; or all, if no more arrive than may always wait."""
     loop = Loop()
     loop.flood()
     loop.iterate(2000, 0.02)
@@ -125,7 +125,7 @@ def test_a_few_calls_are_parsed_however_long_they_take() -> None:
 
 
 @pytest.mark.parametrize(("calls", "seconds"), [(2000, 15e-6), (1000, 50e-6), (LEAST, 0.02)])
-def test_a_crowd_is_no_flood(calls: int, seconds: float) -> None:
+def test_a_crowd_is_not_a_flood(calls: int, seconds: float) -> None:
     """Neither many small calls nor a few very large ones, one per consumer, count as a flood."""
     loop = Loop()
     for _ in range(200):
@@ -143,7 +143,7 @@ def test_medium_calls_get_half_of_the_time_that_all_other_work_takes(crowd: int,
 
 
 def test_a_flood_ends_after_a_while_without_refusals() -> None:
-    """Ending it sooner would admit the whole flood every few iterations."""
+    """Ending it earlier would admit the whole flood every few iterations."""
     loop = Loop()
     loop.flood()
     loop.iterate(20, 0.001)
@@ -232,7 +232,7 @@ class Flooded:
         return self._running.connect(AckProtocol)
 
     def until_committed(self) -> None:
-        """Wait for the commit, of which the event loop doesn't know yet."""
+        """Wait for the commit, which the event loop hasn't noticed yet."""
         while not self.app.finished:
             time.sleep(0)
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.test_batches import ack, code, opened
+from tests.http.test_batches import ack, code, open_batch
 
 
 def bits_of(result: dict[str, Any], name: str) -> set[int]:
@@ -19,13 +19,13 @@ def bits_of(result: dict[str, Any], name: str) -> set[int]:
     return {index for index in range(8 * len(field)) if field[index // 8] >> (index % 8) & 1}
 
 
-def test_tiles_and_bits_say_what_was_acked_and_failed(http: httpx.Client) -> None:
-    """For random acks and failures, however many groups a tile gathers, and wherever the answer begins."""
+def test_tiles_and_bits_match_the_acked_and_failed_items(http: httpx.Client) -> None:
+    """For random acks and failures, any number of groups in a tile, and any start of the answer."""
     chance = random.Random(4)
     items, size = 64 * 37 + 5, 64
-    batch = opened(http, items=items, group_size=size)["id"]
+    batch = open_batch(http, items=items, group_size=size)["id"]
     numbers = chance.sample([number for number in range(items) if number // size % 5], 900)
-    # Two groups acked in order, so that one of them is full, and needs no blob.
+    # Two groups are acked in order, so that one of them is full and needs no blob.
     failed, acked = set(numbers[:100]), set(numbers[100:]) | set(range(100))
     name = {number: f"{batch}:{number // size}:{number % size}" for number in range(items)}
     http.post("/v1/failures", json={"items": [name[number] for number in sorted(failed)]}).raise_for_status()
@@ -52,25 +52,25 @@ def test_tiles_and_bits_say_what_was_acked_and_failed(http: httpx.Client) -> Non
             )
         assert result["tiles"] == expected
     for group in range(38):
-        first_one = http.get(f"/v1/batches/{batch}/groups/{group}").json()
+        group_bits = http.get(f"/v1/batches/{batch}/groups/{group}").json()
         tile_range = range(group * size, min((group + 1) * size, items))
-        assert (first_one["batch"], first_one["group"], first_one["groups"], first_one["issued"]) == (
+        assert (group_bits["batch"], group_bits["group"], group_bits["groups"], group_bits["issued"]) == (
             batch,
             group,
             1,
             len(tile_range),
         )
-        assert bits_of(first_one, "resolved") == {n % size for n in (acked | failed) if n in tile_range}
-        assert bits_of(first_one, "failed") == {n % size for n in failed if n in tile_range}
-        assert (first_one["resolved"], first_one["failed"]) == (
-            len(bits_of(first_one, "resolved")),
-            len(bits_of(first_one, "failed")),
+        assert bits_of(group_bits, "resolved") == {n % size for n in (acked | failed) if n in tile_range}
+        assert bits_of(group_bits, "failed") == {n % size for n in failed if n in tile_range}
+        assert (group_bits["resolved"], group_bits["failed"]) == (
+            len(bits_of(group_bits, "resolved")),
+            len(bits_of(group_bits, "failed")),
         )
 
 
 def test_pages_of_tiles_follow_each_other(http: httpx.Client) -> None:
-    """`next` is where the next answer begins, and each tile comes once."""
-    batch = opened(http, items=64 * 10, group_size=64)["id"]
+    """`next` is the start of the next answer, and each tile comes once."""
+    batch = open_batch(http, items=64 * 10, group_size=64)["id"]
     collected: list[tuple[int, int]] = []
     start: int | None = 0
     while start is not None:
@@ -82,9 +82,9 @@ def test_pages_of_tiles_follow_each_other(http: httpx.Client) -> None:
 
 
 def test_the_picture_of_the_largest_batch_is_bounded(http: httpx.Client) -> None:
-    """An answer covers at most 131,072 groups, in as few tiles as are asked for; the last group of 10^12 items is at
-    hand at once."""
-    batch = opened(http, items=10**12)["id"]
+    """An answer covers at most 131,072 groups, in as few tiles as requested; the last group of 10^12 items can be read
+    directly."""
+    batch = open_batch(http, items=10**12)["id"]
     groups = -(-(10**12) // 8192)
     page = http.get(f"/v1/batches/{batch}/groups", params={"per": 32, "limit": 4096}).json()
     assert (len(page["tiles"]), page["next"], page["groups"]) == (4096, 131_072, groups)
@@ -98,16 +98,16 @@ def test_the_picture_of_the_largest_batch_is_bounded(http: httpx.Client) -> None
 
 
 def test_a_batch_without_items_has_no_tiles(http: httpx.Client) -> None:
-    """Nor has one from beyond its end."""
-    batch = opened(http)["id"]
+    """Neither has one beyond its end."""
+    batch = open_batch(http)["id"]
     for start in (0, 5, 2**53 - 1):
         page = http.get(f"/v1/batches/{batch}/groups", params={"start": start}).json()
         assert (page["groups"], page["tiles"], page["next"]) == (0, [], None)
 
 
-def test_a_group_that_was_never_issued_is_refused(http: httpx.Client) -> None:
-    """By name, as a batch that isn't there is."""
-    batch = opened(http, items=65, group_size=64)["id"]
+def test_a_group_that_was_not_issued_is_refused(http: httpx.Client) -> None:
+    """With its own error, as for a missing batch."""
+    batch = open_batch(http, items=65, group_size=64)["id"]
     assert http.get(f"/v1/batches/{batch}/groups/1").json()["issued"] == 1
     assert code(http.get(f"/v1/batches/{batch}/groups/2")) == (404, "group_not_found")
     assert code(http.get("/v1/batches/999999/groups/0")) == (404, "batch_not_found")
@@ -118,8 +118,8 @@ def test_a_group_that_was_never_issued_is_refused(http: httpx.Client) -> None:
     "query", ["per=0", "per=131073", "limit=0", "limit=4097", "start=-1", "start=01", f"start={2**53}", "per=x"]
 )
 def test_numbers_out_of_bounds_are_named(sqlite_http: httpx.Client, query: str) -> None:
-    """As everywhere: 422, with the place."""
-    batch = opened(sqlite_http, items=1)["id"]
+    """422 with the location, as everywhere."""
+    batch = open_batch(sqlite_http, items=1)["id"]
     answer = sqlite_http.get(f"/v1/batches/{batch}/groups?{query}")
     assert code(answer) == (422, "invalid_request")
     assert answer.json()["errors"][0]["place"] == f"query.{query.split('=')[0]}"

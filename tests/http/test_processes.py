@@ -1,4 +1,4 @@
-"""Process managers over HTTP: what an event does is done once; instances, retries, timers and commands are shown."""
+"""Process managers over HTTP: an event takes effect once; instances, retries, timers and commands can be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTITIONS = 3
 
 
 class Process:
-    """One whose only worker is the test."""
+    """A process whose only worker is the test."""
 
     def __init__(self, http: httpx.Client, name: str) -> None:
         self.http = http
@@ -30,7 +30,7 @@ class Process:
         self.epochs = {entry["partition"]: entry["epoch"] for entry in sync_result["assigned"]}
 
     def event(self, id: str, type: str = "card.charged", key: str = "o1") -> dict[str, Any]:
-        """Of the feed."""
+        """Append an event and return it as the feed has it."""
         id = f"{self.name}:{id}"
         answer = self.http.post("/v1/events", json={"events": [{"id": id, "type": type, "key": key}]})
         return {"id": id, "position": answer.json()["events"][0]["position"]}
@@ -56,23 +56,23 @@ class Process:
 
 @pytest.fixture
 def process(http: httpx.Client, request: pytest.FixtureRequest) -> Iterator[Process]:
-    creation = Process(http, f"p{abs(hash(request.node.nodeid))}")
-    yield creation
-    creation.close()
+    process_ = Process(http, f"p{abs(hash(request.node.nodeid))}")
+    yield process_
+    process_.close()
 
 
-def test_an_event_does_what_it_does_once(process: Process) -> None:
-    """State, version, commands; a repeat is answered with the instance as it is."""
+def test_an_event_takes_effect_once(process: Process) -> None:
+    """State, version, commands; a repeat gets the instance in its present state."""
     first, second = process.event("1"), process.event("2")
     answer = process.handle(first, state={"seen": ["card"]}).json()
     assert (answer["status"], answer["repeated"], answer["commands"]) == ("handled", False, [])
     assert (answer["instance"]["version"], answer["instance"]["state"]) == (1, {"seen": ["card"]})
-    expectation: dict[str, Any] = {"commands": [{"type": "ship", "data": {"to": "Ülm"}}], "finish": True}
-    done = process.handle(second, version=1, state=None, **expectation).json()
+    outcome: dict[str, Any] = {"commands": [{"type": "ship", "data": {"to": "Ülm"}}], "finish": True}
+    done = process.handle(second, version=1, state=None, **outcome).json()
     [command] = done["commands"]
     assert command["repeated"] is False
     assert (done["instance"]["status"], done["instance"]["version"]) == ("finished", 2)
-    repeat = process.handle(second, version=1, state="other", **expectation).json()
+    repeat = process.handle(second, version=1, state="other", **outcome).json()
     assert (repeat["status"], repeat["repeated"], repeat["commands"]) == ("handled", True, [])
     result = process.get()
     assert repeat["instance"] == {name: result[name] for name in repeat["instance"]}
@@ -80,15 +80,15 @@ def test_an_event_does_what_it_does_once(process: Process) -> None:
         (second["id"], "handled"),
         (first["id"], "handled"),
     ]
-    [document] = result["commands"]
-    assert (document["id"], document["step"], document["type"], document["data"]) == (
+    [command_in_state] = result["commands"]
+    assert (command_in_state["id"], command_in_state["step"], command_in_state["type"], command_in_state["data"]) == (
         *(command["id"], "ship", "ship", {"to": "Ülm"}),
     )
     assert result["finished_at"] is not None
 
 
 def test_a_command_is_an_event_of_the_feed(process: Process) -> None:
-    """Where its position says, under its id, with the instance as its key."""
+    """At the command's position, with its id, and with the instance as its key."""
     answer = process.handle(process.event("1"), commands=[{"type": "ship", "step": "first", "data": 1}]).json()
     [command] = answer["commands"]
     page = process.http.get("/v1/events", params={"after": command["position"] - 1, "limit": 1}).json()
@@ -103,7 +103,7 @@ def test_a_command_is_an_event_of_the_feed(process: Process) -> None:
     }
 
 
-def test_refusals_say_what_to_do(process: Process) -> None:
+def test_refusals_have_their_own_codes(process: Process) -> None:
     """Another version, another owner, no such process."""
     event = process.event("1")
     conflict = process.handle(event, version=3)
@@ -128,7 +128,7 @@ def test_refusals_say_what_to_do(process: Process) -> None:
 
 
 def test_a_parked_event_is_shown_and_retried(process: Process) -> None:
-    """It comes again as an event of the feed, which brings the event that was parked."""
+    """It is appended to the feed as an event that contains the parked one."""
     event = process.event("1")
     parked = process.handle(event, error="Traceback: no such item").json()
     assert (parked["status"], parked["instance"]["version"], parked["instance"]["state"]) == ("parked", 0, None)
@@ -138,15 +138,15 @@ def test_a_parked_event_is_shown_and_retried(process: Process) -> None:
     assert process.http.post(f"{process.path}/o1/retry", json={"event": "another"}).json() == {"retrying": 0}
     assert process.http.post(f"{process.path}/o1/retry").json() == {"retrying": 1}
     page = process.http.get("/v1/events", params={"type": f"retry.{process.name}"}).json()
-    [brought] = page["events"]
-    assert brought["data"]["event"] == {
+    [retry_event] = page["events"]
+    assert retry_event["data"]["event"] == {
         "position": event["position"],
         "id": event["id"],
         "type": "card.charged",
         "batch": None,
         "key": "o1",
         "data": None,
-        "at": brought["data"]["event"]["at"],
+        "at": retry_event["data"]["event"]["at"],
     }
     assert process.get()["history"][0]["status"] == "retrying"
     assert process.handle(event, state=1).json()["status"] == "handled"
@@ -154,7 +154,7 @@ def test_a_parked_event_is_shown_and_retried(process: Process) -> None:
 
 
 def test_timers_are_shown_replaced_and_cancelled(process: Process) -> None:
-    """By their names; and they are gone at the end."""
+    """By their names; and the end of the instance removes them."""
     timers: list[dict[str, Any]] = [
         {"timer": "payment", "after": 3600, "data": {"by": "card"}},
         {"timer": "stock", "after": 60.5},
@@ -185,16 +185,16 @@ def test_a_timer_that_is_due_becomes_an_event(sqlite_http: httpx.Client) -> None
 
 @pytest.mark.parametrize("instance", ["o/1", "o 1", "ö?#%", "handle", "a/handle", "\U0001f69a", "x" * 255])
 def test_an_instance_may_have_any_name(process: Process, instance: str) -> None:
-    """In the address it is encoded."""
-    encoding = "".join(f"%{byte:02X}" for byte in instance.encode())
+    """In the URL it is percent-encoded."""
+    encoded_name = "".join(f"%{byte:02X}" for byte in instance.encode())
     event = process.event("1", key="k")
-    answer = process.http.post(f"{process.path}/{encoding}/handle", json=process.body(event, instance, state=1))
+    answer = process.http.post(f"{process.path}/{encoded_name}/handle", json=process.body(event, instance, state=1))
     assert answer.status_code == 200, answer.text
-    assert process.http.get(f"{process.path}/{encoding}").json()["instance"] == instance
+    assert process.http.get(f"{process.path}/{encoded_name}").json()["instance"] == instance
 
 
 def test_instances_are_listed_by_name_in_pages(process: Process) -> None:
-    """All, or those of a status."""
+    """All of them, or those with a status."""
     event = process.event("1")
     names = sorted(f"o{number:02}" for number in range(7))
     for number, name in enumerate(names):
@@ -248,8 +248,8 @@ def test_commands_are_pulled_in_their_order_and_waited_for(process: Process) -> 
     assert process.http.get("/v1/commands", params={"after": page["next"] + 99, "wait": 1}).status_code == 422
 
 
-def test_a_new_process_begins_where_it_is_told(http: httpx.Client) -> None:
-    """With all that is kept, or above a position."""
+def test_a_new_process_starts_at_the_given_position(http: httpx.Client) -> None:
+    """With all kept events, or after a position."""
     last = http.get("/v1/commands").json()["last"]
     creation = http.put("/v1/processes/begins", json={"after": last, "ttl": 1.5, "release": 2}).json()
     assert (creation["after"], creation["partitions"], creation["group"]) == (last, 32, "process.begins")
@@ -289,8 +289,8 @@ def test_a_new_process_begins_where_it_is_told(http: httpx.Client) -> None:
         ({"errors": "x"}, "body.errors"),
     ],
 )
-def test_what_a_worker_gets_wrong_is_named(sqlite_http: httpx.Client, body: dict[str, Any], place: str) -> None:
-    """And nothing is done."""
+def test_an_error_in_a_handling_is_named(sqlite_http: httpx.Client, body: dict[str, Any], place: str) -> None:
+    """And has no effect."""
     right = {"event": {"id": "e", "position": 1}, "fence": {"worker": "w", "epoch": 1}, "version": 0}
     response = sqlite_http.post("/v1/processes/p/o1/handle", content=_json({**right, **body}), headers=_JSON)
     assert code(response) == (422, "invalid_request")
@@ -306,13 +306,13 @@ def _json(value: Any) -> bytes:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "-a", "a" * 201])
 def test_a_process_has_a_plain_name(sqlite_http: httpx.Client, name: str) -> None:
-    """It is a part of the types of its events."""
-    encoding = "".join(f"%{byte:02X}" for byte in name.encode())
-    assert sqlite_http.put(f"/v1/processes/{encoding}").status_code in (404, 405, 422)
+    """It is part of the types of its events."""
+    encoded_name = "".join(f"%{byte:02X}" for byte in name.encode())
+    assert sqlite_http.put(f"/v1/processes/{encoded_name}").status_code in (404, 405, 422)
 
 
 @pytest.mark.parametrize("name", ["%2E", "%2E%2E", "x" * 256, "a%0Ab", "a%00", "%7F"])
-def test_an_instances_name_can_stand_in_an_address(sqlite_http: httpx.Client, name: str) -> None:
+def test_an_instances_name_must_fit_into_a_url(sqlite_http: httpx.Client, name: str) -> None:
     """Names that proxies would change are refused."""
     body = {"event": {"id": "e", "position": 1}, "fence": {"worker": "w", "epoch": 1}, "version": 0}
     assert sqlite_http.post(f"/v1/processes/p/{name}/handle", json=body).status_code in (404, 405, 422)
@@ -329,8 +329,8 @@ def test_an_instances_name_can_stand_in_an_address(sqlite_http: httpx.Client, na
         ("/v1/commands?limit=1001", "query.limit"),
     ],
 )
-def test_wrong_questions_are_named(sqlite_http: httpx.Client, path: str, place: str) -> None:
-    """As everywhere."""
+def test_errors_in_queries_are_named(sqlite_http: httpx.Client, path: str, place: str) -> None:
+    """With 422 and the location, as everywhere."""
     response = sqlite_http.get(path)
     assert code(response) == (422, "invalid_request")
     assert response.json()["errors"][0]["place"] == place
@@ -346,7 +346,7 @@ def test_wrong_questions_are_named(sqlite_http: httpx.Client, path: str, place: 
     ],
 )
 def test_the_services_own_events_can_not_be_appended(sqlite_http: httpx.Client, field: str, value: str) -> None:
-    """A command, a time-out or a retry comes of the process alone."""
+    """Only the process itself can append commands, time-outs and retries."""
     event = {"id": "mine", "type": "mine", field: value}
     response = sqlite_http.post("/v1/events", json={"events": [event]})
     assert code(response) == (422, "invalid_request")

@@ -1,5 +1,5 @@
-"""Rates of tokens: a call over the rate is refused with the time of a retry, nothing of it is done, and others don't
-notice."""
+"""Rates of tokens: a call over the rate is refused with the time until a retry and has no effect, and other tokens
+don't notice."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def caller(running: ServiceProcess, token: str) -> httpx.Client:
     return httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
 
-def opened(running: ServiceProcess, items: int) -> int:
+def open_batch(running: ServiceProcess, items: int) -> int:
     with caller(running, FREE) as client:
         batch: int = client.post("/v1/batches", json={"items": items}).json()["id"]
         return batch
 
 
 def until_refused(call: Callable[[], httpx.Response]) -> httpx.Response:
-    """However slow this machine is, some call in a row comes too soon."""
+    """On any machine, some call in a fast series exceeds the rate."""
     for _ in range(1000):
         reply = call()
         if reply.status_code == 429:
             return reply
         assert reply.status_code in (200, 201)
-    raise AssertionError("a thousand calls, and none was too many")
+    raise AssertionError("a thousand calls, and none was refused")
 
 
 def test_a_bucket_holds_a_second_and_debts_are_worked_off() -> None:
-    """To the call; who was refused has paid nothing."""
+    """Exactly to the call; a refused call costs nothing."""
     bucket = Bucket(5)
     assert [bucket.take(1, 100.0) for _ in range(5)] == [0] * 5
     assert bucket.take(1, 100.0) == pytest.approx(0.2)
@@ -66,28 +66,28 @@ def test_a_bucket_holds_a_second_and_debts_are_worked_off() -> None:
     assert bucket.take(1, 100.0) == pytest.approx(99.01)
     assert bucket.take(1, 199.0) == pytest.approx(0.01)
     assert bucket.take(1, 199.1) == 0
-    assert bucket.take(10**6, 10**6) == 0  # long unused, it has no more than a second's worth
+    assert bucket.take(10**6, 10**6) == 0  # after a long pause it holds at most a second's worth
     assert bucket.take(1, 10**6 + 1) > 0
 
 
-def test_buckets_of_tokens_that_are_gone_are_forgotten_and_the_others_stay() -> None:
-    """A reload is no way to a fresh bucket, unless the rate is another one."""
+def test_buckets_of_removed_tokens_are_dropped_and_the_others_stay() -> None:
+    """A reload doesn't refill a bucket, unless the rate changes."""
     rates = Rates()
-    first_one, second_one = (Token(name, frozenset(ALL), name.encode(), requests=1) for name in ("one", "two"))
-    rates.call(first_one)
-    rates.call(second_one)
-    rates.keep({b"one"})
-    rates.call(second_one)
-    for entry in (first_one, second_one):
+    first, second = (Token(name, frozenset(ALL), name.encode(), requests=1) for name in ("one", "two"))
+    rates.charge_call(first)
+    rates.charge_call(second)
+    rates.retain({b"one"})
+    rates.charge_call(second)
+    for entry in (first, second):
         with pytest.raises(Exception, match="1 requests a second"):
-            rates.call(entry)
-    rates.call(Token("one", frozenset(ALL), b"one", requests=7))
-    rates.call(Token("free", frozenset(ALL), b"free"))
-    rates.bring(first_one, 10**9)
+            rates.charge_call(entry)
+    rates.charge_call(Token("one", frozenset(ALL), b"one", requests=7))
+    rates.charge_call(Token("free", frozenset(ALL), b"free"))
+    rates.charge_items(first, 10**9)
 
 
-def test_too_many_calls_are_refused_wherever_they_go(rated: ServiceProcess) -> None:
-    """With the seconds after which one more is fine; calls of others are answered meanwhile."""
+def test_too_many_calls_are_refused_on_every_route(rated: ServiceProcess) -> None:
+    """With the seconds until another call is possible; calls with other tokens are answered meanwhile."""
     with caller(rated, FEW_CALLS) as client, caller(rated, FREE) as other:
         for call in (
             lambda: client.get("/v1/batches"),
@@ -106,28 +106,28 @@ def test_too_many_calls_are_refused_wherever_they_go(rated: ServiceProcess) -> N
         assert 'lastbit_ack_requests_total{status="429",verb="ack"} 1.0' in metrics
 
 
-def test_the_short_way_has_the_same_rates(rated: ServiceProcess) -> None:
-    """Also for a head that is known; the connection goes on."""
-    batch = opened(rated, 1000)
+def test_the_fast_path_has_the_same_rates(rated: ServiceProcess) -> None:
+    """Also for a head that the server recognizes; the connection stays open."""
+    batch = open_batch(rated, 1000)
     wire = Wire(rated.port)
     headers = f"{JSON}Authorization: Bearer {FEW_CALLS}\r\n"
-    collected: dict[int, int] = {}
+    counts: dict[int, int] = {}
     index = 0
-    while 429 not in collected or collected[429] < 3:
+    while 429 not in counts or counts[429] < 3:
         wire.send(request([f"{batch}:0:{index}"], headers=headers))
-        status, reply, _ = wire.answer()
-        collected[status] = collected.get(status, 0) + 1
-        assert status == 200 or reply["retry-after"] == "1"
+        status, headers_, _ = wire.answer()
+        counts[status] = counts.get(status, 0) + 1
+        assert status == 200 or headers_["retry-after"] == "1"
         index += 1
         assert index < 1000
     with caller(rated, FREE) as client:
-        assert client.get(f"/v1/batches/{batch}").json()["acked"] == collected.get(200, 0)
+        assert client.get(f"/v1/batches/{batch}").json()["acked"] == counts.get(200, 0)
     wire.close()
 
 
-def test_items_are_counted_and_of_a_refused_call_nothing_is_applied(rated: ServiceProcess) -> None:
-    """By id, by mask, of events and of tallies; one large call is taken, and the next one has to wait for it."""
-    batch = opened(rated, 8192 * 2)
+def test_items_are_counted_and_a_refused_call_applies_nothing(rated: ServiceProcess) -> None:
+    """By id, by mask, in events and in tallies; one large call is accepted, and the next must wait for it."""
+    batch = open_batch(rated, 8192 * 2)
     with caller(rated, FEW_ITEMS) as client:
         big = client.post("/v1/acks", json={"items": [f"{batch}:0:{n}" for n in range(200)]})
         assert big.json()["applied"] == 200
@@ -142,7 +142,7 @@ def test_items_are_counted_and_of_a_refused_call_nothing_is_applied(rated: Servi
             assert (refusal.status_code, refusal.json()["code"]) == (429, "rate_limited")
             assert "10 items a second" in refusal.json()["detail"]
             assert 5 <= int(refusal.headers["Retry-After"]) <= 20
-        # Calls without items are fine, and so is an empty call.
+        # Calls without items are accepted, and so is an empty call.
         assert client.get(f"/v1/batches/{batch}").json()["acked"] == 200
         assert client.post("/v1/acks", json={"items": []}).json()["applied"] == 0
         assert client.post("/v1/batches", json={"items": 10**6}).status_code == 201
@@ -152,15 +152,15 @@ def test_items_are_counted_and_of_a_refused_call_nothing_is_applied(rated: Servi
 
 
 def test_the_settings_have_a_rate_for_tokens_without_one(tmp_path: Path) -> None:
-    """A line's own comes first; a file that is read again brings new ones."""
-    own_one, other = tokens.new(), tokens.new()
+    """A rate in a token's own line has priority; reloading the file applies new rates."""
+    own_token, other = tokens.new(), tokens.new()
     file = tmp_path / "tokens"
     file.write_text(
-        f"{tokens.known(own_one, 'mine', ALL).line()}\n{tokens.known(other, 'other', ALL, requests=100_000).line()}\n"
+        f"{tokens.known(own_token, 'mine', ALL).line()}\n{tokens.known(other, 'other', ALL, requests=100_000).line()}\n"
     )
     settings = {"LASTBIT_TOKENS_FILE": str(file), "LASTBIT_TOKEN_REQUESTS": "1"}
     with sqlite_file() as url, running_service(url, **settings) as running:
-        with caller(running, own_one) as client:
+        with caller(running, own_token) as client:
             assert "1 requests a second" in until_refused(lambda: client.get("/v1/batches")).json()["detail"]
         with caller(running, other) as client:
             assert {client.get("/v1/batches").status_code for _ in range(20)} == {200}
@@ -169,14 +169,14 @@ def test_the_settings_have_a_rate_for_tokens_without_one(tmp_path: Path) -> None
 
 
 def test_a_service_without_tokens_has_no_rates() -> None:
-    """There is nobody to tell apart."""
+    """It has no tokens to distinguish."""
     with sqlite_file() as url, running_service(url, LASTBIT_TOKEN_REQUESTS="1") as running:
         assert {httpx.get(f"{running.url}/v1/batches").status_code for _ in range(10)} == {200}
 
 
-def test_clients_wait_as_they_are_told_and_go_on(rated: ServiceProcess) -> None:
-    """Client, acker and command line: everything is done in the end, at the token's pace."""
-    batch = opened(rated, 100)
+def test_clients_wait_for_retry_after_and_continue(rated: ServiceProcess) -> None:
+    """Client, acker and command line: everything is done in the end, at the token's rate."""
+    batch = open_batch(rated, 100)
     start = time.monotonic()
     with Client(rated.url, token=FEW_CALLS) as client:
         for index in range(5):
@@ -200,8 +200,8 @@ def test_clients_wait_as_they_are_told_and_go_on(rated: ServiceProcess) -> None:
     assert time.monotonic() - start >= 14 / 2 - 1
 
 
-def test_a_client_that_may_not_wait_is_told(rated: ServiceProcess) -> None:
-    """By an error of its own, with the seconds."""
+def test_a_client_that_may_not_wait_gets_an_error(rated: ServiceProcess) -> None:
+    """By a specific error, with the seconds."""
     with Client(rated.url, token=FEW_CALLS, retry=Retry(attempts=1)) as client:
 
         def insist() -> None:

@@ -1,4 +1,4 @@
-"""The sender: where it connects, what it sends, and what it says of receivers that misbehave."""
+"""The sender: where it connects, what it sends, and how it reports receivers that misbehave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.webhooks.addresses import NOT_PUBLIC, Unfit
-from core.webhooks.subscriptions import SendResult
+from core.webhooks.sender import SendResult
 from lastbit import __version__
 from senders.webhooks import WebhookSender
 from tests.support.receivers import Got, Handler, Receiver, raw, receiving, status
@@ -27,7 +27,7 @@ def send(url: str, sender: WebhookSender | None = None) -> SendResult:
 
 
 class Resolver:
-    """Gives these addresses, one list after the other, and the last one ever after."""
+    """Returns these lists of addresses one after the other, and repeats the last one."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self.answers = list(answers)
@@ -38,8 +38,10 @@ class Resolver:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def test_a_request_says_who_it_is_from_and_nothing_else(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cookies, no proxy of the environment, no header of somebody else's."""
+def test_a_request_identifies_lastbit_and_carries_nothing_else(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cookies, no proxy from the environment, no unrelated header."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     receiver.reply = status(200, Set_Cookie="a=b")
@@ -71,31 +73,29 @@ def test_a_redirect_is_a_failure_and_not_followed(receiver: Receiver, code: int)
 
 
 @pytest.mark.parametrize(
-    ("reply", "collected", "words"),
+    ("reply", "status", "message"),
     [
-        (b"", None, "closed before the answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Le", None, "closed before the answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nten bytes.", 200, "in the middle of the answer"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nten", 200, "in the middle of the answer"),
+        (b"", None, "closed before the response"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", None, "closed before the response"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nten bytes.", 200, "in the middle of the response"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nten", 200, "in the middle of the response"),
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", None, "not HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: nine\r\n\r\n", None, "not HTTP"),
         (b"\x00\xff" * 50_000, None, "not HTTP"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_a_failure(
-    receiver: Receiver, reply: bytes, collected: int | None, words: str
-) -> None:
-    """With any status, and the error is a sentence."""
+def test_an_incomplete_answer_is_a_failure(receiver: Receiver, reply: bytes, status: int | None, message: str) -> None:
+    """With any status, and with a readable error."""
     receiver.reply = raw(reply)
     answer = send(receiver.url)
-    assert answer.status == collected
-    assert words in (answer.error or "")
+    assert answer.status == status
+    assert message in (answer.error or "")
     assert not answer.delivered
 
 
-def test_of_a_large_answer_a_few_kilobytes_are_read(receiver: Receiver) -> None:
-    """The rest is not waited for."""
-    written_event = threading.Event()
+def test_only_a_few_kilobytes_of_a_large_answer_are_read(receiver: Receiver) -> None:
+    """It doesn't wait for the rest."""
+    written = threading.Event()
 
     def endless(handler: Handler, _: Got) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -103,16 +103,16 @@ def test_of_a_large_answer_a_few_kilobytes_are_read(receiver: Receiver) -> None:
             while True:
                 handler.wfile.write(b"x" * 65_536)
         except ConnectionError:
-            written_event.set()
+            written.set()
 
     receiver.reply = endless
     assert send(receiver.url).delivered
-    assert written_event.wait(30)
+    assert written.wait(30)
 
 
 @pytest.mark.parametrize("part", [b"", b"H", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"])
-def test_the_timeout_is_for_all_of_it(receiver: Receiver, part: bytes) -> None:
-    """A byte now and then does not stretch it: neither before the answer, nor in its head, nor in its body."""
+def test_the_timeout_covers_the_whole_exchange(receiver: Receiver, part: bytes) -> None:
+    """Single bytes don't extend it: neither before the answer, nor in its head, nor in its body."""
     finish = threading.Event()
 
     def drip(handler: Handler, _: Got) -> None:
@@ -142,11 +142,11 @@ def test_a_resolver_that_hangs_is_not_waited_for() -> None:
     assert answer.error == "not sent: the host can't be resolved"
 
 
-def test_nobody_listens(receiver: Receiver) -> None:
-    """Said without the address."""
-    with socket.socket() as lease:
-        lease.bind(("127.0.0.1", 0))
-        answer = send(f"http://hooks.example:{lease.getsockname()[1]}/", to("127.0.0.1"))
+def test_a_refused_connection_is_reported(receiver: Receiver) -> None:
+    """The error doesn't contain the address."""
+    with socket.socket() as closed_port:
+        closed_port.bind(("127.0.0.1", 0))
+        answer = send(f"http://hooks.example:{closed_port.getsockname()[1]}/", to("127.0.0.1"))
     assert (answer.status, answer.error) == (None, "the connection was refused")
 
 
@@ -159,7 +159,7 @@ def to(*addresses: str, **options: bool) -> WebhookSender:
     [("120", 120), ("0", 0), ("9" * 40, 999_999_999_999), ("soon", None), ("-5", None), ("1.5", None), ("١", None)],
 )
 def test_retry_after_is_read(receiver: Receiver, header: str, seconds: float | None) -> None:
-    """Seconds; what can't be read is none."""
+    """In seconds; an unreadable value counts as none."""
     receiver.reply = raw(
         f"HTTP/1.1 503 Busy\r\nRetry-After: {header}\r\nContent-Length: 0\r\n\r\n".encode("latin-1", "replace")
     )
@@ -167,7 +167,7 @@ def test_retry_after_is_read(receiver: Receiver, header: str, seconds: float | N
 
 
 def test_retry_after_can_be_a_date(receiver: Receiver) -> None:
-    """One that is over is now."""
+    """A past date means now."""
     receiver.replies(
         status(503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"),
         status(503, Retry_After="Fri, 31 Dec 9998 07:28:00 GMT"),
@@ -176,10 +176,10 @@ def test_retry_after_can_be_a_date(receiver: Receiver) -> None:
     assert (send(receiver.url).retry_after or 0) > 10**9
 
 
-def test_a_date_to_retry_after_is_told_by_the_receivers_own_clock(receiver: Receiver) -> None:
-    """Which may be years off, and so may ours."""
-    output = b"Date: Wed, 21 Oct 2015 07:28:00 GMT\r\nRetry-After: Wed, 21 Oct 2015 07:30:00 GMT\r\nContent-Length: 0"
-    receiver.reply = raw(b"HTTP/1.1 503 Busy\r\n" + output + b"\r\n\r\n")
+def test_a_date_in_retry_after_is_relative_to_the_receivers_clock(receiver: Receiver) -> None:
+    """Its clock may be years off, and so may this machine's."""
+    headers = b"Date: Wed, 21 Oct 2015 07:28:00 GMT\r\nRetry-After: Wed, 21 Oct 2015 07:30:00 GMT\r\nContent-Length: 0"
+    receiver.reply = raw(b"HTTP/1.1 503 Busy\r\n" + headers + b"\r\n\r\n")
     assert send(receiver.url).retry_after == 120
 
 
@@ -191,7 +191,7 @@ def test_a_date_to_retry_after_is_told_by_the_receivers_own_clock(receiver: Rece
     ],
 )
 def test_addresses_that_are_not_public_are_refused(receiver: Receiver, host: str) -> None:
-    """By name or number, when it is made and when it is sent; nothing arrives."""
+    """By name or number, when the webhook is created and when it is sent; nothing arrives."""
     url = f"http://{host}:{receiver.url.split(':')[2]}"
     sender = WebhookSender()
     with pytest.raises(Unfit, match="an address that is not public"):
@@ -201,8 +201,8 @@ def test_addresses_that_are_not_public_are_refused(receiver: Receiver, host: str
     assert receiver.got == []
 
 
-def test_one_bad_address_among_good_ones_is_enough() -> None:
-    """Every one is judged: the connection could fall to any. And none of them is named."""
+def test_one_private_address_among_public_ones_is_refused() -> None:
+    """Every address is checked, since the connection could use any of them. The error names none of them."""
     sender = WebhookSender(resolve=Resolver(["93.184.216.34", "10.9.8.7"]))
     with pytest.raises(Unfit) as refusal:
         sender.check("http://hooks.example/")
@@ -211,11 +211,11 @@ def test_one_bad_address_among_good_ones_is_enough() -> None:
     assert error == f"not sent: the host is {NOT_PUBLIC}"
 
 
-def test_a_name_that_leads_elsewhere_after_the_check_is_not_followed(
+def test_a_name_that_resolves_differently_after_the_check_is_not_followed(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was public when the webhook was made, and is asked for once at each send: the connection goes to the very
-    address that was judged."""
+    """It was public when the webhook was created, and is resolved once for each send: the connection goes to the
+    address that was checked."""
     url = f"http://hooks.example:{receiver.url.split(':')[2]}"
     addresses: list[str] = []
 
@@ -228,15 +228,15 @@ def test_a_name_that_leads_elsewhere_after_the_check_is_not_followed(
     sender = WebhookSender(resolve=resolver)
     sender.check(url)
     assert send(url, sender).error == "the connection was refused"
-    assert addresses == ["93.184.216.35"]  # not looked up a second time, for that would be loopback
+    assert addresses == ["93.184.216.35"]  # not resolved a second time, which would return loopback
     assert send(url, sender).error == f"not sent: the host is {NOT_PUBLIC}"
     assert addresses == ["93.184.216.35"]
     assert resolver.asked == ["hooks.example"] * 3
     assert receiver.got == []
 
 
-def test_the_next_address_is_tried_where_one_refuses(receiver: Receiver) -> None:
-    """A host of two, one of which is down."""
+def test_the_next_address_is_tried_if_one_refuses(receiver: Receiver) -> None:
+    """A host with two addresses, one of which refuses."""
     answer = send(f"http://hooks.example:{receiver.url.split(':')[2]}", to("127.0.0.2", "127.0.0.1"))
     assert answer.delivered
     assert receiver.got[0].headers["host"] == f"hooks.example:{receiver.url.split(':')[2].split('/')[0]}"
@@ -244,7 +244,7 @@ def test_the_next_address_is_tried_where_one_refuses(receiver: Receiver) -> None
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of hooks.example, self-signed."""
+    """A self-signed certificate for hooks.example."""
     folder = tmp_path_factory.mktemp("certificate")
     subprocess.run(
         [
@@ -272,17 +272,17 @@ def receiving_tls(certificate: Path) -> Iterator[Receiver]:
         yield running
 
 
-def test_the_certificate_is_the_names_wherever_it_is_pinned_to(certificate: Path) -> None:
-    """The connection goes to an address; SNI, Host and the certificate stay with the name. Another name is refused."""
+def test_the_certificate_is_checked_against_the_name_not_the_address(certificate: Path) -> None:
+    """The connection goes to an address; SNI, Host and the certificate use the name. Another name is refused."""
     trusting = ssl.create_default_context(cafile=certificate / "cert.pem")
     sender = WebhookSender(resolve=Resolver(["127.0.0.1"]), allow_private=True, certificates=trusting)
     with receiving_tls(certificate) as receiver:
         port = receiver.url.split(":")[2]
         assert send(f"https://hooks.example:{port}", sender).delivered
-        wrong = send(f"https://other.example:{port}", sender)
-        assert (wrong.status, wrong.error) == (None, "the TLS certificate was not accepted")
-        missing = send(f"https://hooks.example:{port}", to("127.0.0.1"))
-        assert missing.error == "the TLS certificate was not accepted"
+        wrong_name = send(f"https://other.example:{port}", sender)
+        assert (wrong_name.status, wrong_name.error) == (None, "the TLS certificate was not accepted")
+        untrusted = send(f"https://hooks.example:{port}", to("127.0.0.1"))
+        assert untrusted.error == "the TLS certificate was not accepted"
         assert len(receiver.got) == 1
     with receiving() as plain:
         answer = send(f"https://hooks.example:{plain.url.split(':')[2]}", sender)

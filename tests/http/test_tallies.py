@@ -1,4 +1,4 @@
-"""Tallies over HTTP: applied once, read, listed, deleted; what breaks the order is refused."""
+"""Tallies over HTTP: applied once, read, listed, deleted; out-of-order entries are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def counts(http: httpx.Client, tally: str, *entries: dict[str, Any]) -> tuple[in
 
 
 def test_an_entry_counts_once_however_often_it_comes(http: httpx.Client) -> None:
-    """In the same call, in another one, beside new ones; a child is a message of its own."""
+    """In the same call or in another one, next to new entries; a child is a separate message."""
     assert counts(http, "once", entry(5), entry(5), entry(6, 10)) == (2, 1)
     assert counts(http, "once", entry(5), entry(6, 10), entry(6, 100, child=1), entry(7, -3)) == (2, 2)
     assert counts(http, "once") == (0, 0)
@@ -45,8 +45,8 @@ def test_an_entry_counts_once_however_often_it_comes(http: httpx.Client) -> None
     }
 
 
-def test_each_source_has_a_guard_of_its_own(http: httpx.Client) -> None:
-    """Topic, partition and generation; the value is their sum."""
+def test_each_source_has_its_own_guard(http: httpx.Client) -> None:
+    """Topic, partition and generation; the value is the sum over all."""
     sources = [entry(9), entry(9, partition=1), entry(3, topic="bolts"), entry(0, generation=1)]
     assert counts(http, "sources", *sources) == (4, 0)
     assert counts(http, "sources", *reversed(sources)) == (0, 4)
@@ -58,7 +58,7 @@ def test_each_source_has_a_guard_of_its_own(http: httpx.Client) -> None:
 
 
 def test_a_key_to_which_nothing_was_added_is_zero(http: httpx.Client) -> None:
-    """It is no error to look too early."""
+    """Reading it early is no error."""
     assert http.get("/v1/tallies/nothing/r1").json() == {"key": "r1", "value": 0, "sources": []}
     assert http.get("/v1/tallies/nothing").json() == {"totals": [], "next": None}
 
@@ -90,7 +90,7 @@ def test_a_key_is_any_text(http: httpx.Client, key: str) -> None:
 
 
 def test_names_are_compared_by_their_bytes(http: httpx.Client) -> None:
-    """`Job`, `job` and `job ` are three."""
+    """`Job`, `job` and `job ` are three names."""
     for name in ("Job", "job", "job "):
         assert counts(http, "Bytes", entry(1, key=name), entry(1, key="k", topic=name)) == (2, 0)
     assert http.get("/v1/tallies/bytes/k").json()["value"] == 0
@@ -105,8 +105,8 @@ def test_totals_are_listed_by_prefix_in_pages(http: httpx.Client) -> None:
     def read(limit: int, **params: str) -> list[tuple[str, int]]:
         result, cursor = [], None
         while True:
-            question = {"limit": limit, **params, **({"cursor": cursor} if cursor else {})}
-            page = http.get("/v1/tallies/pages", params=question).json()
+            query = {"limit": limit, **params, **({"cursor": cursor} if cursor else {})}
+            page = http.get("/v1/tallies/pages", params=query).json()
             assert len(page["totals"]) <= limit
             result += [(element["key"], element["value"]) for element in page["totals"]]
             cursor = page["next"]
@@ -123,20 +123,20 @@ def test_totals_are_listed_by_prefix_in_pages(http: httpx.Client) -> None:
     assert code(http.get("/v1/tallies/pages", params={"cursor": "x"})) == (422, "invalid_request")
 
 
-def test_a_message_that_comes_after_a_later_one_is_refused(http: httpx.Client) -> None:
-    """Where the call shows that it was never added; nothing of the call is applied."""
+def test_a_message_older_than_an_applied_one_is_refused(http: httpx.Client) -> None:
+    """If the call shows that it was never added; nothing of the call is applied."""
     counts(http, "order", entry(2), entry(4))
     refusal = apply(http, "order", entry(1, key="other"), entry(7), entry(6))
     assert code(refusal) == (409, "out_of_order")
     assert refusal.json()["errors"][0]["place"] == "body.entries[2]"
     assert code(apply(http, "order", entry(7, child=1), entry(7))) == (409, "out_of_order")
     assert http.get("/v1/tallies/order/other").json()["value"] == 0
-    # Recognized repeats may come in any order: below the guard, or within the same call.
+    # Known repeats may come in any order: below the guard, or within the same call.
     assert counts(http, "order", entry(2), entry(1), entry(6), entry(7), entry(6), entry(3), entry(7)) == (2, 5)
 
 
-def test_one_message_that_brings_two_deltas_to_a_key_is_refused(http: httpx.Client) -> None:
-    """One of them would be taken for a repeat of the other."""
+def test_a_message_with_two_deltas_for_a_key_is_refused(http: httpx.Client) -> None:
+    """One of them would count as a repeat of the other."""
     refusal = apply(http, "deltas", entry(1), entry(1, 2))
     assert code(refusal) == (422, "invalid_request")
     assert refusal.json()["errors"][0]["place"] == "body.entries[1].delta"
@@ -144,7 +144,7 @@ def test_one_message_that_brings_two_deltas_to_a_key_is_refused(http: httpx.Clie
 
 
 def test_a_sum_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.Client) -> None:
-    """Integers stay below 2^53, above and below zero."""
+    """Integers stay between -2^53 and 2^53."""
     assert counts(http, "limit", entry(1, LIMIT - 1), entry(1, 1 - LIMIT, key="r2")) == (2, 0)
     for key, delta in (("r1", 1), ("r2", -1)):
         refusal = apply(http, "limit", entry(1, key="other"), entry(2, delta, key=key))
@@ -156,7 +156,7 @@ def test_a_sum_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.Cl
 
 
 def test_a_total_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.Client) -> None:
-    """Of several sources, in one call or in several; what brings it back is applied."""
+    """With several sources, in one call or in several; an entry that brings the total back is applied."""
     for sign, tally in ((1, "total"), (-1, "below")):
         assert counts(http, tally, entry(1, sign * (LIMIT - 1))) == (1, 0)
         for further_entry in (
@@ -175,7 +175,7 @@ def test_a_total_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.
 
 
 def test_a_total_stays_within_the_limit_however_its_sources_grow(http: httpx.Client) -> None:
-    """By small steps too, for which the total is not read each time."""
+    """By small steps too, for which the total isn't read each time."""
     total, refusals = LIMIT - 400, 0
     assert counts(http, "grown", entry(1, total)) == (1, 0)
     for offset in range(60):
@@ -188,8 +188,8 @@ def test_a_total_stays_within_the_limit_however_its_sources_grow(http: httpx.Cli
 
 
 @pytest.mark.parametrize("kind", ["sqlite_url", "mariadb_url"])
-def test_a_total_that_is_beyond_the_limit_already_is_returned(kind: str, request: pytest.FixtureRequest) -> None:
-    """An earlier release let it grow. It is exact, also where SQLite's own sum fails, and may come back alone."""
+def test_a_stored_total_beyond_the_limit_is_returned(kind: str, request: pytest.FixtureRequest) -> None:
+    """An earlier release let it grow. It is exact, even where SQLite's own sum fails, and can only come back."""
     url = request.getfixturevalue(kind)
     names = ("tally", "tally_key", "topic", "partition_no", "generation", "high_offset", "high_child", "value")
     rows = [
@@ -212,20 +212,20 @@ def test_a_total_that_is_beyond_the_limit_already_is_returned(kind: str, request
 
 
 @pytest.mark.parametrize("key", [".", ".."])
-def test_a_key_that_no_address_can_have_is_refused(sqlite_http: httpx.Client, key: str) -> None:
-    """Clients take it out of a path before they send it. With more around it, it is a key like others."""
+def test_a_key_that_fits_no_url_is_refused(sqlite_http: httpx.Client, key: str) -> None:
+    """Clients remove it from a path before they send it. With other characters around it, it is an ordinary key."""
     tally = f"dots{len(key)}"
     refusal = apply(sqlite_http, tally, entry(1), entry(1, key=key))
     assert code(refusal) == (422, "invalid_request")
     assert refusal.json()["errors"][0]["place"] == "body.entries[1].key"
     assert sqlite_http.get(f"/v1/tallies/{tally}").json()["totals"] == []
-    for fine in (f"{key}x", f"a{key}", f"{key} ", f"{key}/{key}"):
-        assert counts(sqlite_http, tally, entry(1, key=fine)) == (1, 0)
-        assert sqlite_http.get(f"/v1/tallies/{tally}/{quote(fine, safe='')}").json()["value"] == 1
+    for valid_key in (f"{key}x", f"a{key}", f"{key} ", f"{key}/{key}"):
+        assert counts(sqlite_http, tally, entry(1, key=valid_key)) == (1, 0)
+        assert sqlite_http.get(f"/v1/tallies/{tally}/{quote(valid_key, safe='')}").json()["value"] == 1
 
 
-def test_a_tally_that_was_deleted_begins_anew(http: httpx.Client) -> None:
-    """With its guards; other tallies stay, and deleting what is not there is no error."""
+def test_a_deleted_tally_starts_over(http: httpx.Client) -> None:
+    """With its guards; other tallies stay, and deleting a missing tally is no error."""
     counts(http, "gone", *(entry(offset, key=f"k{offset}") for offset in range(2500)))
     counts(http, "gone2", entry(1))
     for _ in range(2):
@@ -236,7 +236,7 @@ def test_a_tally_that_was_deleted_begins_anew(http: httpx.Client) -> None:
 
 
 def test_a_full_call_of_the_longest_names_is_applied(http: httpx.Client) -> None:
-    """Each a source of its own; as many as 8 MiB hold."""
+    """Each entry has its own source; as many as fit in 8 MiB."""
     tall = "\U0001f529" * 240
     entries = [entry(0, key=f"{number}{tall}", topic=f"{number}{tall}") for number in range(3500)]
     content = json.dumps({"entries": entries}, ensure_ascii=False).encode()
@@ -248,7 +248,7 @@ def test_a_full_call_of_the_longest_names_is_applied(http: httpx.Client) -> None
 
 
 def test_entries_under_a_stale_fence_are_not_applied(http: httpx.Client) -> None:
-    """409 `stale_epoch`, until the worker has been told its new epoch."""
+    """409 `stale_epoch`, until the worker has received its new epoch."""
     http.put("/v1/consumer-groups/tallying", json={"partitions": 1})
 
     def sync(session: str) -> None:
@@ -297,15 +297,15 @@ def test_entries_under_a_stale_fence_are_not_applied(http: httpx.Client) -> None
 def test_a_malformed_entry_is_named_and_nothing_is_applied(
     sqlite_http: httpx.Client, change: dict[str, Any], place: str
 ) -> None:
-    """With its place."""
+    """With its location."""
     refusal = apply(sqlite_http, "bad", entry(1), {**entry(2), **change})
     assert code(refusal) == (422, "invalid_request")
     assert refusal.json()["errors"][0]["place"].startswith(place)
     assert sqlite_http.get("/v1/tallies/bad/r1").json()["value"] == 0
 
 
-def test_what_is_no_call_is_refused(sqlite_http: httpx.Client) -> None:
-    """No entries, too many, another type, half a surrogate pair, a name that can't be one."""
+def test_an_invalid_call_is_refused(sqlite_http: httpx.Client) -> None:
+    """No entries, too many, another type, half of a surrogate pair, an invalid name."""
     post = sqlite_http.post
     assert code(post("/v1/tallies/t/apply")) == (422, "invalid_request")
     assert code(post("/v1/tallies/t/apply", json={"entries": {}})) == (422, "invalid_request")

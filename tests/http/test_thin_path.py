@@ -1,4 +1,4 @@
-"""The thinnest true path: open, extend, ack, seal over HTTP, on each kind of database."""
+"""The smallest complete path: open, extend, ack, seal over HTTP, on each kind of database."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import httpx
 
 
 def test_a_batch_goes_from_open_to_complete(api_url: str) -> None:
-    """A batch is reported complete by the call that brings its last item, and not before."""
+    """The call that brings the last item reports the batch complete, and no earlier one does."""
     with httpx.Client(base_url=api_url) as client:
-        connection = client.post("/v1/batches", json={"key": "catalog-42", "group_size": 64}).json()
-        batch = connection["id"]
+        opening = client.post("/v1/batches", json={"key": "catalog-42", "group_size": 64}).json()
+        batch = opening["id"]
         extension = client.post(f"/v1/batches/{batch}/items", json={"count": 100}).json()
         assert (extension["start"], extension["count"], extension["items"]) == (0, 100, 100)
         ids = [f"{batch}:{number // 64}:{number % 64}" for number in range(100)]

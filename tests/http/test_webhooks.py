@@ -1,4 +1,4 @@
-"""Webhooks over HTTP: made, listed, tested, delivered by the embedded service, redelivered, deleted."""
+"""Webhooks over HTTP: created, listed, tested, delivered by the embedded service, redelivered, deleted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.servers import ROOT, ServiceProcess, running_service, sqlite_
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    """A service that may send to this machine, and hardly waits between two tries."""
+    """A service that may send to this machine and retries almost at once."""
     settings = {
         "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
         "LASTBIT_DISPATCHER_EVERY": "0.05",
@@ -42,7 +42,7 @@ def http() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def webhook(http: httpx.Client, receiver: Receiver) -> Iterator[dict[str, Any]]:
-    """One that is told of the type `card.charged`."""
+    """A webhook for the type `card.charged`."""
     webhook = http.post("/v1/webhooks", json={"url": receiver.url, "types": ["card.charged"]})
     assert webhook.status_code == 201, webhook.text
     receiver.secrets.append(webhook.json()["secret"])
@@ -56,8 +56,8 @@ def append(http: httpx.Client, id: str, **event: Any) -> int:
     return position
 
 
-def settled(http: httpx.Client, webhook: int, event: str, state: str) -> dict[str, Any]:
-    """The delivery of the event, once it is in that state; each look is a round trip."""
+def wait_for_state(http: httpx.Client, webhook: int, event: str, state: str) -> dict[str, Any]:
+    """The delivery of the event, once it has that state; each poll is a round trip."""
     for _ in range(3000):
         for entry in http.get(f"/v1/webhooks/{webhook}/deliveries").json()["deliveries"]:
             if (entry["event"], entry["state"]) == (event, state):
@@ -67,16 +67,16 @@ def settled(http: httpx.Client, webhook: int, event: str, state: str) -> dict[st
 
 
 def test_a_secret_is_shown_once(http: httpx.Client, receiver: Receiver) -> None:
-    """In the answer that makes the webhook, and in no other one."""
+    """In the answer that creates the webhook, and in no other."""
     webhook = http.post("/v1/webhooks", json={"url": receiver.url, "label": "ö"})
     body = webhook.json()
     assert re.fullmatch(r"whsec_[A-Za-z0-9+/]{43}=", body["secret"])
     assert webhook.headers["location"] == f"/v1/webhooks/{body['id']}"
     assert webhook.headers["cache-control"] == "no-store"
     assert (body["types"], body["label"], body["state"]) == (None, "ö", "active")
-    document = http.get(f"/v1/webhooks/{body['id']}")
-    assert document.json() == {name: value for name, value in body.items() if name != "secret"}
-    assert document.json() in http.get("/v1/webhooks").json()["webhooks"]
+    stored = http.get(f"/v1/webhooks/{body['id']}")
+    assert stored.json() == {name: value for name, value in body.items() if name != "secret"}
+    assert stored.json() in http.get("/v1/webhooks").json()["webhooks"]
     http.post(f"/v1/webhooks/{body['id']}/test")
     for path in (f"/{body['id']}", "", f"/{body['id']}/deliveries", f"/{body['id']}/nothing"):
         assert body["secret"][6:] not in http.get(f"/v1/webhooks{path}").text
@@ -85,7 +85,7 @@ def test_a_secret_is_shown_once(http: httpx.Client, receiver: Receiver) -> None:
 
 
 def test_an_event_arrives_signed(http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]) -> None:
-    """Its id is the webhook-id, its body is the specification's envelope around what the feed shows."""
+    """Its id is the webhook-id, its body is the specification's envelope around the feed's event."""
     position = append(http, "order:1", key="ö", data={"cents": 100})
     (request,) = receiver.wait_for(1)
     assert request.valid
@@ -93,7 +93,7 @@ def test_an_event_arrives_signed(http: httpx.Client, receiver: Receiver, webhook
     event = http.get("/v1/events", params={"after": position - 1, "limit": 1}).json()["events"][0]
     assert request.json == {"type": "card.charged", "timestamp": event["at"], "data": event}
     assert request.headers["content-type"] == "application/json"
-    delivery = settled(http, webhook["id"], "order:1", "delivered")
+    delivery = wait_for_state(http, webhook["id"], "order:1", "delivered")
     assert (delivery["webhook"], delivery["position"], delivery["attempts"]) == (webhook["id"], position, 1)
     assert delivery["next_attempt_at"] is None
     (attempt,) = delivery["log"]
@@ -103,39 +103,39 @@ def test_an_event_arrives_signed(http: httpx.Client, receiver: Receiver, webhook
         Webhook(webhook["secret"]).verify(forgery, request.headers)
 
 
-def test_a_batch_says_who_was_told(http: httpx.Client, receiver: Receiver) -> None:
-    """Of the batch's own events, newest first."""
+def test_a_batch_lists_its_deliveries(http: httpx.Client, receiver: Receiver) -> None:
+    """For the batch's own events, newest first."""
     webhook = http.post("/v1/webhooks", json={"url": receiver.url, "types": ["batch.completed"]}).json()
     batch = http.post("/v1/batches", json={"sealed": True}).json()["id"]
     receiver.wait_for(1)
-    settled(http, webhook["id"], f"batch:{batch}:completed", "delivered")
+    wait_for_state(http, webhook["id"], f"batch:{batch}:completed", "delivered")
     (delivery,) = http.get(f"/v1/batches/{batch}/deliveries").json()["deliveries"]
     assert (delivery["webhook"], delivery["batch"], delivery["type"]) == (webhook["id"], batch, "batch.completed")
     assert code(http.get("/v1/batches/999999/deliveries")) == (404, "batch_not_found")
     http.delete(f"/v1/webhooks/{webhook['id']}")
 
 
-def test_a_receiver_that_recovers_gets_what_it_missed(
+def test_a_receiver_that_recovers_gets_the_event(
     http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]
 ) -> None:
-    """Each try has the same id and a signature of its own; each is in the log."""
+    """Each try has the same id and its own signature, and is in the log."""
     receiver.replies(status(500), raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), status(200))
     append(http, "order:2")
-    delivery = settled(http, webhook["id"], "order:2", "delivered")
+    delivery = wait_for_state(http, webhook["id"], "order:2", "delivered")
     assert [(entry["status"], entry["error"]) for entry in delivery["log"]] == [
         (500, None),
-        (200, "the connection was closed in the middle of the answer"),
+        (200, "the connection was closed in the middle of the response"),
         (200, None),
     ]
     assert [(request.id, request.valid) for request in receiver.got] == [("order:2", True)] * 3
 
 
-def test_a_dead_delivery_comes_back(http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]) -> None:
-    """After its last try only a redelivery sends it again: one, or all that are dead."""
+def test_a_dead_delivery_can_be_redelivered(http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]) -> None:
+    """After its last try only a redelivery sends it again: a single one, or all dead ones."""
     receiver.reply = status(307, Location="http://127.0.0.1:1/")
     position = append(http, "order:3")
     path = f"/v1/webhooks/{webhook['id']}"
-    dead = settled(http, webhook["id"], "order:3", "dead")
+    dead = wait_for_state(http, webhook["id"], "order:3", "dead")
     assert {entry["error"] for entry in dead["log"]} == {"a redirect, which is not followed"}
     assert len(dead["log"]) == 3
     assert http.get(f"{path}/deliveries?state=dead").json()["deliveries"] == [dead]
@@ -144,27 +144,27 @@ def test_a_dead_delivery_comes_back(http: httpx.Client, receiver: Receiver, webh
     for count, body in enumerate(({}, {"position": position}, {"event": "order:3"}), 4):
         assert http.post(f"{path}/redeliver", json=body).json() == {"redelivered": 1}
         receiver.wait_for(count)
-        while len(settled(http, webhook["id"], "order:3", "delivered")["log"]) < count:
+        while len(wait_for_state(http, webhook["id"], "order:3", "delivered")["log"]) < count:
             pass
     assert http.post(f"{path}/redeliver").json() == {"redelivered": 0}
     assert {delivery.id for delivery in receiver.got} == {"order:3"}
 
 
 def test_a_slow_receiver_is_given_up_on(http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]) -> None:
-    """After the timeout, in words."""
+    """After the timeout, with a readable error."""
     finish = threading.Event()
     receiver.replies(lambda *_: finish.wait(30), status(200))  # type: ignore[arg-type, return-value]
     append(http, "order:4")
-    delivery = settled(http, webhook["id"], "order:4", "delivered")
+    delivery = wait_for_state(http, webhook["id"], "order:4", "delivered")
     finish.set()
-    assert delivery["log"][0]["error"] == "no whole answer within 1 s"
+    assert delivery["log"][0]["error"] == "no complete response within 1 s"
 
 
-def test_gone_disables(http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]) -> None:
-    """It is said, and a redelivery is refused."""
+def test_a_410_disables_the_webhook(http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]) -> None:
+    """The webhook's state shows it, and a redelivery is refused."""
     receiver.reply = status(410)
     append(http, "order:5")
-    settled(http, webhook["id"], "order:5", "dead")
+    wait_for_state(http, webhook["id"], "order:5", "dead")
     assert http.get(f"/v1/webhooks/{webhook['id']}").json()["state"] == "disabled"
     refusal = http.post(f"/v1/webhooks/{webhook['id']}/redeliver", json={"event": "order:5"})
     assert code(refusal) == (409, "webhook_disabled")
@@ -173,7 +173,7 @@ def test_gone_disables(http: httpx.Client, receiver: Receiver, webhook: dict[str
 def test_a_test_is_sent_at_once_and_leaves_no_trace(
     http: httpx.Client, receiver: Receiver, webhook: dict[str, Any]
 ) -> None:
-    """Signed, and answered with what came back, good or bad."""
+    """Signed, and answered with the receiver's response, good or bad."""
     before = http.get("/v1/events", params={"limit": 1000}).json()["next"]
     answer = http.post(f"/v1/webhooks/{webhook['id']}/test").json()
     (delivery,) = receiver.got
@@ -190,25 +190,25 @@ def test_a_test_is_sent_at_once_and_leaves_no_trace(
 
 
 def test_pages_go_back_in_time(http: httpx.Client, webhook: dict[str, Any]) -> None:
-    """Of webhooks and of deliveries; a cursor of another list is refused."""
+    """For webhooks and for deliveries; a cursor of another list is refused."""
     for number in range(5):
         append(http, f"page:{number}")
-    settled(http, webhook["id"], "page:4", "delivered")
-    path, collected, cursor = f"/v1/webhooks/{webhook['id']}/deliveries", [], None
+    wait_for_state(http, webhook["id"], "page:4", "delivered")
+    path, listed, cursor = f"/v1/webhooks/{webhook['id']}/deliveries", [], None
     while True:
         params = {"limit": 2, **({"cursor": cursor} if cursor else {})}
         page = http.get(path, params=params).json()
-        collected += [entry["event"] for entry in page["deliveries"]]
+        listed += [entry["event"] for entry in page["deliveries"]]
         if (cursor := page["next"]) is None:
             break
-    assert collected == [f"page:{number}" for number in range(4, -1, -1)]
+    assert listed == [f"page:{number}" for number in range(4, -1, -1)]
     cursor = http.get(path, params={"limit": 2}).json()["next"]
     other = http.post("/v1/webhooks", json={"url": webhook["url"]}).json()["id"]
     assert code(http.get("/v1/webhooks", params={"cursor": cursor})) == (422, "invalid_request")
     first = http.get("/v1/webhooks", params={"limit": 1}).json()
     assert [entry["id"] for entry in first["webhooks"]] == [other]
-    following = http.get("/v1/webhooks", params={"limit": 1, "cursor": first["next"]}).json()
-    assert [entry["id"] for entry in following["webhooks"]] == [webhook["id"]]
+    second_page = http.get("/v1/webhooks", params={"limit": 1, "cursor": first["next"]}).json()
+    assert [entry["id"] for entry in second_page["webhooks"]] == [webhook["id"]]
     http.delete(f"/v1/webhooks/{other}")
 
 
@@ -231,7 +231,7 @@ def test_pages_go_back_in_time(http: httpx.Client, webhook: dict[str, Any]) -> N
     ],
 )
 def test_a_bad_webhook_is_refused(http: httpx.Client, body: dict[str, Any], place: str) -> None:
-    """With the place that was wrong, and nothing is made."""
+    """With the location of the error, and nothing is created."""
     before = http.get("/v1/webhooks").json()
     refusal = http.post("/v1/webhooks", json=body)
     assert code(refusal) == (422, "invalid_request")
@@ -240,7 +240,7 @@ def test_a_bad_webhook_is_refused(http: httpx.Client, body: dict[str, Any], plac
 
 
 def test_a_bad_redelivery_is_refused(http: httpx.Client, webhook: dict[str, Any]) -> None:
-    """Both, neither a position nor an id, or an event that was never planned."""
+    """Both a position and an id, neither of them, or an event without a delivery."""
     path = f"/v1/webhooks/{webhook['id']}/redeliver"
     for body in (
         *({"position": 1, "event": "x"}, {"position": 0}, {"position": "1"}, {"event": ""}, {"event": "a b"}),
@@ -252,16 +252,16 @@ def test_a_bad_redelivery_is_refused(http: httpx.Client, webhook: dict[str, Any]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "[::ffff:10.0.0.1]"])
-def test_by_default_nothing_private_is_reached(sqlite_http: httpx.Client, host: str) -> None:
-    """And the answer does not say where the name led. It names the setting that allows it."""
+def test_by_default_private_addresses_are_refused(sqlite_http: httpx.Client, host: str) -> None:
+    """The error doesn't contain the resolved address. It names the setting that allows it."""
     refusal = sqlite_http.post("/v1/webhooks", json={"url": f"http://{host}:8000/"})
     assert code(refusal) == (422, "invalid_request")
     assert refusal.json()["detail"] == f"body.url: the host is {NOT_PUBLIC}"
     assert "LASTBIT_WEBHOOKS_ALLOW_PRIVATE=true" in refusal.json()["detail"]
 
 
-def test_no_log_says_a_secret() -> None:
-    """At the lowest level, of deliveries that succeed and fail; what is being sent at a SIGTERM is recorded first."""
+def test_no_log_contains_a_secret() -> None:
+    """At the lowest level, with successful and failed deliveries; a delivery under way at SIGTERM is recorded first."""
     environment = {
         **os.environ,
         "LASTBIT_LOG_LEVEL": "debug",

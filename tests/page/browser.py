@@ -13,7 +13,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def program() -> str | None:
-    """Where Chromium is: `CHROMIUM` names another one."""
+    """The path of Chromium; the variable `CHROMIUM` can name another one."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 

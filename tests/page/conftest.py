@@ -1,4 +1,4 @@
-"""One headless Chromium for all tests of the page, a fresh context for each; what the browser complains of fails."""
+"""One headless Chromium for all tests of the page, a fresh context for each; any browser error fails the test."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ expect.set_options(timeout=20_000)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Missing: a failure in CI, a skip at home. It is gone after its module: the driver keeps an event loop running in
-    this thread, in which no other test could run its own."""
+    """Without Chromium, tests fail in CI and are skipped elsewhere. It is closed after its module: the driver keeps an
+    event loop running in this thread, in which no other test could run its own."""
     path = program()
     if path is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("chromium is not installed")
@@ -30,37 +30,38 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """Console errors, exceptions and violations of the policy, of all pages of the test. A test that provokes some
+    """Console errors, exceptions and violations of the policy, on all pages of the test. A test that provokes some
     clears them."""
     return []
 
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    """Of the browser's context; parametrized by tests that ask for a phone, or for dark."""
+    """Settings of the browser's context; a test that needs a phone or a dark scheme parametrizes them."""
     return {}
 
 
 @pytest.fixture
 def page(browser: Browser, complaints: list[str], settings: dict[str, Any]) -> Iterator[Page]:
     usual = {"reduced_motion": "reduce", "viewport": {"width": 1180, "height": 860}}
-    with browser.new_context(**{**usual, **settings}) as own_batch:
-        own_batch.set_default_timeout(20_000)
-        connection = own_batch.new_page()
+    with browser.new_context(**{**usual, **settings}) as context:
+        context.set_default_timeout(20_000)
+        page_ = context.new_page()
 
         def heard(message: ConsoleMessage) -> None:
             if message.type in ("error", "warning"):
                 complaints.append(f"{message.text} at {message.location}")
 
-        connection.on("console", heard)
-        connection.on("pageerror", lambda error: complaints.append(str(error)))
-        yield connection
+        page_.on("console", heard)
+        page_.on("pageerror", lambda error: complaints.append(str(error)))
+        yield page_
         assert complaints == []
 
 
 @pytest.fixture(scope="module")
 def service_url() -> Iterator[str]:
-    """Of a service that may send to this machine, tries twice, and hardly waits in between, unless it is asked to."""
+    """The URL of a service that may send to this machine, tries twice, and retries almost at once unless the receiver
+    asks for a pause."""
     settings = {
         "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
         "LASTBIT_DISPATCHER_EVERY": "0.05",
@@ -73,7 +74,7 @@ def service_url() -> Iterator[str]:
 
 @pytest.fixture
 def webhook(api: httpx.Client, receiver: Receiver) -> Iterator[int]:
-    """One that is told of what happens to batches, while the test runs."""
+    """A webhook for batch events that exists while the test runs."""
     webhook = api.post("/v1/webhooks", json={"url": receiver.url, "types": ["batch.opened", "batch.sealed"]}).json()
     receiver.secrets.append(webhook["secret"])
     yield webhook["id"]

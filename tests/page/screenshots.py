@@ -1,4 +1,4 @@
-"""`python -m tests.page.screenshots`: take the pictures of docs/page.md again, from a service with made-up batches."""
+"""`python -m tests.page.screenshots`: take the pictures of docs/page.md again, from a service with invented batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DESKTOP = {"width": 1180, "height": 860}
 PHONE = {"width": 360, "height": 760}
 
 
-def opened(api: httpx.Client, **body: Any) -> int:
+def open_batch(api: httpx.Client, **body: Any) -> int:
     answer = api.post("/v1/batches", json=body)
     answer.raise_for_status()
     result: int = answer.json()["id"]
@@ -36,18 +36,18 @@ def pending(api: httpx.Client, batch: int) -> int:
 
 
 def resolve(
-    api: httpx.Client, batch: int, chance: random.Random, shares: list[float], failed_count: set[int], size: int
+    api: httpx.Client, batch: int, dice: random.Random, shares: list[float], failed_count: set[int], size: int
 ) -> None:
-    """Ack so much of each group, in no order, and fail three items of those of `lost`."""
+    """Ack a random share of each group, and fail three items in each group of `failed_count`."""
     for first in range(0, len(shares), 64):
         acks, failures = [], []
         for group, share in enumerate(shares[first : first + 64], first):
             acked = bytearray(b"\xff" * (size // 8)) if share >= 1 else bytearray(size // 8)
             failed = bytearray(size // 8)
-            for index in chance.sample(range(size), int(size * share)) if 0 < share < 1 else []:
+            for index in dice.sample(range(size), int(size * share)) if 0 < share < 1 else []:
                 acked[index // 8] |= 1 << (index % 8)
             if group in failed_count:
-                for index in chance.sample(range(size), 3):
+                for index in dice.sample(range(size), 3):
                     failed[index // 8] |= 1 << (index % 8)
             acked = bytearray(byte & ~lost_byte for byte, lost_byte in zip(acked, failed, strict=True))
             place = {"batch": batch, "group": group}
@@ -60,17 +60,17 @@ def resolve(
         api.post("/v1/acks", json={"groups": acks}).raise_for_status()
 
 
-def make_up(api: httpx.Client) -> int:
-    """Some batches; the answer is the one to look at."""
-    chance = random.Random(11)
+def create_batches(api: httpx.Client) -> int:
+    """Create some batches; return the one to show."""
+    dice = random.Random(11)
 
     def small(key: str, items: int, share: float, failed_count: int = 0, **extra: Any) -> int:
-        batch = opened(api, key=key, items=items, **extra)
+        batch = open_batch(api, key=key, items=items, **extra)
         ids = [f"{batch}:{number // 8192}:{number % 8192}" for number in range(items)]
-        process = ids[: int(items * share)]
-        for start in range(0, len(process), 8000):
+        acked_ids = ids[: int(items * share)]
+        for start in range(0, len(acked_ids), 8000):
             api.post(
-                "/v1/acks", json={"items": process[failed_count if start == 0 else start : start + 8000]}
+                "/v1/acks", json={"items": acked_ids[failed_count if start == 0 else start : start + 8000]}
             ).raise_for_status()
         if failed_count:
             api.post(
@@ -80,20 +80,20 @@ def make_up(api: httpx.Client) -> int:
 
     small("invoices-2026-04", 4210, 1, sealed=True, labels={"team": "billing", "run": "monthly"})
     small("thumbnails-backfill", 60000, 0.31, labels={"team": "media"})
-    leaver = small("search-index-v8", 12000, 0.42, sealed=True, labels={"team": "search"})
-    api.post(f"/v1/batches/{leaver}/cancel").raise_for_status()
+    cancelled_batch = small("search-index-v8", 12000, 0.42, sealed=True, labels={"team": "search"})
+    api.post(f"/v1/batches/{cancelled_batch}/cancel").raise_for_status()
     small("catalog-41", 18400, 1, failed_count=3, sealed=True, labels={"team": "search", "shop": "de"})
     small("newsletter-may", 25000, 1, sealed=True, labels={"team": "crm"})
     size, groups = 8192, 184
-    looked_at = opened(api, key="catalog-42", items=size * groups - 3000, labels={"team": "search", "shop": "fr"})
+    shown_batch = open_batch(api, key="catalog-42", items=size * groups - 3000, labels={"team": "search", "shop": "fr"})
     shares = [1.0 if group < 92 else max(0.0, min(1.0, 1.15 - (group - 92) / 70)) for group in range(groups - 1)]
-    shares = [share if share in (0.0, 1.0) else min(1.0, share + chance.uniform(-0.12, 0.12)) for share in shares]
+    shares = [share if share in (0.0, 1.0) else min(1.0, share + dice.uniform(-0.12, 0.12)) for share in shares]
     shares = [max(0.0, share) for share in shares]
     shares[37], shares[61] = 0.9985, 0.9991
-    resolve(api, looked_at, chance, shares, {61, 120, 147}, size)
-    api.post(f"/v1/batches/{looked_at}/seal").raise_for_status()
+    resolve(api, shown_batch, dice, shares, {61, 120, 147}, size)
+    api.post(f"/v1/batches/{shown_batch}/seal").raise_for_status()
     small("translations-pt", 900, 0.12, labels={"team": "content", "language": "pt"})
-    return looked_at
+    return shown_batch
 
 
 PROCESS = "ship-order"
@@ -103,8 +103,8 @@ TRACEBACK = """Traceback (most recent call last):
 KeyError: 'XXL'"""
 
 
-def make_up_process(api: httpx.Client) -> str:
-    """A process, of which one instance has a parked event: the answer is its name."""
+def create_process(api: httpx.Client) -> str:
+    """Create a process with a parked event; return the name of its instance."""
     api.put(f"/v1/processes/{PROCESS}", json={"partitions": 1}).raise_for_status()
     sync_result = api.post(f"/v1/consumer-groups/process.{PROCESS}/sync", json={"worker": "w1", "session": "s1"}).json()
     fence = {"worker": "w1", "epoch": sync_result["assigned"][0]["epoch"]}
@@ -118,23 +118,23 @@ def make_up_process(api: httpx.Client) -> str:
 
     for number in range(1040, 1047):
         order = f"order-{number}"
-        waiting = {"address": None, "paid": True, "parcel": None}
+        state = {"address": None, "paid": True, "parcel": None}
         timers = [{"timer": "payment-reminder", "after": 3600 * 24}]
-        handled(order, 0, "payment.captured", {"cents": 4999}, state=waiting, timers=timers)
+        handled(order, 0, "payment.captured", {"cents": 4999}, state=state, timers=timers)
         if number % 3 == 0:
             continue
-        tokens = {**waiting, "address": "12 Harbour Street"}
-        handled(order, 1, "address.confirmed", {}, state=tokens)
+        addressed = {**state, "address": "12 Harbour Street"}
+        handled(order, 1, "address.confirmed", {}, state=addressed)
         if number == 1045:
             handled(order, 2, "parcel.packed", {"parcel": "XXL"}, error=TRACEBACK)
         else:
             ship = {"step": "ship", "type": "ship", "data": {"parcel": "M"}}
-            handled(order, 2, "parcel.packed", {"parcel": "M"}, state=tokens, commands=[ship], finish=True)
+            handled(order, 2, "parcel.packed", {"parcel": "M"}, state=addressed, commands=[ship], finish=True)
     return "order-1045"
 
 
-def make_older(database: str) -> None:
-    """Else all of them would be from just now."""
+def move_back(database: str) -> None:
+    """Move all times back, as otherwise all batches would be from just now."""
 
     def earlier(column: str, minutes: int, batch: str) -> str:
         ago = f"printf('-%d minutes', {minutes} * (9 - {batch}) * (9 - {batch}))"
@@ -164,7 +164,7 @@ def take(browser: Browser, url: str, api: httpx.Client, batch: int, parked: str,
             page.goto(f"{url}/#/batches/{batch}")
             expect(page.locator(".tile")).to_have_count(184)
             expect(page.locator(".events li")).to_have_count(2)
-            # So that there is a pace.
+            # So that the page can show a rate.
             moved = {"batch": batch, "group": 180 if scheme == "light" else 181, "bits": "/" * 136}
             api.post("/v1/acks", json={"groups": [moved]}).raise_for_status()
             expect(page.locator(".big .words")).to_contain_text("left")
@@ -208,9 +208,9 @@ def main() -> int:
         running_browser(path) as browser,
         httpx.Client(base_url=service.url, timeout=60) as api,
     ):
-        batch = make_up(api)
-        make_older(database)
-        take(browser, service.url, api, batch, make_up_process(api), folder)
+        batch = create_batches(api)
+        move_back(database)
+        take(browser, service.url, api, batch, create_process(api), folder)
     with (
         sqlite_file() as database,
         running_service(

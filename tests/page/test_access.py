@@ -1,4 +1,4 @@
-"""Signing in, what a session may do, and what no other site's page may: in a real browser."""
+"""Signing in, the permissions of a session, and other sites' pages: in a real browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from lastbit import tokens
 from lastbit.tokens import Role
-from tests.page.test_page import PHONE, live, opened, row
+from tests.page.test_page import PHONE, live, open_batch, row
 from tests.support.servers import running_service, sqlite_file
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -58,11 +58,11 @@ def sign_in(page: Page, url: str, name: str) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
-def test_the_page_shows_nothing_before_somebody_signs_in_and_after_he_signs_out(
+def test_the_page_shows_nothing_before_signing_in_and_after_signing_out(
     page: Page, api: httpx.Client, service_url: str
 ) -> None:
-    """A wrong token is said to be wrong; a session outlasts a reload, and no script can read its cookie."""
-    batch = opened(api, key="secret-plan", items=1)
+    """A wrong token is reported; a session survives a reload, and no script can read its cookie."""
+    batch = open_batch(api, key="secret-plan", items=1)
     page.goto(f"{service_url}/#/batches/{batch}")
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     expect(page.get_by_text("secret-plan")).to_have_count(0)
@@ -81,13 +81,13 @@ def test_the_page_shows_nothing_before_somebody_signs_in_and_after_he_signs_out(
     assert page.context.cookies() == []
 
 
-def test_a_wrong_token_is_told_in_words(page: Page, service_url: str, complaints: list[str]) -> None:
-    """And one that may not read, too; neither leaves a session behind."""
+def test_a_wrong_token_is_reported(page: Page, service_url: str, complaints: list[str]) -> None:
+    """And so is a token that may not read; neither leaves a session behind."""
     page.goto(service_url)
     page.get_by_label("Token").fill("lastbit_wrong")
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("is not known here")
-    assert len(complaints) == 1  # the browser's own, about the 401
+    expect(page.get_by_role("alert")).to_contain_text("the token is invalid")
+    assert len(complaints) == 1  # the browser's own error about the 401
     complaints.clear()
     page.get_by_label("Token").fill(SECRETS["worker"])
     page.get_by_role("button", name="Sign in").click()
@@ -95,30 +95,30 @@ def test_a_wrong_token_is_told_in_words(page: Page, service_url: str, complaints
     assert page.context.cookies() == []
 
 
-def test_what_a_session_may_not_do_is_not_offered(page: Page, api: httpx.Client, service_url: str) -> None:
-    """A reader can't cancel; a limited session sees its own batches, and no complaint of the browser's is heard."""
-    own_one, other = opened(api, key="shop-1", items=2), opened(api, key="other-1", items=2)
+def test_actions_without_permission_are_not_offered(page: Page, api: httpx.Client, service_url: str) -> None:
+    """A reader can't cancel; a limited session sees its own batches, and the browser reports no errors."""
+    own_batch, other = open_batch(api, key="shop-1", items=2), open_batch(api, key="other-1", items=2)
     sign_in(page, service_url, "looker")
     row(page, other).get_by_role("link", name="other-1").click()
     expect(page.locator("[data-panel='events']")).to_contain_text("opened")
     expect(page.get_by_role("button", name="Cancel…")).to_be_hidden()
     page.get_by_role("button", name="Sign out looker").click()
     sign_in(page, service_url, "shop")
-    expect(row(page, own_one)).to_be_visible()
+    expect(row(page, own_batch)).to_be_visible()
     expect(row(page, other)).to_have_count(0)
-    row(page, own_one).get_by_role("link", name="shop-1").click()
+    row(page, own_batch).get_by_role("link", name="shop-1").click()
     expect(page.locator("[data-panel='events']")).to_contain_text("opened")
     page.get_by_role("button", name="Cancel…").click()
-    page.get_by_role("textbox").fill(str(own_one))
+    page.get_by_role("textbox").fill(str(own_batch))
     page.get_by_role("button", name="Cancel the batch").click()
     expect(page.locator("main .title .state")).to_have_text("cancelled")
 
 
-def test_a_token_that_is_removed_ends_its_session(
+def test_removing_a_token_ends_its_session(
     page: Page, api: httpx.Client, service_url: str, tokens_file: Path, complaints: list[str]
 ) -> None:
-    """While the page is open: at its next look it asks for a token."""
-    batch = opened(api, key="looked-at", items=1)
+    """While the page is open: at its next poll it asks for a token."""
+    batch = open_batch(api, key="looked-at", items=1)
     sign_in(page, service_url, "looker")
     expect(row(page, batch)).to_be_visible()
     tokens_file.write_text(lines([token for token in KNOWN if token.name != "looker"]))
@@ -130,15 +130,15 @@ def test_a_token_that_is_removed_ends_its_session(
     complaints.clear()
 
 
-def test_another_sites_page_can_use_no_session(page: Page, api: httpx.Client, service_url: str) -> None:
-    """The browser sends no cookie with what another site asks for, and says where it comes from."""
-    batch = opened(api, key="shop-2", items=1)
+def test_another_sites_page_cannot_use_the_session(page: Page, api: httpx.Client, service_url: str) -> None:
+    """The browser sends no cookie with another site's request, and names that site."""
+    batch = open_batch(api, key="shop-2", items=1)
     sign_in(page, service_url, "boss")
     expect(row(page, batch)).to_be_visible()
     port = service_url.rpartition(":")[2]
     # Another host than 127.0.0.1, and so another site.
-    foreign = page.context.new_page()
-    foreign.goto(f"http://localhost:{port}/healthz")
+    other_page = page.context.new_page()
+    other_page.goto(f"http://localhost:{port}/healthz")
     form = f"""() => {{
       const form = document.createElement("form");
       form.method = "POST";
@@ -146,15 +146,15 @@ def test_another_sites_page_can_use_no_session(page: Page, api: httpx.Client, se
       document.body.append(form);
       form.submit();
     }}"""
-    with foreign.expect_navigation() as data:
-        foreign.evaluate(form)
-    assert data.value is not None
-    assert data.value.status == 403
+    with other_page.expect_navigation() as navigation:
+        other_page.evaluate(form)
+    assert navigation.value is not None
+    assert navigation.value.status == 403
     assert api.get(f"/v1/batches/{batch}").json()["state"] == "open"
 
 
 def test_the_apis_pages_work_under_their_policy(page: Page, service_url: str) -> None:
-    """They are drawn, a call can be tried with a token, and the browser has nothing to complain of."""
+    """They are displayed, a call can be tried with a token, and the browser reports no errors."""
     page.goto(f"{service_url}/docs")
     expect(page.get_by_text("Knows, exactly, when")).to_be_visible()
     page.get_by_role("button", name="Authorize").first.click()
@@ -168,8 +168,8 @@ def test_the_apis_pages_work_under_their_policy(page: Page, service_url: str) ->
 
 
 @pytest.mark.parametrize("settings", [PHONE])
-def test_on_a_phone_a_long_name_is_cut_and_nothing_else(page: Page, service_url: str) -> None:
-    """No scrolling sideways, before and after."""
+def test_on_a_phone_only_a_long_name_is_cut(page: Page, service_url: str) -> None:
+    """No scrolling sideways, before and after signing in."""
     overflow = "document.documentElement.scrollWidth - innerWidth"
     page.goto(service_url)
     expect(page.get_by_label("Token")).to_be_visible()
@@ -181,8 +181,8 @@ def test_on_a_phone_a_long_name_is_cut_and_nothing_else(page: Page, service_url:
 
 
 @pytest.mark.parametrize("settings", [{"bypass_csp": True}, {"bypass_csp": True, "color_scheme": "dark"}])
-def test_axe_finds_nothing_where_one_signs_in(page: Page, service_url: str, settings: dict[str, Any]) -> None:
-    """axe is put into the page, hence a browser without our policy."""
+def test_axe_finds_nothing_on_the_sign_in_page(page: Page, service_url: str, settings: dict[str, Any]) -> None:
+    """axe is injected into the page, which needs a browser without our policy."""
     page.goto(service_url)
     expect(page.get_by_label("Token")).to_be_visible()
     result = Axe().run(page)

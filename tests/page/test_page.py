@@ -1,4 +1,4 @@
-"""The page, in a real browser on a real service: what it shows moves with what happens, and anybody can use it."""
+"""The page, in a real browser on a real service: it follows changes, and everyone can use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title=
 PHONE = {"viewport": {"width": 360, "height": 760}, "has_touch": True, "is_mobile": True}
 
 
-def opened(api: httpx.Client, **body: Any) -> int:
+def open_batch(api: httpx.Client, **body: Any) -> int:
     answer = api.post("/v1/batches", json=body)
     assert answer.status_code == 201, answer.text
     batch: int = answer.json()["id"]
@@ -59,7 +59,7 @@ def live(page: Page) -> Locator:
 
 
 def test_each_file_has_its_type_and_the_policy(api: httpx.Client) -> None:
-    """Nothing may run that isn't a file of the service's own."""
+    """Only files of the service itself may run."""
     for name, file in served.read_files().items():
         answer = api.get({"index.html": "/", "docs.html": "/docs"}.get(name, f"/page/{name}"))
         assert answer.status_code == 200
@@ -71,8 +71,8 @@ def test_each_file_has_its_type_and_the_policy(api: httpx.Client) -> None:
         assert "unsafe" not in answer.headers["content-security-policy"]
 
 
-def test_a_file_that_is_known_is_not_sent_again(api: httpx.Client) -> None:
-    """Its ETag is asked for each time, so a new release shows at once."""
+def test_a_cached_file_is_not_sent_again(api: httpx.Client) -> None:
+    """Its ETag is checked each time, so a new release shows at once."""
     answer = api.get("/page/main.js")
     assert answer.headers["cache-control"] == "no-cache"
     second = api.get("/page/main.js", headers={"If-None-Match": f'"other", W/{answer.headers["etag"]}'})
@@ -82,14 +82,14 @@ def test_a_file_that_is_known_is_not_sent_again(api: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/page/other.js", "/page/__init__.py", "/page/index.html", "/page/%2e%2e%2fapp.py"])
-def test_nothing_else_of_the_folder_is_served(api: httpx.Client, path: str) -> None:
-    """As any path that isn't there."""
+def test_no_other_file_of_the_folder_is_served(api: httpx.Client, path: str) -> None:
+    """Like any missing path."""
     answer = api.get(path)
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
-def test_the_page_names_no_address_but_its_own() -> None:
-    """It works where nothing else is reached. A namespace is no address."""
+def test_the_page_contains_no_foreign_address() -> None:
+    """It works without a connection to any other host. A namespace is not an address."""
     for name, file in served.read_files().items():
         text = file.content.decode().replace("http://www.w3.org/2000/svg", "")
         result = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", text)
@@ -99,44 +99,44 @@ def test_the_page_names_no_address_but_its_own() -> None:
 # The list
 
 
-def test_a_batch_shows_up_and_its_progress_moves(page: Page, api: httpx.Client, service_url: str) -> None:
-    """Without a reload; where its items are acked, the bar says so in words."""
+def test_a_new_batch_appears_and_its_progress_moves(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Without a reload; the bar has a text for its progress."""
     page.goto(service_url)
     expect(live(page)).to_be_visible()
-    batch = opened(api, key="moves", items=4, labels={"team": "search"})
-    document = row(page, batch)
-    expect(document).to_contain_text("moves")
-    expect(document.locator(".state")).to_have_text("open")
-    expect(document.get_by_role("img")).to_have_accessible_name("0 % resolved: 0 acked, 0 failed, 4 pending")
+    batch = open_batch(api, key="moves", items=4, labels={"team": "search"})
+    batch_row = row(page, batch)
+    expect(batch_row).to_contain_text("moves")
+    expect(batch_row.locator(".state")).to_have_text("open")
+    expect(batch_row.get_by_role("img")).to_have_accessible_name("0 % resolved: 0 acked, 0 failed, 4 pending")
     ack(api, f"{batch}:0:0", f"{batch}:0:2")
-    expect(document).to_contain_text("2 of 4 items")
-    expect(document).to_contain_text("50 %")
+    expect(batch_row).to_contain_text("2 of 4 items")
+    expect(batch_row).to_contain_text("50 %")
     fail(api, "why", f"{batch}:0:1")
-    expect(document.get_by_role("img")).to_have_accessible_name("75 % resolved: 2 acked, 1 failed, 1 pending")
-    expect(document).to_contain_text("1 failed")
+    expect(batch_row.get_by_role("img")).to_have_accessible_name("75 % resolved: 2 acked, 1 failed, 1 pending")
+    expect(batch_row).to_contain_text("1 failed")
     ack(api, f"{batch}:0:3")
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
-    expect(document.locator(".state")).to_have_text("complete")
-    expect(document).to_contain_text("all 4 items")
+    expect(batch_row.locator(".state")).to_have_text("complete")
+    expect(batch_row).to_contain_text("all 4 items")
     expect(page.locator("#said")).to_have_text(f"Batch {batch} is complete")
 
 
-def test_a_list_without_live_batches_hears_of_an_end(page: Page, api: httpx.Client, service_url: str) -> None:
-    """Nothing is polled then: it's the event that brings it."""
+def test_a_list_without_live_batches_is_updated_by_events(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Nothing is polled then: the event updates the list."""
     key = uuid.uuid4().hex
-    batch = opened(api, key=key, items=1, sealed=True)
+    batch = open_batch(api, key=key, items=1, sealed=True)
     page.goto(f"{service_url}/#/?state=complete&key={key}")
-    expect(page.get_by_role("heading", name="No batch is like that")).to_be_visible()
+    expect(page.get_by_role("heading", name="No batch matches")).to_be_visible()
     expect(live(page)).to_be_visible()
     ack(api, f"{batch}:0:0")
     expect(row(page, batch).locator(".state")).to_have_text("succeeded")
 
 
-def test_filters_narrow_the_list_and_live_in_the_address(page: Page, api: httpx.Client, service_url: str) -> None:
-    """By state, key and labels; a label of a batch is a link to its like; back is back."""
+def test_filters_narrow_the_list_and_are_part_of_the_address(page: Page, api: httpx.Client, service_url: str) -> None:
+    """By state, key and labels; a batch's label links to batches with that label; the back button works."""
     team = uuid.uuid4().hex
-    first = opened(api, key="filtered", labels={"team": team, "shop": "de"})
-    second = opened(api, key="filtered too", labels={"team": team, "shop": "fr"}, items=1, sealed=True)
+    first = open_batch(api, key="filtered", labels={"team": team, "shop": "de"})
+    second = open_batch(api, key="filtered too", labels={"team": team, "shop": "fr"}, items=1, sealed=True)
     page.goto(service_url)
     expect(row(page, first)).to_be_visible()
     page.get_by_label("Label", exact=True).fill(f"team:{team}")
@@ -167,7 +167,7 @@ def test_filters_narrow_the_list_and_live_in_the_address(page: Page, api: httpx.
 def test_a_filter_that_the_service_refuses_is_explained(
     page: Page, api: httpx.Client, service_url: str, complaints: list[str]
 ) -> None:
-    """In the service's words, and the page goes on."""
+    """With the service's message, and the page continues to work."""
     page.goto(f"{service_url}/#/?label=nonsense")
     expect(page.get_by_role("alert")).to_contain_text("expected name:value, got 'nonsense'")
     page.get_by_role("link", name="Without the label nonsense").click()
@@ -176,10 +176,10 @@ def test_a_filter_that_the_service_refuses_is_explained(
     complaints.clear()
 
 
-def test_many_batches_come_a_step_at_a_time(page: Page, api: httpx.Client, service_url: str) -> None:
-    """Fifty, then more when asked."""
+def test_many_batches_are_loaded_in_steps(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Fifty, then more on request."""
     key = uuid.uuid4().hex
-    ids = [opened(api, key=key, sealed=True) for _ in range(60)]
+    ids = [open_batch(api, key=key, sealed=True) for _ in range(60)]
     page.goto(f"{service_url}/#/?key={key}")
     expect(page.locator(".batch")).to_have_count(50)
     assert page.locator(".batch").first.get_attribute("data-batch") == str(ids[-1])
@@ -190,13 +190,13 @@ def test_many_batches_come_a_step_at_a_time(page: Page, api: httpx.Client, servi
 
 @pytest.fixture
 def fresh_url() -> Iterator[str]:
-    """Of a service without a batch."""
+    """The URL of a service without batches."""
     with sqlite_file() as database, running_service(database) as service:
         yield service.url
 
 
-def test_an_empty_service_says_how_to_begin(page: Page, fresh_url: str) -> None:
-    """With its own address; what is opened so appears."""
+def test_an_empty_service_shows_the_first_commands(page: Page, fresh_url: str) -> None:
+    """With its own address; a batch opened with these commands appears."""
     page.goto(fresh_url)
     expect(page.get_by_role("heading", name="No batches yet")).to_be_visible()
     command = page.get_by_role("region", name="With curl").inner_text()
@@ -215,9 +215,9 @@ def test_an_empty_service_says_how_to_begin(page: Page, fresh_url: str) -> None:
 # One batch
 
 
-def test_a_batch_shows_its_numbers_as_they_move(page: Page, api: httpx.Client, service_url: str) -> None:
-    """Numbers, rate, pending ranges, events; the end is said and shown."""
-    batch = opened(api, key="looked at", items=6, group_size=64, labels={"team": "search"})
+def test_a_batchs_numbers_follow_its_progress(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Numbers, rate, pending ranges, events; the end is announced and shown."""
+    batch = open_batch(api, key="looked at", items=6, group_size=64, labels={"team": "search"})
     page.goto(f"{service_url}/#/batches/{batch}")
     expect(page.get_by_role("heading", level=1)).to_have_text("looked at")
     expect(page).to_have_title("looked at · Lastbit")
@@ -244,8 +244,8 @@ def test_a_batch_shows_its_numbers_as_they_move(page: Page, api: httpx.Client, s
 
 
 def test_failed_items_are_shown_with_their_reasons(page: Page, api: httpx.Client, service_url: str) -> None:
-    """Neighbours that failed for the same reason are one line; who gave none is said to have given none."""
-    batch = opened(api, items=70, group_size=64)
+    """Neighbours that failed for the same reason share a line; a missing reason is shown as such."""
+    batch = open_batch(api, items=70, group_size=64)
     fail(api, "timed out", *(f"{batch}:0:{index}" for index in (3, 4, 5)))
     fail(api, "no such file", f"{batch}:0:6")
     fail(api, None, f"{batch}:1:0")
@@ -275,10 +275,10 @@ def test_failed_items_are_shown_with_their_reasons(page: Page, api: httpx.Client
 
 
 def test_a_tile_is_a_group_and_a_click_shows_its_bits(page: Page, api: httpx.Client, service_url: str) -> None:
-    """The tiles say how much is resolved; the bits are drawn, and say under the pointer which item is what."""
-    batch = opened(api, items=64 * 3 + 10, group_size=64)
-    full = base64.b64encode(b"\xff" * 8).decode()
-    api.post("/v1/acks", json={"groups": [{"batch": batch, "group": 1, "bits": full}]}).raise_for_status()
+    """The tiles show the resolved share; the bits are drawn, and a tooltip names the item under the pointer."""
+    batch = open_batch(api, items=64 * 3 + 10, group_size=64)
+    full_mask = base64.b64encode(b"\xff" * 8).decode()
+    api.post("/v1/acks", json={"groups": [{"batch": batch, "group": 1, "bits": full_mask}]}).raise_for_status()
     ack(api, f"{batch}:0:0", f"{batch}:0:9")
     fail(api, "broken", f"{batch}:3:1")
     page.goto(f"{service_url}/#/batches/{batch}")
@@ -296,22 +296,22 @@ def test_a_tile_is_a_group_and_a_click_shows_its_bits(page: Page, api: httpx.Cli
     canvas = page.locator(".field canvas")
     canvas.hover(position={"x": 3, "y": 3})
     expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:0, acked")
-    drawn = "canvas => Array.from(canvas.getContext('2d').getImageData(6, 6, 1, 1).data)"
-    acked = "node => getComputedStyle(node).getPropertyValue('--acked').trim()"
-    expectation = page.locator(".bits").evaluate(acked)
+    read_pixel = "canvas => Array.from(canvas.getContext('2d').getImageData(6, 6, 1, 1).data)"
+    read_acked_colour = "node => getComputedStyle(node).getPropertyValue('--acked').trim()"
+    acked_colour = page.locator(".bits").evaluate(read_acked_colour)
     ack(api, f"{batch}:0:1")
     expect(item).to_have_attribute("aria-valuenow", "0")
     expect(page.locator(".bits .facts")).to_have_text("64 items: 3 acked, 0 failed, 61 pending")
-    red, green, blue, _ = canvas.evaluate(drawn)
-    assert (red, green, blue) == tuple(bytes.fromhex(expectation.removeprefix("#")))
+    red, green, blue, _ = canvas.evaluate(read_pixel)
+    assert (red, green, blue) == tuple(bytes.fromhex(acked_colour.removeprefix("#")))
     page.get_by_role("button", name="Close").click()
     expect(page.locator(".bits")).to_have_count(0)
     expect(tiles.nth(0)).to_be_focused()
 
 
-def test_a_billion_items_are_a_picture_that_one_goes_into(page: Page, api: httpx.Client, service_url: str) -> None:
-    """Some thousand tiles of several groups each; a click shows the groups of one, another the bits."""
-    batch = opened(api, items=10**9)
+def test_a_billion_items_are_a_picture_that_can_be_zoomed(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Some thousand tiles of several groups each; a click shows the groups of one tile, another click the bits."""
+    batch = open_batch(api, items=10**9)
     ack(api, f"{batch}:100000:17")
     page.goto(f"{service_url}/#/batches/{batch}")
     tiles = page.locator(".tile")
@@ -333,18 +333,18 @@ def test_a_billion_items_are_a_picture_that_one_goes_into(page: Page, api: httpx
     expect(touched).to_have_count(1)
 
 
-def test_the_largest_batch_is_shown_a_stretch_at_a_time(page: Page, api: httpx.Client, service_url: str) -> None:
-    """One answer of the picture has a bound; the page says which groups it shows, and goes on."""
-    batch = opened(api, items=10**12)
+def test_the_largest_batch_is_shown_in_parts(page: Page, api: httpx.Client, service_url: str) -> None:
+    """One answer of the picture is bounded; the page names the groups it shows, and has a button for the next ones."""
+    batch = open_batch(api, items=10**12)
     page.goto(f"{service_url}/#/batches/{batch}")
     expect(page.locator(".nearer")).to_have_text(re.compile(r"^groups 0 to 1[23]\d,\d{3} of 122,070,313later$"))
     page.get_by_role("link", name="later").click()
     expect(page.locator(".nearer")).to_have_text(re.compile(r"groups 1[23]\d,\d{3} to 2[56]\d,\d{3} of"))
 
 
-def test_cancelling_asks_first(page: Page, api: httpx.Client, service_url: str) -> None:
-    """The batch's number has to be typed; keeping it changes nothing, and the focus goes back to the button."""
-    batch = opened(api, key="unwanted", items=3)
+def test_cancelling_needs_a_confirmation(page: Page, api: httpx.Client, service_url: str) -> None:
+    """The batch's number must be typed; keeping the batch changes nothing, and the focus returns to the button."""
+    batch = open_batch(api, key="unwanted", items=3)
     page.goto(f"{service_url}/#/batches/{batch}")
     button = page.get_by_role("button", name="Cancel…")
     button.click()
@@ -369,42 +369,40 @@ def test_cancelling_asks_first(page: Page, api: httpx.Client, service_url: str) 
     assert api.get(f"/v1/batches/{batch}").json()["state"] == "cancelled"
 
 
-def test_a_cancel_that_comes_too_late_says_so(
+def test_a_cancel_that_comes_too_late_is_reported(
     page: Page, api: httpx.Client, service_url: str, complaints: list[str]
 ) -> None:
-    """In the dialog, which stays."""
-    batch = opened(api, key="too late", items=1, sealed=True)
+    """In the dialog, which stays open."""
+    batch = open_batch(api, key="too late", items=1, sealed=True)
     page.goto(f"{service_url}/#/batches/{batch}")
     page.get_by_role("button", name="Cancel…").click()
     ack(api, f"{batch}:0:0")
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Type").fill(str(batch))
     dialog.get_by_role("button", name="Cancel the batch").click()
-    expect(dialog.get_by_role("alert")).to_contain_text(f"batch {batch} is complete: cancel is not possible any more")
+    expect(dialog.get_by_role("alert")).to_contain_text(f"batch {batch} is complete: cancel is no longer possible")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     assert all("409" in complaint for complaint in complaints)
     complaints.clear()
 
 
-def test_an_item_that_is_a_batch_leads_to_its_parent(page: Page, api: httpx.Client, service_url: str) -> None:
-    """And back by the list."""
-    above = opened(api, key="above", items=2)
-    below = opened(api, key="below", parent=f"{above}:0:1")
-    page.goto(f"{service_url}/#/batches/{below}")
-    page.get_by_role("link", name=f"{above}:0:1").click()
+def test_a_child_batch_links_to_its_parent(page: Page, api: httpx.Client, service_url: str) -> None:
+    """And back through the list."""
+    parent = open_batch(api, key="above", items=2)
+    child = open_batch(api, key="below", parent=f"{parent}:0:1")
+    page.goto(f"{service_url}/#/batches/{child}")
+    page.get_by_role("link", name=f"{parent}:0:1").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("above")
     page.get_by_role("link", name="All batches", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Batches")
 
 
-def test_a_batch_that_is_not_there_is_said_to_be_gone(
-    page: Page, api: httpx.Client, service_url: str, complaints: list[str]
-) -> None:
-    """When it is opened, and when it goes away under the reader's eyes."""
+def test_a_missing_batch_is_reported(page: Page, api: httpx.Client, service_url: str, complaints: list[str]) -> None:
+    """When it is opened, and when it disappears while it is shown."""
     page.goto(f"{service_url}/#/batches/999999")
     expect(page.get_by_role("heading", level=1)).to_have_text("There is no batch 999999")
-    batch = opened(api, key="goes away", items=1)
+    batch = open_batch(api, key="goes away", items=1)
     page.goto(f"{service_url}/#/batches/{batch}")
     expect(numbers(page, "items")).to_have_text("1")
     api.delete(f"/v1/batches/{batch}").raise_for_status()
@@ -421,8 +419,8 @@ def test_a_batch_that_is_not_there_is_said_to_be_gone(
         *("#/processes/..", "#/processes/p/.", "#/processes/p/%2E%2E"),
     ],
 )
-def test_an_address_of_no_page_says_so(page: Page, service_url: str, address: str) -> None:
-    """When the page is opened there, and when it goes there; the way back works."""
+def test_an_unknown_address_is_reported(page: Page, service_url: str, address: str) -> None:
+    """When the page is opened there, and when it goes there; going back works."""
     heading = page.get_by_role("heading", level=1)
     page.goto(f"{service_url}/{address}")
     expect(heading).to_have_text("There is no such page")
@@ -433,10 +431,10 @@ def test_an_address_of_no_page_says_so(page: Page, service_url: str, address: st
         expect(heading).to_have_text("There is no such page")
 
 
-def test_events_that_were_trimmed_are_said_to_be_gone(page: Page, complaints: list[str]) -> None:
+def test_trimmed_events_are_reported(page: Page, complaints: list[str]) -> None:
     """The events that the feed still has are shown."""
     with sqlite_file() as database, running_service(database) as service, httpx.Client(base_url=service.url) as api:
-        batch = opened(api, items=1)
+        batch = open_batch(api, items=1)
         with sqlite3.connect(database.removeprefix("sqlite:///")) as file:
             file.execute("UPDATE feed_head SET trimmed = position")
             file.execute("DELETE FROM feed")
@@ -450,11 +448,11 @@ def test_events_that_were_trimmed_are_said_to_be_gone(page: Page, complaints: li
 # Staying up to date
 
 
-def test_a_service_that_goes_away_and_comes_back(page: Page, complaints: list[str]) -> None:
-    """The page says that it's reconnecting, keeps what it has, and catches up by itself."""
+def test_the_page_reconnects_to_its_service(page: Page, complaints: list[str]) -> None:
+    """The page shows that it is reconnecting, keeps its content, and updates by itself."""
     with sqlite_file() as database, running_service(database) as service:
         with httpx.Client(base_url=service.url) as api:
-            batch = opened(api, key="stays", items=2)
+            batch = open_batch(api, key="stays", items=2)
         page.goto(f"{service.url}/#/batches/{batch}")
         expect(live(page)).to_have_text("live")
         expect(numbers(page, "pending")).to_have_text("2")
@@ -471,12 +469,12 @@ def test_a_service_that_goes_away_and_comes_back(page: Page, complaints: list[st
     complaints.clear()
 
 
-def test_while_the_service_is_away_nothing_looks_current(page: Page, complaints: list[str]) -> None:
+def test_without_the_service_nothing_looks_current(page: Page, complaints: list[str]) -> None:
     """No rate and no estimate of a batch, and no rows of one filter under another."""
     with sqlite_file() as database, running_service(database) as service:
         with httpx.Client(base_url=service.url) as api:
-            batch = opened(api, key="away", items=2000, sealed=True)
-            opened(api, key="open still", items=2)
+            batch = open_batch(api, key="away", items=2000, sealed=True)
+            open_batch(api, key="open still", items=2)
             page.goto(f"{service.url}/#/batches/{batch}")
             expect(live(page)).to_have_text("live")
             ack(api, f"{batch}:0:1")
@@ -500,34 +498,37 @@ def test_while_the_service_is_away_nothing_looks_current(page: Page, complaints:
     complaints.clear()
 
 
-def test_what_is_not_a_success_does_not_look_like_one(page: Page, api: httpx.Client, service_url: str) -> None:
-    """A batch whose items all failed says so, and one that is not sealed is never at its end."""
-    lost = opened(api, key="lost", items=2, sealed=True)
-    fail(api, "no disk", f"{lost}:0:0", f"{lost}:0:1")
-    growing = opened(api, key="growing", items=1)
-    ack(api, f"{growing}:0:0")
+def test_a_batch_without_success_does_not_look_successful(page: Page, api: httpx.Client, service_url: str) -> None:
+    """A batch whose items all failed is shown as such, and one that is not sealed is never shown as finished."""
+    failed_batch = open_batch(api, key="lost", items=2, sealed=True)
+    fail(api, "no disk", f"{failed_batch}:0:0", f"{failed_batch}:0:1")
+    growing_batch = open_batch(api, key="growing", items=1)
+    ack(api, f"{growing_batch}:0:0")
     page.goto(f"{service_url}/#/?key=lost")
     expect(page.locator(".batch .state")).to_have_text("all failed")
-    page.goto(f"{service_url}/#/batches/{lost}")
+    page.goto(f"{service_url}/#/batches/{failed_batch}")
     expect(page.locator(".title .state")).to_have_text("all failed")
     expect(page.locator(".big .words")).to_have_text("every item failed")
+    expect(page.locator(".tile.all-failed")).to_have_css(
+        "background-color", page.locator(".bar .failed").evaluate("bar => getComputedStyle(bar).backgroundColor")
+    )
     page.goto(f"{service_url}/#/?key=growing")
     expect(page.locator(".batch .share")).to_have_text("100 % so far")
-    page.goto(f"{service_url}/#/batches/{growing}")
+    page.goto(f"{service_url}/#/batches/{growing_batch}")
     expect(page.locator(".big .unit")).to_have_text("% so far")
 
 
-# Why it isn't done, and who was told
+# Why it isn't done, and its deliveries
 
 
-def test_an_open_batch_says_that_it_is_not_sealed(page: Page, api: httpx.Client, service_url: str) -> None:
-    """In the service's words; the other reasons take over as they become true, and none is left in the end."""
-    batch = opened(api, items=6, group_size=64)
+def test_an_open_batch_is_explained_as_not_sealed(page: Page, api: httpx.Client, service_url: str) -> None:
+    """In the service's words; other reasons follow as they become true, and none is left in the end."""
+    batch = open_batch(api, items=6, group_size=64)
     ack(api, f"{batch}:0:1", f"{batch}:0:2")
     page.goto(f"{service_url}/#/batches/{batch}")
     reasons = panel(page, "why").get_by_role("listitem")
     expect(reasons).to_have_count(2)
-    expect(reasons.nth(0)).to_have_text(re.compile("^The batch is not sealed, so more items may come; nothing has"))
+    expect(reasons.nth(0)).to_have_text(re.compile("^The batch is not sealed, so more items may be added; nothing has"))
     expect(reasons.nth(1)).to_have_text(f"4 of 6 items are pending: {batch}:0:0, {batch}:0:3 to {batch}:0:5.")
     expect(panel(page, "deliveries")).to_be_hidden()
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
@@ -538,35 +539,38 @@ def test_an_open_batch_says_that_it_is_not_sealed(page: Page, api: httpx.Client,
     expect(panel(page, "why")).to_be_hidden()
 
 
-def test_a_sealed_batch_says_which_groups_and_batches_it_waits_for(
+def test_a_sealed_batch_lists_the_groups_and_batches_it_waits_for(
     page: Page, api: httpx.Client, service_url: str
 ) -> None:
-    """And one that was cancelled, that it was."""
-    batch = opened(api, items=128, group_size=64)
-    below = opened(api, items=7, parent=f"{batch}:1:5")
+    """And a cancelled batch shows that it was cancelled."""
+    batch = open_batch(api, items=128, group_size=64)
+    child = open_batch(api, items=7, parent=f"{batch}:1:5")
     ack(api, f"{batch}:0:0")
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
     page.goto(f"{service_url}/#/batches/{batch}")
     reasons = panel(page, "why").get_by_role("listitem")
     expect(reasons).to_have_count(3)
     expect(reasons.nth(0)).to_contain_text(f"127 of 128 items are pending: {batch}:0:1 to {batch}:1:63 (nothing has")
-    expect(reasons.nth(1)).to_contain_text(f"Group 1 ({batch}:1:0 to {batch}:1:63) is the first of which nothing is")
-    expect(reasons.nth(2)).to_contain_text(f"it waits for batch {below} (open, 7 pending)")
+    expect(reasons.nth(1)).to_contain_text(f"Group 1 ({batch}:1:0 to {batch}:1:63) is the first group without")
+    expect(reasons.nth(2)).to_contain_text(f"this batch waits for batch {child} (open, 7 pending)")
     api.post(f"/v1/batches/{batch}/cancel").raise_for_status()
     expect(reasons).to_have_count(1)
     expect(reasons).to_have_text(re.compile("^The batch was cancelled at .* with 127 items pending"))
 
 
-def test_a_dead_delivery_is_redelivered_after_asking(
+def test_a_dead_delivery_is_redelivered_after_a_confirmation(
     page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
 ) -> None:
-    """Only dead ones can be. The receiver gets the same event again, and the page shows what it says now."""
+    """Only dead deliveries can be redelivered. The receiver gets the same event again, and the page shows its new
+    answer."""
     receiver.reply = status(500)
-    batch = opened(api, items=1)
+    batch = open_batch(api, items=1)
     page.goto(f"{service_url}/#/batches/{batch}")
     lines = panel(page, "deliveries").get_by_role("listitem")
-    dead = lines.and_(page.locator("[data-state='dead']"))
-    expect(dead).to_contain_text(re.compile(rf"dead.*opened.*webhook {webhook}.*2 attempts.*answered 500.*(now|ago)"))
+    dead_line = lines.and_(page.locator("[data-state='dead']"))
+    expect(dead_line).to_contain_text(
+        re.compile(rf"dead.*opened.*webhook {webhook}.*2 attempts.*answered 500.*(now|ago)")
+    )
     codes = [entry["code"] for entry in api.get(f"/v1/batches/{batch}/explain").json()["reasons"]]
     assert codes[-1] == "webhook_not_delivered"
     receiver.reply = status(200)
@@ -576,30 +580,30 @@ def test_a_dead_delivery_is_redelivered_after_asking(
     expect(lines.nth(0).get_by_role("button")).to_have_count(0)
     expect(panel(page, "why")).to_contain_text("1 of 1 item is pending")
     expect(panel(page, "why")).not_to_contain_text("Webhook")
-    button = dead.get_by_role("button", name="Redeliver…")
+    button = dead_line.get_by_role("button", name="Redeliver…")
     button.click()
     dialog = page.get_by_role("dialog", name="Deliver it again?")
     expect(dialog).to_contain_text(f"“opened” is sent to webhook {webhook} once more.")
     dialog.get_by_role("button", name="Leave it").click()
     expect(button).to_be_focused()
-    expect(dead).to_have_count(1)
+    expect(dead_line).to_have_count(1)
     assert len(receiver.got) == 3
     button.click()
     dialog.get_by_role("button", name="Deliver again").click()
     expect(lines.nth(1)).to_contain_text(re.compile("delivered.*opened.*1 attempt·answered 200"))
-    expect(dead).to_have_count(0)
+    expect(dead_line).to_have_count(0)
     opening, sealing = f"batch:{batch}:opened", f"batch:{batch}:sealed"
     assert [(delivery.id, delivery.valid) for delivery in receiver.got] == [
         (id, True) for id in (opening, opening, sealing, opening)
     ]
 
 
-def test_a_redelivery_that_is_refused_says_so(
+def test_a_refused_redelivery_is_reported(
     page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int, complaints: list[str]
 ) -> None:
-    """In the dialog, which stays: a receiver that is gone disables its webhook."""
+    """In the dialog, which stays open: a receiver that answers 410 disables its webhook."""
     receiver.reply = status(410)
-    batch = opened(api, items=1)
+    batch = open_batch(api, items=1)
     page.goto(f"{service_url}/#/batches/{batch}")
     expect(panel(page, "deliveries")).to_contain_text("1 attempt·answered 410")
     panel(page, "deliveries").get_by_role("button", name="Redeliver…").click()
@@ -610,31 +614,31 @@ def test_a_redelivery_that_is_refused_says_so(
     complaints.clear()
 
 
-def test_a_delivery_that_waits_says_until_when(
+def test_a_waiting_delivery_shows_its_next_attempt(
     page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
 ) -> None:
-    """As a time from now, which the receiver asked for."""
+    """As a time from now, requested by the receiver."""
     receiver.reply = status(503, Retry_After="7200")
-    batch = opened(api, items=1)
+    batch = open_batch(api, items=1)
     page.goto(f"{service_url}/#/batches/{batch}")
     line = panel(page, "deliveries").get_by_role("listitem")
     expect(line).to_contain_text(re.compile(r"pending.*1 attempt·answered 503.*·next attempt in (1 h 59 min|2 h)$"))
 
 
-def test_an_answer_that_breaks_off_is_told_in_words(
+def test_an_incomplete_answer_is_described(
     page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
 ) -> None:
-    """Beside its status, if there was one."""
+    """Next to its status, if there was one."""
     receiver.reply = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
-    batch = opened(api, items=1)
+    batch = open_batch(api, items=1)
     page.goto(f"{service_url}/#/batches/{batch}")
     expect(panel(page, "deliveries")).to_contain_text(
-        "answered 200, the connection was closed in the middle of the answer"
+        "answered 200, the connection was closed in the middle of the response"
     )
 
 
-def test_what_is_planned_after_the_end_is_shown(page: Page, receiver: Receiver) -> None:
-    """A dispatcher that looks every two seconds: when the page hears of the last event, there is no delivery yet."""
+def test_deliveries_planned_after_the_end_are_shown(page: Page, receiver: Receiver) -> None:
+    """A dispatcher that runs every two seconds: when the page gets the last event, there is no delivery yet."""
     settings = {"LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true", "LASTBIT_DISPATCHER_EVERY": "2"}
     with (
         sqlite_file() as database,
@@ -642,7 +646,7 @@ def test_what_is_planned_after_the_end_is_shown(page: Page, receiver: Receiver) 
         httpx.Client(base_url=service.url) as api,
     ):
         api.post("/v1/webhooks", json={"url": receiver.url, "types": ["batch.succeeded"]}).raise_for_status()
-        batch = opened(api, items=1, sealed=True)
+        batch = open_batch(api, items=1, sealed=True)
         page.goto(f"{service.url}/#/batches/{batch}")
         expect(live(page)).to_be_visible()
         expect(panel(page, "events").locator(".event")).to_have_text(["opened", "sealed"])
@@ -653,12 +657,12 @@ def test_what_is_planned_after_the_end_is_shown(page: Page, receiver: Receiver) 
         page.goto("about:blank")
 
 
-# Anybody's text, anybody's hands
+# Hostile texts, keyboards and phones
 
 
-def test_hostile_text_stays_text(page: Page, api: httpx.Client, service_url: str) -> None:
+def test_hostile_texts_stay_text(page: Page, api: httpx.Client, service_url: str) -> None:
     """Keys, labels and reasons, in every view and in the dialog."""
-    batch = opened(api, key=HOSTILE[:255], labels={"<b>x</b>": HOSTILE, "__proto__": "x"}, items=2)
+    batch = open_batch(api, key=HOSTILE[:255], labels={"<b>x</b>": HOSTILE, "__proto__": "x"}, items=2)
     fail(api, HOSTILE, f"{batch}:0:1")
     page.goto(service_url)
     expect(row(page, batch).locator(".name")).to_have_text(HOSTILE[:255])
@@ -676,8 +680,8 @@ def test_hostile_text_stays_text(page: Page, api: httpx.Client, service_url: str
     assert page.locator("main img, main script, dialog img, dialog script").count() == 0
 
 
-def test_the_policy_refuses_what_would_make_text_markup(page: Page, service_url: str, complaints: list[str]) -> None:
-    """Even a mistake of the page's own would run nothing."""
+def test_the_policy_refuses_markup_from_text(page: Page, service_url: str, complaints: list[str]) -> None:
+    """Even an error of the page itself could run nothing."""
     page.goto(service_url)
     with pytest.raises(Error, match="TrustedHTML"):
         page.evaluate("() => { document.body.innerHTML = '<p>x</p>'; }")
@@ -689,19 +693,19 @@ def focused(page: Page) -> Locator:
     return page.locator(":focus")
 
 
-def tab_to(page: Page, expectation: Locator) -> None:
-    """By the tab key alone."""
+def tab_to(page: Page, target: Locator) -> None:
+    """Move the focus with the tab key alone."""
     for _ in range(80):
         page.keyboard.press("Tab")
-        if expectation.evaluate("node => node === document.activeElement"):
+        if target.evaluate("node => node === document.activeElement"):
             return
-    raise AssertionError("the tab key doesn't get there")
+    raise AssertionError("the tab key does not reach the element")
 
 
-def test_the_keyboard_alone_reaches_an_item_of_a_group(page: Page, api: httpx.Client, service_url: str) -> None:
-    """From the list, to the batch, to its tiles, to the bits of one, and back out."""
+def test_an_item_can_be_reached_by_keyboard_alone(page: Page, api: httpx.Client, service_url: str) -> None:
+    """From the list to the batch, to its tiles, to the bits of one, and back."""
     key = uuid.uuid4().hex
-    batch = opened(api, key=key, items=64 * 300, group_size=64)
+    batch = open_batch(api, key=key, items=64 * 300, group_size=64)
     ack(api, f"{batch}:1:0")
     page.goto(f"{service_url}/#/?key={key}")
     expect(row(page, batch)).to_be_visible()
@@ -714,12 +718,12 @@ def test_the_keyboard_alone_reaches_an_item_of_a_group(page: Page, api: httpx.Cl
     page.keyboard.press("ArrowRight")
     expect(tiles.nth(1)).to_be_focused()
     page.keyboard.press("ArrowDown")
-    below = tiles.locator(":scope:focus")
-    first, under = tiles.nth(1).bounding_box(), below.bounding_box()
+    focused_tile = tiles.locator(":scope:focus")
+    first, focused_box = tiles.nth(1).bounding_box(), focused_tile.bounding_box()
     assert first is not None
-    assert under is not None
-    assert first["x"] == under["x"]
-    assert first["y"] < under["y"]
+    assert focused_box is not None
+    assert first["x"] == focused_box["x"]
+    assert first["y"] < focused_box["y"]
     page.keyboard.press("End")
     expect(tiles.nth(299)).to_be_focused()
     page.keyboard.press("Home")
@@ -742,9 +746,9 @@ def test_the_keyboard_alone_reaches_an_item_of_a_group(page: Page, api: httpx.Cl
 
 
 def everything(api: httpx.Client) -> int:
-    """A batch with a bit of all, and long words in it."""
+    """A batch with something of everything, and with long words."""
     labels = {"name" * 20: "value" * 60, "a": ""}
-    batch = opened(api, key="a-key-without-a-blank-" * 11, items=64 * 400, group_size=64, labels=labels)
+    batch = open_batch(api, key="a-key-without-a-blank-" * 11, items=64 * 400, group_size=64, labels=labels)
     fail(api, "a reason without a blank ".replace(" ", "-") * 30, f"{batch}:0:1", f"{batch}:0:3")
     ack(api, *(f"{batch}:{group}:{group % 64}" for group in range(40)))
     return batch
@@ -785,7 +789,8 @@ def test_a_phone_needs_no_scrolling_sideways(
 def test_axe_finds_nothing(
     page: Page, api: httpx.Client, service_url: str, fresh_url: str, receiver: Receiver, webhook: int
 ) -> None:
-    """In the list, a batch, a group and a dialog. axe is put into the page, hence a browser without our policy."""
+    """In the list, a batch, a group and a dialog. axe is injected into the page, which needs a browser without our
+    policy."""
     axe = Axe()
 
     def check(view: str) -> None:
@@ -797,10 +802,10 @@ def test_axe_finds_nothing(
     receiver.wait_for(2)
     api.post(f"/v1/batches/{batch}/seal").raise_for_status()
     receiver.wait_for(3)
-    process = opened(api, key="done", items=1, sealed=True)
-    fail(api, "why", f"{process}:0:0")
-    opened(api, key="succeeded", sealed=True)
-    api.post(f"/v1/batches/{opened(api, key='cancelled')}/cancel").raise_for_status()
+    done_batch = open_batch(api, key="done", items=1, sealed=True)
+    fail(api, "why", f"{done_batch}:0:0")
+    open_batch(api, key="succeeded", sealed=True)
+    api.post(f"/v1/batches/{open_batch(api, key='cancelled')}/cancel").raise_for_status()
     page.goto(f"{fresh_url}/#/")
     expect(page.get_by_role("heading", name="No batches yet")).to_be_visible()
     check("an empty list")
@@ -808,7 +813,7 @@ def test_axe_finds_nothing(
     expect(row(page, batch)).to_be_visible()
     check("a filtered list")
     page.goto(f"{service_url}/#/")
-    expect(row(page, process)).to_be_visible()
+    expect(row(page, done_batch)).to_be_visible()
     check("the list")
     page.goto(f"{service_url}/#/batches/{batch}?group=0")
     expect(page.locator(".bits")).to_be_visible()
@@ -827,7 +832,7 @@ def test_axe_finds_nothing(
 
 
 def process(api: httpx.Client, name: str) -> None:
-    """One with an instance of which an event is parked, one that runs, one that is finished."""
+    """Create a process with three instances: one with a parked event, one running, one finished."""
     api.put(f"/v1/processes/{name}", json={"partitions": 1}).raise_for_status()
     sync_result = api.post(f"/v1/consumer-groups/process.{name}/sync", json={"worker": "w1", "session": "s1"}).json()
     fence = {"worker": "w1", "epoch": sync_result["assigned"][0]["epoch"]}
@@ -847,7 +852,7 @@ def process(api: httpx.Client, name: str) -> None:
 
 
 def test_a_parked_event_is_found_and_retried(page: Page, api: httpx.Client, service_url: str) -> None:
-    """From the processes to the instances to the event, and it is handled again after asking."""
+    """From the processes to the instances to the event, and it is handled again after a confirmation."""
     process(api, "found")
     page.goto(f"{service_url}/#/")
     page.get_by_role("link", name="Processes").click()
@@ -859,19 +864,17 @@ def test_a_parked_event_is_found_and_retried(page: Page, api: httpx.Client, serv
     expect(page.get_by_role("heading", name="order/1", level=1)).to_be_visible()
     expect(panel(page, "state")).to_contain_text("<img src=x")
     expect(panel(page, "timers")).to_contain_text("payment")
-    parked = page.locator("[data-status='parked']")
-    expect(parked).to_contain_text("ValueError: <img")
-    parked.get_by_role("button", name="Retry").click()
+    parked_row = page.locator("[data-status='parked']")
+    expect(parked_row).to_contain_text("ValueError: <img")
+    parked_row.get_by_role("button", name="Retry").click()
     page.get_by_role("button", name="Handle again").click()
     expect(page.locator("[data-status='retrying']")).to_have_count(1)
-    expect(parked).to_have_count(0)
+    expect(parked_row).to_have_count(0)
     assert "taken" not in page.title()
 
 
-def test_instances_are_narrowed_by_status_and_move_as_things_happen(
-    page: Page, api: httpx.Client, service_url: str
-) -> None:
-    """A status stands in the address; what is new shows up by itself."""
+def test_instances_can_be_filtered_by_status_and_stay_current(page: Page, api: httpx.Client, service_url: str) -> None:
+    """The status is part of the address; new instances appear by themselves."""
     process(api, "moves")
     page.goto(f"{service_url}/#/processes/moves")
     expect(page.locator("[data-instance]")).to_have_count(3)
@@ -891,7 +894,7 @@ def test_instances_are_narrowed_by_status_and_move_as_things_happen(
     "settings", [{"bypass_csp": True}, {"color_scheme": "dark", "bypass_csp": True, **PHONE}], ids=["light", "phone"]
 )
 def test_axe_finds_nothing_in_processes(page: Page, api: httpx.Client, service_url: str) -> None:
-    """In the three views of them, and on a phone nothing is wider than it."""
+    """In their three views; and on a phone nothing is wider than the screen."""
     process(api, f"axe-{uuid.uuid4().hex[:8]}")
     name = api.get("/v1/processes").json()["processes"][0]["name"]
     for path, shows in (

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 
 def in_a_child(use: Callable[[], object]) -> str:
-    """The name of the exception that `use` raises there, or "nothing"; a child that hangs is killed after a minute."""
+    """The name of the exception that `use` raises in the child, or "nothing"; a child that hangs is killed after a
+    minute."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,6 +1,6 @@
 """A real HTTP server with scripted replies, for lost answers and refusals that a healthy service does not show.
 
-Where LASTBIT_MUTANT names a mutant, the code is broken before the tests see it (see `tests.guarantees.mutants`).
+When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `tests.guarantees.mutants`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A consumer-group worker in its own process, which can be frozen. It prints one JSON line for each callback. For each
+"""A consumer-group worker in a separate process that can be frozen. It prints one JSON line for each callback. For each
 line of input it tries to ack and commit its first assignment, even if that assignment is lost."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(url: str, name: str, worker: str) -> None:
 
     def attempt() -> None:
         assignment = first[0]
-        tries = {
+        actions = {
             # The commit of a process that ignores leases.
             "raw": lambda: client.groups.commit(
                 name, assignment.partition, worker=worker, epoch=assignment.epoch, snapshot=assignment.window.snapshot()
@@ -40,8 +40,8 @@ def main(url: str, name: str, worker: str) -> None:
             "commit": assignment.commit,
             "ack": lambda: assignment.window.ack(assignment.floor + 1),
         }
-        results = dict.fromkeys(tries, "done")
-        for action, call in tries.items():
+        results = dict.fromkeys(actions, "done")
+        for action, call in actions.items():
             try:
                 call()
             except LastbitError as error:

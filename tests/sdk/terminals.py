@@ -22,7 +22,7 @@ STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @dataclass(frozen=True)
 class Screen:
-    """What a command wrote to its terminal: with styles (`raw`), and without."""
+    """The output of a command on its terminal: with styles (`raw`), and without."""
 
     code: int
     raw: str
@@ -58,5 +58,5 @@ def on_terminal(
 def _read(leader: int, process: subprocess.Popen[bytes]) -> bytes:
     if not select.select([leader], [], [], 60)[0]:
         process.kill()
-        raise AssertionError("the command waits for an answer that nobody types")
+        raise AssertionError("the command waits for input that the test does not have")
     return os.read(leader, 65536)

@@ -31,8 +31,8 @@ def drained(coalescer: Coalescer[int]) -> list[tuple[Kind, list[str]]]:
     return calls
 
 
-def test_what_waits_goes_in_one_call() -> None:
-    """All acks in one, failures in one for each reason, in the order in which the kinds came."""
+def test_waiting_acks_are_sent_in_one_call() -> None:
+    """All acks in one call, failures in one for each reason, in the order in which the kinds came."""
     waiting: Coalescer[int] = Coalescer()
     for number, kind in enumerate([ACK, LATE, ACK, LOST, ACK, LATE]):
         waiting.put(f"7:0:{number}", kind, number)
@@ -44,7 +44,7 @@ def test_what_waits_goes_in_one_call() -> None:
     assert not waiting
 
 
-def test_an_item_that_is_given_twice_is_sent_once() -> None:
+def test_an_item_acked_twice_is_sent_once() -> None:
     """Both callers that wait for it get the outcome."""
     waiting: Coalescer[int] = Coalescer()
     waiting.put("7:0:1", ACK, 1)
@@ -56,7 +56,7 @@ def test_an_item_that_is_given_twice_is_sent_once() -> None:
     assert dict(call.outcomes(AckResult(applied=1), {})) == {1: None, 2: None}
 
 
-def test_a_flood_of_acks_does_not_hold_failures_back() -> None:
+def test_a_flood_of_acks_does_not_delay_failures() -> None:
     """A kind with more items than fit in a call goes to the end of the queue."""
     waiting: Coalescer[int] = Coalescer(most=2)
     for number in range(5):
@@ -65,7 +65,7 @@ def test_a_flood_of_acks_does_not_hold_failures_back() -> None:
     assert [kind for kind, _ in drained(waiting)] == [ACK, LATE, ACK, ACK]
 
 
-def test_an_item_that_is_under_way_holds_nothing_up() -> None:
+def test_an_item_under_way_delays_nothing() -> None:
     """The queue forgets an item once a call takes it, so a later failure of that item does not wait for all acks."""
     waiting: Coalescer[int] = Coalescer(most=2)
     for item in ("a", "b", "c"):
@@ -112,7 +112,7 @@ def test_nothing_is_lost_and_each_items_order_is_kept(
                 assert call_number[earlier] < call_number[second]
 
 
-def test_each_future_is_told_its_own_outcome() -> None:
+def test_each_future_gets_its_own_outcome() -> None:
     """A rejection, the caller's own error for its batch, the completed batch, or nothing."""
     waiting: Coalescer[str] = Coalescer()
     for item in ("7:0:1", "7:0:2", "8:0:1", "9:0:1"):
@@ -190,7 +190,7 @@ def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted: Any, gate:
     assert [len(items) for _, items in gate.sent] == [1, 499]
 
 
-def test_a_completion_is_told_before_the_futures_are_done(scripted: Any, gate: Gate) -> None:
+def test_on_completed_runs_before_the_futures_are_done(scripted: Any, gate: Gate) -> None:
     """The callback runs once for each batch and answer. The message may be removed only after it."""
     gate.completes = {7}
     gate.open.release()
@@ -209,7 +209,7 @@ def test_a_completion_is_told_before_the_futures_are_done(scripted: Any, gate: G
     assert [(completed.batch, was_done) for completed, was_done in completions] == [(7, False)]
 
 
-def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted: Any, gate: Gate) -> None:
+def test_an_error_of_on_completed_reaches_the_futures_of_its_batch(scripted: Any, gate: Gate) -> None:
     """Other futures don't get the error. The message stays, and its redelivery reports the completion again."""
     gate.completes = {7, 8}
 
@@ -231,20 +231,20 @@ def test_what_on_completed_raises_is_told_to_the_futures_of_that_batch(scripted:
         assert nine.result() is None
 
 
-def test_a_rejected_item_fails_its_own_future_alone(scripted: Any, gate: Gate) -> None:
+def test_a_rejected_item_fails_only_its_own_future(scripted: Any, gate: Gate) -> None:
     """The error has the service's reason."""
     gate.rejects = {"7:0:1"}
     gate.open.release(9)
     with Client(scripted.url) as client, client.acker() as acker:
-        good, bad = acker.ack("7:0:0"), acker.ack("7:0:1")
-        assert good.result() is None
+        accepted, rejected = acker.ack("7:0:0"), acker.ack("7:0:1")
+        assert accepted.result() is None
         with pytest.raises(errors.ItemRejected, match="unknown_item") as excinfo:
-            bad.result()
+            rejected.result()
         assert excinfo.value.item == "7:0:1"
 
 
-def test_a_refused_call_fails_its_own_futures_alone(scripted: Any, gate: Gate) -> None:
-    """The acker goes on."""
+def test_a_refused_call_fails_only_its_own_futures(scripted: Any, gate: Gate) -> None:
+    """The acker continues."""
     gate.refuses = {"7:0:0"}
     gate.open.release(9)
     with Client(scripted.url) as client, client.acker() as acker:
@@ -254,14 +254,14 @@ def test_a_refused_call_fails_its_own_futures_alone(scripted: Any, gate: Gate) -
 
 
 def test_a_malformed_id_is_refused_at_once(scripted: Any, gate: Gate) -> None:
-    """It never shares a call with good ones."""
+    """It never shares a call with valid ids."""
     with Client(scripted.url) as client, client.acker() as acker, pytest.raises(errors.MalformedItem):
         acker.ack("7:0")
     assert gate.sent == []
 
 
 @pytest.mark.parametrize("reason", [["moved"], b"moved", "\ud800"], ids=repr)
-def test_a_reason_that_is_no_text_is_refused_at_once(scripted: Any, gate: Gate, reason: Any) -> None:
+def test_a_reason_that_is_not_a_text_is_refused_at_once(scripted: Any, gate: Gate, reason: Any) -> None:
     """The acker continues."""
     gate.open.release()
     with Client(scripted.url) as client, client.acker() as acker:
@@ -270,7 +270,7 @@ def test_a_reason_that_is_no_text_is_refused_at_once(scripted: Any, gate: Gate, 
         assert acker.fail("7:0:1", "moved").result(20) is None
 
 
-def test_closing_sends_what_waits_and_then_nothing_more(scripted: Any, gate: Gate) -> None:
+def test_closing_sends_waiting_acks_and_then_nothing_more(scripted: Any, gate: Gate) -> None:
     """Pending acks are sent even if the block ends with an error, because their items were processed."""
     futures = []
 
@@ -313,7 +313,7 @@ def test_a_full_acker_blocks_until_there_is_room(scripted: Any, gate: Gate) -> N
 
 
 def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted: Any, gate: Gate) -> None:
-    """A batch that completes another's item must not wait for itself."""
+    """A batch that completes another batch's item must not wait for itself."""
     gate.completes = {7}
     gate.open.release(9)
     parents = []
@@ -323,7 +323,7 @@ def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted: Any, ga
         assert parents[0].result() is None
 
 
-def test_a_service_that_is_gone_fails_the_futures(scripted: Any) -> None:
+def test_an_unreachable_service_fails_the_futures(scripted: Any) -> None:
     """They get the error of the call; nothing hangs."""
     scripted.replies(None)
     with Client(scripted.url, retry=Retry(attempts=2, base=0)) as client, client.acker() as acker:
@@ -352,7 +352,7 @@ def test_many_threads_share_one_acker(scripted: Any, gate: Gate) -> None:
     assert len(sent_items) == len(set(sent_items)) == 1600
 
 
-# -- the caller's code may raise anything
+# Exceptions of any kind in the caller's code.
 
 ANYTHING = [OSError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration]
 
@@ -438,7 +438,7 @@ def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_ack
     asyncio.run(consume())
 
 
-def test_an_acker_of_the_parent_process_says_so(scripted: Any, gate: Gate) -> None:
+def test_an_acker_of_the_parent_process_raises_in_the_child(scripted: Any, gate: Gate) -> None:
     """Its thread does not exist in the child, where futures would never finish. An exception that leaves the block
     there is not replaced."""
     gate.open.release(9)
@@ -455,10 +455,10 @@ def test_an_acker_of_the_parent_process_says_so(scripted: Any, gate: Gate) -> No
         assert acker.ack("7:0:1").result(20) is None
 
 
-# -- awaited
+# awaited
 
 
-def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted: Any, gate: Gate) -> None:
+def test_the_async_acker_has_the_same_guarantees(scripted: Any, gate: Gate) -> None:
     """The guarantees are the same: one call at a time, completions first, errors only where they belong."""
     gate.completes = {7, 8}
     gate.rejects = {"9:0:1"}
@@ -498,7 +498,7 @@ def test_the_awaited_acker_gathers_tells_and_rejects_alike(scripted: Any, gate: 
     ]
 
 
-def test_a_full_awaited_acker_lets_its_task_wait(scripted: Any, gate: Gate) -> None:
+def test_a_full_async_acker_makes_its_task_wait(scripted: Any, gate: Gate) -> None:
     """Tasks continue in the order of the service's answers; on_completed itself never waits for room."""
     gate.open.release(1000)
     gate.completes = {6}
@@ -519,8 +519,8 @@ def test_a_full_awaited_acker_lets_its_task_wait(scripted: Any, gate: Gate) -> N
     asyncio.run(consume())
 
 
-def test_a_task_that_is_cancelled_takes_nothing_back(scripted: Any, gate: Gate) -> None:
-    """The ack that it awaited goes on, and so does the acker."""
+def test_cancelling_a_task_does_not_cancel_its_ack(scripted: Any, gate: Gate) -> None:
+    """The ack that the task awaited continues, and so does the acker."""
 
     async def consume() -> None:
         async with AsyncClient(scripted.url) as client, client.acker() as acker:
@@ -535,7 +535,7 @@ def test_a_task_that_is_cancelled_takes_nothing_back(scripted: Any, gate: Gate) 
     assert [items for _, items in gate.sent] == [["7:0:0"], ["7:0:1"]]
 
 
-def test_a_loop_that_ends_leaves_no_future_waiting(scripted: Any, gate: Gate) -> None:
+def test_the_end_of_the_event_loop_leaves_no_future_waiting(scripted: Any, gate: Gate) -> None:
     """The futures of a call in flight are cancelled."""
     futures = []
 

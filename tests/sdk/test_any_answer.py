@@ -229,7 +229,7 @@ class Answers(httpx.MockTransport):
 
 
 def ask_both(call: Callable[[Any], Any], status: int, headers: Any, body: bytes) -> None:
-    """Any other exception fails the test."""
+    """Run the call with both clients; any exception but a LastbitError fails the test."""
     with Client(retry=HASTY, transport=Answers(status, headers, body)) as client, suppress(LastbitError):
         take(call, client)
 
@@ -241,22 +241,22 @@ def ask_both(call: Callable[[Any], Any], status: int, headers: Any, body: bytes)
     asyncio.run(run())
 
 
-def one(call: Callable[[Any], Any], status: int, body: bytes) -> None:
+def ask_once(call: Callable[[Any], Any], status: int, body: bytes) -> None:
     with Client(retry=HASTY, transport=Answers(status, [], body)) as client:
         take(call, client)
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
-def test_the_answers_that_are_broken_here_are_right(name: str) -> None:
-    """The tests below start from valid answers. A wait with a timeout of zero ends without the batch."""
+def test_the_unchanged_answers_are_valid(name: str) -> None:
+    """The tests below start from these valid answers. A wait with a timeout of zero ends without the batch."""
     call, answer = CALLS[name]
     with suppress(TimeoutError if name == "wait" else NotFound):
-        one(call, 200, encoded(answer))
+        ask_once(call, 200, encoded(answer))
 
 
 @settings(max_examples=EXAMPLES)
 @given(wrong_answers())
-def test_an_answer_of_any_shape_is_a_value_or_an_error_of_ours(wrong: tuple[str, bytes]) -> None:
+def test_an_answer_of_any_shape_is_a_value_or_a_lastbit_error(wrong: tuple[str, bytes]) -> None:
     """Any value may be replaced or missing."""
     name, body = wrong
     ask_both(CALLS[name][0], 200, [], body)
@@ -314,10 +314,10 @@ BODIES = st.one_of(
 @example("ack", 422, [], b'{"code": "invalid_request", "errors": 5}')
 @example("open", 422, [], b'{"code": "invalid_request", "errors": [5], "detail": {"a": 1}}')
 @example("batches", 200, [(b"set-cookie", "é=é".encode())], encoded(CALLS["batches"][1]))
-def test_an_answer_of_any_status_with_any_headers_and_body_is_a_value_or_an_error_of_ours(
+def test_an_answer_with_any_status_headers_and_body_is_a_value_or_a_lastbit_error(
     name: str, status: int, headers: list[tuple[bytes, bytes]], body: bytes
 ) -> None:
-    """The service's own words, a gateway's, or noise."""
+    """The service's own body, a gateway's, or noise."""
     ask_both(CALLS[name][0], status, headers, body)
 
 
@@ -364,8 +364,8 @@ def noise() -> Iterator[tuple[str, list[bytes]]]:
         ),
     )
 )
-def test_any_bytes_on_the_wire_are_a_value_or_an_error_of_ours(noise: tuple[str, list[bytes]], answer: bytes) -> None:
-    """Something that speaks no HTTP may listen there."""
+def test_any_received_bytes_are_a_value_or_a_lastbit_error(noise: tuple[str, list[bytes]], answer: bytes) -> None:
+    """Another program, without HTTP, may listen there."""
     url, content = noise
     content[0] = answer
     with Client(url, retry=HASTY) as client, suppress(LastbitError):
@@ -383,18 +383,20 @@ def test_any_bytes_on_the_wire_are_a_value_or_an_error_of_ours(noise: tuple[str,
     ("places", "errors"),
     [("5", ()), ("[5, null]", ()), ('{"a": 1}', ()), ('[{"msg": "wrong"}, 5]', ({"msg": "wrong"},))],
 )
-def test_the_places_that_a_problem_names_are_objects(places: str, errors: tuple[Any, ...]) -> None:
+def test_the_errors_of_a_problem_are_objects(places: str, errors: tuple[Any, ...]) -> None:
     """Entries that aren't objects are left out; the problem itself is kept."""
     with pytest.raises(InvalidRequest, match="no good") as excinfo:
-        one(CALLS["ack"][0], 422, f'{{"code": "invalid_request", "detail": "no good", "errors": {places}}}'.encode())
+        ask_once(
+            CALLS["ack"][0], 422, f'{{"code": "invalid_request", "detail": "no good", "errors": {places}}}'.encode()
+        )
     assert excinfo.value.errors == errors
 
 
 @pytest.mark.parametrize("body", ["[]", '{"code": 5}', '{"code": "a", "detail": [1]}', f'{{"code": {"9" * 5000}}}'])
-def test_what_is_no_problem_is_a_gateways_answer(body: str) -> None:
+def test_a_body_that_is_not_a_problem_is_a_gateways_answer(body: str) -> None:
     """The status determines the error."""
-    with pytest.raises(ServiceError, match="without saying why") as excinfo:
-        one(CALLS["ack"][0], 500, body.encode())
+    with pytest.raises(ServiceError, match="without the error document") as excinfo:
+        ask_once(CALLS["ack"][0], 500, body.encode())
     assert excinfo.value.code == "http_500"
 
 
@@ -428,7 +430,7 @@ def test_an_answer_with_a_wrong_value_is_unexpected(name: str, path: tuple[Any, 
         inner = inner[key]
     inner[last] = value
     with pytest.raises(UnexpectedAnswer):
-        one(CALLS[name][0], 200, encoded(answer))
+        ask_once(CALLS[name][0], 200, encoded(answer))
 
 
 @pytest.mark.parametrize(
@@ -439,7 +441,7 @@ def test_an_answer_with_a_wrong_value_is_unexpected(name: str, path: tuple[Any, 
         "Fri, 31 Dec 9999 23:59:59 -9999999999999999999",
     ],
 )
-def test_a_retry_after_that_is_no_date_is_ignored(text: str) -> None:
+def test_a_retry_after_that_is_not_a_date_is_ignored(text: str) -> None:
     """An invalid Date to compare it with is ignored too."""
     assert retry_after_seconds({"retry-after": text}) is None
     assert retry_after_seconds({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT", "date": text}) == 0

@@ -20,13 +20,13 @@ ONCE = Retry(attempts=1)
 ACKED = json.dumps({"applied": 1, "repeated": 0, "completed": [], "rejected": []}).encode()
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(ACKED), ACKED)
 LARGE = "x" * 3_000_000
-"""More than the buffers of a connection take at once."""
+"""Larger than the buffers of a connection."""
 
 
 class SlowService:
-    """A real HTTP server in this event loop. While it is `slow`, it stops within each request, the next one at the next
-    of these places, until `go_on` is called; then it waits for the client to go. Afterwards it answers when `together`
-    requests have come."""
+    """A real HTTP server in this event loop. While it is `slow`, it stops within each request, at the next of these
+    places each time, until `go_on` is called; then it waits for the client to disconnect. Afterwards it answers once
+    `together` requests have come."""
 
     stops = ("the body", "the answer", "the answer's head", "the answer's body", "nothing")
 
@@ -128,19 +128,19 @@ async def cancelled_after(count: int, call: Awaitable[None]) -> None:
         (ack, 2_000, lambda: httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=CONNECTIONS))),
         (follow, 2_000, None),
     ],
-    ids=["ack", "through a transport of one's own", "follow"],
+    ids=["ack", "through a custom transport", "follow"],
 )
-def test_calls_that_were_cancelled_at_any_moment_cost_no_connection(
+def test_calls_cancelled_at_any_moment_cost_no_connection(
     call: Callable[[AsyncClient, int], Awaitable[None]], times: int, transport: Callable[[], Any] | None
 ) -> None:
-    """Before connecting, meanwhile, while sending, waiting and reading: afterwards all connections can be used at once,
-    and neither a connection nor a task is left when the client is closed."""
+    """Before connecting and during it, while sending, waiting and reading: afterwards all connections can be used at
+    once, and neither a connection nor a task is left when the client is closed."""
 
     async def run() -> None:
         async with SlowService() as service:
             client = AsyncClient(service.url, timeout=5, retry=ONCE, transport=transport and transport())
             for first in range(0, times, 50):
-                # Each moment meets each of the service's stops.
+                # Each moment is combined with each of the service's stops.
                 calls = (
                     cancelled_after((number + number // 50) % 50, call(client, number))
                     for number in range(first, first + 50)
@@ -158,9 +158,9 @@ def test_calls_that_were_cancelled_at_any_moment_cost_no_connection(
     asyncio.run(run())
 
 
-def test_callers_that_gave_up_while_connecting_hold_a_bounded_number_of_connections() -> None:
-    """A handshake isn't cancelled: it holds a place until it ends, and a call without a place fails. Closing the client
-    ends all handshakes."""
+def test_calls_cancelled_while_connecting_hold_a_bounded_number_of_connections() -> None:
+    """A handshake isn't cancelled: it keeps its place until it ends, and a call without a place fails. Closing the
+    client ends all handshakes."""
 
     async def run() -> None:
         connections: list[asyncio.StreamWriter] = []
@@ -191,7 +191,7 @@ def test_callers_that_gave_up_while_connecting_hold_a_bounded_number_of_connecti
             client.driver.service = replace(client.driver.service, timeout=0.05)
             with pytest.raises(ServiceUnreachable, match=r"no connection within 0\.05 s"):
                 await client.ack("1:0:0")
-            # One ends by itself, and its place is free.
+            # One handshake ends on its own, and its place is free.
             connections[0].transport.abort()
             await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
             with pytest.raises(ServiceUnreachable):

@@ -12,7 +12,7 @@ from lastbit.chains import MOST_CHILDREN, STAGES
 from lastbit.ids import INTEGER_LIMIT
 
 
-def test_the_source_is_the_roots() -> None:
+def test_the_source_is_the_root_message() -> None:
     """Publishing the message again does not change its source."""
     chain = SourceChain().hop("fastened", 3, 17, generation=2)
     assert chain.source == Source("fastened", 3, 17, 0, 2)
@@ -22,8 +22,9 @@ def test_the_source_is_the_roots() -> None:
     assert [hop.topic for hop in longer.hops] == ["fastened", "by-robot"]
 
 
-def test_products_are_ordered_as_their_stages_made_them() -> None:
-    """The order is by the child of the first stage, then of the second, and so on; all numbers are below 2^53."""
+def test_messages_are_ordered_as_their_stages_made_them() -> None:
+    """The order follows the child number of the first stage, then of the second, and so on; all numbers are below
+    2^53."""
     dice = random.Random(1)
     children = [0, 1, 2, 9, 10, MOST_CHILDREN - 1]
     paths = [tuple(dice.choice(children) for _ in range(STAGES)) for _ in range(300)]
@@ -40,8 +41,8 @@ def test_products_are_ordered_as_their_stages_made_them() -> None:
     assert max(map(child, paths)) < INTEGER_LIMIT
 
 
-def test_a_stage_that_passes_messages_on_takes_no_place() -> None:
-    """Inserting such a stage makes no message count again."""
+def test_a_stage_that_passes_messages_on_uses_no_level() -> None:
+    """Inserting such a stage doesn't make a message count again."""
     straight = SourceChain().hop("t", 0, 5, 7).hop("u", 0, 0, 2)
     detour = SourceChain().hop("t", 0, 5).hop("v", 1, 3, 7).hop("u", 0, 0).hop("w", 4, 4, 2)
     assert detour.source == straight.source
@@ -71,9 +72,9 @@ def test_a_chain_travels_in_a_header() -> None:
         '[{"topic":"t","partition":0,"offset":9007199254740992}]',
     ],
 )
-def test_a_header_that_is_no_chain_is_refused(header: Any) -> None:
+def test_a_header_that_is_not_a_chain_is_refused(header: Any) -> None:
     """The client does not guess; its caller decides how to handle the message."""
-    with pytest.raises(InvalidArgument, match="is no source chain"):
+    with pytest.raises(InvalidArgument, match="is not a source chain"):
         SourceChain.decode(header)
 
 
@@ -84,7 +85,7 @@ def test_a_header_that_is_no_chain_is_refused(header: Any) -> None:
         *(("t", 0, 0, -1), ("t", 0, 0, MOST_CHILDREN), ("t", 0, 0, "1")),
     ],
 )
-def test_a_hop_that_cannot_be_one_is_refused(hop: Any) -> None:
+def test_an_invalid_hop_is_refused(hop: Any) -> None:
     """A stage that splits messages is refused beyond the limit of stages."""
     with pytest.raises(InvalidArgument):
         SourceChain().hop(*hop)

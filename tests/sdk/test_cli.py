@@ -1,4 +1,4 @@
-"""The command line as a process: what it prints, where, and how it ends."""
+"""The command line as a process: its output on both streams, and its exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Lastbit:
         assert result.returncode == code, result.stderr
         return json.loads(result.stdout)
 
-    def good(self, *arguments: str, stdin: str = "") -> str:
+    def ok(self, *arguments: str, stdin: str = "") -> str:
         result = self(*arguments, stdin=stdin)
         assert result.returncode == 0, result.stderr
         return result.stdout
@@ -64,41 +64,41 @@ def lastbit(service_url: str) -> Lastbit:
     return Lastbit(service_url)
 
 
-def test_the_commands_are_these(lastbit: Lastbit) -> None:
-    """Each explains itself, and the exit codes are explained with them."""
-    text = lastbit.good("--help")
+def test_the_help_lists_all_commands(lastbit: Lastbit) -> None:
+    """Each command has a help text, and the exit codes are listed with them."""
+    text = lastbit.ok("--help")
     names = re.findall(r"^  ([a-z]+)  +[A-Z]", text.partition("Commands:")[2].partition("Exit codes")[0], re.MULTILINE)
     assert names == COMMANDS
     assert "Exit codes:" in text
-    assert "--json" in lastbit.good("watch", "--help")
+    assert "--json" in lastbit.ok("watch", "--help")
 
 
 def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
     """The text output shows each step."""
-    text = lastbit.good("open", "--key", "nightly", "--label", "team:search", "--items", "3", "--group-size", "64")
+    text = lastbit.ok("open", "--key", "nightly", "--label", "team:search", "--items", "3", "--group-size", "64")
     batch = re.findall(r"batch (\d+) nightly  open", text)[0]
     assert f"{batch}:0:0 … {batch}:0:2  3 items, numbers 0 to 2" in text
-    assert f"{batch}:0:3 … {batch}:1:2  64 items" in lastbit.good("extend", batch, "64")
-    assert lastbit.good("extend", batch, "0").strip() == "no items"
-    assert "67 of 67 items pending" in lastbit.good("seal", batch)
-    assert "2 acked" in lastbit.good("ack", f"{batch}:0:0", f"{batch}:0:1")
-    assert "1 failed" in lastbit.good("fail", f"{batch}:0:5", "--reason", "disk [bold]full")
-    status = lastbit.good("status", batch)
+    assert f"{batch}:0:3 … {batch}:1:2  64 items" in lastbit.ok("extend", batch, "64")
+    assert lastbit.ok("extend", batch, "0").strip() == "no items"
+    assert "67 of 67 items pending" in lastbit.ok("seal", batch)
+    assert "2 acked" in lastbit.ok("ack", f"{batch}:0:0", f"{batch}:0:1")
+    assert "1 failed" in lastbit.ok("fail", f"{batch}:0:5", "--reason", "disk [bold]full")
+    status = lastbit.ok("status", batch)
     assert "67 items: 2 acked, 1 failed, 64 pending" in status
     assert "team:search" in status
     assert "4.4 %" in status
-    pending = lastbit.good("pending", batch)
+    pending = lastbit.ok("pending", batch)
     assert f"{batch}:0:2 … {batch}:0:4  3 items" in pending
     assert "64 items pending in 2 ranges" in pending
-    assert "disk [bold]full" in lastbit.good("pending", batch, "--failed")
-    missing = lastbit.good("pending", batch, "--ids")
-    last = lastbit.good("ack", stdin=missing)
+    assert "disk [bold]full" in lastbit.ok("pending", batch, "--failed")
+    missing = lastbit.ok("pending", batch, "--ids")
+    last = lastbit.ok("ack", stdin=missing)
     assert "64 acked" in last
     assert f"batch {batch} nightly is complete, with failures: this call completed it" in last
-    assert "this call made it succeed" in lastbit.good("ack", f"{batch}:0:5")
-    assert "ok, the bits agree" in lastbit.good("verify", batch)
-    assert "67 items, 67 acked" in lastbit.good("watch", batch)
-    text = lastbit.good("list", "--key", "nightly")
+    assert "this call made it succeed" in lastbit.ok("ack", f"{batch}:0:5")
+    assert "ok, the bits agree" in lastbit.ok("verify", batch)
+    assert "67 items, 67 acked" in lastbit.ok("watch", batch)
+    text = lastbit.ok("list", "--key", "nightly")
     assert "complete" in text
     assert "100.0 %" in text
 
@@ -128,7 +128,7 @@ def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
     assert lastbit.json("watch", number, code=3)["state"] == "cancelled"
 
 
-def test_options_of_every_command_may_stand_before_it(lastbit: Lastbit, unused_port: int) -> None:
+def test_common_options_may_precede_the_command(lastbit: Lastbit, unused_port: int) -> None:
     """An option after the command takes precedence."""
     result = lastbit("--json", "--url", f"http://127.0.0.1:{unused_port}", "open", "--url", lastbit.url)
     assert result.returncode == 0
@@ -141,15 +141,15 @@ def test_idempotency_keys_make_a_script_repeatable(lastbit: Lastbit) -> None:
     second = lastbit.json("open", "--items", "2", "--idempotency-key", "nightly-2026-01-02")
     assert (second["id"], second["replayed"]) == (first["id"], True)
     number = str(first["id"])
-    ids = [lastbit.good("extend", number, "3", "--ids", "--idempotency-key", "chunk-1") for _ in range(2)]
+    ids = [lastbit.ok("extend", number, "3", "--ids", "--idempotency-key", "chunk-1") for _ in range(2)]
     assert ids[0] == ids[1] == f"{number}:0:2\n{number}:0:3\n{number}:0:4\n"
     conflict = lastbit("open", "--items", "3", "--idempotency-key", "nightly-2026-01-02")
     assert conflict.returncode == 1
     assert "idempotency_key_reused" in conflict.stderr
 
 
-def test_any_number_of_ids_comes_from_standard_input(lastbit: Lastbit) -> None:
-    """One a line, with blank lines and either line ending, beside those on the command line."""
+def test_any_number_of_ids_can_come_from_standard_input(lastbit: Lastbit) -> None:
+    """One a line, with blank lines and either line ending, in addition to those on the command line."""
     with Client(lastbit.url) as client:
         batch = client.open(items=25_002, sealed=True)
     lines = "\r\n".join(batch.ids[1:20_000]) + "\n\n" + "\n".join(batch.ids[20_000:-1])
@@ -160,11 +160,11 @@ def test_any_number_of_ids_comes_from_standard_input(lastbit: Lastbit) -> None:
 
 
 def test_a_malformed_line_is_named_and_its_chunk_is_not_sent(lastbit: Lastbit) -> None:
-    """This holds for any content. The error reports how much was sent before the line."""
+    """The error reports how much was sent before the line."""
     with Client(lastbit.url) as client:
         batch = client.open(items=10_001)
-        for wrong in (b"7:0", b"\xff\xfe\x00", b"x" * 100_000):
-            result = lastbit("ack", stdin=batch.ids[0].encode() + b"\n" + wrong + b"\n")
+        for bad_line in (b"7:0", b"\xff\xfe\x00", b"x" * 100_000):
+            result = lastbit("ack", stdin=batch.ids[0].encode() + b"\n" + bad_line + b"\n")
             assert result.returncode == 2
             assert "line 2 of standard input" in result.stderr
             assert len(result.stderr) < 500
@@ -258,7 +258,7 @@ def test_wrong_use_is_a_message_and_exit_code_2(lastbit: Lastbit, arguments: lis
     assert result.stdout == ""
 
 
-def test_ids_are_asked_for_where_nothing_is_piped_in(lastbit: Lastbit) -> None:
+def test_without_a_pipe_ids_must_be_arguments(lastbit: Lastbit) -> None:
     """On a terminal the command does not wait silently for input."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "LASTBIT_URL": lastbit.url}
@@ -271,7 +271,7 @@ def test_ids_are_asked_for_where_nothing_is_piped_in(lastbit: Lastbit) -> None:
 
 
 def test_a_refusal_is_exit_code_1(lastbit: Lastbit) -> None:
-    """With the service's words and code."""
+    """With the service's message and code."""
     result = lastbit("status", "999999")
     assert (result.returncode, result.stdout) == (1, "")
     assert "batch_not_found" in result.stderr
@@ -282,8 +282,8 @@ def test_a_refusal_is_exit_code_1(lastbit: Lastbit) -> None:
         assert "batch_complete" in result.stderr
 
 
-def test_a_service_that_is_not_there_is_named(unused_port: int) -> None:
-    """With its address and what to do."""
+def test_an_unreachable_service_is_named(unused_port: int) -> None:
+    """With its address and advice."""
     url = f"http://127.0.0.1:{unused_port}"
     result = Lastbit(url)("status", "7")
     assert (result.returncode, result.stdout) == (1, "")
@@ -294,7 +294,7 @@ def test_a_service_that_is_not_there_is_named(unused_port: int) -> None:
 
 
 def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
-    """They are named; the others are applied."""
+    """They are listed; the others are applied."""
     batch = lastbit.json("open", "--items", "1")["id"]
     result = lastbit("ack", f"{batch}:0:0", *[f"{batch}:0:{index}" for index in range(1, 31)])
     assert result.returncode == 3
@@ -303,19 +303,19 @@ def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
     assert "and 10 more" in result.stdout
 
 
-def test_watching_ends_with_3_where_the_batch_does_not_succeed(lastbit: Lastbit) -> None:
+def test_watching_ends_with_3_if_the_batch_does_not_succeed(lastbit: Lastbit) -> None:
     """Because it failed, was cancelled, or did not end in time."""
     failed = str(lastbit.json("open", "--items", "1", "--sealed")["id"])
     assert lastbit("watch", failed, "--timeout", "0").returncode == 3
     assert "did not end within" in lastbit("watch", failed, "--timeout", "0s").stderr
-    lastbit.good("fail", f"{failed}:0:0")
+    lastbit.ok("fail", f"{failed}:0:0")
     result = lastbit("watch", failed)
     assert result.returncode == 3
     assert "complete, 1 failed" in result.stdout
 
 
-def test_a_batch_is_watched_on_its_way(lastbit: Lastbit) -> None:
-    """A plain line for each change where there is no terminal, until the last item."""
+def test_watching_prints_each_change(lastbit: Lastbit) -> None:
+    """Without a terminal it prints one line for each change, until the last item."""
     with Client(lastbit.url) as client:
         batch = client.open(items=2, sealed=True)
         environment = {**os.environ, "LASTBIT_URL": lastbit.url, "PYTHONUNBUFFERED": "1"}
@@ -339,7 +339,7 @@ def test_a_batch_is_watched_on_its_way(lastbit: Lastbit) -> None:
         assert f"batch {batch.id}  complete: 2 items, 2 acked, 0 failed, 0 pending" in rest
 
 
-def test_a_terminal_is_shown_a_bar(lastbit: Lastbit) -> None:
+def test_a_terminal_shows_a_progress_bar(lastbit: Lastbit) -> None:
     """With the state and the counts."""
     with Client(lastbit.url) as client:
         batch = client.open(items=2, sealed=True)
@@ -353,7 +353,7 @@ def test_a_terminal_is_shown_a_bar(lastbit: Lastbit) -> None:
 def test_counts_that_disagree_with_the_bits_are_exit_code_3(scripted: Any) -> None:
     """The output shows both counts and the service's faults."""
     report = {"ok": False, "items": 5, "acked": 4, "failed": 1, "pending": 0, "counted": {"acked": 3, "failed": 1}}
-    report["faults"] = ["group 0: resolved_count is 5, its bits say 4"]
+    report["faults"] = ["group 0: resolved_count is 5, but 4 bits are set"]
     scripted.replies((200, {}, report))
     result = Lastbit(scripted.url)("verify", "7")
     assert result.returncode == 3
@@ -369,7 +369,7 @@ def test_all_batches_are_verified(sqlite_url: str) -> None:
         with Client(running.url) as client:
             for _ in range(3):
                 client.ack(client.open(items=2).ids)
-        assert "3 batches, 6 items: ok" in lastbit.good("verify", "--all")
+        assert "3 batches, 6 items: ok" in lastbit.ok("verify", "--all")
         no_faults = {"gone": 0, "inconsistent": []}
         assert lastbit.json("verify", "--all") == {"ok": True, "batches": 3, "items": 6, **no_faults}
         with contextlib.closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as database, database:
@@ -383,7 +383,7 @@ def test_all_batches_are_verified(sqlite_url: str) -> None:
         assert "3 batches, 6 items: 1 inconsistent" in result.stdout
 
 
-def test_a_batch_that_is_deleted_while_all_are_verified_is_no_fault(scripted: Any) -> None:
+def test_a_batch_deleted_while_all_are_verified_is_not_a_fault(scripted: Any) -> None:
     """The batch is in the list but deleted before it is verified."""
     batch = {**BATCH, "id": 7}
     problem = {"code": "batch_not_found", "detail": "there is no batch 7", "status": 404}
@@ -392,21 +392,21 @@ def test_a_batch_that_is_deleted_while_all_are_verified_is_no_fault(scripted: An
     assert (report["ok"], report["batches"], report["gone"]) == (True, 0, 1)
 
 
-def test_a_batch_is_repaired_and_what_to_redeliver_is_said(sqlite_url: str) -> None:
-    """A dry run ends with 3 where there is something to repair. All clients do the same."""
+def test_a_repair_names_the_items_to_redeliver(sqlite_url: str) -> None:
+    """A dry run ends with 3 if there is something to repair. All clients behave alike."""
     with running_service(sqlite_url) as running, Client(running.url) as client:
         lastbit = Lastbit(running.url)
         for _ in range(3):
             client.ack(client.open(items=20, sealed=True).ids)
-        assert "there is nothing to repair" in lastbit.good("repair", "1", "--dry-run")
+        assert "there is nothing to repair" in lastbit.ok("repair", "1", "--dry-run")
         with contextlib.closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as database, database:
             database.execute("UPDATE item_groups SET resolved = x'ff'")
         assert lastbit.json("repair", "1", "--dry-run", code=3)["after"]["pending"] == 12
         assert client.batch(1).refresh().complete
-        text = lastbit.good("repair", "1")
-        for words in ("batch 1  repaired", "was cut", "state: complete → sealed", "acked: 20 → 8"):
+        text = lastbit.ok("repair", "1")
+        for words in ("batch 1  repaired", "was truncated", "state: complete → sealed", "acked: 20 → 8"):
             assert words in text
-        assert "redeliver what is pending: lastbit pending 1 --ids" in text
+        assert "redeliver the pending items: lastbit pending 1 --ids" in text
         result = client.batch(2).repair()
         assert (result.needed, result.dry_run, result.groups, result.newly) == (True, False, 1, False)
         assert (result.before, result.after) == (BatchCounts("complete", 20, 0, 0), BatchCounts("sealed", 8, 0, 12))
@@ -428,7 +428,7 @@ def test_verify_wants_a_batch_or_all(lastbit: Lastbit, arguments: tuple[str, ...
     assert lastbit("verify", *arguments).returncode == 2
 
 
-def test_the_token_goes_out_and_a_missing_one_is_explained(scripted: Any) -> None:
+def test_the_token_is_sent_and_a_missing_one_is_explained(scripted: Any) -> None:
     """The message names the option and the variable."""
     scripted.replies((401, {}, {"code": "unauthorized", "detail": "a token is needed", "status": 401}))
     result = Lastbit(scripted.url)("status", "7", "--token", "s3cret")
@@ -438,25 +438,25 @@ def test_the_token_goes_out_and_a_missing_one_is_explained(scripted: Any) -> Non
     assert "s3cret" not in result.stderr
 
 
-def test_a_key_of_somebody_else_cannot_act_on_the_terminal(lastbit: Lastbit) -> None:
-    """Neither by markup nor by control characters."""
+def test_a_key_cannot_control_the_terminal(lastbit: Lastbit) -> None:
+    """Neither with markup nor with control characters."""
     with Client(lastbit.url) as client:
         batch = client.open(key="[red]x\x1b[2J", labels={"[b]": "\x07"})
     for command in (["status", str(batch.id)], ["list", "--limit", "5"], ["cancel", str(batch.id)]):
-        text = lastbit.good(*command)
+        text = lastbit.ok(*command)
         assert "[red]x" in text
         assert "\x1b" not in text
         assert "\x07" not in text
 
 
-def test_help_does_not_wait_for_what_only_a_call_needs() -> None:
+def test_help_imports_nothing_that_only_calls_need() -> None:
     """Importing httpx takes longer than importing everything else."""
     code = "import sys, lastbit.cli; print(*sorted({'httpx', 'asyncio'} & {*sys.modules}))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, "\n"), result.stderr
 
 
-def test_the_installed_command_is_this_one() -> None:
+def test_the_installed_command_runs() -> None:
     """The entry point that the package declares exists and runs."""
     command = Path(sys.executable).with_name("lastbit")
     result = subprocess.run([command, "--version"], capture_output=True, text=True)
@@ -468,24 +468,24 @@ def test_the_installed_command_is_this_one() -> None:
 
 
 def test_events_are_appended_and_shown(lastbit: Lastbit) -> None:
-    """Where the feed begins is said; the same id again is a repeat."""
+    """The output says where the feed starts; the same id again is a repeat."""
     id = uuid.uuid4().hex
     first = lastbit.json("append", id, "card.charged", "--key", "order-1", "--data", '{"cents": 1, "of": "[red]x"}')
     assert (first["id"], first["repeated"]) == (id, False)
-    assert "where it stood before" in lastbit.good("append", id, "card.charged")
+    assert "appended before" in lastbit.ok("append", id, "card.charged")
     after = str(first["position"] - 1)
     page = lastbit.json("events", "--after", after)
     assert [event["id"] for event in page["events"]] == [id]
     assert page["events"][0]["data"] == {"cents": 1, "of": "[red]x"}
     assert page["events"][0]["at"].endswith("Z")
     assert page["next"] == page["last"] == first["position"]
-    line = lastbit.good("events", "--after", after)
+    line = lastbit.ok("events", "--after", after)
     assert line.startswith(f"{first['position']}  ")
     assert f'card.charged  {id}  order-1  {{"cents": 1, "of": "[red]x"}}' in line
-    assert lastbit.good("events", "--after", after, "--type", "other").strip() == "no events"
+    assert lastbit.ok("events", "--after", after, "--type", "other").strip() == "no events"
     for _ in range(2):
-        lastbit.good("append", uuid.uuid4().hex, "other")
-    assert f"go on with --after {first['position']}" in lastbit.good("events", "--after", after, "--limit", "1")
+        lastbit.ok("append", uuid.uuid4().hex, "other")
+    assert f"continue with --after {first['position']}" in lastbit.ok("events", "--after", after, "--limit", "1")
     assert [event["type"] for event in lastbit.json("events", "--last", "3")["events"]] == [
         *("card.charged", "other", "other")
     ]
@@ -519,7 +519,7 @@ def following(lastbit: Lastbit, *arguments: str) -> Iterator[subprocess.Popen[st
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_following_shows_events_as_they_come_until_it_is_told_to_stop(lastbit: Lastbit, number: int) -> None:
+def test_following_prints_events_until_it_is_stopped(lastbit: Lastbit, number: int) -> None:
     """A JSON document a line; it ends with whole lines, exit code 0 and nothing on standard error."""
     with Client(lastbit.url) as client:
         client.append_event(id=uuid.uuid4().hex, type="step", data=0)
@@ -537,13 +537,13 @@ def test_following_shows_events_as_they_come_until_it_is_told_to_stop(lastbit: L
             assert (process.returncode, rest, errors) == (0, "", "")
 
 
-def test_following_ends_with_its_limit_and_with_its_reader(lastbit: Lastbit) -> None:
+def test_following_ends_at_its_limit_or_when_its_reader_is_gone(lastbit: Lastbit) -> None:
     """A script may wait for one event; a reader that closes the pipe ends the command quietly."""
     with Client(lastbit.url) as client:
         start = client.events(limit=1).last
         batch = client.open(items=1, sealed=True)
         client.ack(batch.ids)
-        text = lastbit.good("events", "--follow", "--after", str(start), "--type", "batch.completed", "--limit", "1")
+        text = lastbit.ok("events", "--follow", "--after", str(start), "--type", "batch.completed", "--limit", "1")
         assert f"batch:{batch.id}:completed" in text
         with following(lastbit, "--after", str(start)) as process:
             assert process.stdout is not None
@@ -560,10 +560,10 @@ def test_a_batch_is_explained(lastbit: Lastbit) -> None:
     parent = lastbit.json("open", "--items", "2", "--sealed")["id"]
     child = lastbit.json("open", "--items", "5", "--parent", f"{parent}:0:1")
     assert child["parent"] == f"{parent}:0:1"
-    text = lastbit.good("explain", str(parent))
+    text = lastbit.ok("explain", str(parent))
     assert f"batch {parent}  sealed, not done" in text
     assert f"2 of 2 items are pending: {parent}:0:0 to {parent}:0:1" in text
-    assert f"it waits for batch {child['id']} (open, 5 pending)" in text
+    assert f"this batch waits for batch {child['id']} (open, 5 pending)" in text
     explanation = lastbit.json("explain", str(parent))
     assert [reason["code"] for reason in explanation["reasons"]] == [
         *("pending", "oldest_untouched_group", "waiting_for_children")
@@ -573,13 +573,13 @@ def test_a_batch_is_explained(lastbit: Lastbit) -> None:
 
 
 def test_a_tally_on_the_command_line(lastbit: Lastbit) -> None:
-    """Added once, shown, listed, deleted; negative deltas are no options."""
+    """Added once, shown, listed, deleted; negative deltas are not options."""
     message = ["--topic", "screws", "--partition", "3", "--offset", "17"]
-    assert lastbit.good("tally", "apply", "screws", "robot-7", "5", *message) == "added\n"
-    assert lastbit.good("tally", "apply", "screws", "robot-7", "5", *message).startswith("a repeat")
+    assert lastbit.ok("tally", "apply", "screws", "robot-7", "5", *message) == "added\n"
+    assert lastbit.ok("tally", "apply", "screws", "robot-7", "5", *message).startswith("a repeat")
     child = lastbit.json("tally", "apply", "screws", "robot-7", "-2", *message, "--child", "1", "--generation", "4")
     assert child == {"applied": 1, "repeated": 0}
-    text = lastbit.good("tally", "value", "screws", "robot-7")
+    text = lastbit.ok("tally", "value", "screws", "robot-7")
     assert text.splitlines() == [
         "3 robot-7",
         "  5 of screws, partition 3, up to offset 17",
@@ -588,10 +588,10 @@ def test_a_tally_on_the_command_line(lastbit: Lastbit) -> None:
     assert lastbit.json("tally", "list", "screws", "--prefix", "robot-", "--limit", "1") == {
         "totals": [{"key": "robot-7", "value": 3}]
     }
-    assert "robot-7" in lastbit.good("tally", "list", "screws")
-    assert lastbit.good("tally", "list", "screws", "--prefix", "x") == "no key begins with this\n"
-    assert lastbit.good("tally", "value", "screws", "robot-8") == "0 robot-8\n"
-    assert "is deleted" in lastbit.good("tally", "delete", "screws")
+    assert "robot-7" in lastbit.ok("tally", "list", "screws")
+    assert lastbit.ok("tally", "list", "screws", "--prefix", "x") == "no key begins with this\n"
+    assert lastbit.ok("tally", "value", "screws", "robot-8") == "0 robot-8\n"
+    assert "is deleted" in lastbit.ok("tally", "delete", "screws")
     for command in (["list", "screws"], ["value", "screws", "robot-7"], ["delete", "screws"]):
         result = lastbit("tally", *command)
         assert (result.returncode, result.stdout) == (1, "")
@@ -607,8 +607,9 @@ WIDE = [
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_a_list_shows_numbers_whole_at_any_width(width: int) -> None:
-    """Texts give way, then less important columns go; number, state and progress are always there."""
+def test_a_list_never_cuts_numbers(width: int) -> None:
+    """Texts are shortened first, then less important columns are dropped; number, state and progress are always
+    shown."""
     batches = [
         Batch.from_json(
             {
@@ -640,40 +641,38 @@ def test_a_list_shows_numbers_whole_at_any_width(width: int) -> None:
     assert any("k" * 40 in line for line in lines) is (width >= 200)
 
 
-def test_what_users_wrote_is_printed_as_it_is(lastbit: Lastbit) -> None:
+def test_user_texts_are_printed_unchanged(lastbit: Lastbit) -> None:
     """No emoji for `:fire:`, no style for `[bold]`; control characters are escaped, and a reason keeps its lines."""
     batch = lastbit.json("open", "--key", "job:fire:1", "--label", "a:[red]b[/]", "--items", "1")
     number = str(batch["id"])
-    lastbit.good("fail", f"{number}:0:0", "--reason", "Traceback:\n  at :bug: 👩\u200d🔧\n\x1b[31mred\x07\u202e")
+    lastbit.ok("fail", f"{number}:0:0", "--reason", "Traceback:\n  at :bug: 👩\u200d🔧\n\x1b[31mred\x07\u202e")
     for command in (
         ["status", number],
         ["list", "--key", "job:fire:1"],
         ["seal", number],
         ["events", "--batch", number],
     ):
-        assert "job:fire:1" in lastbit.good(*command), command
-    assert "[red]b[/]" in lastbit.good("status", number)
-    assert "Traceback:\n  at :bug: 👩\u200d🔧\n\\x1b[31mred\\x07\\u202e\n" in lastbit.good(
-        "pending", number, "--failed"
-    )
+        assert "job:fire:1" in lastbit.ok(*command), command
+    assert "[red]b[/]" in lastbit.ok("status", number)
+    assert "Traceback:\n  at :bug: 👩\u200d🔧\n\\x1b[31mred\\x07\\u202e\n" in lastbit.ok("pending", number, "--failed")
 
 
 def test_a_batch_can_be_named_by_its_key(lastbit: Lastbit) -> None:
-    """Unless several have it: then they are listed."""
+    """If several batches have the key, they are listed instead."""
     key = f"catalog/{uuid.uuid4()}"
     first = lastbit.json("open", "--key", key)["id"]
     assert lastbit.json("status", key)["id"] == first
     assert lastbit.json("extend", key, "2")["batch"] == first
     second = lastbit.json("open", "--key", key)["id"]
-    refused = lastbit("status", key)
-    assert refused.returncode == 1
-    lines = refused.stderr.splitlines()
+    ambiguous = lastbit("status", key)
+    assert ambiguous.returncode == 1
+    lines = ambiguous.stderr.splitlines()
     assert "several batches have the key" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == [str(second), str(first)]
     digits = f"2026{uuid.uuid4().int}"
-    opened = lastbit.json("open", "--key", digits)["id"]
+    batch = lastbit.json("open", "--key", digits)["id"]
     assert lastbit("status", digits).returncode == 2
-    assert lastbit.json("status", f"key={digits}")["id"] == opened
+    assert lastbit.json("status", f"key={digits}")["id"] == batch
     unknown = lastbit("status", "nobody's")
     assert unknown.returncode == 1
     assert 'no batch has the key "nobody\'s"' in unknown.stderr

@@ -1,4 +1,4 @@
-"""What the command line prints: user data unchanged, errors as JSON, questions before an end, help."""
+"""The output of the command line: unchanged user data, errors as JSON, confirmations, help."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def client(service_url: str) -> Iterator[Client]:
 
 
 @given(st.text(alphabet="\\[]/abold:=1 \ufdd0\ufdd1", max_size=12))
-def test_markup_of_users_is_text(text: str) -> None:
-    """Whatever stands around it."""
+def test_markup_in_user_texts_is_plain_text(text: str) -> None:
+    """Between and after markup of the command's own, too."""
     line = styled(f"[bold]a[/]{safe(text)}[dim]b[/]{safe(text)}")
     shown = plain_text(text)
     assert line.plain == f"a{shown}b{shown}"
@@ -61,16 +61,16 @@ def test_markup_of_users_is_text(text: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_json_has_no_character_that_acts_on_a_terminal(text: str) -> None:
-    """And decodes to the same text."""
+def test_json_has_no_control_characters(text: str) -> None:
+    """And it decodes to the same text."""
     document = encoded({text: text})
     assert document == plain_text(document)
     assert json.loads(document) == {text: text}
 
 
 def test_user_data_is_printed_unchanged_by_every_command(lastbit: Lastbit, client: Client) -> None:
-    """No emoji, no markup, no control characters, and a backslash at the end stays one; nothing is cut where it is
-    piped."""
+    """No emoji, no markup, no control characters, and a backslash at the end stays one; nothing is shortened in a
+    pipe."""
     long_value = "v" * 500
     batch = client.open(key=HOSTILE, labels={"l\x1b[2J": HOSTILE + long_value}, items=2, sealed=True)
     number = str(batch.id)
@@ -91,8 +91,8 @@ def test_user_data_is_printed_unchanged_by_every_command(lastbit: Lastbit, clien
         assert result.stdout == plain_text(result.stdout, keep="\n\t"), command
         text = lastbit(*command, "--json").stdout
         assert text == plain_text(text, keep="\n"), command
-    assert f"{SHOWN}\n\tsecond line\\\n" in lastbit.good("pending", number, "--failed")
-    assert f"l\\x1b[2J:{SHOWN}{long_value}\n" in lastbit.good("status", number)
+    assert f"{SHOWN}\n\tsecond line\\\n" in lastbit.ok("pending", number, "--failed")
+    assert f"l\\x1b[2J:{SHOWN}{long_value}\n" in lastbit.ok("status", number)
     assert lastbit.json("status", number)["key"] == HOSTILE
     screen = on_terminal(lastbit.url, ["status", number])
     assert SHOWN in screen.text
@@ -104,8 +104,8 @@ def test_user_data_is_printed_unchanged_by_every_command(lastbit: Lastbit, clien
 # Listing
 
 
-def test_a_list_is_continued_by_its_cursor(lastbit: Lastbit, client: Client) -> None:
-    """Each batch once, also where a filter is applied by the client; `next` is null where nothing follows."""
+def test_a_list_continues_at_its_cursor(lastbit: Lastbit, client: Client) -> None:
+    """Each batch once, even if the client applies the filter; `next` is null on the last page."""
     key = uuid.uuid4().hex
     batches = [client.open(key=key, items=2) for _ in range(7)]
     for batch in batches[::2]:
@@ -118,20 +118,20 @@ def test_a_list_is_continued_by_its_cursor(lastbit: Lastbit, client: Client) -> 
         (["--limit", "4", "--failed"], failed),
         (["--limit", "2", "--since", "1h"], newest),
     ):
-        seen: list[int] = []
+        listed_ids: list[int] = []
         cursor: list[str] = []
         limit = int(options[1])
         while True:
             page = lastbit.json("list", "--key", key, *options, *cursor)
-            seen += [batch["id"] for batch in page["batches"]]
+            listed_ids += [batch["id"] for batch in page["batches"]]
             assert page["more"] == (page["next"] is not None)
             if page["next"] is None:
                 break
             assert len(page["batches"]) == limit
             cursor = ["--cursor", page["next"]]
-        assert seen == expected, options
+        assert listed_ids == expected, options
         assert len(page["batches"]) == (len(expected) % limit or limit), options
-    assert "--cursor " in lastbit.good("list", "--key", key, "--limit", "3")
+    assert "--cursor " in lastbit.ok("list", "--key", key, "--limit", "3")
     assert lastbit("list", "--cursor", "nonsense").returncode == 2
 
 
@@ -160,12 +160,13 @@ def test_a_list_is_narrowed_by_time_and_failures_and_sorted(lastbit: Lastbit, cl
     assert listed("--sort", "progress") == [large, small, middle]
     assert listed("--reverse") == [small, large, middle]
     assert lastbit.json("list", "--key", key, "--sort", "items", "--limit", "2")["more"] is True
-    text = lastbit.good("list", "--key", key, "--failed", "--sort", "items")
+    text = lastbit.ok("list", "--key", key, "--failed", "--sort", "items")
     assert [line.split()[0] for line in text.splitlines() if key in line] == [str(middle), str(small)]
 
 
-def test_filters_of_the_client_read_pages_and_stop_early(scripted: ScriptedService) -> None:
-    """Pages of a thousand, until an hour before --since. A batch that is opened between two calls changes nothing."""
+def test_filters_in_the_client_read_pages_and_stop_early(scripted: ScriptedService) -> None:
+    """In pages of a thousand, until an hour before --since. A batch that is opened between two calls changes
+    nothing."""
     start = datetime(2026, 5, 4, 12, tzinfo=UTC)
     batches: list[dict[str, Any]] = [
         {
@@ -203,10 +204,10 @@ def test_filters_of_the_client_read_pages_and_stop_early(scripted: ScriptedServi
         None,
         ["limit=1000", "limit=1000&cursor=4002"],
     )
-    found, following, queries = listed("--failed", "--limit", "10")
-    assert (found, following, len(queries)) == (list(range(5000, 0, -500)), None, 6)
-    found, following, queries = listed("--failed", "--sort", "opened", "--reverse", "--limit", "2")
-    assert (found, following, len(queries)) == ([500, 1000], None, 6)
+    ids, next_cursor, queries = listed("--failed", "--limit", "10")
+    assert (ids, next_cursor, len(queries)) == (list(range(5000, 0, -500)), None, 6)
+    ids, next_cursor, queries = listed("--failed", "--sort", "opened", "--reverse", "--limit", "2")
+    assert (ids, next_cursor, len(queries)) == ([500, 1000], None, 6)
 
 
 # Failed items
@@ -221,7 +222,7 @@ def test_failed_items_are_grouped_by_reason(lastbit: Lastbit, client: Client) ->
     client.fail(batch.ids[100:250:2], "Traceback:\n  no such file: C:\\")
     client.fail(batch.ids[13:14], "timed out")
     client.fail(batch.ids[63:65], "at a border")
-    text = lastbit.good("pending", str(number), "--failed")
+    text = lastbit.ok("pending", str(number), "--failed")
     assert text.splitlines() == [
         "75 items  Traceback:",
         "  no such file: C:\\",
@@ -246,14 +247,14 @@ def test_failed_items_are_grouped_by_reason(lastbit: Lastbit, client: Client) ->
     assert document["others"] == 0
     assert sum(span["end"] - span["start"] for span in document["ranges"]) == 81
     assert document["ranges"][0]["reasons"][f"{number}:0:13"] == "timed out"
-    limited = lastbit.good("pending", str(number), "--failed", "--limit", "1").splitlines()
+    limited = lastbit.ok("pending", str(number), "--failed", "--limit", "1").splitlines()
     assert limited[-2:] == ["4 items failed, for 2 reasons", "There are more; --limit shows more of them."]
-    assert "There are more" not in lastbit.good("pending", str(number), "--failed", "--limit", "77")
-    assert lastbit.good("pending", str(client.open(items=1).id), "--failed") == "nothing failed\n"
+    assert "There are more" not in lastbit.ok("pending", str(number), "--failed", "--limit", "77")
+    assert lastbit.ok("pending", str(client.open(items=1).id), "--failed") == "nothing failed\n"
 
 
-def test_a_thousand_reasons_are_told_apart() -> None:
-    """Of items with other ones only the number is kept."""
+def test_a_thousand_reasons_are_counted_separately() -> None:
+    """Above a thousand, only the number of other reasons is kept."""
     reasons = {f"7:0:{index}": f"reason {index}" for index in range(1100)}
     failures = Failures(7)
     failures.add(FailedRange(0, 1100, "7:0:0", "7:0:1099", reasons))
@@ -272,8 +273,8 @@ def test_a_thousand_reasons_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_a_group_shows_numbers_whole_at_any_width(scripted: ScriptedService, width: int) -> None:
-    """The names of workers give way, then less important columns go."""
+def test_a_group_never_cuts_numbers(scripted: ScriptedService, width: int) -> None:
+    """The names of workers are shortened first, then less important columns are dropped."""
     time = "2026-01-02T03:04:05Z"
     worker = {"worker": "w" * 40, "live": True, "capacity": None, "started_at": time, "last_seen": time}
     worker |= {"lease_until": time, "partitions": 64, "releasing": 0}
@@ -291,7 +292,7 @@ def test_a_group_shows_numbers_whole_at_any_width(scripted: ScriptedService, wid
     }
     group |= {"workers": [worker], "positions": positions}
     scripted.replies((200, {}, group))
-    whole = {"64", "1,234,567", "8,765,432,109", "45,678", "1,111,111,101", "71,111,110,464"}
+    uncut = {"64", "1,234,567", "8,765,432,109", "45,678", "1,111,111,101", "71,111,110,464"}
     for option, first, lag in ((["--partitions"], "126", "1,111,111,101"), ([], "w", "71,111,110,464")):
         screen = on_terminal(scripted.url, ["groups", "show", "orders", *option], width=width)
         assert screen.code == 0, screen.text
@@ -299,16 +300,16 @@ def test_a_group_shows_numbers_whole_at_any_width(scripted: ScriptedService, wid
         assert max(map(len, lines)) <= width
         assert lag in lines[-1]
         assert lines[-1].split()[0].startswith(first)
-        assert set(re.findall(r"\d[\d,]+,\d+|\b64\b", lines[-1])) <= whole, lines[-1]
+        assert set(re.findall(r"\d[\d,]+,\d+|\b64\b", lines[-1])) <= uncut, lines[-1]
         assert "w" * 40 in lines[-1] or width < 200
 
 
-# Asking first
+# Confirmations
 
 
 @pytest.mark.parametrize("command", ["cancel", "delete"])
-def test_a_terminal_is_asked_before_the_end_of_a_batch(lastbit: Lastbit, client: Client, command: str) -> None:
-    """With the batch's key and counts; no is the default, and changes nothing. A script is not asked."""
+def test_a_terminal_asks_before_it_ends_a_batch(lastbit: Lastbit, client: Client, command: str) -> None:
+    """With the batch's key and counts; no is the default and changes nothing. A script gets no question."""
     batch = client.open(key=f"unwanted :fire: {command}", items=4)
     client.ack(batch.ids[:1])
     client.fail(batch.ids[1:3], "broken")
@@ -323,18 +324,18 @@ def test_a_terminal_is_asked_before_the_end_of_a_batch(lastbit: Lastbit, client:
     other = str(client.open(items=1).id)
     screen = on_terminal(lastbit.url, [command, other, "--yes"])
     assert (screen.code, "[y/N]" in screen.text) == (0, False)
-    lastbit.good(command, str(client.open(items=1).id))
+    lastbit.ok(command, str(client.open(items=1).id))
 
 
-def test_deleting_other_things_asks_too(lastbit: Lastbit, client: Client) -> None:
-    """A tally, a consumer group and a webhook; a script is not asked."""
+def test_a_terminal_asks_before_other_deletions(lastbit: Lastbit, client: Client) -> None:
+    """A tally, a consumer group and a webhook; a script gets no question."""
     client.tally("asked").apply([("k", 1, chains.Source("t", 0, 1, 0, 0))])
     client.groups.create("asked", partitions=1)
     webhook = str(client.webhooks.create("https://1.1.1.1/", types=["never"]).id)
     for kind, name in (("tally", "asked"), ("groups", "asked"), ("webhooks", webhook)):
         screen = on_terminal(lastbit.url, [kind, "delete", name], typed="n\n")
         assert (screen.code, "nothing was changed" in screen.text) == (1, True), kind
-        lastbit.good(kind, "delete", name)
+        lastbit.ok(kind, "delete", name)
     screen = on_terminal(lastbit.url, ["processes", "delete", "asked"], typed="n\n")
     assert "Delete the process asked with its instances? [y/N]" in screen.text
     assert "[y/N]" not in on_terminal(lastbit.url, ["processes", "delete", "asked", "--yes"]).text
@@ -344,7 +345,8 @@ def test_deleting_other_things_asks_too(lastbit: Lastbit, client: Client) -> Non
 
 
 def test_errors_are_json_for_a_script(lastbit: Lastbit, client: Client, unused_port: int) -> None:
-    """One document on standard error, nothing on standard output, and the same exit codes; wherever `--json` stands."""
+    """One document on standard error, nothing on standard output, and the same exit codes, wherever `--json` is
+    placed."""
 
     def problem(*arguments: str, code: int, stdin: str = "", url: str = lastbit.url) -> Any:
         result = Lastbit(url)(*arguments, "--json", stdin=stdin)
@@ -373,8 +375,8 @@ def test_errors_are_json_for_a_script(lastbit: Lastbit, client: Client, unused_p
         assert problem(*wrong, code=2)["error"] == "WrongUse", wrong
     assert problem("frobnicate", code=2)["message"] == "No such command 'frobnicate'."
     assert "'--offset'" in problem("tally", "apply", "t", "k", "1", "--topic", "t", code=2)["message"]
-    for before in (["--json", "status", "07"], ["--json", "webhooks"]):
-        result = lastbit(*before)
+    for option_first in (["--json", "status", "07"], ["--json", "webhooks"]):
+        result = lastbit(*option_first)
         assert (result.returncode, json.loads(result.stderr)["error"]) == (2, "WrongUse")
     assert "not a batch id" in problem("status", "07", code=2)["message"]
     assert problem("ack", "7:0", code=2)["error"] == "MalformedItem"
@@ -392,7 +394,7 @@ def test_errors_are_json_for_a_script(lastbit: Lastbit, client: Client, unused_p
     assert problem("tally", "list", "t", code=1, url=url)["error"] == "ServiceUnreachable"
 
 
-def test_an_option_value_after_two_dashes_is_no_request_for_json(lastbit: Lastbit) -> None:
+def test_an_option_after_two_dashes_is_an_argument(lastbit: Lastbit) -> None:
     """`--` ends the options."""
     result = lastbit("ack", "--", "--json")
     assert result.returncode == 2
@@ -400,7 +402,7 @@ def test_an_option_value_after_two_dashes_is_no_request_for_json(lastbit: Lastbi
 
 
 def test_an_ambiguous_key_lists_its_candidates(lastbit: Lastbit, client: Client) -> None:
-    """The newest twenty, and how to see the others. Nothing is done."""
+    """The newest twenty, and the command that lists the others. It has no effect."""
     key = f"it's {uuid.uuid4().hex}"
     ids = [client.open(key=key, items=1).id for _ in range(22)]
     result = lastbit("cancel", key)
@@ -428,7 +430,7 @@ def _commands(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.parametrize("names", [(), *_commands(cli)], ids=" ".join)
 def test_every_help_has_examples_that_parse(names: tuple[str, ...]) -> None:
-    """Of this command, with options that it has. The help fits 80 columns."""
+    """Each has an example of its own with valid options. The help fits 80 columns, and so do the summaries."""
     context = click.Context(cli, info_name="lastbit", terminal_width=80)
     command: click.Command = cli
     for name in names:
@@ -437,6 +439,7 @@ def test_every_help_has_examples_that_parse(names: tuple[str, ...]) -> None:
         context = click.Context(command, context, info_name=name, terminal_width=80)
     text = command.get_help(context)
     assert max(map(len, text.splitlines())) <= 80
+    assert not re.findall(r"\w\.\.\.$", text, re.MULTILINE)  # a command's summary that was cut off
     lines = text.partition("Examples:\n")[2].split("\n\n")[0].splitlines()
     assert lines
     for line in lines:
@@ -476,13 +479,13 @@ COMPLETION = {
 
 @pytest.mark.parametrize("shell", COMPLETION)
 @pytest.mark.parametrize(
-    ("typed", "offered", "other"),
+    ("typed", "candidate", "excluded"),
     [("expl", "explain", "list"), ("webhooks del", "delete", "list"), ("list --sin", "--since", "--until")],
 )
 def test_a_shell_completes_commands_and_options(
-    shell: str, typed: str, offered: str, other: str, tmp_path: Path
+    shell: str, typed: str, candidate: str, excluded: str, tmp_path: Path
 ) -> None:
-    """With the lines of docs/cli.md."""
+    """With the setup lines of docs/cli.md."""
     program = shutil.which(shell)
     if program is None:
         (pytest.fail if os.environ.get("CI") and shell == "bash" else pytest.skip)(f"{shell} is not installed")
@@ -499,5 +502,5 @@ def test_a_shell_completes_commands_and_options(
     command = [program, "-c", script]
     result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     candidates = [re.split(r"[\t:]", line)[0] for line in result.stdout.split()]
-    assert offered in candidates, result
-    assert other not in candidates
+    assert candidate in candidates, result
+    assert excluded not in candidates

@@ -1,4 +1,4 @@
-"""The clients against a real service, and against one that loses its answers."""
+"""The clients with a real service, and with one that loses its answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def client(service_url: str) -> Iterator[Client]:
 
 @pytest.fixture
 def losing_answers(scripted: Any, service_url: str) -> Iterator[Any]:
-    """In front of the real service: the first answer to each distinct request is lost on its way back."""
+    """In front of the real service: the first answer to each distinct request is lost."""
     lost_answers: set[str] = set()
     with httpx.Client(base_url=service_url, timeout=60) as real:
 
@@ -73,7 +73,7 @@ def losing_answers(scripted: Any, service_url: str) -> Iterator[Any]:
 
 
 def test_a_batch_from_its_opening_to_its_last_item(client: Client) -> None:
-    """As on the README's first page: the call that resolves the last item says that the batch is complete."""
+    """As on the README's first page: the call that resolves the last item reports the batch complete."""
     batch = client.open(key="catalog-42", labels={"team": "search"})
     ids = batch.extend(3)
     assert list(ids) == [f"{batch.id}:0:{index}" for index in range(3)]
@@ -92,7 +92,7 @@ def test_a_batch_from_its_opening_to_its_last_item(client: Client) -> None:
 
 
 def test_an_open_may_issue_and_seal_at_once(client: Client) -> None:
-    """In one transaction; an empty batch is complete then."""
+    """In one transaction; an empty batch is complete at once."""
     batch = client.open(items=100, sealed=True, group_size=64)
     assert len(batch.ids) == 100
     assert batch.ids[64] == f"{batch.id}:1:0"
@@ -104,19 +104,19 @@ def test_an_open_may_issue_and_seal_at_once(client: Client) -> None:
 
 
 def test_a_producer_that_is_run_again_gets_the_same_batch_and_ids(client: Client) -> None:
-    """Under its own idempotency keys; another body under the same key is refused."""
-    cause = uuid.uuid4().hex
-    first = client.open(items=2, idempotency_key=cause)
+    """With its own idempotency keys; another body with the same key is refused."""
+    open_key = uuid.uuid4().hex
+    first = client.open(items=2, idempotency_key=open_key)
     extension = first.extend(5, idempotency_key="chunk-1")
-    repeat = client.open(items=2, idempotency_key=cause)
+    repeat = client.open(items=2, idempotency_key=open_key)
     assert (repeat.id, repeat.ids, repeat.replayed) == (first.id, first.ids, True)
     assert repeat.extend(5, idempotency_key="chunk-1") == extension
     assert repeat.refresh().items == 7
     with pytest.raises(IdempotencyKeyReused):
-        client.open(items=3, idempotency_key=cause)
+        client.open(items=3, idempotency_key=open_key)
 
 
-def test_a_whole_run_of_ids_is_acked_as_bits(client: Client) -> None:
+def test_a_range_of_ids_is_acked_as_bits(client: Client) -> None:
     """Across groups, in slices, twice; counted exactly."""
     batch = client.open(items=2_000_000, sealed=True)
     ids = batch.ids
@@ -129,7 +129,7 @@ def test_a_whole_run_of_ids_is_acked_as_bits(client: Client) -> None:
 
 
 def test_a_large_list_is_split_and_completes_once(client: Client) -> None:
-    """`completed` names the batch once, with the news."""
+    """`completed` names the batch once, with `newly`."""
     batch = client.open(items=25_000, sealed=True)
     result = client.ack(list(batch.ids))
     assert (result.applied, len(result.completed), result.completed[0].newly) == (25_000, 1, True)
@@ -137,8 +137,8 @@ def test_a_large_list_is_split_and_completes_once(client: Client) -> None:
     assert (repeat.repeated, len(repeat.completed), repeat.completed[0].newly) == (25_000, 1, False)
 
 
-def test_what_was_never_issued_is_rejected_by_name(client: Client) -> None:
-    """And does not block the others."""
+def test_items_that_were_not_issued_are_rejected_by_id(client: Client) -> None:
+    """And doesn't block the others."""
     batch = client.open(items=2)
     unissued = f"{batch.id}:0:2"
     result = client.ack([batch.ids[0], unissued, "999999:0:0"])
@@ -160,7 +160,7 @@ def test_bits_beyond_the_batch_are_rejected_by_count(client: Client) -> None:
     assert result.rejected_count == 5
 
 
-def test_failed_items_bear_their_reasons_until_they_are_redriven(client: Client) -> None:
+def test_failed_items_keep_their_reasons_until_they_are_redriven(client: Client) -> None:
     """The ack of the last failed item makes the batch succeed."""
     batch = client.open(items=5, sealed=True)
     client.ack(batch.ids[:3])
@@ -177,15 +177,15 @@ def test_failed_items_bear_their_reasons_until_they_are_redriven(client: Client)
 
 
 def test_pending_ranges_are_paged_and_lead_to_the_missing_ids(client: Client) -> None:
-    """So that exactly what is missing can be published again."""
+    """So that exactly the missing items can be published again."""
     batch = client.open(items=200, group_size=64)
     client.ack([item for number, item in enumerate(batch.ids) if number % 10])
     ranges = list(batch.pending(page_size=3))
     assert [(item_range.start, item_range.count) for item_range in ranges] == [
         (number, 1) for number in range(0, 200, 10)
     ]
-    missing = [item for item_range in ranges for item in item_range.ids]
-    assert missing == list(batch.ids[::10])
+    missing_ids = [item for item_range in ranges for item in item_range.ids]
+    assert missing_ids == list(batch.ids[::10])
     watermark = batch.watermark()
     assert (watermark.watermark, watermark.item) == (0, batch.ids[0])
 
@@ -204,8 +204,8 @@ def test_batches_are_listed_newest_first_by_state_key_and_labels(client: Client)
     assert [batch.id for batch in client.batches(key=key, state="complete")] == [batches[0].id]
 
 
-def test_an_ended_batch_says_why_it_takes_no_more(client: Client) -> None:
-    """Each refusal is an error of its own, with the problem's code."""
+def test_an_ended_batch_refuses_with_its_own_error(client: Client) -> None:
+    """Each refusal has its own error class, with the problem's code."""
     batch = client.open(items=1)
     batch.seal()
     with pytest.raises(BatchSealed) as sealed:
@@ -234,14 +234,14 @@ def test_a_malformed_request_names_the_place(client: Client) -> None:
 
 
 def test_a_malformed_id_is_refused_before_anything_is_sent(client: Client) -> None:
-    """The good ids of the call are not applied."""
+    """The call's valid ids are not applied."""
     batch = client.open(items=2)
     with pytest.raises(MalformedItem, match="position 1"):
         client.ack([batch.ids[0], f"0{batch.ids[1]}"])
     assert batch.refresh().acked == 0
 
 
-def test_a_handle_without_a_request_knows_only_its_id(client: Client) -> None:
+def test_a_handle_without_a_request_has_only_its_id(client: Client) -> None:
     """Until it is refreshed."""
     handle = client.batch(client.open(key="k").id)
     with pytest.raises(NotRefreshed, match="refresh"):
@@ -254,7 +254,7 @@ def test_a_handle_without_a_request_knows_only_its_id(client: Client) -> None:
 
 
 def test_a_wait_ends_with_the_batch(client: Client) -> None:
-    """The long poll is answered when the last item is resolved by somebody else."""
+    """The long poll is answered when another client resolves the last item."""
     batch = client.open(items=2, sealed=True)
     snapshots: list[Batch] = []
     waiting = threading.Event()
@@ -277,8 +277,8 @@ def test_a_wait_ends_with_the_batch(client: Client) -> None:
     assert snapshots[-1] == final
 
 
-def test_a_wait_that_is_too_short_bears_the_batch_as_it_is(client: Client) -> None:
-    """It says how many items are pending."""
+def test_a_wait_that_times_out_has_the_batch_in_its_error(client: Client) -> None:
+    """The error names the number of pending items."""
     batch = client.open(items=3)
     with pytest.raises(WaitTimeout, match="3 of 3 items pending") as excinfo:
         batch.wait(timeout=0)
@@ -317,14 +317,14 @@ def test_lost_answers_change_nothing(losing_answers: Any, client: Client) -> Non
     assert len(set(keys)) == len(keys) // 2
 
 
-def test_an_empty_batch_whose_seal_was_lost_is_told_as_newly_complete(losing_answers: Any) -> None:
-    """The producer that completes it learns of the completion even after a lost answer."""
+def test_a_retried_seal_of_an_empty_batch_gets_newly(losing_answers: Any) -> None:
+    """The producer that completes it learns this even after a lost answer."""
     with Client(losing_answers.url, retry=FAST) as unlucky:
         sealed = unlucky.open().seal()
         assert (sealed.complete, sealed.newly) == (True, True)
 
 
-def test_an_overloaded_service_is_waited_for(scripted: Any) -> None:
+def test_an_overloaded_service_is_retried_after_its_pause(scripted: Any) -> None:
     """The client waits as long as Retry-After asks; the final error has the service's message."""
     problem = {"code": "unavailable", "detail": "the database is away", "status": 503}
     scripted.replies((503, {"retry-after": "0", "content-type": "application/problem+json"}, problem))
@@ -337,8 +337,8 @@ def test_an_overloaded_service_is_waited_for(scripted: Any) -> None:
     assert excinfo.value.retry_after == 0
 
 
-def test_a_service_that_is_not_there_is_named(unused_port: int) -> None:
-    """With its address, the cause, and what to do."""
+def test_an_unreachable_service_is_named(unused_port: int) -> None:
+    """With its address, the cause and advice."""
     url = f"http://127.0.0.1:{unused_port}"
     with Client(url, retry=Retry(attempts=2, base=0)) as client, pytest.raises(ServiceUnreachable) as excinfo:
         client.open()
@@ -350,14 +350,14 @@ def test_a_service_that_is_not_there_is_named(unused_port: int) -> None:
     assert "LASTBIT_URL" in message
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(scripted: Any) -> None:
+def test_a_missing_answer_times_out(scripted: Any) -> None:
     """The error gives the timeout in seconds."""
     release = threading.Event()
     scripted.reply = lambda _: (release.wait(), None)[1]
     try:
         with (
             Client(scripted.url, timeout=0.05, retry=Retry(attempts=1)) as client,
-            pytest.raises(ServiceUnreachable, match=r"nothing came within 0\.05 s"),
+            pytest.raises(ServiceUnreachable, match=r"no response within 0\.05 s"),
         ):
             client.ack("7:0:1")
     finally:
@@ -380,22 +380,22 @@ NO_TIMES: list[Any] = [None, 0, -1, float("nan"), float("inf"), "3"]
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "options",
     [
         *({"url": "localhost:8000"}, {"url": 8000}, {"token": "two words"}, {"token": "ключ"}),
         *({"timeout": timeout} for timeout in NO_TIMES),
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused_when_the_client_is_made(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused_when_the_client_is_created(options: dict[str, Any]) -> None:
     """Not at the first request."""
     with pytest.raises(InvalidArgument):
-        Client(**wrong)
+        Client(**options)
     with pytest.raises(InvalidArgument):
-        AsyncClient(**wrong)
+        AsyncClient(**options)
 
 
-# -- gathering
+# combining
 
 
 def test_an_acker_completes_a_batch_exactly_once(client: Client) -> None:
@@ -424,15 +424,15 @@ def test_an_acker_completes_a_batch_exactly_once(client: Client) -> None:
 # -- awaited
 
 
-def test_the_awaited_client_does_the_same(service_url: str, losing_answers: Any) -> None:
-    """A batch's life, its ranges, its wait and its acker; also when answers are lost."""
+def test_the_async_client_behaves_the_same(service_url: str, losing_answers: Any) -> None:
+    """A batch's life, its ranges, its wait and its acker; also with lost answers."""
 
     async def live(url: str) -> None:
         async with AsyncClient(url, retry=FAST) as client:
             batch = await client.open(key="awaited", items=10)
             ids = await batch.extend(190)
             acked = await client.ack(ids[:100])
-            # After a lost answer the retry finds them done already.
+            # After a lost answer the retry finds them acked already.
             assert acked.applied + acked.repeated == 100
             assert (await client.fail(ids[100], reason="late")).rejected == ()
             assert [entry.start async for entry in batch.failed()] == [110]

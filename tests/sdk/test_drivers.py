@@ -16,7 +16,7 @@ SERVICE = Service("http://service")
 
 
 class Sender:
-    """Answers each request with its path, and keeps the paths."""
+    """Answers each request with its path, and records the paths."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -46,23 +46,23 @@ def emits(service: Service, count: int) -> Flow[None]:
 
 
 async def first(values: AsyncIterator[int], count: int) -> list[int]:
-    collected = []
+    results = []
     async for value in values:
-        collected.append(value)
-        if len(collected) == count:
+        results.append(value)
+        if len(results) == count:
             break
-    return collected
+    return results
 
 
-def test_a_flow_gets_its_answers_and_its_value_comes_back() -> None:
-    """In the order of its requests, whichever driver it is."""
+def test_a_flow_gets_its_answers_and_returns_its_value() -> None:
+    """In the order of its requests, with either driver."""
     expected = [b"http://service/a", b"http://service/b"]
     assert Driver(SERVICE, Sender().send).run(asks, "/a", "/b") == expected
     assert asyncio.run(AsyncDriver(SERVICE, Sender().send_async).run(asks, "/a", "/b")) == expected
 
 
 def test_values_are_fetched_on_demand() -> None:
-    """A caller that stops after two of a thousand has sent two requests."""
+    """A caller that stops after two values of a thousand has sent two requests."""
     sender = Sender()
     values = Driver(SERVICE, sender.send).iterate(emits, 1000)
     assert sender.paths == []
@@ -74,14 +74,14 @@ def test_values_are_fetched_on_demand() -> None:
     assert len(sender.paths) == 2
 
 
-def test_all_values_come_and_then_none() -> None:
+def test_iteration_ends_after_the_last_value() -> None:
     """The end of the flow is the end of the iteration."""
     assert list(Driver(SERVICE, Sender().send).iterate(emits, 3)) == [0, 1, 2]
     assert asyncio.run(first(AsyncDriver(SERVICE, Sender().send_async).iterate(emits, 3), 10)) == [0, 1, 2]
 
 
 def test_arguments_are_checked_before_the_first_value() -> None:
-    """Where the mistake is made, and not at the loop over the values."""
+    """Not only in the loop over the values."""
     sender = Sender()
     with pytest.raises(InvalidArgument):
         Webhooks(Driver(SERVICE, sender.send)).deliveries(-1)

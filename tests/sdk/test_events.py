@@ -56,7 +56,7 @@ def page(next: int, *positions: int) -> Outcome:
 # -- against the service
 
 
-def test_events_of_ones_own_are_appended_and_read(client: Client) -> None:
+def test_own_events_can_be_appended_and_read(client: Client) -> None:
     """One, or many in a transaction; the same id again is a repeat."""
     before = client.events(limit=1).last
     id = uuid.uuid4().hex
@@ -82,8 +82,8 @@ def test_events_of_ones_own_are_appended_and_read(client: Client) -> None:
     assert (len(page.events), page.next, page.last) == (1, before + 1, before + 2)
 
 
-def test_following_hears_of_what_happens_and_goes_on_after_a_position(client: Client, service_url: str) -> None:
-    """Filters are type and batch. Every follower gets the end of a batch, whichever client caused it."""
+def test_following_gets_new_events_and_resumes_after_a_position(client: Client, service_url: str) -> None:
+    """Filtered by type and batch. Every follower gets the end of a batch, whichever client caused it."""
     batch = client.open(key="nightly", items=1, sealed=True)
     start = client.events(limit=1).last
     with ThreadPoolExecutor(1) as pool, Client(service_url) as other:
@@ -99,7 +99,7 @@ def test_following_hears_of_what_happens_and_goes_on_after_a_position(client: Cl
 
 
 def test_the_async_client_does_the_same(service_url: str) -> None:
-    """Awaited, with an async iterator."""
+    """With await and an async iterator."""
 
     async def work() -> None:
         async with AsyncClient(service_url) as client:
@@ -125,8 +125,8 @@ def test_the_async_client_does_the_same(service_url: str) -> None:
     asyncio.run(work())
 
 
-def test_a_service_that_is_killed_and_comes_back_is_followed_on(sqlite_url: str) -> None:
-    """Without loss and without repeats, though it is away in the middle of a poll."""
+def test_following_continues_after_the_service_was_killed(sqlite_url: str) -> None:
+    """Without loss and without repeats, though the service goes away in the middle of a poll."""
     with running_service(sqlite_url) as running:
         under_way = threading.Event()
         with Client(running.url) as client, ThreadPoolExecutor(1) as pool:
@@ -142,17 +142,17 @@ def test_a_service_that_is_killed_and_comes_back_is_followed_on(sqlite_url: str)
                             break
                 return positions
 
-            following = pool.submit(follow)
+            future = pool.submit(follow)
             client.append([{"id": str(number), "type": "a"} for number in range(3)])
             assert under_way.wait(30)
             running.stop(9)
             running.start()
             client.append([{"id": str(number), "type": "a"} for number in range(2, 6)])
-            assert following.result(60) == [1, 2, 3, 4, 5, 6]
+            assert future.result(60) == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_was_trimmed_is_an_error_of_its_own(sqlite_url: str) -> None:
-    """Following from there says so; without a position it begins with what is kept."""
+def test_a_trimmed_position_has_its_own_error(sqlite_url: str) -> None:
+    """Following from there raises it; without a position it starts with the kept events."""
     with running_service(sqlite_url) as running, Client(running.url) as client:
         client.append([{"id": str(number), "type": "a"} for number in range(4)])
         with Database(sqlite_url) as database:
@@ -189,14 +189,14 @@ def test_a_batch_is_explained(client: Client) -> None:
     ],
     ids=["number", "text", "set", "nan", "surrogate"],
 )
-def test_events_without_a_json_form_are_refused_here(client: Client, events: list[Any]) -> None:
+def test_events_without_a_json_form_are_refused_by_the_client(client: Client, events: list[Any]) -> None:
     """Before anything is sent."""
     with pytest.raises(InvalidArgument, match="JSON"):
         client.append(events)
 
 
 def test_reserved_names_are_refused_by_the_service(client: Client) -> None:
-    """With the place."""
+    """With their location."""
     with pytest.raises(InvalidRequest) as excinfo:
         client.append_event(id="batch:7:completed", type="a")
     assert excinfo.value.errors[0]["place"] == "body.events[0].id"
@@ -205,7 +205,7 @@ def test_reserved_names_are_refused_by_the_service(client: Client) -> None:
 # -- without a socket
 
 
-def taken(world: World, count: int, **filters: Any) -> list[int]:
+def first_positions(world: World, count: int, **filters: Any) -> list[int]:
     """The positions of a follower's first events."""
     flow = _calls.follow(world.service(), filters.get("after"), filters.get("types", ()), filters.get("batch"))
 
@@ -224,14 +224,14 @@ def taken(world: World, count: int, **filters: Any) -> list[int]:
     return world.emitted
 
 
-def test_each_poll_begins_where_the_one_before_ended() -> None:
+def test_each_poll_starts_where_the_previous_one_ended() -> None:
     """This also holds if a filter excluded every event; a failed poll is repeated unchanged."""
     world = World(
         script(
             page(7, 2, 7), page(9), Failure("connection reset"), problem(503, "unavailable"), page(11, 11), page(12, 12)
         )
     )
-    assert taken(world, 4, types=["a", "b"], batch=7) == [2, 7, 11, 12]
+    assert first_positions(world, 4, types=["a", "b"], batch=7) == [2, 7, 11, 12]
     positions = [dict(request.params).get("after") for request in world.requests]
     assert positions == [None, "7", "9", "9", "9", "11"]
     for request in world.requests:
@@ -242,21 +242,21 @@ def test_each_poll_begins_where_the_one_before_ended() -> None:
         assert request.timeout == 60
 
 
-def test_polls_that_come_back_at_once_are_no_storm() -> None:
+def test_polls_answered_at_once_are_sent_once_a_second() -> None:
     """A service that is stopping answers at once; the client then polls once a second."""
     world = World(script(page(1), page(1), page(1), page(2, 2)))
-    taken(world, 1, after=1)
+    first_positions(world, 1, after=1)
     assert world.pauses == [1.0, 1.0, 1.0]
 
 
-def test_a_refusal_ends_the_following() -> None:
+def test_a_refusal_ends_following() -> None:
     """The caller must handle a trimmed position."""
     world = World(script(page(3, 3), problem(410, "position_trimmed")))
     with pytest.raises(PositionTrimmed):
         world.run(_calls.follow(world.service(), None, (), None))
 
 
-def test_a_long_poll_that_breaks_at_its_end_has_all_of_the_patience_left() -> None:
+def test_a_long_poll_that_breaks_at_its_end_has_the_whole_deadline_left() -> None:
     """The time that the service holds a poll does not count as failure, so even a short patience allows a retry."""
     answers = iter([Failure("connection reset"), Failure("connection refused"), page(5, 5)])
 
@@ -273,8 +273,8 @@ def test_a_long_poll_that_breaks_at_its_end_has_all_of_the_patience_left() -> No
     assert answer_page.events[0].data == json.loads(json.dumps(EVENT["data"]))
 
 
-def test_the_patience_of_a_long_poll_ends_too() -> None:
-    """It is counted from the first failure on."""
+def test_the_deadline_of_a_long_poll_ends_too() -> None:
+    """The deadline counts from the first failure."""
     world = World(lambda _: Failure("connection refused"))
     with pytest.raises(ServiceUnreachable):
         world.run(_calls.events(world.service(retry=Retry(attempts=1000, deadline=20, cap=4)), 4, (), None, wait=30))

@@ -66,12 +66,12 @@ def group(client: Client, request: pytest.FixtureRequest) -> str:
 
 
 class Worker:
-    """A worker in a thread: what it was told, and how its run ended."""
+    """A worker in a thread: the events it received, and how its run ended."""
 
     def __init__(self, url: str, group: str, name: str, **options: Any) -> None:
         self.client = Client(url)
         self.group = ConsumerGroup(self.client, group, name, **options)
-        self.told: list[tuple[str, Assignment, bool]] = []
+        self.events: list[tuple[str, Assignment, bool]] = []
         self.on_assigned: Callable[[Assignment], object] = lambda assignment: None
         self.on_released: Callable[[Assignment], object] = lambda assignment: None
         self.error: BaseException | None = None
@@ -86,7 +86,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self.group.run(self._assigned, self._released)
-        except BaseException as error:  # noqa: BLE001  # the test looks at it
+        except BaseException as error:  # noqa: BLE001  # checked by the test
             self.error = error
         with self._changed:
             self.ended = True
@@ -94,24 +94,24 @@ class Worker:
 
     def _assigned(self, assignment: Assignment) -> None:
         self.on_assigned(assignment)
-        self._tell("assigned", assignment)
+        self._record("assigned", assignment)
 
     def _released(self, assignment: Assignment) -> None:
         try:
             self.on_released(assignment)
         finally:
-            self._tell("released", assignment)
+            self._record("released", assignment)
 
-    def _tell(self, event: str, assignment: Assignment) -> None:
+    def _record(self, event: str, assignment: Assignment) -> None:
         with self._changed:
-            self.told.append((event, assignment, assignment.lost))
+            self.events.append((event, assignment, assignment.lost))
             self._changed.notify_all()
 
     @property
     def working(self) -> dict[int, Assignment]:
-        """By partition, what was assigned and not released since."""
+        """By partition, the assignments that were not released since."""
         current = {}
-        for event, assignment, _ in self.told:
+        for event, assignment, _ in self.events:
             if event == "assigned":
                 current[assignment.partition] = assignment
             else:
@@ -120,11 +120,11 @@ class Worker:
 
     @property
     def lost(self) -> list[Assignment]:
-        return [assignment for event, assignment, was_lost in self.told if event == "released" and was_lost]
+        return [assignment for event, assignment, was_lost in self.events if event == "released" and was_lost]
 
     def until(self, holds: Callable[[], object]) -> None:
         with self._changed:
-            assert self._changed.wait_for(holds, PATIENCE), self.told
+            assert self._changed.wait_for(holds, PATIENCE), self.events
 
     def until_it_works_on(self, count: int) -> None:
         self.until(lambda: len(self.working) == count)
@@ -148,7 +148,7 @@ def working(url: str, group: str, *names: str, **options: Any) -> Iterator[list[
 
 
 def test_a_group_from_its_creation_to_its_end(client: Client) -> None:
-    """Made, made again, looked at, joined, committed to, left, deleted."""
+    """Created, updated, read, joined, committed to, left, deleted."""
     group = client.groups.create("orders", partitions=3, ttl=30)
     assert (group.name, group.partitions, group.partition_of, group.ttl, group.release) == (
         "orders",
@@ -203,8 +203,8 @@ def test_a_group_from_its_creation_to_its_end(client: Client) -> None:
         client.groups.get("orders")
 
 
-def test_what_can_not_be_meant_is_refused(client: Client) -> None:
-    """By the client where it can tell, else by the service."""
+def test_invalid_arguments_are_refused(client: Client) -> None:
+    """By the client if it can detect it, otherwise by the service."""
     with pytest.raises(InvalidArgument, match="has a name"):
         client.groups.get("")
     with pytest.raises(InvalidArgument, match="whole number"):
@@ -216,7 +216,7 @@ def test_what_can_not_be_meant_is_refused(client: Client) -> None:
 
 
 def test_the_async_client_does_the_same(url: str) -> None:
-    """Awaited."""
+    """With await."""
 
     async def run() -> None:
         async with AsyncClient(url) as client:
@@ -235,8 +235,8 @@ def test_the_async_client_does_the_same(url: str) -> None:
     asyncio.run(run())
 
 
-def test_a_hand_over_brings_the_window_along(url: str, client: Client, group: str) -> None:
-    """The second worker starts with the outstanding records of the first; the release drained the window."""
+def test_a_hand_over_includes_the_window(url: str, client: Client, group: str) -> None:
+    """The second worker starts with the first one's outstanding records; the release drained the window."""
     with working(url, group, "one") as (first,):
 
         def begin(assignment: Assignment) -> None:
@@ -247,7 +247,7 @@ def test_a_hand_over_brings_the_window_along(url: str, client: Client, group: st
 
         def drain(assignment: Assignment) -> None:
             assert not assignment.active
-            assignment.window.ack(7)  # one that was under way
+            assignment.window.ack(7)  # this one was under way
             # The consumer group commits the final state itself.
 
         first.on_assigned, first.on_released = begin, drain
@@ -269,7 +269,7 @@ def test_a_hand_over_brings_the_window_along(url: str, client: Client, group: st
     assert client.groups.get(group).workers == ()
 
 
-def test_a_stopped_worker_leaves_when_all_is_drained(url: str, client: Client, group: str) -> None:
+def test_a_stopped_worker_leaves_once_it_is_drained(url: str, client: Client, group: str) -> None:
     """Its callbacks have returned, its positions are kept, and its partitions are free before its lease expires."""
     client.groups.create(group, partitions=6, ttl=600)
     with working(url, group, "one") as (first,):
@@ -296,7 +296,7 @@ def test_a_stopped_worker_leaves_when_all_is_drained(url: str, client: Client, g
 
 @pytest.fixture
 def sleeper(url: str, group: str) -> Iterator[subprocess.Popen[str]]:
-    """A worker that can be frozen, in a process of its own."""
+    """A worker in a separate process that can be frozen."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.sdk.sleepy_worker", url, group, "sleeper"],
         cwd=ROOT,
@@ -315,7 +315,7 @@ def sleeper(url: str, group: str) -> Iterator[subprocess.Popen[str]]:
             stream.close()
 
 
-def heard(process: subprocess.Popen[str], count: int, kind: str) -> list[Any]:
+def next_messages(process: subprocess.Popen[str], count: int, kind: str) -> list[Any]:
     """The next `count` messages of this kind."""
     assert process.stdout is not None
     messages: list[Any] = []
@@ -331,10 +331,11 @@ def heard(process: subprocess.Popen[str], count: int, kind: str) -> list[Any]:
 def test_a_worker_frozen_past_its_lease_wakes_and_is_refused(
     url: str, client: Client, group: str, sleeper: subprocess.Popen[str]
 ) -> None:
-    """StaleEpoch from the service, and its windows take no acks; then it takes part again, at new epochs."""
-    before = {message["assigned"]: message["epoch"] for message in heard(sleeper, 6, "assigned")}
+    """The service answers with StaleEpoch, and its windows accept no acks; then it takes part again, with new
+    epochs."""
+    before = {message["assigned"]: message["epoch"] for message in next_messages(sleeper, 6, "assigned")}
     with working(url, group, "other") as (other,):
-        released_partitions = [message["released"] for message in heard(sleeper, 3, "released")]
+        released_partitions = [message["released"] for message in next_messages(sleeper, 3, "released")]
         other.until_it_works_on(3)
         assert set(released_partitions) == set(other.working)
         sleeper.send_signal(signal.SIGSTOP)
@@ -344,9 +345,9 @@ def test_a_worker_frozen_past_its_lease_wakes_and_is_refused(
         sleeper.stdin.write("try\n")
         sleeper.stdin.flush()
         sleeper.send_signal(signal.SIGCONT)
-        (attempt,) = heard(sleeper, 1, "tried")
+        (attempt,) = next_messages(sleeper, 1, "tried")
         assert attempt["tried"] == {"raw": "StaleEpoch", "commit": "StaleEpoch", "ack": "WindowClosed"}
-        for message in heard(sleeper, 3, "assigned"):
+        for message in next_messages(sleeper, 3, "assigned"):
             assert message["epoch"] > before[message["assigned"]]
         floors = [position.floor for position in client.groups.get(group).positions]
         assert floors == [None] * 6
@@ -382,7 +383,7 @@ def test_without_the_service_a_worker_fences_itself() -> None:
 
 
 def test_a_second_process_under_the_same_name_takes_over(url: str, client: Client, group: str) -> None:
-    """At new epochs, and at once; the first one is told, ends, and does not take the name away from the second."""
+    """With new epochs, and at once; the first process gets an error, ends, and does not take the name back."""
     with working(url, group, "one") as (first,):
         first.until_it_works_on(6)
         before = {partition: assignment.epoch for partition, assignment in first.working.items()}
@@ -396,14 +397,14 @@ def test_a_second_process_under_the_same_name_takes_over(url: str, client: Clien
             assert second.lost == []
 
 
-def test_an_epoch_that_is_stale_loses_the_partition_alone(url: str, client: Client, group: str) -> None:
-    """A commit that is refused closes that window, and the worker learns what it holds from its next sync."""
+def test_a_stale_epoch_loses_only_its_partition(url: str, client: Client, group: str) -> None:
+    """A refused commit closes that window, and the worker gets its current partitions from its next sync."""
     with working(url, group, "one") as (worker,):
         worker.until_it_works_on(6)
         before = dict(worker.working)
         event = {"id": group, "type": "order.shipped"}
         assert not client.append([event], fence=before[0].fence)[0].repeated
-        client.groups.leave(group, "one")  # kicked
+        client.groups.leave(group, "one")  # removed from the group
         with pytest.raises(StaleEpoch):
             client.append_event(id=f"{group}:late", type="order.shipped", fence=before[0].fence)
         with pytest.raises(StaleEpoch):
@@ -438,7 +439,7 @@ def test_a_drain_that_takes_too_long_loses_the_partition(url: str, client: Clien
 
 @pytest.mark.parametrize("callback", ["on_assigned", "on_released"])
 def test_a_callback_that_raises_ends_the_run(url: str, client: Client, group: str, callback: str) -> None:
-    """With its error, after the others were given back."""
+    """With its error, after the other partitions were released."""
 
     def broken(assignment: Assignment) -> None:
         if assignment.partition == 3:
@@ -455,16 +456,16 @@ def test_a_callback_that_raises_ends_the_run(url: str, client: Client, group: st
         assert client.groups.get(group).workers == ()
 
 
-def test_a_group_that_is_not_there_ends_the_run(client: Client) -> None:
-    """At once, and it can't be run again."""
+def test_a_missing_group_ends_the_run(client: Client) -> None:
+    """At once, and the group can't be run again."""
     group = ConsumerGroup(client, "nobody", "one")
     with pytest.raises(ConsumerGroupNotFound):
         group.run(print, print)
-    with pytest.raises(InvalidArgument, match="runs once"):
+    with pytest.raises(InvalidArgument, match="can run only once"):
         group.run(print, print)
 
 
-def test_a_capacity_is_kept(url: str, client: Client, group: str) -> None:
+def test_a_capacity_is_respected(url: str, client: Client, group: str) -> None:
     """Partitions beyond every worker's capacity have no owner."""
     with working(url, group, "one", "two", capacity=2) as (first, second):
         first.until_it_works_on(2)
@@ -472,7 +473,7 @@ def test_a_capacity_is_kept(url: str, client: Client, group: str) -> None:
         assert sum(position.owner is None for position in client.groups.get(group).positions) == 2
 
 
-def test_tasks_do_what_threads_do(url: str, group: str) -> None:
+def test_tasks_behave_like_threads(url: str, group: str) -> None:
     """Joining, handing over, committing, stopping and being cancelled, in one event loop."""
 
     class Task:
@@ -529,7 +530,7 @@ Record = tuple[int, int]
 
 
 class Log:
-    """Six partitions of records (partition, offset), and who handled which, in order."""
+    """Six partitions of records (partition, offset), and the worker that handled each, in order."""
 
     def __init__(self) -> None:
         self.handled: list[tuple[str, Record]] = []
@@ -541,7 +542,7 @@ class Log:
         try:
             for offset in range(assignment.floor + 1, RECORDS):
                 yield offset, (assignment.partition, offset)
-            while True:  # as from a source that waits a little for more
+            while True:  # like a source that waits a little for more
                 self._pause.wait(0.01)
                 yield None
         finally:
@@ -559,9 +560,9 @@ class Log:
             assert self._changed.wait_for(holds, PATIENCE), (len(self.handled), self.closed)
 
 
-def test_streams_go_on_where_the_last_owner_left_them(url: str, client: Client, group: str) -> None:
-    """Two workers and an orderly hand-over, with records in hand and others that wait in the lanes: each record once,
-    those of a key in order, all of it committed."""
+def test_streams_continue_where_the_last_owner_stopped(url: str, client: Client, group: str) -> None:
+    """Two workers and an orderly hand-over, with records in progress and others waiting in the lanes: each record once,
+    those of a key in order, all of them committed."""
     log, half, pause = Log(), threading.Event(), threading.Event()
 
     def consume(worker: ConsumerGroup) -> None:
@@ -599,7 +600,7 @@ def test_streams_go_on_where_the_last_owner_left_them(url: str, client: Client, 
 
 
 def test_a_record_that_fails_ends_the_run(url: str, client: Client, group: str) -> None:
-    """With the stream's error; what was done is committed, and the record is there for the next."""
+    """With the stream's error; finished records are committed, and the failed one is left for the next run."""
 
     def handle(record: Record) -> None:
         if record == (4, 7):
@@ -612,8 +613,8 @@ def test_a_record_that_fails_ends_the_run(url: str, client: Client, group: str) 
     assert (details.positions[4].floor, details.workers) == (6, ())
 
 
-def test_streams_of_tasks_go_on_too(url: str, client: Client, group: str) -> None:
-    """Awaited, until they are cancelled."""
+def test_streams_of_tasks_continue_too(url: str, client: Client, group: str) -> None:
+    """With await, until they are cancelled."""
     log = Log()
 
     async def run() -> None:
@@ -645,7 +646,7 @@ def test_streams_of_tasks_go_on_too(url: str, client: Client, group: str) -> Non
 
 
 def test_the_command_line(url: str, client: Client) -> None:
-    """In words and as JSON."""
+    """As text and as JSON."""
 
     def lastbit(*arguments: str, code: int = 0) -> str:
         environment = {**os.environ, "LASTBIT_URL": url, "COLUMNS": "120", "NO_PROXY": "*", "PYTHONPATH": str(ROOT)}
@@ -671,7 +672,7 @@ def test_the_command_line(url: str, client: Client) -> None:
     assert "cli  1 worker, 5 partitions, 2 without an owner" in lastbit("list")
     assert "cli" in [summary["name"] for summary in json.loads(lastbit("list", "--json"))["groups"]]
     lastbit("delete", "cli", code=1)
-    assert "holds nothing" in lastbit("kick", "cli", "w1")
+    assert "owns no partitions" in lastbit("kick", "cli", "w1")
     assert json.loads(lastbit("kick", "cli", "w1", "--json")) == {"kicked": "w1"}
     assert json.loads(lastbit("delete", "cli", "--json")) == {"deleted": "cli"}
     lastbit("show", "cli", code=1)

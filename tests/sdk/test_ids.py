@@ -1,4 +1,4 @@
-"""Item ids and the lazy sequences of them."""
+"""Item ids and lazy sequences of them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def runs(draw: st.DrawFn) -> ItemIds:
 
 
 @given(integers, integers, integers)
-def test_an_id_survives_its_text(batch: int, group: int, index: int) -> None:
+def test_an_id_equals_its_parsed_text(batch: int, group: int, index: int) -> None:
     """Parsing gives back what was written."""
     item = ItemId(batch, group, index)
     assert ItemId.parse(str(item)) == item
 
 
 @given(st.integers(0, 10**12), group_sizes)
-def test_an_id_says_its_number(number: int, group_size: int) -> None:
+def test_an_id_contains_its_number(number: int, group_size: int) -> None:
     """Number to id and back is the identity for every group size."""
     assert ItemId.parse(item_id(7, number, group_size)).number(group_size) == number
 
 
 @given(st.text())
-def test_any_text_is_an_id_in_one_spelling_or_malformed(text: str) -> None:
+def test_each_id_has_one_spelling_and_any_other_text_is_malformed(text: str) -> None:
     """No two texts denote the same item."""
     with contextlib.suppress(InvalidItemId):
         assert str(ItemId.parse(text)) == text
@@ -54,15 +54,15 @@ one_text = st.one_of(
 
 
 @given(st.lists(st.builds("{}:{}:{}".format, *[integers] * 3), min_size=1), st.lists(one_text, max_size=3))
-def test_many_ids_are_parsed_as_each_would_be(good: list[str], strange: list[str]) -> None:
-    """All at once, or not at all where one of them is none."""
-    assert ItemId.parse_all(good) == [ItemId.parse(text) for text in good]
+def test_many_ids_are_parsed_like_single_ones(valid_ids: list[str], other_texts: list[str]) -> None:
+    """All of them, or none if one is invalid."""
+    assert ItemId.parse_all(valid_ids) == [ItemId.parse(text) for text in valid_ids]
     expected: list[ItemId] | None = []
     try:
-        expected = [ItemId.parse(text) for text in good + strange]
+        expected = [ItemId.parse(text) for text in valid_ids + other_texts]
     except InvalidItemId:
         expected = None
-    assert ItemId.parse_all(good + strange) == expected
+    assert ItemId.parse_all(valid_ids + other_texts) == expected
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,17 @@ def test_many_ids_are_parsed_as_each_would_be(good: list[str], strange: list[str
         ("7", "0", "1"),
     ],
 )
-def test_what_is_not_exactly_an_id_is_malformed(text: object) -> None:
-    """Signs, blanks, leading zeros, other digits and integers of 2^53 are no ids, and the error shows the text."""
+def test_a_value_that_is_not_exactly_an_id_is_malformed(text: object) -> None:
+    """Signs, blanks, leading zeros, other digits and integers from 2^53 on are not ids, and the error shows the
+    text."""
     with pytest.raises(InvalidItemId) as excinfo:
         ItemId.parse(text)  # type: ignore[arg-type]
     assert excinfo.value.text == text
     assert len(str(excinfo.value)) < 300
 
 
-def test_an_index_beyond_its_group_is_nobodys_item() -> None:
-    """It is not an alias of an item in the next group."""
+def test_an_index_beyond_its_group_belongs_to_no_item() -> None:
+    """It is not an alias for an item in the next group."""
     assert ItemId(7, 0, 63).number(64) == 63
     assert ItemId(7, 0, 64).number(64) is None
 
@@ -137,7 +138,7 @@ slice_ends = st.none() | st.integers(-80, 80)
 def test_a_slice_of_a_run_is_the_slice_of_the_tuple(
     ids: ItemIds, start: int | None, stop: int | None, step: int | None
 ) -> None:
-    """And it is lazy again."""
+    """And it is lazy too."""
     part = ids[start:stop:step]
     assert isinstance(part, ItemIds)
     assert tuple(part) == tuple(ids)[start:stop:step]
@@ -155,14 +156,14 @@ def test_equal_runs_have_equal_ids_and_hashes(run: ItemIds, other: ItemIds) -> N
 
 
 @pytest.mark.parametrize(
-    "stranger", ["8:0:0", "7:1:0", "7:0:64", "7:0:10", "07:0:0", "7:0", "", None, 7, 7.0, ItemId(7, 0, 0)]
+    "value", ["8:0:0", "7:1:0", "7:0:64", "7:0:10", "07:0:0", "7:0", "", None, 7, 7.0, ItemId(7, 0, 0)]
 )
-def test_a_stranger_is_not_among_the_ids(stranger: object) -> None:
-    """Another batch's item, an alias and a value that is no id are all absent."""
+def test_other_values_are_not_among_the_ids(value: object) -> None:
+    """Another batch's item, an alias and a value that is not an id are all absent."""
     ids = ItemIds(7, 64, range(10))
-    assert stranger not in ids
+    assert value not in ids
     with pytest.raises(ValueError, match="not among"):
-        ids.index(stranger)  # type: ignore[arg-type]
+        ids.index(value)  # type: ignore[arg-type]
 
 
 def test_a_position_outside_of_the_run_is_an_index_error() -> None:

@@ -14,7 +14,7 @@ RELEASE = 4.0
 
 
 class Window:
-    """Knows when it was closed."""
+    """A stand-in that records when it was closed."""
 
     floor = -1
     acks = 0
@@ -56,7 +56,7 @@ class Worker:
         return sync
 
     def answer(self, sync: Sync, *assigned: tuple[int, int], release: tuple[int, ...] = ()) -> list[Call[Held]]:
-        """The callbacks that are to be made after `assigned` (partition, epoch) was answered."""
+        """The callbacks that are due after the answer `assigned` (partition, epoch)."""
         grants = tuple(Granted(partition, epoch, None, None, None, None) for partition, epoch in assigned)
         self.membership.done(sync, Synced(TTL, grants, release, self.release))
         syncs, calls = self.due()
@@ -76,8 +76,8 @@ def worker() -> Worker:
     return Worker()
 
 
-def test_a_worker_syncs_thrice_a_lease(worker: Worker) -> None:
-    """With some jitter, and never later than a third of it after the last one was sent."""
+def test_a_worker_syncs_three_times_a_lease(worker: Worker) -> None:
+    """With some jitter, and never later than a third of a lease after the previous one was sent."""
     first = worker.sync()
     assert worker.answer(first) == []
     start = worker.now
@@ -85,7 +85,7 @@ def test_a_worker_syncs_thrice_a_lease(worker: Worker) -> None:
     assert 0.8 * TTL / 3 <= worker.now - start <= TTL / 3
 
 
-def test_an_assignment_is_told_once(worker: Worker) -> None:
+def test_an_assignment_has_one_callback(worker: Worker) -> None:
     """Repeated answers with the same assignment cause no second callback."""
     (assignment,) = worker.joined((3, 7))
     assert (assignment.partition, assignment.epoch, assignment.active, assignment.lost) == (3, 7, True, False)
@@ -107,8 +107,8 @@ def test_a_lease_counts_from_when_its_sync_was_sent(worker: Worker) -> None:
     assert not assignment.active
 
 
-def test_without_answers_all_is_lost_when_the_lease_ends(worker: Worker) -> None:
-    """Windows are closed, and the user is told, once."""
+def test_without_answers_all_partitions_are_lost_when_the_lease_ends(worker: Worker) -> None:
+    """Windows are closed, and the callback runs once."""
     start = worker.now
     assignments = worker.joined((0, 1), (1, 1))
     while worker.now < start + TTL:
@@ -126,8 +126,8 @@ def test_without_answers_all_is_lost_when_the_lease_ends(worker: Worker) -> None
     assert worker.membership.held == ()
 
 
-def test_after_an_outage_what_nobody_took_is_assigned_again(worker: Worker) -> None:
-    """Under the same epoch, and after the callbacks of the time before."""
+def test_after_an_outage_unclaimed_partitions_are_assigned_again(worker: Worker) -> None:
+    """With the same epoch, and after the earlier callbacks."""
     worker.joined((0, 1))
     worker.now += TTL
     syncs, (loss,) = worker.due()
@@ -139,7 +139,7 @@ def test_after_an_outage_what_nobody_took_is_assigned_again(worker: Worker) -> N
     assert reassignment.assignment.active
 
 
-def test_an_answer_that_outlived_its_lease_is_not_believed(worker: Worker) -> None:
+def test_an_answer_older_than_its_lease_is_ignored(worker: Worker) -> None:
     """The service may have reassigned every partition by then; another sync is due at once."""
     sync = worker.sync()
     worker.now += TTL
@@ -148,8 +148,8 @@ def test_an_answer_that_outlived_its_lease_is_not_believed(worker: Worker) -> No
     assert len(worker.early) == 1
 
 
-def test_what_is_asked_back_is_drained_and_told_at_once(worker: Worker) -> None:
-    """Not at the next heartbeat."""
+def test_a_requested_partition_is_drained_and_reported_at_once(worker: Worker) -> None:
+    """Not only at the next heartbeat."""
     _, remaining = worker.joined((0, 1), (1, 1))
     (call,) = worker.answer(worker.sync(), (0, 1), (1, 1), release=(0,))
     leaving = call.assignment
@@ -169,7 +169,7 @@ def test_a_drain_beyond_its_deadline_is_lost(worker: Worker) -> None:
     worker.joined((0, 1))
     sync = worker.sync()
     (call,) = worker.answer(sync, (0, 1), release=(0,))
-    worker.answer(worker.sync(), (0, 1), release=(0,))  # told again: the deadline stays
+    worker.answer(worker.sync(), (0, 1), release=(0,))  # requested again: the deadline stays
     worker.now = sync.sent + RELEASE
     assert call.assignment.lost
     syncs, calls = worker.due()
@@ -182,8 +182,8 @@ def test_a_drain_beyond_its_deadline_is_lost(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("share", [3, 1 / 8])
-def test_a_release_time_that_was_changed_is_learned_with_the_next_answer(worker: Worker, share: float) -> None:
-    """For what is asked back from then on; of what was asked back before only less time counts."""
+def test_a_changed_release_time_applies_from_the_next_answer(worker: Worker, share: float) -> None:
+    """It applies to later releases; for earlier ones it only shortens the remaining time."""
     worker.joined((0, 1), (1, 1))
     first_sync = worker.sync()
     (call,) = worker.answer(first_sync, (0, 1), (1, 1), release=(0,))
@@ -209,14 +209,14 @@ def test_another_epoch_is_lost_and_assigned(worker: Worker) -> None:
     assert (after.assigned, after.assignment.epoch, after.assignment.active) == (True, 3, True)
 
 
-def test_what_was_taken_away_is_lost(worker: Worker) -> None:
+def test_a_partition_missing_from_an_answer_is_lost(worker: Worker) -> None:
     """An answer lists every held partition."""
     (assignment,) = worker.joined((0, 1))
     (call,) = worker.answer(worker.sync())
     assert (call.assigned, call.assignment, assignment.lost) == (False, assignment, True)
 
 
-def test_a_stale_epoch_is_never_taken_again(worker: Worker) -> None:
+def test_a_stale_epoch_is_never_accepted_again(worker: Worker) -> None:
     """An answer sent before the refusal may still list the partition; the next one does not."""
     (assignment,) = worker.joined((0, 1))
     under_way = worker.sync()
@@ -229,8 +229,8 @@ def test_a_stale_epoch_is_never_taken_again(worker: Worker) -> None:
     assert [call.assigned for call in worker.answer(worker.sync(), (0, 2))] == [True]
 
 
-def test_what_was_given_back_is_not_taken_again_from_an_older_answer(worker: Worker) -> None:
-    """It was under way when the drain ended."""
+def test_a_released_partition_is_not_accepted_again_from_an_older_answer(worker: Worker) -> None:
+    """The answer was under way when the drain ended."""
     worker.joined((0, 1))
     (call,) = worker.answer(worker.sync(), (0, 1), release=(0,))
     under_way = worker.sync()
@@ -242,8 +242,8 @@ def test_what_was_given_back_is_not_taken_again_from_an_older_answer(worker: Wor
     assert worker.membership.held == ()
 
 
-def test_an_unanswered_sync_is_told_again(worker: Worker) -> None:
-    """With all that it said."""
+def test_an_unanswered_sync_is_repeated(worker: Worker) -> None:
+    """With the whole earlier content."""
     worker.joined((0, 1))
     (call,) = worker.answer(worker.sync(), (0, 1), release=(0,))
     worker.membership.done(call, None)
@@ -252,8 +252,8 @@ def test_an_unanswered_sync_is_told_again(worker: Worker) -> None:
     assert worker.sync().drained == sync.drained == ((0, 1),)
 
 
-def test_what_is_asked_back_before_its_callback_began_never_needs_one(worker: Worker) -> None:
-    """A partition that was given and asked back before anything was done with it is drained as it is."""
+def test_a_partition_requested_back_before_its_callback_needs_none(worker: Worker) -> None:
+    """A partition that was assigned and requested back before any work on it is drained as it is."""
     (loss,) = worker.answer(worker.sync(), (0, 1))
     worker.answer(worker.sync(), (0, 2))  # while the callback of epoch 1 runs
     worker.answer(worker.sync(), (0, 2), release=(0,))
@@ -263,8 +263,8 @@ def test_what_is_asked_back_before_its_callback_began_never_needs_one(worker: Wo
     assert [(call.assigned, call.assignment.epoch) for call in calls] == [(False, 1)]
 
 
-def test_stopping_gives_all_back_and_takes_nothing_more(worker: Worker) -> None:
-    """The service is told at once, and of each partition when it is drained; it is over when the last one is."""
+def test_stopping_releases_all_partitions_and_accepts_no_more(worker: Worker) -> None:
+    """The service is notified at once, and of each partition once it is drained; the last one ends it."""
     worker.joined((0, 1), (1, 1))
     worker.membership.stop()
     (asking,), calls = worker.due()
@@ -294,8 +294,8 @@ def test_stopping_does_not_wait_for_a_drain_that_never_ends(worker: Worker) -> N
     assert worker.membership.over
 
 
-def test_a_callback_that_raises_ends_it(worker: Worker) -> None:
-    """The others are given back; the one that raised is not told as drained, nor is it called again."""
+def test_a_callback_that_raises_ends_the_membership(worker: Worker) -> None:
+    """The other partitions are released; the failing one is neither reported as drained nor called again."""
     first, second = worker.answer(worker.sync(), (0, 1), (1, 1))
     worker.membership.done(second, None)
     worker.membership.done(first, ValueError("no"))
@@ -308,7 +308,7 @@ def test_a_callback_that_raises_ends_it(worker: Worker) -> None:
     assert isinstance(worker.membership.error, ValueError)
 
 
-def test_a_refusal_ends_it(worker: Worker) -> None:
+def test_a_refusal_ends_the_membership(worker: Worker) -> None:
     """Every assignment is lost because the service doesn't know the worker; no leave request is sent."""
     worker.joined((0, 1))
     sync = worker.sync()
@@ -332,7 +332,7 @@ def test_a_refusal_ends_it(worker: Worker) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_can_pass_is_tried_again_soon(worker: Worker, error: errors.LastbitError) -> None:
+def test_a_temporary_error_is_retried_soon(worker: Worker, error: errors.LastbitError) -> None:
     """After pauses that leave time for several tries within a lease."""
     worker.joined((0, 1))
     start = worker.now

@@ -1,4 +1,4 @@
-"""The answers as values."""
+"""Answers as values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH: dict[str, Any] = {
 
 
 def test_a_batch_decodes_with_aware_utc_times() -> None:
-    """This holds for every UTC offset."""
+    """With every UTC offset."""
     batch = models.Batch.from_json(BATCH)
     assert batch.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert batch.updated_at.microsecond == 123456
@@ -60,7 +60,7 @@ def test_fields_of_a_newer_service_are_ignored() -> None:
     assert models.AckResult.from_json({**result, **extra}).completed[0].newly
 
 
-def test_a_time_without_a_zone_is_no_time() -> None:
+def test_a_time_without_a_zone_is_refused() -> None:
     """No zone is assumed."""
     with pytest.raises(ValueError, match="time zone"):
         models.Batch.from_json({**BATCH, "created_at": "2026-01-02T03:04:05"})
@@ -72,8 +72,8 @@ def test_answers_cannot_be_changed() -> None:
         models.Batch.from_json(BATCH).acked = 5  # type: ignore[misc]
 
 
-def test_an_open_gives_the_ids_that_it_issued() -> None:
-    """As a lazy run of the batch's own group size."""
+def test_an_open_returns_its_issued_ids() -> None:
+    """As a lazy range with the batch's own group size."""
     answer = models.Opened.from_json({**BATCH, "group_size": 64, "start": 60, "count": 8, "newly": False})
     assert list(answer.ids)[3:6] == ["7:0:63", "7:1:0", "7:1:1"]
 
@@ -94,7 +94,7 @@ results = st.builds(
 def test_merging_answers_does_not_depend_on_how_they_are_grouped(
     first: models.AckResult, second: models.AckResult, third: models.AckResult
 ) -> None:
-    """Counts add up, each batch is named once, and news in one answer is news in the whole."""
+    """Counts add up, each batch is named once, and `newly` in one answer is `newly` in the merged one."""
     total = first.merged(second).merged(third)
     assert total == first.merged(second.merged(third))
     assert total.applied == first.applied + second.applied + third.applied
@@ -108,8 +108,8 @@ def test_merging_answers_does_not_depend_on_how_they_are_grouped(
         assert completion.succeeded == any(part.succeeded for part in parts)
 
 
-def test_rejected_masks_count_as_many_as_their_bits() -> None:
-    """An id is one, a mask's entry says how many."""
+def test_a_rejected_mask_counts_its_bits() -> None:
+    """An id counts as one, a mask's entry has a count."""
     result = models.AckResult.from_json(
         {
             "applied": 0,
@@ -126,7 +126,7 @@ def test_rejected_masks_count_as_many_as_their_bits() -> None:
 
 @given(st.integers(0, 10**6), st.integers(1, 500), st.sampled_from([64, 128, 8192, 32768]))
 def test_a_pending_range_expands_to_its_ids(start: int, count: int, group_size: int) -> None:
-    """The group size follows from the ends, so that a range can be published again without asking more."""
+    """The group size follows from the ends, so that a range can be published again without another request."""
     numbers = range(start, start + count)
     expected = ids.ItemIds(7, group_size, numbers)
     item_range = models.PendingRange(start, start + count, expected[0], expected[-1])
@@ -139,7 +139,7 @@ def every_error() -> list[errors.LastbitError]:
     return [
         errors.service_error(404, "batch_not_found", "batch 7 is not known", [{"place": "batch"}], 1.5),
         errors.ServiceUnreachable("http://x", "GET /v1/batches/7", "refused", 3, 1.25),
-        errors.UnexpectedAnswer("http://x", "GET /", 200, "not with JSON"),
+        errors.UnexpectedAnswer("http://x", "GET /", 200, "the response is not JSON"),
         errors.WaitTimeout(batch, 5),
         errors.ItemRejected("7:0:1", "expired"),
         errors.AckerClosed(),
@@ -151,7 +151,7 @@ def every_error() -> list[errors.LastbitError]:
 
 
 @pytest.mark.parametrize("error", every_error(), ids=lambda error: type(error).__name__)
-def test_an_error_survives_the_way_out_of_a_worker_process(error: errors.LastbitError) -> None:
+def test_errors_can_be_pickled(error: errors.LastbitError) -> None:
     """With its class, its message and its data."""
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
@@ -176,7 +176,7 @@ def test_an_error_survives_the_way_out_of_a_worker_process(error: errors.Lastbit
 def test_a_problem_has_the_class_of_its_code_or_else_of_its_status(
     status: int, code: str, kind: type[errors.ServiceError]
 ) -> None:
-    """So that a code newer than this client is still caught where it belongs."""
+    """So that a code newer than this client still has a fitting class."""
     error = errors.service_error(status, code, "detail")
     assert type(error) is kind
     assert (error.status, error.code, error.detail) == (status, code, "detail")

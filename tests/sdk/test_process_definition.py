@@ -1,4 +1,4 @@
-"""How a process decides on an event: purely, and without raising."""
+"""How a process decides on an event: without side effects, and without raising."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def ship_order(state: Any, event: Event) -> Any:
         (event("timer.another", data={"instance": "o1", "timer": "t"}), []),
     ],
 )
-def test_an_event_belongs_to_the_instances_that_it_names(occurrence: Event, instances: list[str]) -> None:
-    """By a field of its data or by its key; what can't be a name is none."""
+def test_an_event_belongs_to_its_named_instances(occurrence: Event, instances: list[str]) -> None:
+    """By a field of its data or by its key; an invalid name counts as none."""
     assert ship_order.instances_of(occurrence) == instances
 
 
@@ -58,7 +58,7 @@ def decided(result: Any, state: Any = "before") -> dict[str, Any]:
     return process.decide(state, event("a"))
 
 
-def test_what_a_function_returns_is_what_is_asked_for() -> None:
+def test_a_functions_result_becomes_the_decision() -> None:
     """The state and the commands, an end, or nothing."""
     no_actions: dict[str, Any] = {"commands": [], "timers": [], "finish": False}
     assert decided(None) == {"state": "before", **no_actions}
@@ -93,8 +93,8 @@ def test_a_function_that_fails_parks_its_event() -> None:
     assert "returns (state, commands)" in decided("state")["error"]
 
 
-def test_a_process_is_the_function_still() -> None:
-    """It can be called, and has its name and docstring; the names that it reads are known."""
+def test_a_process_can_be_called_like_its_function() -> None:
+    """It can be called, and keeps its name and docstring."""
     assert ship_order(None, event(data={"returns": ("s", [])})) == ("s", [])
     assert (ship_order.__name__, ship_order.__doc__, ship_order.name) == ("ship_order", "Ships.", "ship-order")
     assert ship_order.types == ["card.charged", "batch.completed", "timer.ship-order", "retry.ship-order"]
@@ -105,8 +105,8 @@ def test_a_process_is_the_function_still() -> None:
             process(name, correlate=correlate)(lambda state, event: None)
 
 
-def test_a_definition_needs_the_standard_library_alone() -> None:
-    """So a function can be tested where there is no httpx."""
+def test_a_definition_needs_only_the_standard_library() -> None:
+    """So a function can be tested without httpx."""
     code = "import sys; from lastbit.processes import Command, Finish, process; print('httpx' in sys.modules)"
     completed_process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert completed_process.stdout.strip() == "False"

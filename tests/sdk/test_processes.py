@@ -1,4 +1,4 @@
-"""Workers of a process against a real service: shared, killed, restarted; and the calls around them."""
+"""Workers of a process with a real service: sharing, killed, restarted; and the calls for processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDED = ("charged", "complete", "reserved")
 
 
 def correlate(name: str) -> dict[str, str]:
-    """Each process here has types of its own: they share a feed."""
+    """Separate event types for each process, as all share a feed."""
     return {f"{name}.{type}": "order" for type in NEEDED}
 
 
@@ -47,7 +47,7 @@ def ship(state: Any, event: Event) -> Any:
 
 @contextlib.contextmanager
 def working(url: str, process: Process, *names: str, **options: Any) -> Iterator[list[ProcessWorker]]:
-    """Workers in threads, each with a client of its own; what one of them raises is raised here."""
+    """Workers in threads, each with its own client; an error of one is raised here."""
     workers: list[ProcessWorker] = []
     errors: list[BaseException] = []
 
@@ -59,11 +59,11 @@ def working(url: str, process: Process, *names: str, **options: Any) -> Iterator
             ready.set()
             try:
                 workers[-1].run()
-            except BaseException as error:  # noqa: BLE001  # it is the test's
+            except BaseException as error:  # noqa: BLE001  # raised again in the test
                 errors.append(error)
 
     with Client(url) as client:
-        client.processes.define(process.name, partitions=4)  # so that it can be asked for at once
+        client.processes.define(process.name, partitions=4)  # defined here, so that it can be read at once
     threads = []
     for name in names:
         ready = threading.Event()
@@ -82,7 +82,7 @@ def working(url: str, process: Process, *names: str, **options: Any) -> Iterator
 
 
 def append(client: Client, name: str, orders: range, types: Sequence[str] = NEEDED) -> int:
-    """Events of these orders, one after the other; the feed's end."""
+    """Append events of these orders, one after the other; return the feed's last position."""
     new = [
         {"id": f"{name}:{order}:{type}", "type": f"{name}.{type}", "data": {"order": f"{name}-{order}"}}
         for type in types
@@ -92,7 +92,7 @@ def append(client: Client, name: str, orders: range, types: Sequence[str] = NEED
 
 
 def issued(client: Client, process: Process, count: int) -> list[str]:
-    """The instances of the first commands, as soon as there are `count` of them."""
+    """The instances of the issued commands, once there are `count` of them."""
     after, instances = 0, []
     while len(instances) < count:
         page = client.processes.commands(after=after, process=process.name, wait=30)
@@ -102,7 +102,7 @@ def issued(client: Client, process: Process, count: int) -> list[str]:
 
 
 def test_two_workers_share_the_instances_and_each_order_ships_once(url: str, client: Client) -> None:
-    """In each of them several lanes; floors are kept when they leave."""
+    """Each worker has several lanes; floors are kept when they leave."""
     process = Process("shared", correlate("shared"), ship)
     append(client, "shared", range(10))
     with working(url, process, "w1", "w2"):
@@ -114,7 +114,7 @@ def test_two_workers_share_the_instances_and_each_order_ships_once(url: str, cli
     assert (summary.finished, summary.running, summary.parked) == (40, 0, 0)
 
 
-def test_a_worker_that_comes_later_goes_on_where_the_others_were(url: str, client: Client) -> None:
+def test_a_later_worker_continues_where_the_others_stopped(url: str, client: Client) -> None:
     """It handles the events that arrived in between and repeats none."""
     calls: Counter[str] = Counter()
 
@@ -135,8 +135,8 @@ def test_a_worker_that_comes_later_goes_on_where_the_others_were(url: str, clien
     assert {calls[f"later:{order}:charged"] for order in range(20)} == {1}
 
 
-def test_a_poisoned_event_is_parked_others_go_on_and_a_retry_comes_again(url: str, client: Client) -> None:
-    """The error is there to be read; with better code the instance goes on."""
+def test_a_poisoned_event_is_parked_and_can_be_retried(url: str, client: Client) -> None:
+    """The error can be read; with corrected code the instance continues."""
     failing = threading.Event()
     failing.set()
 
@@ -159,17 +159,17 @@ def test_a_poisoned_event_is_parked_others_go_on_and_a_retry_comes_again(url: st
         assert issued(client, process, 6)[-1] == "fragile-3"
 
 
-def test_what_the_service_refuses_is_parked_too(url: str, client: Client) -> None:
-    """A command that can't be one is the function's fault, and stops nobody. The same with a state that is nested too
+def test_a_handling_that_the_service_refuses_is_parked(url: str, client: Client) -> None:
+    """An invalid command is the function's fault, and stops no one else. The same with a state that is nested too
     deeply."""
 
-    def wrong(state: Any, event: Event) -> tuple[Any, list[Command]]:
-        deep: Any = 1
+    def broken(state: Any, event: Event) -> tuple[Any, list[Command]]:
+        nested: Any = 1
         for _ in range(300):
-            deep = [deep]
-        return (1, [Command("no blanks here")]) if event.data["order"] == "refused-0" else (deep, [])
+            nested = [nested]
+        return (1, [Command("no blanks here")]) if event.data["order"] == "refused-0" else (nested, [])
 
-    process = Process("refused", correlate("refused"), wrong)
+    process = Process("refused", correlate("refused"), broken)
     with working(url, process, "w1"):
         append(client, "refused", range(2), ["charged"])
         while len(list(client.processes.instances("refused", status="parked"))) < 2:
@@ -180,8 +180,8 @@ def test_what_the_service_refuses_is_parked_too(url: str, client: Client) -> Non
     )
 
 
-def test_a_time_out_comes_as_an_event(url: str, client: Client) -> None:
-    """It was asked for by the instance, and comes to it alone."""
+def test_a_time_out_arrives_as_an_event(url: str, client: Client) -> None:
+    """Only the instance that requested it gets it."""
 
     @process("timed", correlate=correlate("timed"))
     def timed(state: Any, event: Event) -> Any:
@@ -195,8 +195,8 @@ def test_a_time_out_comes_as_an_event(url: str, client: Client) -> None:
         assert client.processes.get("timed", "timed-1").commands[0].data == {"order": "timed-1"}
 
 
-def test_an_event_goes_to_many_instances(url: str, client: Client) -> None:
-    """A list in the field that names them."""
+def test_an_event_can_go_to_many_instances(url: str, client: Client) -> None:
+    """The naming field holds a list."""
     process = Process("many", correlate("many"), ship)
     with working(url, process, "w1", "w2"):
         orders = [f"many-{order}" for order in range(12)]
@@ -206,7 +206,7 @@ def test_an_event_goes_to_many_instances(url: str, client: Client) -> None:
 
 
 def test_other_events_never_hold_the_floor(url: str, client: Client) -> None:
-    """Of other types, or without a name of an instance."""
+    """Of other types, or without an instance's name."""
     process = Process("others", correlate("others"), ship)
     append(client, "others", range(2))
     client.append([{"id": f"nobody:{n}", "type": "others.charged", "data": n} for n in range(5)])
@@ -220,8 +220,8 @@ def test_other_events_never_hold_the_floor(url: str, client: Client) -> None:
     assert {position.floor for position in client.groups.get("process.others").positions} == {last}
 
 
-def test_a_worker_in_a_process_of_its_own_that_is_killed_is_succeeded(url: str, client: Client) -> None:
-    """With SIGKILL, in the middle of its work; the other one finishes it, and nothing ships twice."""
+def test_another_worker_takes_over_from_a_killed_process(url: str, client: Client) -> None:
+    """With SIGKILL, in the middle of its work; the other worker finishes it, and nothing ships twice."""
     code = (
         "import sys; from lastbit import Client; from lastbit.processes import Process, run\n"
         "from tests.sdk.test_processes import correlate, ship\n"
@@ -243,8 +243,8 @@ def test_a_worker_in_a_process_of_its_own_that_is_killed_is_succeeded(url: str, 
         assert Counter(issued(client, process, 70)) == Counter(f"killed-{order}" for order in range(70))
 
 
-def test_the_calls_around_a_process(url: str, client: Client) -> None:
-    """Defined, listed, deleted; and their refusals."""
+def test_the_calls_for_processes(url: str, client: Client) -> None:
+    """Defined, listed, deleted; and refused."""
     definition = client.processes.define("calls", partitions=2, ttl=5, after=0)
     assert (definition.name, definition.group, definition.partitions, definition.after) == (
         "calls",
@@ -275,7 +275,7 @@ def test_the_calls_around_a_process(url: str, client: Client) -> None:
             wrong()
 
 
-def test_the_same_calls_awaited(url: str, client: Client) -> None:
+def test_the_async_calls_for_processes(url: str, client: Client) -> None:
     """Same names, same answers."""
 
     async def look() -> None:
@@ -316,7 +316,7 @@ def lastbit(url: str, *arguments: str) -> str:
 
 
 def test_the_command_line_shows_and_retries(url: str, client: Client) -> None:
-    """For people and as JSON."""
+    """As text and as JSON."""
     failing = [True]
 
     def fragile(state: Any, event: Event) -> Any:
@@ -332,7 +332,7 @@ def test_the_command_line_shows_and_retries(url: str, client: Client) -> None:
         assert "shown" in lastbit(url, "processes", "list")
         assert "1 parked event" in lastbit(url, "processes", "instances", "shown", "--status", "parked")
         text = lastbit(url, "processes", "show", "shown", "shown-0")
-        assert "ValueError: no such item" in text
+        assert "ValueError: no such item" in text.splitlines()
         assert "parked" in text
         failing[0] = False
         assert json.loads(lastbit(url, "processes", "retry", "shown", "shown-0", "--json")) == {"retrying": 1}

@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 
 def test_the_rate_is_that_of_the_last_half_minute(clock: Clock) -> None:
-    """A batch that was slow for an hour and is fast now is fast; one that stands still waits."""
+    """A batch that was slow for an hour and is fast now counts as fast; one without progress waits for acks."""
     pace = progress.Pace(clock)
     resolved = 0
     for step in (1, 100):
@@ -53,8 +53,8 @@ def test_the_rate_is_that_of_the_last_half_minute(clock: Clock) -> None:
     assert pace.words(batch) == "waiting for acks"
 
 
-def test_looks_that_are_far_apart_make_a_rate_too(clock: Clock) -> None:
-    """Two are enough, however long ago the first was; one is not."""
+def test_two_distant_measurements_give_a_rate(clock: Clock) -> None:
+    """Two measurements are enough, however long ago the first was; one is not."""
     pace = progress.Pace(clock)
     pace.saw(seen())
     assert (pace.rate, pace.words(seen())) == (0.0, "waiting for acks")
@@ -64,7 +64,7 @@ def test_looks_that_are_far_apart_make_a_rate_too(clock: Clock) -> None:
 
 
 def test_an_open_batch_has_no_estimate(clock: Clock) -> None:
-    """It may still grow, and that is said instead, even where nothing is pending."""
+    """It may still grow, and the text says so, even if nothing is pending."""
     pace = progress.Pace(clock)
     pace.saw(seen("open"))
     assert pace.words(seen("open")) == "waiting for acks, not sealed"
@@ -80,16 +80,16 @@ def test_an_open_batch_has_no_estimate(clock: Clock) -> None:
     assert pace.words(idle) == "not sealed"
 
 
-def test_an_ended_batch_says_how_long_it_was_watched(clock: Clock) -> None:
-    """This holds for every final state."""
+def test_an_ended_batch_shows_how_long_it_was_watched(clock: Clock) -> None:
+    """In every final state."""
     pace = progress.Pace(clock)
     clock.time += 75
     for state in ("complete", "expired", "cancelled"):
         assert pace.words(seen(state, SEALED.items)) == "in 1 min 15 s"
 
 
-def test_the_bar_shows_it() -> None:
-    """Counts, state, failures and pace on one line; an open batch without pending items doesn't look finished."""
+def test_the_bar_shows_counts_and_rate() -> None:
+    """Counts, state, failures and rate on one line; an open batch without pending items doesn't look finished."""
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=160, color_system=None)
     with progress.bar(console) as update:

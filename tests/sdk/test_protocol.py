@@ -102,8 +102,8 @@ PASSING: list[Outcome] = [
 
 
 @pytest.mark.parametrize("trouble", PASSING, ids=str)
-def test_trouble_that_can_pass_is_tried_again_with_the_same_key(trouble: Outcome) -> None:
-    """Each POST bears an Idempotency-Key, and its retries bear the same one and the same body."""
+def test_a_temporary_error_is_retried_with_the_same_key(trouble: Outcome) -> None:
+    """Each POST has an Idempotency-Key, and its retries have the same one and the same body."""
     world = World(script(trouble, trouble, answer(200, {**BATCH, "newly": False, "newly_succeeded": False})))
     sealed = world.run(_calls.seal(world.service(), 7))
     assert sealed.id == 7
@@ -123,8 +123,8 @@ def test_trouble_that_can_pass_is_tried_again_with_the_same_key(trouble: Outcome
         (422, "invalid_request"),
     ],
 )
-def test_a_refusal_is_not_tried_again(status: int, code: str) -> None:
-    """It would be refused again; the error bears the code."""
+def test_a_refusal_is_not_retried(status: int, code: str) -> None:
+    """It would be refused again; the error has the code."""
     world = World(script(problem(status, code)))
     with pytest.raises(errors.ServiceError) as excinfo:
         world.run(_calls.extend(world.service(), 7, 5, None))
@@ -133,7 +133,7 @@ def test_a_refusal_is_not_tried_again(status: int, code: str) -> None:
 
 
 def test_two_calls_have_two_keys() -> None:
-    """A key names one cause, and two calls are two."""
+    """A key stands for one intention, and two calls are two."""
     world = World(lambda _: answer(200, {**BATCH, "newly": False, "newly_succeeded": False}))
     world.run(_calls.seal(world.service(), 7))
     world.run(_calls.seal(world.service(), 7))
@@ -141,22 +141,22 @@ def test_two_calls_have_two_keys() -> None:
 
 
 def test_the_callers_key_is_sent() -> None:
-    """As it was given."""
+    """Unchanged."""
     world = World(lambda _: answer(201, {"batch": 7, "group_size": 64, "start": 0, "count": 5, "items": 5}))
     world.run(_calls.extend(world.service(), 7, 5, "chunk-1"))
     assert world.requests[0].headers["idempotency-key"] == "chunk-1"
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "with blank", "line\nfeed", "ключ"])
-def test_a_key_that_no_header_can_carry_is_refused_before_anything_is_sent(key: str) -> None:
+def test_a_key_that_fits_no_header_is_refused_before_anything_is_sent(key: str) -> None:
     """1 to 255 visible ASCII characters."""
     world = World(script())
     with pytest.raises(errors.InvalidArgument, match="visible ASCII"):
         world.run(_calls.extend(world.service(), 7, 5, key))
 
 
-def test_it_gives_up_after_so_many_attempts() -> None:
-    """And says where it tried, what it met and how often."""
+def test_a_call_gives_up_after_its_attempts() -> None:
+    """And the error names the address, the cause and the number of attempts."""
     world = World(lambda _: Failure("connection refused"))
     with pytest.raises(errors.ServiceUnreachable, match="http://service") as excinfo:
         world.run(_calls.get(world.service(retry=Retry(attempts=3)), 7))
@@ -165,16 +165,16 @@ def test_it_gives_up_after_so_many_attempts() -> None:
     assert "GET /v1/batches/7" in str(excinfo.value)
 
 
-def test_a_failure_that_lasts_is_not_tried_again() -> None:
-    """Like a certificate that nobody trusts."""
+def test_a_permanent_failure_is_not_retried() -> None:
+    """Such as an untrusted certificate."""
     world = World(lambda _: Failure("bad certificate", lasting=True))
     with pytest.raises(errors.ServiceUnreachable):
         world.run(_calls.get(world.service(), 7))
     assert len(world.requests) == 1
 
 
-def test_it_gives_up_before_a_wait_that_ends_beyond_the_deadline() -> None:
-    """Waiting first would gain nothing; the error carries Retry-After for callers with more time."""
+def test_a_call_gives_up_before_a_pause_beyond_the_deadline() -> None:
+    """Waiting first would gain nothing; the error has Retry-After for callers with more time."""
     world = World(lambda _: problem(503, "unavailable", retry_after="120"))
     with pytest.raises(errors.Unavailable) as excinfo:
         world.run(_calls.get(world.service(retry=Retry(deadline=60)), 7))
@@ -193,7 +193,7 @@ def test_retry_after_is_a_lower_bound_of_the_pause() -> None:
     ]
     world = World(script(*outcomes))
     world.run(_calls.get(world.service(), 7))
-    assert world.pauses == [3.05, 7.1]  # and the usual jitter on top
+    assert world.pauses == [3.05, 7.1]  # with the usual jitter on top
 
 
 @pytest.mark.parametrize(
@@ -211,21 +211,21 @@ def test_retry_after_is_a_lower_bound_of_the_pause() -> None:
         ({"retry-after": "9" * 400}, None),
     ],
 )
-def test_a_retry_after_is_understood_or_ignored(headers: dict[str, str], seconds: float | None) -> None:
+def test_a_retry_after_is_read_or_ignored(headers: dict[str, str], seconds: float | None) -> None:
     """A date counts from the answer's own Date, so that clocks need not agree."""
     assert retry_after_seconds(headers, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == seconds
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_pauses_are_bounded(attempt: int, chance: float) -> None:
-    """This holds for any number of attempts."""
+    """For any number of attempts."""
     pause = Retry(attempts=20_000, deadline=1e9).pause(attempt, 0, None, chance)
     assert pause is not None
     assert 0 <= pause <= 10
 
 
-def test_a_delete_whose_answer_was_lost_is_done() -> None:
-    """The batch that the retry no longer finds was deleted by the first attempt; without one it is an error."""
+def test_a_delete_whose_answer_was_lost_succeeds() -> None:
+    """A batch that the retry no longer finds was deleted by the first attempt; without a retry that is an error."""
     world = World(script(Failure("connection reset"), problem(404, "batch_not_found")))
     world.run(_calls.delete(world.service(), 7))
     world = World(script(problem(404, "batch_not_found")))
@@ -233,22 +233,22 @@ def test_a_delete_whose_answer_was_lost_is_done() -> None:
         world.run(_calls.delete(world.service(), 7))
 
 
-def test_an_answer_of_something_else_is_named_as_such() -> None:
+def test_an_answer_of_another_service_is_reported_as_such() -> None:
     """A web page, a redirect, a document of another service."""
-    deep = Answer(200, {}, b"[" * 100_000)
-    for strange in (Answer(200, {}, b"<html>"), answer(200, {"hello": "world"}), answer(200, [1]), answer(302), deep):
-        world = World(script(strange))
+    nested = Answer(200, {}, b"[" * 100_000)
+    for answer_ in (Answer(200, {}, b"<html>"), answer(200, {"hello": "world"}), answer(200, [1]), answer(302), nested):
+        world = World(script(answer_))
         with pytest.raises(errors.UnexpectedAnswer, match="Is this the address of a Lastbit service"):
             world.run(_calls.get(world.service(), 7))
     for page in (b"<html>", b"[" * 100_000):
         world = World(script(Answer(404, {}, page)))
-        with pytest.raises(errors.NotFound, match="without saying why") as excinfo:
+        with pytest.raises(errors.NotFound, match="without the error document") as excinfo:
             world.run(_calls.get(world.service(), 7))
         assert excinfo.value.code == "http_404"
 
 
-def test_a_worker_says_at_which_epoch_it_has_drained() -> None:
-    """A sync that arrives late says nothing of a later epoch."""
+def test_a_worker_reports_the_epoch_that_it_has_drained() -> None:
+    """A sync that arrives late must not drain a later epoch."""
     body = {"ttl": 10.0, "assigned": [], "release": [], "release_within": 30.0}
     world = World(script(answer(200, body), answer(200, body)))
     membership: Membership[Held] = Membership(
@@ -261,13 +261,13 @@ def test_a_worker_says_at_which_epoch_it_has_drained() -> None:
         [{"partition": 3, "epoch": 7}, {"partition": 4, "epoch": 1}],
         [5, {"partition": 6, "epoch": 2}],
     ]
-    for wrong in ((1,), (1, 2, 3), None, "x"):
+    for bad_entry in ((1,), (1, 2, 3), None, "x"):
         with pytest.raises(errors.InvalidArgument, match="a partition and its epoch"):
-            world.run(groups.sync(world.service(), "g", "w", "s", [wrong], None))  # type: ignore[list-item]
+            world.run(groups.sync(world.service(), "g", "w", "s", [bad_entry], None))  # type: ignore[list-item]
 
 
-def test_the_token_is_sent_as_bearer_and_shown_nowhere() -> None:
-    """Not even in the service's repr, which ends in logs."""
+def test_the_token_is_sent_as_bearer_and_printed_nowhere() -> None:
+    """Not even in the service's repr, which may be logged."""
     world = World(script(answer(200, BATCH)))
     service = world.service(token="s3cret")
     world.run(_calls.get(service, 7))
@@ -276,8 +276,8 @@ def test_the_token_is_sent_as_bearer_and_shown_nowhere() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:99999", "http://x/?a=1", "//x"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    """Before anything is sent, with an example of one."""
+def test_an_invalid_address_is_refused(url: str) -> None:
+    """Before anything is sent, with an example of a valid address."""
     with pytest.raises(errors.InvalidArgument, match="expected a URL like"):
         base_url(url)
 
@@ -295,8 +295,8 @@ def test_a_batch_id_is_a_whole_number(batch: Any) -> None:
         world.run(_calls.get(world.service(), batch))
 
 
-def test_only_what_is_given_is_sent() -> None:
-    """Defaults are the service's own."""
+def test_only_given_arguments_are_sent() -> None:
+    """The service has the defaults."""
     body = {**BATCH, "start": 0, "count": 0, "newly": False}
     world = World(lambda _: answer(201, body))
     world.run(_calls.open_batch(world.service(), None, None, None, None, False, None, None, None))
@@ -318,7 +318,7 @@ def test_only_what_is_given_is_sent() -> None:
 # -- paging
 
 
-def test_pages_are_followed_to_the_last_also_over_empty_ones() -> None:
+def test_all_pages_are_read_including_empty_ones() -> None:
     """Only a page without `next` is the last."""
     ranges = [{"start": n, "end": n + 1, "first": f"7:0:{n}", "last": f"7:0:{n}"} for n in range(3)]
     pages = [
@@ -334,7 +334,7 @@ def test_pages_are_followed_to_the_last_also_over_empty_ones() -> None:
 
 
 def test_labels_are_sent_one_by_one() -> None:
-    """Several labels are all required."""
+    """Several labels must all match."""
     world = World(script(answer(200, {"batches": [BATCH], "next": None})))
     world.run(_calls.batches(world.service(), "open", "k", {"a": "b", "c": "d:e"}, 100))
     assert world.requests[0].params == (
@@ -361,8 +361,8 @@ def held(world: World, ends_at: float) -> Callable[[Request], Outcome]:
     return reply
 
 
-def test_a_wait_is_as_long_as_the_batch_takes() -> None:
-    """By long polls, one after the other, each with time enough for its answer."""
+def test_a_wait_lasts_as_long_as_the_batch_takes() -> None:
+    """By long polls, one after the other, each with enough time for its answer."""
     world = World(script())
     world.reply = held(world, 70)
     world.run(_calls.wait(world.service(timeout=5), 7, None))
@@ -375,7 +375,7 @@ def test_a_wait_is_as_long_as_the_batch_takes() -> None:
 
 @pytest.mark.parametrize("timeout", [0, 0.5, 2.5, 31, 65.25])
 def test_a_wait_ends_in_time(timeout: float) -> None:
-    """With an error that bears the batch as it was seen last."""
+    """With an error that has the batch in its last known state."""
     world = World(script())
     world.reply = held(world, 1000)
     with pytest.raises(errors.WaitTimeout) as excinfo:
@@ -385,8 +385,8 @@ def test_a_wait_ends_in_time(timeout: float) -> None:
     assert isinstance(excinfo.value, TimeoutError)
 
 
-def test_a_service_that_does_not_hold_answers_back_is_asked_once_a_second() -> None:
-    """A wait is never a storm."""
+def test_a_service_that_answers_polls_at_once_is_polled_once_a_second() -> None:
+    """A wait never floods the service."""
     world = World(lambda _: answer(200, BATCH))
     with pytest.raises(errors.WaitTimeout):
         world.run(_calls.wait(world.service(), 7, 10))
@@ -395,7 +395,7 @@ def test_a_service_that_does_not_hold_answers_back_is_asked_once_a_second() -> N
 
 
 def test_a_short_wait_does_not_retry_for_a_minute() -> None:
-    """The caller's patience is shorter than the policy's."""
+    """The caller's time is shorter than the policy's."""
     world = World(lambda _: Failure("connection refused"))
     with pytest.raises(errors.ServiceUnreachable):
         world.run(_calls.wait(world.service(retry=Retry(attempts=1000)), 7, 2))
@@ -424,12 +424,12 @@ def expanded(pieces: Iterator[_masks.Piece], group_size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("ids", ["7:0:1", ItemId(7, 0, 1), ["7:0:1"], (ItemId(7, 0, 1),), {"7:0:1"}])
-def test_one_id_or_many_are_taken(ids: Any) -> None:
-    """As text or taken apart, alone or in any collection."""
+def test_one_id_or_many_are_accepted(ids: Any) -> None:
+    """As text or as parts, alone or in any collection."""
     assert sent_items(ids) == ["7:0:1"]
 
 
-def test_nothing_to_ack_is_nothing_to_send() -> None:
+def test_without_ids_nothing_is_sent() -> None:
     """No request, and the answer is empty."""
     world = World(script())
     for no_items in ([], iter([]), ItemIds(7, 64, range(0))):
@@ -446,7 +446,7 @@ def test_a_large_collection_is_split_and_each_id_is_sent_once() -> None:
 
 
 def test_the_answers_of_a_split_call_are_merged() -> None:
-    """And an error on the way bears what was answered before it."""
+    """And an error in between has the answers before it."""
     completion = {"batch": 7, "key": None, "newly": True, "succeeded": True, "newly_succeeded": True}
     first = {"applied": 9_999, "repeated": 1, "completed": [], "rejected": []}
     second = {"applied": 5_000, "repeated": 0, "completed": [completion], "rejected": []}
@@ -473,15 +473,15 @@ def test_a_malformed_id_anywhere_stops_a_collection_before_anything_is_sent() ->
 
 
 @pytest.mark.parametrize("wrong", ["7:0", b"7:0:1", [7], [None], ["7:0:1", ""], [("7", "0", "1")], None, 7])
-def test_what_is_no_id_is_malformed(wrong: Any) -> None:
-    """This holds for every type; the error shows the value unchanged."""
+def test_a_value_that_is_no_id_is_malformed(wrong: Any) -> None:
+    """For every type; the error shows the value unchanged."""
     first = wrong[-1] if isinstance(wrong, list) else wrong
     with pytest.raises(errors.MalformedItem, match=re.escape(f": {first!r} is not an item id")):
         _masks.pieces(wrong)
 
 
 NO_TEXT = "\ud800"
-"""As Python reads a name that is not UTF-8."""
+"""Python's reading of a name that is not UTF-8."""
 
 
 @pytest.mark.parametrize(
@@ -498,16 +498,16 @@ NO_TEXT = "\ud800"
     ],
     ids=["label", "key", "number", "reason", "filter", "type", "path", "event"],
 )
-def test_what_cannot_travel_is_refused_before_anything_is_sent(flow: Any) -> None:
-    """Texts without a UTF-8 form, numbers that JSON has not, and what is neither."""
+def test_values_without_a_json_form_are_refused_before_anything_is_sent(flow: Any) -> None:
+    """Texts without a UTF-8 form, numbers without a JSON form, and other types."""
     world = World(script())
-    with pytest.raises(errors.InvalidArgument, match="form"):
+    with pytest.raises(errors.InvalidArgument, match="be encoded as"):
         world.run(flow(world.service()))
     assert not world.requests
 
 
 def test_an_endless_iterator_is_read_piece_by_piece() -> None:
-    """So that any amount can be acked in constant memory."""
+    """So that any number of ids can be acked in constant memory."""
 
     def ids() -> Iterator[str]:
         number = 0
@@ -526,21 +526,21 @@ def test_an_endless_iterator_is_read_piece_by_piece() -> None:
     st.integers(0, 700),
     st.sampled_from([1, 1, 1, 2, 3, 63, 64, -1, -5]),
 )
-def test_a_run_of_ids_is_sent_as_masks_of_exactly_its_bits(size: int, start: int, length: int, step: int) -> None:
-    """This holds for every range of items and groups."""
+def test_a_range_of_ids_is_sent_as_masks_of_exactly_its_bits(size: int, start: int, length: int, step: int) -> None:
+    """For every range of items and groups."""
     ids = ItemIds(7, size, range(start, start + length))[::step]
     assert sorted(expanded(_masks.pieces(ids), size)) == sorted(ids)
 
 
-def test_a_sparse_run_is_sent_as_ids() -> None:
-    """Where a mask would be longer."""
+def test_a_sparse_range_is_sent_as_ids() -> None:
+    """If a mask would be longer."""
     ids = ItemIds(7, 8192, range(0, 10_000_000, 1000))[:10]
     assert sent_items(ids) == list(ids)
 
 
 @pytest.mark.parametrize("size", [64, 8192, 32768])
 def test_a_piece_of_masks_stays_below_the_limits(size: int) -> None:
-    """4,096 groups and 8 MiB, whatever the group size; no group is in two pieces."""
+    """4,096 groups and 8 MiB, for any group size; no group is in two pieces."""
     ids = ItemIds(2**53 - 1, size, range(5, 5 + size * 9000))
     groups = []
     for piece in _masks.pieces(ids):

@@ -107,13 +107,13 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
-def test_the_public_names_are_these() -> None:
-    """A name that comes or goes is a decision, not an accident."""
+def test_the_public_names_are_unchanged() -> None:
+    """Adding or removing a name is a decision, not an accident."""
     assert lastbit.__all__ == EXPORTED
     assert set(EXPORTED) <= set(dir(lastbit))
 
 
-def test_every_public_name_leads_somewhere() -> None:
+def test_every_public_name_can_be_imported() -> None:
     """The lazy look-up knows each name; `from lastbit import *` works."""
     for name in EXPORTED:
         assert getattr(lastbit, name) is not None
@@ -147,8 +147,8 @@ def test_every_error_is_public() -> None:
     assert all(name in (errors.__doc__ or "") for name in tree - {"InvalidItemId"})
 
 
-def test_ids_need_the_standard_library_alone() -> None:
-    """httpx is imported when a client is first named, not before; nor is anything else that is not Python's own."""
+def test_ids_need_only_the_standard_library() -> None:
+    """httpx is imported when a client is first named, not before; nor is anything else outside the standard library."""
     code = (
         "import sys, lastbit; assert len(lastbit.ItemIds(7, 64, range(9))) == 9; lastbit.LastbitError; "
         "import sysconfig; print('httpx' in sys.modules, 'rich' in sys.modules, 'click' in sys.modules); "
@@ -158,7 +158,7 @@ def test_ids_need_the_standard_library_alone() -> None:
 
 
 def test_ids_work_where_httpx_is_not_installed() -> None:
-    """As on an executor that has the package's zip and nothing more."""
+    """As on an executor that has the package's zip and nothing else."""
     code = (
         "import sys; sys.modules['httpx'] = None\n"
         "from lastbit import ItemIds, item_id\n"
@@ -168,7 +168,7 @@ def test_ids_work_where_httpx_is_not_installed() -> None:
 
 
 def test_the_client_needs_neither_click_nor_rich() -> None:
-    """A bar that is asked for without them says what to install, before anything is sent."""
+    """A progress bar without them raises an error that names the extra to install, before anything is sent."""
     code = (
         "import sys; sys.modules['click'] = sys.modules['rich'] = None\n"
         "from lastbit import Client, MissingExtra\n"
@@ -178,8 +178,8 @@ def test_the_client_needs_neither_click_nor_rich() -> None:
     assert "pip install 'lastbit[cli]'" in run(code)
 
 
-def test_the_command_says_what_to_install() -> None:
-    """Where only the bare client is installed, the command line is a message, not a traceback."""
+def test_the_command_names_the_extra_to_install() -> None:
+    """With only the bare client installed, the command prints a message, not a traceback."""
     code = "import sys; sys.modules['click'] = None\nfrom lastbit.__main__ import main\nmain()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
@@ -188,12 +188,12 @@ def test_the_command_says_what_to_install() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As of any module."""
+    """As with any module."""
     assert not hasattr(lastbit, "Cleint")
 
 
-def test_the_version_is_that_of_the_distribution() -> None:
-    """One version, in the code and in what pip shows."""
+def test_the_version_matches_the_distribution() -> None:
+    """One version, in the code and in pip's metadata."""
     from importlib.metadata import version
 
     assert lastbit.__version__ == version("lastbit")

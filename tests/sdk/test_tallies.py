@@ -1,4 +1,4 @@
-"""The client of tallies, on a real service; its buffers, from threads and tasks."""
+"""The client of tallies with a real service; its buffers, from threads and tasks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Window:
 
 
 def test_a_tally_counts_each_message_once(client: Client) -> None:
-    """Entries as tuples, by a chain or by the source itself; totals by key and by prefix."""
+    """Entries as tuples, with a chain or with the source itself; totals by key and by prefix."""
     tally = client.tally("once")
     entries = [("r/1", 3, read(5)), TallyEntry("r/2", 4, Source("screws", 1, 0)), ("s", -1, read(6))]
     assert tally.apply(entries) == TallyApplied(3, 0)
@@ -69,7 +69,7 @@ def test_a_tally_counts_each_message_once(client: Client) -> None:
     assert list(tally.totals()) == []
 
 
-def test_what_is_refused_is_raised(client: Client) -> None:
+def test_refusals_are_raised(client: Client) -> None:
     """By the service or before anything is sent."""
     tally = client.tally("refused")
     with pytest.raises(OutOfOrder, match="offset 1, child 0"):
@@ -81,7 +81,7 @@ def test_what_is_refused_is_raised(client: Client) -> None:
         for wrong in ({"k": 1.5}, {"k": True}, {"k": None}, {"\ud800": 1}, {5: 1}):
             with pytest.raises(InvalidArgument, match=r"a delta is a whole number|a key is a text"):
                 buffer.add(wrong, read(2))  # type: ignore[arg-type]
-        # It is over for none of them.
+        # None of these calls closes it.
         buffer.add({"k": 0}, read(3))
     assert window.acked == [3]
     for call in (
@@ -97,8 +97,8 @@ def test_what_is_refused_is_raised(client: Client) -> None:
     assert tally.value("k") == 0
 
 
-def test_a_buffer_joins_calls_and_acks_what_was_applied(client: Client) -> None:
-    """Messages that bring several keys, one, none; from several threads, a partition each."""
+def test_a_buffer_joins_calls_and_acks_applied_messages(client: Client) -> None:
+    """Messages with several keys, one or none, from several threads with a partition each."""
     tally, window = client.tally("buffered"), Window()
     with tally.buffer(window, every=0.01, most=50) as buffer:
 
@@ -115,26 +115,26 @@ def test_a_buffer_joins_calls_and_acks_what_was_applied(client: Client) -> None:
         assert tally.value("all") == 800
     assert sorted(window.acked) == sorted([*range(300)] * 4)
     assert tally.value("p3") == sum(offset for offset in range(300) if offset % 3)
-    with pytest.raises(BufferClosed, match="takes no more"):
+    with pytest.raises(BufferClosed, match="accepts no more"):
         buffer.add({"all": 1}, read(300))
 
 
-def test_a_buffer_sends_after_its_interval_though_nothing_more_comes(client: Client) -> None:
-    """And what a message is acked by is where this consumer has read it, not where its root is."""
+def test_a_buffer_sends_after_its_interval_without_further_messages(client: Client) -> None:
+    """A message is acked by this consumer's offset, not by its root's."""
     sent_event = threading.Event()
 
-    class Told:
+    class RecordingWindow:
         def ack(self, offset: int) -> None:
             assert offset == 4711
             sent_event.set()
 
     with client.tally("interval").buffer(every=0.01) as buffer:
-        buffer.add({"k": 2}, read(5).hop("by-robot", 0, 4711), window=Told())
+        buffer.add({"k": 2}, read(5).hop("by-robot", 0, 4711), window=RecordingWindow())
         assert sent_event.wait(30)
     assert client.tally("interval").get("k").sources[0].offset == 5
 
 
-def test_a_gatherer_never_cuts_a_message_nor_joins_deltas() -> None:
+def test_a_gatherer_never_splits_a_message_or_joins_deltas() -> None:
     """Only a single message that is larger than a call makes a larger one."""
     gatherer = Gatherer(3)
     assert gatherer.take() is None
@@ -165,8 +165,8 @@ def test_an_ack_that_fails_ends_the_buffer(client: Client) -> None:
     assert client.tally("broken").value("k") == 1
 
 
-def test_a_buffer_acks_a_real_window_and_a_late_ack_is_no_failure(client: Client) -> None:
-    """The floor moves when the service has answered; a window that was closed meanwhile stays as it was."""
+def test_a_buffer_acks_a_real_window_and_ignores_a_late_ack(client: Client) -> None:
+    """The floor moves after the service's answer; a window that was closed meanwhile stays unchanged."""
     window = AckWindow()
     with client.tally("window").buffer(window, every=60) as buffer:
         for offset in range(10, 20):
@@ -182,8 +182,8 @@ def test_a_buffer_acks_a_real_window_and_a_late_ack_is_no_failure(client: Client
     assert client.tally("window").value("k") == 11
 
 
-def test_a_fence_travels_with_the_entries(client: Client) -> None:
-    """Of a group that does not exist, nothing is applied; awaited neither."""
+def test_a_fence_is_sent_with_the_entries(client: Client) -> None:
+    """With a missing group nothing is applied; the same with await."""
     fence = Fence("nowhere", 0, "one", 1)
     entries = [("k", 1, read(0))]
 
@@ -197,8 +197,8 @@ def test_a_fence_travels_with_the_entries(client: Client) -> None:
     assert client.tally("fenced").value("k") == 0
 
 
-def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted: Any) -> None:
-    """Ten calls' entries wait, and no more."""
+def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted: Any) -> None:
+    """The entries of ten calls wait, and no more."""
     gate, request_arrived = threading.Event(), threading.Event()
 
     def reply(_: Any) -> Any:
@@ -232,8 +232,8 @@ def test_a_full_buffer_makes_its_callers_wait_and_a_failure_wakes_them(scripted:
             buffer.close()
 
 
-def test_the_async_client_counts_alike(service_url: str, scripted: Any) -> None:
-    """Same names, awaited; a buffer's failure is raised wherever it is asked for."""
+def test_the_async_client_counts_the_same(service_url: str, scripted: Any) -> None:
+    """Same names, with await; a buffer's failure is raised by each of its calls."""
 
     async def run() -> None:
         window = Window()
@@ -265,8 +265,8 @@ def test_the_async_client_counts_alike(service_url: str, scripted: Any) -> None:
 
 
 @pytest.mark.parametrize("moment", range(6))
-def test_a_buffer_whose_task_is_cancelled_hangs_nowhere(scripted: Any, moment: int) -> None:
-    """This holds at any moment while an entry arrives. Added entries stay outstanding, and callers get the cause."""
+def test_a_buffer_whose_task_is_cancelled_never_hangs(scripted: Any, moment: int) -> None:
+    """At any moment while an entry arrives. Added entries stay outstanding, and callers get the cause."""
 
     async def run() -> None:
         async with AsyncClient(scripted.url) as client:
@@ -294,8 +294,8 @@ def test_a_buffer_whose_task_is_cancelled_hangs_nowhere(scripted: Any, moment: i
 def test_an_awaited_buffers_window_may_raise_anything(
     scripted: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ends the buffer, and `flush` raises the same, though not a cancellation that nobody asked for. Nothing is left
-    for asyncio to log."""
+    """It ends the buffer, and `flush` raises the same error, except for a cancellation that nobody requested. Nothing
+    is left for asyncio to log."""
     scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
 
     class Broken:
@@ -310,7 +310,7 @@ def test_an_awaited_buffers_window_may_raise_anything(
                 await buffer.flush()
 
     if error is SystemExit:
-        # As with any task: it ends the event loop.
+        # As in any task, it ends the event loop.
         with pytest.raises(SystemExit):
             asyncio.run(run())
     else:
@@ -319,7 +319,7 @@ def test_an_awaited_buffers_window_may_raise_anything(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-def test_a_buffer_of_the_parent_process_says_so(scripted: Any) -> None:
+def test_a_buffer_of_the_parent_process_raises_in_the_child(scripted: Any) -> None:
     """Its thread does not exist in the child."""
     scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
     with Client(scripted.url) as client, client.tally("t").buffer() as buffer:
@@ -330,13 +330,13 @@ def test_a_buffer_of_the_parent_process_says_so(scripted: Any) -> None:
 
 
 @pytest.mark.parametrize("interval", [-1, float("nan"), float("inf"), 1e300])
-def test_an_interval_that_no_wait_can_last_is_refused(scripted: Any, interval: float) -> None:
+def test_an_interval_too_long_to_wait_for_is_refused(scripted: Any, interval: float) -> None:
     """At once: it would end the buffer's thread."""
     with Client(scripted.url) as client, pytest.raises(InvalidArgument, match="every"):
         client.tally("t").buffer(every=interval)
 
 
-def test_a_service_that_is_away_for_a_moment_counts_nothing_twice(scripted: Any) -> None:
+def test_a_service_that_is_briefly_unavailable_counts_nothing_twice(scripted: Any) -> None:
     """The client sends the same call again, with the same entries."""
     scripted.replies(None, (503, {}, {"code": "unavailable"}), (200, {}, {"applied": 0, "repeated": 1}))
     with Client(scripted.url, retry=Retry(base=0.001)) as client:

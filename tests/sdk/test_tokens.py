@@ -1,4 +1,4 @@
-"""Tokens: new ones parse again, and invalid ones are refused without being shown."""
+"""Tokens: new ones parse, and invalid ones are refused without being printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = tokens.new()
 KNOWN = tokens.known(SECRET, "ci", [Role.PRODUCE, Role.CONSUME], "shop-")
 
 
-def test_a_token_is_random_and_its_line_has_its_digest_alone() -> None:
+def test_a_token_is_random_and_its_line_has_only_its_digest() -> None:
     """256 bits, in characters that fit a header, a shell and a URL."""
     new_tokens = {tokens.new() for _ in range(100)}
     assert len(new_tokens) == 100
@@ -48,7 +48,7 @@ def test_a_token_is_random_and_its_line_has_its_digest_alone() -> None:
     ),
     st.sampled_from(["\n", ";", "\n\n  # a comment\n"]),
 )
-def test_lines_are_read_as_they_were_written(
+def test_lines_are_parsed_as_written(
     token_fields: list[tuple[str, set[Role], str | None, int | None, int | None]], separator: str
 ) -> None:
     """The prefix may contain blanks, semicolons, newlines and any letters."""
@@ -82,8 +82,8 @@ def test_lines_are_read_as_they_were_written(
     ],
     ids=range(17),  # SECRET is random, and each process must find the same names
 )
-def test_a_line_that_is_none_is_refused_without_being_shown(line: str) -> None:
-    """It may be a token that was put in the wrong place."""
+def test_an_invalid_line_is_refused_without_being_printed(line: str) -> None:
+    """It may be a token in the wrong place."""
     with pytest.raises(InvalidTokens, match=r"line [123]: ") as excinfo:
         tokens.parse(f"# first\n{line}")
     assert SECRET not in str(excinfo.value)
@@ -98,7 +98,7 @@ def test_a_line_that_is_none_is_refused_without_being_shown(line: str) -> None:
         ([Role.ADMIN], None, True, False),
     ],
 )
-def test_a_token_may_what_it_was_made_for(roles: list[Role], key: str | None, allowed: bool, covers: bool) -> None:
+def test_a_token_allows_its_roles_and_keys(roles: list[Role], key: str | None, allowed: bool, covers: bool) -> None:
     """Admin includes every role; a prefix limits admins too; without a prefix every key is covered."""
     restricted_token, full_token = (Token("x", frozenset(roles), b"", prefix) for prefix in ("shop-", None))
     assert restricted_token.has([Role.CONSUME]) is full_token.has([Role.CONSUME]) is allowed
@@ -116,8 +116,8 @@ def cli() -> Iterator[Lastbit]:
         yield Lastbit(running.url)
 
 
-def test_the_command_makes_a_token_that_its_line_knows(cli: Lastbit) -> None:
-    """Both are on standard output, what to do with them beside it; a name is made where none is given."""
+def test_the_command_makes_a_token_with_its_line(cli: Lastbit) -> None:
+    """Both are on standard output, with advice on standard error; without a name one is made up."""
     result = cli("token", "new", "--role", "read", "--role", "consume", "--prefix", "shop ü", "--name", "me")
     assert result.returncode == 0
     token, line = (text.split(maxsplit=1)[1] for text in result.stdout.splitlines())
@@ -130,18 +130,18 @@ def test_the_command_makes_a_token_that_its_line_knows(cli: Lastbit) -> None:
     (token_entry,) = tokens.parse(output_with_limits["line"])
     assert (token_entry.requests, token_entry.items) == (20, 5000)
     assert output_with_limits["line"].endswith(" requests=20/s items=5000/s")
-    for wrong in (
+    for arguments in (
         ["--role", "write"],
         [],
         ["--role", "read", "--name", "a b"],
         ["--role", "read", "--prefix", ""],
         ["--role", "read", "--items", "0"],
     ):
-        assert cli("token", "new", *wrong).returncode == 2
+        assert cli("token", "new", *arguments).returncode == 2
 
 
-def test_a_token_is_given_by_a_file(cli: Lastbit, tmp_path: Path) -> None:
-    """Before or after the command; without one, or with one that may not, the command says what to do."""
+def test_a_token_can_come_from_a_file(cli: Lastbit, tmp_path: Path) -> None:
+    """Before or after the command; without a token, or with one that lacks the role, the command says what to do."""
     file = tmp_path / "token"
     file.write_text(f"{SECRET}\n")
     for arguments in (
@@ -158,8 +158,8 @@ def test_a_token_is_given_by_a_file(cli: Lastbit, tmp_path: Path) -> None:
         return result.stderr
 
     assert "LASTBIT_TOKEN" in refused("list")
-    assert "not known here" in refused("list", "--token", "wrong")
-    assert "this needs the role read; the token ci has produce and consume" in refused(
+    assert "the token is invalid" in refused("list", "--token", "wrong")
+    assert "this route requires the role read; the token ci has produce and consume" in refused(
         "list", "--token-file", str(file)
     )
     assert "prefix 'shop-'" in refused("open", "--key", "other", "--token-file", str(file))
@@ -167,7 +167,7 @@ def test_a_token_is_given_by_a_file(cli: Lastbit, tmp_path: Path) -> None:
     assert "use one" in refused("list", "--token", SECRET, "--token-file", str(file), code=2)
 
 
-def test_a_refusal_is_an_error_of_its_own_and_is_not_tried_again(cli: Lastbit) -> None:
+def test_a_refusal_has_its_own_error_and_is_not_retried(cli: Lastbit) -> None:
     """By its class and by its code."""
     with Client(cli.url) as client, pytest.raises(Unauthorized) as excinfo:
         client.ack("1:0:0")
@@ -178,3 +178,12 @@ def test_a_refusal_is_an_error_of_its_own_and_is_not_tried_again(cli: Lastbit) -
         assert batch.refresh().succeeded
         with pytest.raises(Forbidden, match="the role read"):
             next(client.batches())
+
+
+def test_a_pasted_line_with_its_heading_is_named() -> None:
+    """`lastbit token new` prints the word `line` before the line."""
+    line = tokens.known(tokens.new(), "me", [Role.READ]).line()
+    with pytest.raises(InvalidTokens, match="line 1: remove the word `line`"):
+        tokens.parse(f"line   {line}")
+    (token,) = tokens.parse(line.replace("me ", "line ", 1))
+    assert token.name == "line"

@@ -1,4 +1,4 @@
-"""Webhooks through the client and the command line, against a real service that sends to a real receiver."""
+"""Webhooks through the client and the command line, with a real service and a real receiver."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def settle(client: Client, webhook: int) -> list[Any]:
 
 
 def test_a_webhook_from_its_creation_to_its_end(url: str, client: Client, receiver: Receiver) -> None:
-    """Made, tested, delivered, dead, redelivered, deleted."""
+    """Created, tested, delivered, dead, redelivered, deleted."""
     new_webhook = client.webhooks.create(receiver.url, types=["card.charged"], label="books")
     receiver.secrets.append(new_webhook.secret)
     assert new_webhook.secret not in repr(new_webhook)
@@ -81,7 +81,7 @@ def test_a_webhook_from_its_creation_to_its_end(url: str, client: Client, receiv
 
 
 def test_the_async_client_does_the_same(url: str, receiver: Receiver) -> None:
-    """Awaited."""
+    """With await."""
 
     async def run() -> None:
         async with AsyncClient(url) as client:
@@ -96,9 +96,9 @@ def test_the_async_client_does_the_same(url: str, receiver: Receiver) -> None:
     asyncio.run(run())
 
 
-def test_what_can_not_be_meant_is_refused(client: Client) -> None:
-    """By the client where it can tell, else by the service."""
-    with pytest.raises(InvalidArgument, match="several names"):
+def test_invalid_arguments_are_refused(client: Client) -> None:
+    """By the client if it can detect it, otherwise by the service."""
+    with pytest.raises(InvalidArgument, match="list of names"):
         client.webhooks.create("http://127.0.0.1/", types="card.charged")
     with pytest.raises(InvalidArgument, match="webhook id"):
         client.webhooks.get("7")  # type: ignore[arg-type]
@@ -106,8 +106,8 @@ def test_what_can_not_be_meant_is_refused(client: Client) -> None:
         client.webhooks.create("ftp://127.0.0.1/")
 
 
-def test_making_one_is_not_insisted_on(scripted: Any) -> None:
-    """A retry could create a second webhook whose secret nobody received and which would never stop."""
+def test_creating_a_webhook_is_not_retried(scripted: Any) -> None:
+    """A retry could create a second webhook, whose secret nobody received and which would never stop."""
     scripted.replies(None)
     client = Client(scripted.url, retry=Retry(attempts=5, deadline=30))
     with pytest.raises(ServiceUnreachable):
@@ -116,7 +116,7 @@ def test_making_one_is_not_insisted_on(scripted: Any) -> None:
 
 
 def test_the_command_line(url: str, receiver: Receiver) -> None:
-    """In words and as JSON; a test that fails is exit code 3."""
+    """As text and as JSON; a failed test is exit code 3."""
 
     def lastbit(*arguments: str, code: int = 0) -> str:
         environment = {**os.environ, "LASTBIT_URL": url, "COLUMNS": "120", "NO_PROXY": "*"}

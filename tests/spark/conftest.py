@@ -1,6 +1,6 @@
-"""One Spark session for all tests of a process, small and on the loopback; submitting jobs as users do.
+"""One small Spark session on the loopback for all tests of a process, and job submission as users do it.
 
-Every module here says `pytestmark = pytest.mark.xdist_group("spark")`, so that one process of several runs them all.
+Every module here sets `pytestmark = pytest.mark.xdist_group("spark")`, so that a single test process runs all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOOPBACK = {
     "spark.driver.memory": "768m",
     "spark.sql.shuffle.partitions": "3",
     "spark.log.level": "ERROR",
-    # Tests are short: the second compiler and the collector's threads would cost more than they give.
+    # Tests are short: the second compiler and the collector's threads would cost more time than they save.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
@@ -37,7 +37,7 @@ LOOPBACK = {
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """A Java to run Spark on. Missing: a failure in CI, a skip at home."""
+    """Require a Java for Spark: without one, tests fail in CI and are skipped elsewhere."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("a JDK 17 or later is not installed")
 
@@ -60,13 +60,13 @@ def spark(java: None) -> Iterator[Any]:
 
 @pytest.fixture
 def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as opened:
-        yield opened
+    with Client(service_url) as client_:
+        yield client_
 
 
 @pytest.fixture(scope="session")
 def sdk_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make zip` builds."""
+    """The archive that `make zip` builds."""
     target = tmp_path_factory.mktemp("dist") / "lastbit.zip"
     zip_sdk.build(target)
     return target
@@ -74,7 +74,7 @@ def sdk_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bare_python(java: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python as on a bare cluster node: PySpark and its py4j, and no httpx, pyarrow or pandas."""
+    """A Python as on a bare cluster node: PySpark and py4j, without httpx, pyarrow or pandas."""
     import py4j
     import pyspark
 
@@ -87,23 +87,23 @@ def bare_python(java: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     launcher.write_text(f'#!/bin/sh\nPYTHONPATH="{bare}:$PYTHONPATH" exec {sys.executable} -S "$@"\n')
     launcher.chmod(0o755)
     for package in ("httpx", "pyarrow", "pandas", "lastbit"):
-        # Where PYTHONPATH names this checkout, that is not the node's.
-        tried = subprocess.run(
+        # A PYTHONPATH that names this checkout is removed on the node.
+        process = subprocess.run(
             [str(launcher), "-c", f"import {package}"],
             cwd=bare,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             capture_output=True,
             text=True,
         )
-        assert "ModuleNotFoundError" in tried.stderr, f"{package} is at hand on the bare node"
+        assert "ModuleNotFoundError" in process.stderr, f"{package} can be imported on the bare node"
     return launcher
 
 
 def submit(
     zipped: Path, script: Path, *arguments: str, bare: Path | None = None, **settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """`spark-submit --py-files lastbit.zip script …`, in a folder where this checkout is not importable. `bare`: the
-    Python of the driver and the executors, by default ours."""
+    """Run `spark-submit --py-files lastbit.zip script …` in a folder where this checkout is not importable. `bare` is
+    the Python of the driver and the executors, by default this one."""
     import pyspark
 
     assert pyspark.__file__ is not None
@@ -112,13 +112,13 @@ def submit(
     environment.pop("PYTHONPATH", None)
     if bare is not None:
         environment |= {"PYSPARK_PYTHON": str(bare), "PYSPARK_DRIVER_PYTHON": str(bare)}
-    chosen = LOOPBACK | {name.replace("_", "."): value for name, value in settings.items()}
-    options = [part for name, value in chosen.items() for part in ("--conf", f"{name}={value}")]
+    spark_settings = LOOPBACK | {name.replace("_", "."): value for name, value in settings.items()}
+    options = [part for name, value in spark_settings.items() for part in ("--conf", f"{name}={value}")]
     with tempfile.TemporaryDirectory(prefix="lastbit-submit-") as folder:
         return subprocess.run(
             [
                 *(str(home / "bin" / "spark-submit"), *options),
-                *(() if "spark.master" in chosen else ("--master", "local[2]")),
+                *(() if "spark.master" in spark_settings else ("--master", "local[2]")),
                 *("--py-files", str(zipped), str(script), *arguments),
             ],
             cwd=folder,

@@ -1,5 +1,5 @@
-"""Counts rows into a tally by a task that dies once, after its first call was applied and its answer lost. Run by
-spark-submit with a master that tries tasks again; the report is one line of JSON."""
+"""Counts rows into a tally with a task that dies once, after its first call was applied and the answer lost. Run by
+spark-submit with a master that retries tasks; the report is one line of JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lastbit.spark.driver_output import keep_standard_output_clean
 
 
 class DiesOnce(Retry):
-    """It is asked what to do when an answer was lost; on the first attempt of a task that is its end."""
+    """Raises instead of retrying a lost answer, on the first attempt of a task."""
 
     def pause(self, attempt: int, elapsed: float, retry_after: float | None, chance: float) -> float | None:
         context = TaskContext.get()

@@ -1,4 +1,4 @@
-"""Submitted to a cluster by a test: every task that writes fails at its end on its first attempt."""
+"""Submitted to a cluster by a test: every writing task fails at its end on its first attempt."""
 
 from __future__ import annotations
 

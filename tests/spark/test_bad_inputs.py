@@ -1,5 +1,5 @@
-"""What pipelines leave behind: files cut in half, of another kind, in another encoding, with ids among what is none.
-The job says what is wrong and where, in a line; it counts what is malformed; and it never says that all is good."""
+"""Bad input of real pipelines: truncated files, files of another kind or encoding, ids mixed with other values. The job
+prints the error and its location in one line; it counts malformed rows; and it never reports success for bad input."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.ti
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with sqlite_file() as url, running_service(url) as running, Client(running.url) as opened:
-        yield opened
+    with sqlite_file() as url, running_service(url) as running, Client(running.url) as client_:
+        yield client_
 
 
 @pytest.fixture(scope="module")
 def parquet(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A good file, of 2,000 ids."""
+    """A valid file of 2,000 ids."""
     folder = tmp_path_factory.mktemp("good") / "out"
     rows = [(f"1:0:{number}", number) for number in range(2000)]
     spark.createDataFrame(rows, "item_id string, n int").coalesce(1).write.parquet(str(folder))
@@ -42,7 +42,7 @@ def parquet(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 GOOD = b"item_id\n1:0:0\n"
 GZ = gzip.compress(b"item_id\n" + b"".join(b"1:0:%d\n" % number for number in range(20_000)))
 
-CANT_BE_READ: dict[str, tuple[str, str, bytes | Callable[[bytes], bytes], list[str], int, str]] = {
+UNREADABLE: dict[str, tuple[str, str, bytes | Callable[[bytes], bytes], list[str], int, str]] = {
     "half a parquet file": ("parquet", "a.parquet", lambda good: good[: len(good) // 2], [], 1, "a.parquet"),
     "a parquet file with other bytes in it": (
         *("parquet", "a.parquet", lambda good: good[:40] + b"\xff" * 300 + good[340:], [], 1, "a.parquet"),
@@ -70,77 +70,77 @@ CANT_BE_READ: dict[str, tuple[str, str, bytes | Callable[[bytes], bytes], list[s
 }
 
 
-@pytest.mark.parametrize("what", CANT_BE_READ)
-def test_what_cant_be_read_is_said_in_a_line(
-    spark: Any, client: Client, parquet: bytes, tmp_path: Path, capsys: Any, what: str
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_unreadable_input_is_reported_in_one_line(
+    spark: Any, client: Client, parquet: bytes, tmp_path: Path, capsys: Any, case: str
 ) -> None:
-    """With the status that the job's page says and what it was about; nothing on standard output, and no trace."""
-    kind, name, content, more, status, word = CANT_BE_READ[what]
+    """With the exit status of the job's page and the cause; nothing on standard output, and no traceback."""
+    format_, name, content, more_arguments, status, expected_word = UNREADABLE[case]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / name).write_bytes(content(parquet) if callable(content) else content)
-    given = ["--input", str(tmp_path / "in"), "--format", kind, "--url", client.url, *more]
-    assert bulk_ack.main(given) == status
-    heard = capsys.readouterr()
-    assert heard.out == ""
-    lines = [line for line in heard.err.splitlines() if line.startswith("bulk_ack: ")]
+    arguments = ["--input", str(tmp_path / "in"), "--format", format_, "--url", client.url, *more_arguments]
+    assert bulk_ack.main(arguments) == status
+    output = capsys.readouterr()
+    assert output.out == ""
+    lines = [line for line in output.err.splitlines() if line.startswith("bulk_ack: ")]
     assert any(str(tmp_path / "in") in line for line in lines)
-    assert any(word in line for line in lines), lines
+    assert any(expected_word in line for line in lines), lines
     assert not any("\tat " in line or "Traceback" in line for line in lines)
 
 
-def test_an_input_that_is_nowhere_is_said_in_a_line(spark: Any, client: Client, tmp_path: Path, capsys: Any) -> None:
-    """An empty folder, a file system that there is none of, a pattern that is none, no name at all."""
+def test_missing_input_is_reported_in_one_line(spark: Any, client: Client, tmp_path: Path, capsys: Any) -> None:
+    """An empty folder, an unknown file system, an invalid pattern, an empty name."""
     (tmp_path / "empty").mkdir()
-    for where, statuses in ((str(tmp_path / "empty"), {2}), ("nosuch://x/y", {1}), (f"{tmp_path}/[", {1}), ("", {2})):
-        assert bulk_ack.main(["--input", where, "--url", client.url]) in statuses
-        heard = capsys.readouterr()
-        assert heard.out == ""
-        assert heard.err.count("bulk_ack: ") >= 2
-        assert "Traceback" not in heard.err
+    for path, statuses in ((str(tmp_path / "empty"), {2}), ("nosuch://x/y", {1}), (f"{tmp_path}/[", {1}), ("", {2})):
+        assert bulk_ack.main(["--input", path, "--url", client.url]) in statuses
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.count("bulk_ack: ") >= 2
+        assert "Traceback" not in output.err
 
 
-def test_a_token_that_is_no_text_is_wrong_use(tmp_path: Path, capsys: Any) -> None:
+def test_a_token_that_is_not_a_text_is_wrong_use(tmp_path: Path, capsys: Any) -> None:
     """It was a key store, or the wrong file."""
     (tmp_path / "token").write_bytes(b"\xff\xfe\x00")
     assert bulk_ack.main(["--input", "x", "--token-file", str(tmp_path / "token")]) == 2
     assert "token can't be read" in capsys.readouterr().err
 
 
-def test_rejects_that_cant_be_written_do_not_take_the_report_away(
+def test_the_report_is_printed_though_the_rejects_cannot_be_written(
     spark: Any, client: Client, tmp_path: Path, capsys: Any
 ) -> None:
-    """The good ids are acked by then, and the report says so; the status says that it is not all."""
+    """The valid ids are acked by then, and the report says so; the status shows that rows are missing."""
     batch = client.open(items=2)
     (tmp_path / "a.csv").write_text(f"item_id\n{batch.id}:0:0\nx\n")
     (tmp_path / "file").write_text("")
-    given = ["--input", str(tmp_path / "a.csv"), "--format", "csv", "--url", client.url]
+    arguments = ["--input", str(tmp_path / "a.csv"), "--format", "csv", "--url", client.url]
     for more in ([], ["--strict"]):
-        assert bulk_ack.main([*given, "--rejects", str(tmp_path / "file" / "x"), *more]) == 1
-    heard = capsys.readouterr()
-    report = json.loads(heard.out)
+        assert bulk_ack.main([*arguments, "--rejects", str(tmp_path / "file" / "x"), *more]) == 1
+    output = capsys.readouterr()
+    report = json.loads(output.out)
     assert (report["applied"], report["malformed"]) == (1, 1)
-    assert heard.err.count("can't be written to") == 2
+    assert output.err.count("can't be written to") == 2
     assert batch.refresh().acked == 1
 
 
-def test_a_file_that_breaks_off_leaves_whole_masks_and_says_so(
+def test_a_truncated_file_leaves_complete_masks_and_is_reported(
     spark: Any, client: Client, tmp_path: Path, capsys: Any
 ) -> None:
-    """Beside good files: some of their items may be acked, none twice, and the run after the repair acks the rest."""
+    """Next to valid files: some of their items may be acked, none twice, and a run after the repair acks the rest."""
     batch = client.open(items=40_000)
     ids = [f"{batch.id}:{number // 8192}:{number % 8192}\n" for number in range(40_000)]
     for part in range(2):
         (tmp_path / f"{part}.csv").write_text("item_id\n" + "".join(ids[part::2]))
     whole = gzip.compress(("item_id\n" + "".join(ids[:500])).encode())
     (tmp_path / "2.csv.gz").write_bytes(whole[:-200])
-    given = ["--input", str(tmp_path), "--format", "csv", "--url", client.url]
-    assert bulk_ack.main(given) == 1
-    heard = capsys.readouterr()
-    assert heard.out == ""
-    assert "2.csv.gz" in heard.err
-    assert "some of the items may be acked" in heard.err
+    arguments = ["--input", str(tmp_path), "--format", "csv", "--url", client.url]
+    assert bulk_ack.main(arguments) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "2.csv.gz" in output.err
+    assert "some items may be acked" in output.err
     (tmp_path / "2.csv.gz").write_bytes(whole)
-    assert bulk_ack.main(given) == 0
+    assert bulk_ack.main(arguments) == 0
     assert batch.refresh().acked == 40_000
     assert batch.verify().ok
 
@@ -172,7 +172,7 @@ ROWS = st.lists(st.one_of(IDS, IDS, ODD), min_size=1, max_size=60)
 
 
 def counted(ids: list[str | None]) -> dict[str, Any]:
-    """What a dry run says of the rows, by the SDK's own parser."""
+    """A dry run's counts of these rows, by the SDK's own parser."""
     good = set()
     malformed = 0
     for text in ids:
@@ -185,8 +185,8 @@ def counted(ids: list[str | None]) -> dict[str, Any]:
         "rows": len(ids),
         "items": len(good),
         "malformed": malformed,
-        "groups": len({each[:2] for each in good}),
-        "batches": sorted({each.batch for each in good}),
+        "groups": len({item[:2] for item in good}),
+        "batches": sorted({item.batch for item in good}),
     }
 
 
@@ -203,19 +203,20 @@ def as_json(ids: list[str]) -> tuple[bytes, list[str]]:
 
 @given(ids=ROWS, kind=st.sampled_from([as_csv, as_json]))
 @examples(6, 300)
-def test_ids_among_what_is_none_are_counted_as_the_parser_counts_them(
+def test_ids_among_other_values_are_counted_as_by_the_parser(
     spark: Any, tmp_path_factory: pytest.TempPathFactory, capsys: Any, ids: list[str], kind: Any
 ) -> None:
-    """Quotes, newlines, blanks, huge lines, digits of other scripts: each row is an id or malformed, none is lost."""
+    """Quotes, newlines, blanks, huge lines, digits of other scripts: each row is an id or malformed, and none is
+    lost."""
     content, options = kind(ids)
     path = tmp_path_factory.mktemp("rows") / "a"
     path.write_bytes(content)
     name = kind.__name__.removeprefix("as_")
     capsys.readouterr()
-    wanted = counted(ids)
+    expected = counted(ids)
     status = bulk_ack.main(["--input", str(path), "--format", name, "--dry-run", *options])
-    assert json.loads(capsys.readouterr().out) == wanted
-    assert status == (3 if wanted["malformed"] else 0)
+    assert json.loads(capsys.readouterr().out) == expected
+    assert status == (3 if expected["malformed"] else 0)
 
 
 @pytest.mark.parametrize(
@@ -226,16 +227,25 @@ def test_ids_among_what_is_none_are_counted_as_the_parser_counts_them(
         (b'{"topic":"t"}\n', "topic nonsense", 2),
     ],
 )
-def test_a_stream_that_cant_be_counted_says_why_in_a_line(
+def test_a_stream_that_cannot_be_counted_is_reported_in_one_line(
     spark: Any, client: Client, tmp_path: Path, capsys: Any, content: bytes, schema: str, status: int
 ) -> None:
     """No offset, no such column, no such type; nothing is counted."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.json").write_bytes(content)
-    given = ["--tally", "bad", "--checkpoint", str(tmp_path / "c"), "--format", "json", "--input", str(tmp_path / "in")]
-    assert tally_stream.main([*given, "--schema", schema, "--key", "robot", "--url", client.url]) == status
-    heard = capsys.readouterr()
-    assert heard.out == ""
-    lines = [line for line in heard.err.splitlines() if line.startswith("tally_stream: ")]
+    arguments_ = [
+        "--tally",
+        "bad",
+        "--checkpoint",
+        str(tmp_path / "c"),
+        "--format",
+        "json",
+        "--input",
+        str(tmp_path / "in"),
+    ]
+    assert tally_stream.main([*arguments_, "--schema", schema, "--key", "robot", "--url", client.url]) == status
+    output = capsys.readouterr()
+    assert output.out == ""
+    lines = [line for line in output.err.splitlines() if line.startswith("tally_stream: ")]
     assert lines
     assert not any("\tat " in line or "Traceback" in line for line in lines)

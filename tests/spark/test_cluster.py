@@ -1,4 +1,5 @@
-"""A standalone cluster, a master and two workers, on the loopback: tasks that die, fail and run twice at once."""
+"""A standalone cluster, a master and two workers, on the loopback: tasks that die, fail, or run twice at the same
+time."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ import pytest
 from lastbit import Client
 from lastbit.spark import item_id
 from tests.spark.conftest import BULK_ACK, submit
-from tests.support.servers import ROOT, free_port, wait_until_it_says
+from tests.support.servers import ROOT, free_port, wait_until_it_prints
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
-# Stages keep their tasks, however small they are: a task is copied once another of its stage has ended.
+# Even small stages keep their tasks: a task is copied once another task of its stage has ended.
 SPECULATION = {
     "spark_sql_adaptive_coalescePartitions_enabled": "false",
     "spark_sql_shuffle_partitions": "6",
@@ -42,9 +43,9 @@ class Cluster:
     workers: list[subprocess.Popen[str]]
 
     def executors(self) -> list[int]:
-        """The executors that run for the workers. A worker has other children too, launchers that ended among them."""
+        """The workers' executors. A worker has other children too, including launchers that have ended."""
         parents = {worker.pid for worker in self.workers}
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
@@ -53,8 +54,8 @@ class Cluster:
                 except OSError:
                     continue
                 if b"CoarseGrainedExecutorBackend" in command and int(stat.rpartition(")")[2].split()[1]) in parents:
-                    found.append(int(entry.name))
-        return found
+                    pids.append(int(entry.name))
+        return pids
 
 
 @pytest.fixture(scope="module")
@@ -71,26 +72,26 @@ def cluster(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
     }
     started: list[subprocess.Popen[str]] = []
 
-    def start(name: str, *arguments: str, host: str = "127.0.0.1", says: str) -> subprocess.Popen[str]:
+    def start(name: str, *arguments: str, host: str = "127.0.0.1", expected_output: str) -> subprocess.Popen[str]:
         command = [spark_class, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0"]
         process = subprocess.Popen(
             [*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=folder
         )
         started.append(process)
-        wait_until_it_says(process, says)
+        wait_until_it_prints(process, expected_output)
         return process
 
     try:
         port = free_port()
-        start("master.Master", "--port", str(port), says="New state: ALIVE")
+        start("master.Master", "--port", str(port), expected_output="New state: ALIVE")
         url = f"spark://127.0.0.1:{port}"
         workers = [
             start(
                 "worker.Worker",
                 *("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"work-{n}"), url),
-                # Each on a host of its own: speculation never runs a copy on the host of the first.
+                # Separate hosts, since speculation never runs a copy on the host of the first task.
                 host=f"127.0.0.{n}",
-                says="Successfully registered with master",
+                expected_output="Successfully registered with master",
             )
             for n in (1, 2)
         ]
@@ -103,8 +104,8 @@ def cluster(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 
 @dataclass
 class Meddler:
-    """Stands in front of the service. The first masks are applied, but all executors are killed before they hear of it;
-    of the next, the first request is held back until a copy of it has come from another task."""
+    """A proxy in front of the service. The first masks are applied, but all executors are killed before they get the
+    answer; then the first request of the next ones is delayed until another task has sent a copy of it."""
 
     cluster: Cluster
     real: httpx.Client
@@ -120,7 +121,7 @@ class Meddler:
         content = masks and frozenset((seen.path, mask["group"]) for mask in seen.body["groups"])
         with self.lock:
             kill = masks and not self.killed
-            # Not what an executor sent that is being killed: its task comes again by itself.
+            # Ignore requests of an executor that is being killed: its task is repeated anyway.
             wait = self.dead and masks and self.held is None
             if kill:
                 self.killed = self.cluster.executors()
@@ -129,8 +130,8 @@ class Meddler:
             elif masks and content == self.held:
                 self.copies.set()
         headers = {name: value for name, value in seen.headers.items() if name in {"idempotency-key", "content-type"}}
-        # Less than the SDK's own timeout: what comes until then is another task's. Where none came, an executor may not
-        # have been back yet: the retry is held instead.
+        # Shorter than the SDK's own timeout, so that a request until then is another task's. If none came, an executor
+        # may not have been back yet, and the retry is delayed instead.
         if wait and not self.copies.wait(25):
             with self.lock:
                 self.held = None
@@ -144,11 +145,11 @@ class Meddler:
         return answer.status_code, {}, answer.json()
 
 
-def test_the_job_ends_exact_though_executors_die_and_tasks_run_twice(
+def test_the_job_is_exact_though_executors_die_and_tasks_run_twice(
     spark: Any, cluster: Cluster, client: Client, service_url: str, scripted: Any, sdk_zip: Path, tmp_path: Path
 ) -> None:
-    """An executor that is killed after its acks were committed, a copy of a task by speculation: the final bits are
-    those of the model."""
+    """An executor is killed after its acks were committed, and a task is copied by speculation: the final bits match
+    the model."""
     count = 100_000
     batch = client.open(items=count, sealed=True)
     rows = spark.range(count).selectExpr("id", "pmod(hash(id), 10) AS fate")
@@ -156,7 +157,7 @@ def test_the_job_ends_exact_though_executors_die_and_tasks_run_twice(
     output.repartition(4).write.parquet(str(tmp_path / "out"))
     with httpx.Client(base_url=service_url, timeout=60) as real:
         scripted.reply = meddler = Meddler(cluster, real)
-        done = submit(
+        process = submit(
             *(sdk_zip, BULK_ACK, "--input", str(tmp_path / "out"), "--url", scripted.url),
             *("--failed-when", "fate = 7", "--parallel", "6"),
             spark_master=cluster.url,
@@ -164,32 +165,32 @@ def test_the_job_ends_exact_though_executors_die_and_tasks_run_twice(
             spark_default_parallelism="2",
             **SPECULATION,
         )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     assert len(meddler.killed) == 2
     assert meddler.copies.is_set(), "speculation ran no copy"
-    report = json.loads(done.stdout)
+    report = json.loads(process.stdout)
     assert report["items"] == report["applied"] + report["repeated"] == output.count()
 
     model: dict[str, set[int]] = {"failed": set(), "pending": set()}
     for number, fate in rows.where("fate >= 7").collect():
         model["failed" if fate == 7 else "pending"].add(number)
-    assert {n for found in batch.failed() for n in range(found.start, found.end)} == model["failed"]
-    assert {n for found in batch.pending() for n in range(found.start, found.end)} == model["pending"]
+    assert {n for span in batch.failed() for n in range(span.start, span.end)} == model["failed"]
+    assert {n for span in batch.pending() for n in range(span.start, span.end)} == model["pending"]
     assert batch.verify().ok
 
 
 def test_a_writer_that_fails_on_its_first_attempt_acks_everything_once(
     java: None, client: Client, sdk_zip: Path
 ) -> None:
-    """What its first attempt sent stays, the second sends it again, and the batch is complete exactly once. Who runs a
-    task a second time is the same with and without a cluster."""
+    """Items sent by its first attempt stay acked, the second sends them again, and the batch completes exactly once.
+    Retries of a task are the same with and without a cluster."""
     count = 60_000
     batch = client.open(items=count, sealed=True)
     script = ROOT / "tests" / "spark" / "failing_writer.py"
-    done = submit(
+    process = submit(
         *(sdk_zip, script, client.url, str(batch.id), str(count)),
         spark_master="local[2,2]",
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     assert (batch.refresh().acked, batch.state, batch.succeeded) == (count, "complete", True)
     assert batch.verify().ok

@@ -1,4 +1,4 @@
-"""Item ids as Columns, against the pure functions of `lastbit.ids`."""
+"""Item ids as Columns, compared with the pure functions of `lastbit.ids`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parsed(text: str | None) -> ItemId | None:
         return None
 
 
-def taken_apart(spark: Any, texts: list[str | None]) -> list[ItemId | None]:
+def parsed_by_spark(spark: Any, texts: list[str | None]) -> list[ItemId | None]:
     from lastbit.spark import is_item_id, item_batch, item_group, item_index
 
     frame = spark.createDataFrame([(n, text) for n, text in enumerate(texts)], "n int, id string")
@@ -55,36 +55,36 @@ def taken_apart(spark: Any, texts: list[str | None]) -> list[ItemId | None]:
     return found
 
 
-def test_an_id_is_taken_apart_as_the_sdk_does(spark: Any) -> None:
-    """The JVM's verdict is Python's, on everything that was ever mistaken for an id."""
+def test_an_id_is_parsed_as_by_the_sdk(spark: Any) -> None:
+    """The JVM's result is Python's, for every text that was ever mistaken for an id."""
     texts: list[str | None] = [*GOOD, *MALFORMED, None]
-    assert taken_apart(spark, texts) == [parsed(text) for text in texts]
+    assert parsed_by_spark(spark, texts) == [parsed(text) for text in texts]
     assert all(parsed(text) is not None for text in GOOD)
     assert all(parsed(text) is None for text in MALFORMED)
 
 
 @settings(max_examples=2)
 @given(texts=st.lists(st.one_of(st.none(), st.text(":0123456789+- \n", max_size=9)), min_size=40, max_size=200))
-def test_no_text_is_an_id_in_one_place_and_not_in_the_other(spark: Any, texts: list[str | None]) -> None:
-    """Random texts of the characters that matter."""
-    assert taken_apart(spark, texts) == [parsed(text) for text in texts]
+def test_spark_and_the_sdk_accept_the_same_texts(spark: Any, texts: list[str | None]) -> None:
+    """Random texts of the relevant characters."""
+    assert parsed_by_spark(spark, texts) == [parsed(text) for text in texts]
 
 
 def test_an_id_is_built_from_its_number(spark: Any) -> None:
-    """As `lastbit.item_id` builds it; null stays null and a negative number is nobody's."""
+    """As `lastbit.item_id` builds it; null stays null, and a negative number belongs to no item."""
     from lastbit.spark import item_id as column
 
     numbers = [0, 1, 63, 64, 8191, 8192, 10**12 - 1]
     frame = spark.createDataFrame([(n,) for n in [*numbers, None, -1]], "n bigint")
     for size in (64, 8192, 32768):
-        found = [row[0] for row in frame.select(column(7, "n", size)).collect()]
-        assert found == [*(item_id(7, n, size) for n in numbers), None, None]
+        ids_ = [row[0] for row in frame.select(column(7, "n", size)).collect()]
+        assert ids_ == [*(item_id(7, n, size) for n in numbers), None, None]
     mixed = spark.createDataFrame([(7, 9000), (8, 0)], "b bigint, n bigint").select(column("b", "n"))
     assert [row[0] for row in mixed.collect()] == ["7:1:808", "8:0:0"]
 
 
-def test_a_number_is_found_again_and_is_never_another_groups(spark: Any) -> None:
-    """An index beyond the group has no number, for it would be that of an item in the next group."""
+def test_an_id_gives_its_number_and_never_another_groups(spark: Any) -> None:
+    """An index beyond the group has no number, as that number belongs to an item of the next group."""
     from lastbit.spark import item_number
 
     frame = spark.createDataFrame([("7:2:5",), ("7:2:63",), ("7:2:64",), ("x",), (None,)], "id string")
@@ -93,14 +93,14 @@ def test_a_number_is_found_again_and_is_never_another_groups(spark: Any) -> None
 
 @pytest.mark.parametrize("size", [0, 63, 65, 32776, 65536])
 def test_a_group_size_that_no_batch_has_is_refused(spark: Any, size: int) -> None:
-    """Before it numbers anything wrongly."""
+    """Before anything is numbered wrongly."""
     from lastbit.spark import item_id as column
 
     with pytest.raises(InvalidArgument, match="group size"):
         column(7, "n", size)
 
 
-def test_the_limit_is_the_wires(spark: Any) -> None:
+def test_the_limit_is_the_contracts(spark: Any) -> None:
     """2^53 - 1 is the last integer."""
     last = INTEGER_LIMIT - 1
-    assert taken_apart(spark, [f"{last}:{last}:{last}"]) == [ItemId(last, last, last)]
+    assert parsed_by_spark(spark, [f"{last}:{last}:{last}"]) == [ItemId(last, last, last)]

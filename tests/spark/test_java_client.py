@@ -1,4 +1,4 @@
-"""Java's own HTTP client, as a job on the JVM would use it: it offers HTTP/2 with each request in the clear."""
+"""Java's own HTTP client, as a job on the JVM would use it: it offers HTTP/2 with each unencrypted request."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_java_acks_as_it_comes(spark: Any, client: Client, chunked: bool) -> None:
-    """Its requests have bodies of known length, or of none, and use one connection after the other."""
+def test_javas_http_client_can_ack(spark: Any, client: Client, chunked: bool) -> None:
+    """Its requests have bodies with or without a length, and use one connection after the other."""
     batch = client.open(items=4, sealed=True)
     jvm = spark._jvm
     http = jvm.java.net.http
@@ -31,9 +31,9 @@ def test_java_acks_as_it_comes(spark: Any, client: Client, chunked: bool) -> Non
         return answer.statusCode(), json.loads(answer.body())
 
     for item in range(3):
-        status, told = post("/v1/acks", {"items": [f"{batch.id}:0:{item}"]})
-        assert (status, told["applied"]) == (200, 1)
-    status, told = post("/v1/failures", {"items": [f"{batch.id}:0:3"], "reason": "from Java"})
-    assert (status, [each["batch"] for each in told["completed"]]) == (200, [batch.id])
-    status, told = post("/v1/batches", {"key": f"java-{chunked}", "items": 2})
-    assert (status, told["key"]) == (201, f"java-{chunked}")
+        status, content_ = post("/v1/acks", {"items": [f"{batch.id}:0:{item}"]})
+        assert (status, content_["applied"]) == (200, 1)
+    status, content_ = post("/v1/failures", {"items": [f"{batch.id}:0:3"], "reason": "from Java"})
+    assert (status, [completion["batch"] for completion in content_["completed"]]) == (200, [batch.id])
+    status, content_ = post("/v1/batches", {"key": f"java-{chunked}", "items": 2})
+    assert (status, content_["key"]) == (201, f"java-{chunked}")

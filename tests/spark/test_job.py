@@ -1,4 +1,4 @@
-"""`jobs/bulk_ack.py` in this process: what does not need a spark-submit of its own."""
+"""`jobs/bulk_ack.py` in this process: everything that needs no spark-submit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lastbit import Client
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-def test_text_json_and_orc_are_read_as_well(spark: Any, client: Client, tmp_path: Path, capsys: Any) -> None:
-    """Of text the line is the id; several inputs are one."""
+def test_text_json_and_orc_can_be_read(spark: Any, client: Client, tmp_path: Path, capsys: Any) -> None:
+    """Each line of text is an id; several inputs are read as one."""
     batch = client.open(items=6, sealed=True)
     frame = spark.createDataFrame([(f"{batch.id}:0:{n}",) for n in range(6)], "item_id string")
     for kind, where in (("json", "item_id < '{0}:0:2'"), ("orc", "item_id >= '{0}:0:2'")):
@@ -34,8 +34,19 @@ def test_a_dry_run_counts_and_sends_nothing(spark: Any, tmp_path: Path, capsys: 
     """It needs no service; malformed rows are exit 3 as in a real run."""
     rows = [("7:0:0", "ok"), ("7:0:1", "ok"), ("7:0:1", "bad"), ("8:3:1", "bad"), ("nonsense", "ok"), ("9:9:9", "skip")]
     spark.createDataFrame(rows, "id string, state string").write.csv(str(tmp_path / "in"), header=True)
-    given = ["--input", str(tmp_path / "in"), "--format", "csv", "--item-column", "id", "--where", "state <> 'skip'"]
-    assert bulk_ack.main([*given, "--failed-when", "state = 'bad'", "--dry-run", "--url", "http://127.0.0.1:9"]) == 3
+    arguments = [
+        "--input",
+        str(tmp_path / "in"),
+        "--format",
+        "csv",
+        "--item-column",
+        "id",
+        "--where",
+        "state <> 'skip'",
+    ]
+    assert (
+        bulk_ack.main([*arguments, "--failed-when", "state = 'bad'", "--dry-run", "--url", "http://127.0.0.1:9"]) == 3
+    )
     assert json.loads(capsys.readouterr().out) == {
         "dry_run": True,
         "rows": 5,
@@ -46,47 +57,57 @@ def test_a_dry_run_counts_and_sends_nothing(spark: Any, tmp_path: Path, capsys: 
     }
 
 
-def test_exit_statuses_tell_wrong_use_from_failure(spark: Any, unused_port: int, tmp_path: Path, capsys: Any) -> None:
-    """2: no such input, no such token file, bad SQL; 1: a service that says no. Nothing on standard output."""
+def test_exit_statuses_distinguish_wrong_use_from_failure(
+    spark: Any, unused_port: int, tmp_path: Path, capsys: Any
+) -> None:
+    """2: no such input, no such token file, bad SQL; 1: a refusal by the service. Nothing on standard output."""
     spark.createDataFrame([("x",)], "item_id string").write.parquet(str(tmp_path / "in"))
     here, url = str(tmp_path / "in"), f"http://127.0.0.1:{unused_port}"
-    for wrong in (
+    for arguments in (
         ["--input", str(tmp_path / "nowhere"), "--url", url],
         ["--input", here, "--url", url, "--token-file", str(tmp_path / "none")],
         ["--input", here, "--url", url, "--where", "no such column"],
         ["--input", here, "--url", "nowhere"],
     ):
-        assert bulk_ack.main(wrong) == 2
-    with pytest.raises(SystemExit) as caught:
+        assert bulk_ack.main(arguments) == 2
+    with pytest.raises(SystemExit) as error_info:
         bulk_ack.main(["--format", "xml", "--input", here])
-    assert caught.value.code == 2
+    assert error_info.value.code == 2
     assert capsys.readouterr().out == ""
 
 
-def test_a_token_is_read_from_its_file_and_refused_with_one(
+def test_a_token_is_read_from_its_file_and_may_be_refused(
     spark: Any, scripted: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    """The token never stands in the command line; a service that refuses it is a failure, exit 1."""
+    """The token is never on the command line; a service that refuses it is a failure, exit 1."""
     scripted.reply = lambda _: (401, {}, {"code": "unauthorized", "detail": "no such token"})
     spark.createDataFrame([("7:0:0",)], "item_id string").write.parquet(str(tmp_path / "in"))
     token = tmp_path / "token"
     token.write_text("secret-1\n")
     assert bulk_ack.main(["--input", str(tmp_path / "in"), "--url", scripted.url, "--token-file", str(token)]) == 1
     assert scripted.seen[0].headers["authorization"] == "Bearer secret-1"
-    said = capsys.readouterr()
-    assert "no such token" in said.err
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert "no such token" in output.err
+    assert output.out == ""
 
 
 def test_a_strict_run_writes_the_rejects_and_sends_nothing(
     spark: Any, client: Client, tmp_path: Path, capsys: Any
 ) -> None:
-    """Exit 3: what must be looked at is written down."""
+    """Exit 3: the rows to check are written to a file."""
     batch = client.open(items=1)
     rows = [(f"{batch.id}:0:0", 1), ("x", 2)]
     spark.createDataFrame(rows, "item_id string, n int").write.parquet(str(tmp_path / "in"))
-    given = ["--input", str(tmp_path / "in"), "--url", client.url, "--strict", "--rejects", str(tmp_path / "rejects")]
-    assert bulk_ack.main(given) == 3
+    arguments = [
+        "--input",
+        str(tmp_path / "in"),
+        "--url",
+        client.url,
+        "--strict",
+        "--rejects",
+        str(tmp_path / "rejects"),
+    ]
+    assert bulk_ack.main(arguments) == 3
     assert [row.n for row in spark.read.json(str(tmp_path / "rejects")).collect()] == [2]
     assert batch.refresh().acked == 0
     assert "1 of 2 rows" in capsys.readouterr().err

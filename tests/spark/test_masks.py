@@ -1,4 +1,4 @@
-"""Masks against a model in Python: a dictionary of sets."""
+"""Masks compared with a model in Python: a dictionary of sets."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ from tests.spark.test_columns import GOOD, MALFORMED, parsed
 pytestmark = pytest.mark.xdist_group("spark")
 
 Row = tuple[str | None, bool | None]
-Found = dict[tuple[int, int] | None, tuple[set[int], set[int], int, int, int]]
+Masks = dict[tuple[int, int] | None, tuple[set[int], set[int], int, int, int]]
 """(batch, group), or None → acked, failed, items, beyond, rows."""
 
 
-def modelled(rows: Iterable[Row]) -> Found:
+def modelled(rows: Iterable[Row]) -> Masks:
     acked: dict[tuple[int, int], set[int]] = defaultdict(set)
     failed: dict[tuple[int, int], set[int]] = defaultdict(set)
     count: dict[tuple[int, int] | None, int] = defaultdict(int)
-    for text, fails in rows:
+    for text, is_failed in rows:
         item = parsed(text)
         count[None if item is None else (item.batch, item.group)] += 1
         if item is not None:
-            (failed if fails else acked)[item.batch, item.group].add(item.index)
-    found: Found = {}
-    for key, many in count.items():
-        good, bad = (acked[key], failed[key]) if key is not None else (set(), set())
-        everything = good | bad
+            (failed if is_failed else acked)[item.batch, item.group].add(item.index)
+    masks: Masks = {}
+    for key, row_count in count.items():
+        acked_indexes, failed_indexes = (acked[key], failed[key]) if key is not None else (set(), set())
+        everything = acked_indexes | failed_indexes
         beyond = {index for index in everything if index >= 32768}
-        found[key] = (good - beyond, bad - good - beyond, len(everything), len(beyond), many)
-    return found
+        masks[key] = (
+            acked_indexes - beyond,
+            failed_indexes - acked_indexes - beyond,
+            len(everything),
+            len(beyond),
+            row_count,
+        )
+    return masks
 
 
 def bits_of(mask: bytes | None) -> set[int]:
@@ -43,14 +49,14 @@ def bits_of(mask: bytes | None) -> set[int]:
     return {index for index in range(number.bit_length()) if number >> index & 1}
 
 
-def found(masks: Iterable[Any]) -> Found:
-    said: Found = {}
+def found(masks: Iterable[Any]) -> Masks:
+    masks_by_group: Masks = {}
     for batch, group, bits, failed, items, beyond, rows in masks:
         key = None if batch is None else (batch, group)
-        before = said.get(key)
-        assert before is None or key is None, "one row a group"
-        said[key] = (bits_of(bits), bits_of(failed), items, beyond, rows)
-    return said
+        before = masks_by_group.get(key)
+        assert before is None or key is None, "each group has one row"
+        masks_by_group[key] = (bits_of(bits), bits_of(failed), items, beyond, rows)
+    return masks_by_group
 
 
 def frame(spark: Any, rows: Iterable[Row]) -> Any:
@@ -69,8 +75,8 @@ rows_of = st.lists(st.tuples(texts, st.sampled_from([True, False, None])), min_s
 
 @settings(max_examples=2)
 @given(rows=rows_of)
-def test_masks_are_the_sets_of_the_items(spark: Any, rows: list[Row]) -> None:
-    """Good rows, failed rows, repeats, malformed ones and indexes beyond any group, in any mixture."""
+def test_masks_match_the_sets_of_items(spark: Any, rows: list[Row]) -> None:
+    """Acked rows, failed rows, repeats, malformed ones and indexes beyond any group, in any mixture."""
     from lastbit.spark import item_masks
 
     given_rows = frame(spark, rows).repartition(3)
@@ -80,7 +86,7 @@ def test_masks_are_the_sets_of_the_items(spark: Any, rows: list[Row]) -> None:
 @settings(max_examples=60)
 @given(rows=rows_of)
 def test_masks_of_arrow_columns_are_the_same(rows: list[Row]) -> None:
-    """The data source makes them in Python, vectorised; one meaning, two places."""
+    """The data source computes them in Python, vectorized; both computations must agree."""
     import pyarrow as pa
 
     from lastbit.spark import _arrow_masks
@@ -105,27 +111,27 @@ def test_every_bit_has_its_place(spark: Any) -> None:
 
 
 def test_an_empty_frame_has_no_masks(spark: Any) -> None:
-    """And no row that counts nothing."""
+    """And no row for nothing."""
     from lastbit.spark import item_masks
 
     assert item_masks(frame(spark, [])).collect() == []
 
 
-def test_a_column_that_is_not_there_is_named(spark: Any) -> None:
-    """Before anything is computed, beside those that are there; and what is no text is no id."""
+def test_a_missing_column_is_named(spark: Any) -> None:
+    """Before anything is computed, with the existing columns listed; and a column that is not text has no ids."""
     from lastbit.spark import item_masks
 
-    with pytest.raises(InvalidArgument, match="the columns are item_id, failed") as caught:
+    with pytest.raises(InvalidArgument, match="the columns are item_id, failed") as error_info:
         item_masks(frame(spark, []), "item")
-    assert "`item`" in str(caught.value)
-    with pytest.raises(InvalidArgument, match="of type boolean, not string"):
+    assert "`item`" in str(error_info.value)
+    with pytest.raises(InvalidArgument, match="type boolean, not string"):
         item_masks(frame(spark, []), "failed")
-    with pytest.raises(InvalidArgument, match="of type string, not boolean"):
+    with pytest.raises(InvalidArgument, match="type string, not boolean"):
         item_masks(frame(spark, []), failed="item_id")
 
 
-def test_a_nested_column_and_an_expression_will_do(spark: Any) -> None:
-    """`event.item` is a column as good as any."""
+def test_nested_columns_and_expressions_are_accepted(spark: Any) -> None:
+    """`event.item` is a column like any other."""
     from pyspark.sql import functions as sf
 
     from lastbit.spark import item_masks

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 def test_each_row_keeps_its_id_when_the_frame_is_computed_again(spark: Any, client: Client) -> None:
-    """From scratch, in other partitions and another order: number and row belong together, by content."""
+    """From scratch, in other partitions and another order: each number stays with its row's content."""
     batch = client.open()
     rows = spark.range(0, 20_000, 1, 4).selectExpr("id", "concat('row ', id % 977) AS text", "id % 7 = 0 AS odd")
     numbered = with_item_ids(rows, batch)
@@ -27,8 +27,8 @@ def test_each_row_keeps_its_id_when_the_frame_is_computed_again(spark: Any, clie
     before = spark.conf.get("spark.sql.shuffle.partitions")
     try:
         spark.conf.set("spark.sql.shuffle.partitions", "11")
-        again = with_item_ids(rows.repartition(7, "text").sort("text"), client.open())
-        second = {row.id: row.item_id for row in again.collect()}
+        recomputed = with_item_ids(rows.repartition(7, "text").sort("text"), client.open())
+        second = {row.id: row.item_id for row in recomputed.collect()}
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before)
     assert first == computed()
@@ -38,46 +38,46 @@ def test_each_row_keeps_its_id_when_the_frame_is_computed_again(spark: Any, clie
     }
 
 
-def test_a_producer_that_is_run_again_gives_the_same_ids(spark: Any, client: Client) -> None:
-    """Under its idempotency key: what it had not published, it publishes with the ids that were meant for it."""
+def test_a_repeated_producer_gives_the_same_ids(spark: Any, client: Client) -> None:
+    """With its idempotency key: unpublished rows get the ids that were reserved for them."""
     batch = client.open(items=5)
     rows = spark.range(1000)
     first = with_item_ids(rows, batch, idempotency_key="monday").collect()
-    again = with_item_ids(rows.repartition(5), batch.id, url=client.url, idempotency_key="monday").collect()
-    assert {row.id: row.item_id for row in first} == {row.id: row.item_id for row in again}
+    repeat = with_item_ids(rows.repartition(5), batch.id, url=client.url, idempotency_key="monday").collect()
+    assert {row.id: row.item_id for row in first} == {row.id: row.item_id for row in repeat}
     assert batch.refresh().items == 1005
     with pytest.raises(IdempotencyKeyReused):
         with_item_ids(rows.limit(9), batch, idempotency_key="monday")
 
 
-def test_rows_that_are_equal_have_ids_of_their_own(spark: Any, client: Client) -> None:
-    """They are interchangeable, not one; nulls and nested columns are content as any other."""
+def test_equal_rows_have_separate_ids(spark: Any, client: Client) -> None:
+    """They are interchangeable but separate; nulls and nested columns are ordinary content."""
     batch = client.open()
     rows = spark.createDataFrame([("a", None)] * 5 + [(None, [1, 2])] * 3, "t string, l array<int>")
-    found = sorted(row.item_id for row in with_item_ids(rows, batch).collect())
-    assert found == [f"{batch.id}:0:{n}" for n in range(8)]
+    ids_ = sorted(row.item_id for row in with_item_ids(rows, batch).collect())
+    assert ids_ == [f"{batch.id}:0:{n}" for n in range(8)]
 
 
 def test_an_empty_frame_extends_by_nothing(spark: Any, client: Client) -> None:
-    """And is still a frame with the column."""
+    """And the result is still a frame with the column."""
     batch = client.open()
     empty = with_item_ids(spark.range(0), batch, "work")
     assert (empty.columns, empty.collect(), batch.refresh().items) == (["id", "work"], [], 0)
 
 
-def test_a_frame_that_is_not_the_same_again_fails(spark: Any, client: Client, tmp_path: Any) -> None:
-    """Rather than give one row's id to another."""
+def test_a_frame_that_changes_between_computations_fails(spark: Any, client: Client, tmp_path: Any) -> None:
+    """Instead of giving one row's id to another."""
     batch = client.open()
     source = tmp_path / "rows.txt"
     source.write_text("".join(f"{n:03}\n" for n in range(100)))
     numbered = with_item_ids(spark.read.text(str(source)), batch)
     assert numbered.count() == 100
     source.write_text("".join(f"{n:03}\n" for n in range(100, 200)))
-    with pytest.raises(Exception, match="write it down first"):
+    with pytest.raises(Exception, match="store the frame first"):
         numbered.collect()
 
 
-def test_a_frame_that_can_not_be_numbered_is_refused(spark: Any, client: Client) -> None:
+def test_a_frame_that_cannot_be_numbered_is_refused(spark: Any, client: Client) -> None:
     """Before the batch is extended."""
     batch = client.open()
     maps = spark.sql("SELECT map('a', 1) AS m")
@@ -90,5 +90,5 @@ def test_a_frame_that_can_not_be_numbered_is_refused(spark: Any, client: Client)
         with pytest.raises(InvalidArgument):
             with_item_ids(frame, batch, **options)
     assert batch.refresh().items == 0
-    beside = spark.sql("SELECT map('a', 1) AS m, 1 AS id")
-    assert with_item_ids(beside, batch, by=["id"]).count() == 1
+    with_other_column = spark.sql("SELECT map('a', 1) AS m, 1 AS id")
+    assert with_item_ids(with_other_column, batch, by=["id"]).count() == 1

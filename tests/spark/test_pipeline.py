@@ -1,4 +1,4 @@
-"""A real pipeline on real input, acked by `spark-submit jobs/bulk_ack.py` where there is PySpark and nothing else."""
+"""A real pipeline on real input, acked by `spark-submit jobs/bulk_ack.py` with PySpark as the only package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DPKG = Path("/var/lib/dpkg/status")
 
 
 def records() -> list[tuple[str, str]]:
-    """(name, text) of each Debian package that this machine knows of; else of the standard library's modules."""
+    """(name, text) of each Debian package that this machine lists, or of the standard library's modules."""
     if DPKG.exists():
         texts = DPKG.read_text(errors="replace").strip().split("\n\n")
         return [(re.findall(r"(?m)^Package: (.*)$", text)[0], text) for text in texts]
@@ -31,8 +31,8 @@ def records() -> list[tuple[str, str]]:
 def test_a_pipeline_on_the_machines_own_records_ends_succeeded(
     spark: Any, client: Client, sdk_zip: Path, bare_python: Path, tmp_path: Path
 ) -> None:
-    """Fanned out, transformed, some rows failing and some lost; acked from Parquet; what is missing is read back, run
-    again, and the batch succeeds."""
+    """Fanned out, transformed, with some rows failing and some lost; acked from Parquet; missing items are read back
+    and run again, and the batch succeeds."""
     register(spark)
     input_rows = records()
     assert len(input_rows) > 50
@@ -42,18 +42,18 @@ def test_a_pipeline_on_the_machines_own_records_ends_succeeded(
     batch.seal()
     assert batch.refresh().items == len(input_rows)
 
-    # The transform: words of the record. Of each ten names one is lost on the way, one comes out failed.
+    # The transformation counts the words of a record. Of every ten names, one is lost and one fails.
     transformed = work.selectExpr(
         *("item_id", "name", "size(split(record, '[^A-Za-z]+')) AS words"),
         *("pmod(hash(name), 10) = 1 AS failed", "pmod(hash(name), 10) = 0 AS lost"),
     )
     first = tmp_path / "first"
     transformed.where("NOT lost").write.parquet(str(first))
-    done = submit(
+    process = submit(
         *(sdk_zip, BULK_ACK, "--input", str(first), "--url", client.url, "--failed-when", "failed"), bare=bare_python
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
+    assert process.returncode == 0, process.stdout + process.stderr
+    report = json.loads(process.stdout)
     lost = transformed.where("lost").count()
     failed = transformed.where("failed").count()
     assert lost > 0
@@ -69,21 +69,21 @@ def test_a_pipeline_on_the_machines_own_records_ends_succeeded(
     }
     assert (batch.refresh().failed, batch.refresh().pending) == (failed, lost)
 
-    # Read back what is missing and what failed, and run exactly that again.
+    # Read the missing and failed items back, and run exactly those again.
     def read(state: str) -> Any:
         reader = spark.read.format("lastbit").option("url", client.url).option("batch", batch.id)
         return reader.option("state", state).load()
 
     missing = work.join(read("pending").unionAll(read("failed")), "item_id").selectExpr("item_id", "name")
-    again = missing.localCheckpoint()
-    assert again.count() == lost + failed
-    assert ack(again, url=client.url).completed == (batch.id,)
+    remaining = missing.localCheckpoint()
+    assert remaining.count() == lost + failed
+    assert ack(remaining, url=client.url).completed == (batch.id,)
     assert batch.refresh().succeeded
     assert batch.verify().ok
 
 
-def test_the_job_tells_bad_input_from_failure(client: Client, sdk_zip: Path, tmp_path: Path) -> None:
-    """Exit 3 passes through spark-submit, beside the report; the rows without ids are written out."""
+def test_the_job_distinguishes_bad_input_from_failure(client: Client, sdk_zip: Path, tmp_path: Path) -> None:
+    """Exit 3 passes through spark-submit, with the report; rows without ids are written to a file."""
     batch = client.open(items=10)
     csv = tmp_path / "in.csv"
     csv.write_text(
@@ -93,11 +93,11 @@ def test_the_job_tells_bad_input_from_failure(client: Client, sdk_zip: Path, tmp
     arguments = ["--input", str(csv), "--format", "csv", "--item-column", "id", "--where", "state <> 'skip'"]
     arguments += ["--failed-when", "state = 'bad'", "--rejects", str(rejects)]
 
-    done = submit(sdk_zip, BULK_ACK, *arguments, "--url", client.url)
-    assert done.returncode == 3, done.stderr
-    report = json.loads(done.stdout)
+    process = submit(sdk_zip, BULK_ACK, *arguments, "--url", client.url)
+    assert process.returncode == 3, process.stderr
+    report = json.loads(process.stdout)
     assert (report["rows"], report["malformed"], report["rejected"]) == (4, 1, {"unknown_item": 1})
     assert (batch.refresh().acked, batch.refresh().failed) == (1, 1)
     written = [json.loads(line) for path in rejects.glob("*.json") for line in path.read_text().splitlines()]
     assert written == [{"id": "nonsense", "state": "ok"}]
-    assert "bulk_ack: " in done.stderr
+    assert "bulk_ack: " in process.stderr

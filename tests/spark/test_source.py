@@ -1,4 +1,4 @@
-"""`format("lastbit")`: written frames ack, a batch that is read gives what is missing."""
+"""`format("lastbit")`: writing a frame acks its items, reading a batch returns its missing items."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def session(spark: Any) -> Any:
 
 
 def test_a_written_frame_acks_and_the_rest_is_read_back(session: Any, client: Client) -> None:
-    """Pending items come back as ids, split by groups, and a join runs exactly what is missing."""
+    """Pending items come back as ids, split by groups, and a join runs exactly the missing ones."""
     batch = client.open(items=30_000)
     work = session.range(30_000).select(item_id(batch.id, "id").alias("item_id"), "id")
     work.where("id % 3 = 0").write.mode("append").format("lastbit").option("url", client.url).save()
@@ -30,16 +30,16 @@ def test_a_written_frame_acks_and_the_rest_is_read_back(session: Any, client: Cl
     assert pending.columns == ["item_id"]
     assert pending.rdd.getNumPartitions() == 4
     assert pending.count() == pending.distinct().count() == 20_000
-    again = work.join(pending, "item_id")
-    assert again.where("id % 3 = 0").count() == 0
-    again.write.mode("append").format("lastbit").option("url", client.url).save()
+    remaining = work.join(pending, "item_id")
+    assert remaining.where("id % 3 = 0").count() == 0
+    remaining.write.mode("append").format("lastbit").option("url", client.url).save()
     batch.seal()
     assert batch.refresh().succeeded
     assert pending.count() == 0
 
 
 def test_failed_rows_fail_and_are_read_back(session: Any, client: Client) -> None:
-    """With a boolean column beside the ids; null is not failed."""
+    """With a boolean column next to the ids; null counts as not failed."""
     batch = client.open(items=20_000, group_size=64)
     work = session.range(20_000).select(item_id(batch.id, "id", 64).alias("work"), "id")
     states = work.selectExpr("work", "CASE WHEN id % 2 = 1 THEN true WHEN id % 4 = 0 THEN false END AS bad")
@@ -53,8 +53,8 @@ def test_failed_rows_fail_and_are_read_back(session: Any, client: Client) -> Non
     assert numbers == failed.distinct().count() == 10_000
 
 
-def test_an_untouched_batch_is_read_whole(session: Any, client: Client) -> None:
-    """Its one range is cut where the partitions are; an empty batch has nothing."""
+def test_an_untouched_batch_is_read_completely(session: Any, client: Client) -> None:
+    """Its single range is split between the partitions; an empty batch has no rows."""
     batch = client.open(items=100_001)
     reader = session.read.format("lastbit").option("url", client.url)
     pending = reader.option("batch", batch.id).load()
@@ -63,35 +63,35 @@ def test_an_untouched_batch_is_read_whole(session: Any, client: Client) -> None:
     assert reader.option("batch", client.open().id).load().count() == 0
 
 
-def test_a_strict_write_says_what_was_not_good(session: Any, client: Client) -> None:
-    """The good ones are acked; without strict the job succeeds."""
+def test_a_strict_write_reports_bad_rows(session: Any, client: Client) -> None:
+    """The valid rows are acked; without strict the job succeeds."""
     batch = client.open(items=1)
     frame = session.createDataFrame([(f"{batch.id}:0:0",), (f"{batch.id}:0:1",), (None,)], "item_id string")
     writer = frame.write.mode("append").format("lastbit").option("url", client.url)
     writer.save()
-    with pytest.raises(Exception, match=r"unknown_item.*malformed") as caught:
+    with pytest.raises(Exception, match=r"unknown_item.*malformed") as error_info:
         writer.option("strict", "true").save()
-    assert '"malformed": 1' in str(caught.value)
+    assert '"malformed": 1' in str(error_info.value)
     assert batch.refresh().acked == 1
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"column": "nothing"}, "there is no column 'nothing'"),
-        ({"failed_column": "item_id"}, "of type string, not boolean"),
-        ({"url": "nowhere"}, "no address of a service"),
+        ({"failed_column": "item_id"}, "type string, not boolean"),
+        ({"url": "nowhere"}, "not the address of a service"),
     ],
 )
-def test_wrong_options_are_refused_before_a_row_is_read(session: Any, options: dict[str, str], said: str) -> None:
-    """With the name of what is wrong."""
+def test_wrong_options_are_refused_before_a_row_is_read(session: Any, options: dict[str, str], message: str) -> None:
+    """With the name of the wrong option."""
     frame = session.createDataFrame([("7:0:0",)], "item_id string")
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=message):
         frame.write.mode("append").format("lastbit").options(**{"url": "http://127.0.0.1:9", **options}).save()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, "the option batch is a whole number"),
         ({"batch": "seven"}, "the option batch is a whole number"),
@@ -99,15 +99,15 @@ def test_wrong_options_are_refused_before_a_row_is_read(session: Any, options: d
         ({"batch": "999999999"}, "no such batch|batch_not_found"),
     ],
 )
-def test_a_batch_that_can_not_be_read_is_an_error(
-    session: Any, client: Client, options: dict[str, str], said: str
+def test_a_batch_that_cannot_be_read_is_an_error(
+    session: Any, client: Client, options: dict[str, str], message: str
 ) -> None:
     """Not an empty frame."""
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=message):
         session.read.format("lastbit").option("url", client.url).options(**options).load().count()
 
 
-def test_a_stream_is_written(session: Any, client: Client, tmp_path: Any) -> None:
+def test_a_stream_can_be_written(session: Any, client: Client, tmp_path: Any) -> None:
     """`writeStream` acks as well, and a replayed micro-batch changes nothing."""
     batch = client.open(items=300, sealed=True)
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
@@ -129,8 +129,8 @@ def test_a_stream_is_written(session: Any, client: Client, tmp_path: Any) -> Non
     assert (batch.refresh().acked, batch.verify().ok) == (300, True)
 
 
-def test_what_is_missing_is_named(spark: Any) -> None:
-    """Where pyarrow or pandas is not installed the first error says which, and what to install."""
+def test_a_missing_package_is_named(spark: Any) -> None:
+    """Without pyarrow or pandas, the first error names the missing package and the extra to install."""
     code = (
         "import sys; sys.modules['pandas'] = None\n"
         "from lastbit.spark import register, ack_udf\n"
@@ -138,6 +138,6 @@ def test_what_is_missing_is_named(spark: Any) -> None:
         "    try: wanted()\n"
         "    except ImportError as error: print(error)"
     )
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert said.count("missing here: pandas") == said.count("pip install 'lastbit[spark]'") == 2
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert output.count("missing here: pandas") == output.count("pip install 'lastbit[spark]'") == 2
     assert issubclass(MissingExtra, ImportError)

@@ -1,4 +1,4 @@
-"""Counting streams into a tally: whatever Spark repeats, cuts otherwise or runs twice, each message counts once."""
+"""Counting streams into a tally: whatever Spark repeats, splits differently or runs twice, each message counts once."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ OPTIONS: dict[str, Any] = {
     "delta": "length(item)",
     "parallel": 2,
 }
-"""What a message brings: several screws, some of a kind."""
+"""The entries of a message: several screws, some of the same kind."""
 
 
 class Screws:
-    """Messages in files, as they come: two partitions, and files that overlap, as a sink that crashes leaves them."""
+    """Messages in files: two partitions, and files that overlap, as a crashing sink leaves them."""
 
     def __init__(self, folder: Path, messages: int = 300) -> None:
         self.folder = folder
@@ -69,7 +69,7 @@ def screws(tmp_path_factory: pytest.TempPathFactory) -> Screws:
 
 
 def totals(client: Client, tally: str) -> dict[str, int]:
-    return {each.key: each.value for each in client.tally(tally).totals()}
+    return {total.key: total.value for total in client.tally(tally).totals()}
 
 
 def start(spark: Any, screws: Screws, tally: str, url: str, checkpoint: Path, files: int, **options: Any) -> Any:
@@ -88,8 +88,8 @@ def forget_last_commit(checkpoint: Path) -> None:
 def test_a_stream_is_counted_once_whatever_is_replayed(
     spark: Any, client: Client, screws: Screws, tmp_path: Path
 ) -> None:
-    """The last commit is gone and its micro-batch replayed; then a new checkpoint on the old tally, with other
-    micro-batch boundaries, whose batch ids begin again."""
+    """The last commit is lost and its micro-batch replayed; then a new checkpoint on the same tally, with other
+    micro-batch boundaries, whose batch ids start again."""
     reports: list[tuple[int, TallyReport]] = []
 
     def run(checkpoint: str, files: int) -> list[tuple[int, TallyReport]]:
@@ -105,17 +105,17 @@ def test_a_stream_is_counted_once_whatever_is_replayed(
     assert [epoch for epoch, _ in first] == [0, 1]
     assert totals(client, "replayed") == screws.truth
     forget_last_commit(tmp_path / "one")
-    ((epoch, again),) = run("one", 3)
-    assert (epoch, again.applied) == (1, 0)
-    assert again.repeated == first[-1][1].entries > 0
+    ((epoch, replayed),) = run("one", 3)
+    assert (epoch, replayed.applied) == (1, 0)
+    assert replayed.repeated == first[-1][1].entries > 0
     assert [(epoch, report.applied) for epoch, report in run("two", 5)] == [(0, 0), (1, 0)]
     assert totals(client, "replayed") == screws.truth
 
 
-def test_a_driver_that_dies_in_a_micro_batch_goes_on_exactly(
+def test_a_driver_that_dies_in_a_micro_batch_continues_exactly(
     spark: Any, client: Client, screws: Screws, tmp_path: Path
 ) -> None:
-    """Some of the micro-batch was applied, in the order of its source; the rest comes with its replay."""
+    """Some of the micro-batch was applied, in the order of its source; the rest is applied in the replay."""
     sink = tally_stream("died", client.url, **OPTIONS)
 
     def dying(frame: Any, epoch: int) -> None:
@@ -132,17 +132,17 @@ def test_a_driver_that_dies_in_a_micro_batch_goes_on_exactly(
     assert totals(client, "died") == screws.truth
 
 
-def test_two_drivers_at_once_count_each_message_once(
+def test_two_concurrent_drivers_count_each_message_once(
     spark: Any, client: Client, screws: Screws, tmp_path: Path
 ) -> None:
-    """Each with a checkpoint and boundaries of its own, in each other's midst."""
-    turns = threading.Barrier(2, timeout=120)
+    """Each with its own checkpoint and boundaries, interleaved with the other."""
+    barrier = threading.Barrier(2, timeout=120)
     reports: list[TallyReport] = []
 
     def meet(report: TallyReport, _: int) -> None:
         reports.append(report)
         if len(reports) < 5:
-            turns.wait()
+            barrier.wait()
 
     queries = [
         start(spark, screws, "both", client.url, tmp_path / name, files, on_report=meet)
@@ -155,10 +155,8 @@ def test_two_drivers_at_once_count_each_message_once(
 
 
 @pytest.mark.slow
-def test_a_task_that_dies_and_is_run_again_counts_nothing_twice(
-    client: Client, service_url: str, scripted: Any, sdk_zip: Path
-) -> None:
-    """Its calls were applied and their answers lost: Spark runs it again from its start."""
+def test_a_repeated_task_counts_nothing_twice(client: Client, service_url: str, scripted: Any, sdk_zip: Path) -> None:
+    """Its calls were applied and their answers lost: Spark repeats it from its start."""
     calls = 0
     with httpx.Client(base_url=service_url, timeout=60) as real:
 
@@ -170,64 +168,67 @@ def test_a_task_that_dies_and_is_run_again_counts_nothing_twice(
 
         scripted.reply = reply
         script = ROOT / "tests" / "spark" / "failing_tally.py"
-        done = submit(sdk_zip, script, scripted.url, "1000", spark_master="local[2,3]")
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
+        process = submit(sdk_zip, script, scripted.url, "1000", spark_master="local[2,3]")
+    assert process.returncode == 0, process.stdout + process.stderr
+    report = json.loads(process.stdout)
     assert report["entries"] == report["applied"] + report["repeated"] == 1000
     assert report["repeated"] >= 50
-    wanted = {f"k{n}": sum(each % 5 for each in range(1000) if each % 7 == n) for n in range(7)}
-    assert totals(client, "retried") == wanted
+    expected = {f"k{n}": sum(number % 5 for number in range(1000) if number % 7 == n) for n in range(7)}
+    assert totals(client, "retried") == expected
 
 
-def test_messages_that_were_republished_count_by_their_root(spark: Any, client: Client) -> None:
-    """Also those that were published twice, and stand in one frame; a message without a header is at its root."""
+def test_republished_messages_count_by_their_root(spark: Any, client: Client) -> None:
+    """Even messages that were published twice, and are in one frame; a message without a header is at its root."""
 
     def chain(offset: int, child: int) -> str:
         return SourceChain().hop("root", 1, offset, child, generation=3).hop("between", 0, 9).encode()
 
-    # offset, header, key: siblings of one message, published again after a crash, and one that has no header.
+    # offset, header, key: siblings of one message, published again after a crash, and one message without a header.
     rows = [(0, chain(5, 0), "k"), (1, chain(5, 1), "k"), (2, chain(5, 0), "k"), (3, chain(5, 1), "k")]
     rows += [(4, chain(6, 0), "j"), (5, None, "k"), (6, "[]", "j")]
     frame = spark.createDataFrame(rows, "offset bigint, header string, key string")
-    given: dict[str, Any] = {"delta": "1", "topic": "'by-robot'", "partition": "0", "header": "header", "parallel": 2}
-    assert apply_tally(frame, "root", client.url, **given) == TallyReport(5, 5, 0)
-    assert apply_tally(frame.where("offset > 1"), "root", client.url, **given) == TallyReport(5, 0, 5)
+    options: dict[str, Any] = {"delta": "1", "topic": "'by-robot'", "partition": "0", "header": "header", "parallel": 2}
+    assert apply_tally(frame, "root", client.url, **options) == TallyReport(5, 5, 0)
+    assert apply_tally(frame.where("offset > 1"), "root", client.url, **options) == TallyReport(5, 0, 5)
     assert totals(client, "root") == {"j": 2, "k": 3}
-    sources = {(each.topic, each.partition, each.generation): each for each in client.tally("root").get("k").sources}
+    sources = {
+        (counter.topic, counter.partition, counter.generation): counter
+        for counter in client.tally("root").get("k").sources
+    }
     assert set(sources) == {("root", 1, 3), ("by-robot", 0, 0)}
     assert sources["root", 1, 3].child == SourceChain().hop("root", 1, 5, 1).source.child
-    # The client that consumes beside Spark sees the same source.
-    again = SourceChain.decode(chain(5, 1)).hop("by-robot", 0, 1)
-    assert client.tally("root").apply([("k", 1, again)]).repeated == 1
+    # A client that consumes next to Spark computes the same source.
+    chain_ = SourceChain.decode(chain(5, 1)).hop("by-robot", 0, 1)
+    assert client.tally("root").apply([("k", 1, chain_)]).repeated == 1
 
 
-def test_what_cannot_be_counted_is_refused(spark: Any, client: Client) -> None:
-    """Before anything is sent where it can be seen, and by the task or the service where not."""
+def test_input_that_cannot_be_counted_is_refused(spark: Any, client: Client) -> None:
+    """Before anything is sent if it can be detected, otherwise by the task or the service."""
     frame = spark.createDataFrame(
         [("k", 1, "t", 0, 5)], "key string, delta int, topic string, partition int, offset int"
     )
-    for wrong, said in (
+    for options, message in (
         ({"key": "nowhere"}, "no such column"),
-        ({"delta": "1.5"}, "delta is of type"),
-        ({"offset": "'5'"}, "offset is of type"),
-        ({"topic": "7"}, "topic is of type"),
-        ({"parallel": 0}, "at least one task"),
+        ({"delta": "1.5"}, "delta has the type"),
+        ({"offset": "'5'"}, "offset has the type"),
+        ({"topic": "7"}, "topic has the type"),
+        ({"parallel": 0}, "parallel must be at least 1"),
         ({"entries": 0}, "1 to 10,000"),
-        ({"topic": "cast(null AS string)"}, "does not say where it comes from"),
-        ({"header": "'no chain'"}, "does not say where it comes from"),
+        ({"topic": "cast(null AS string)"}, "has no valid source"),
+        ({"header": "'no chain'"}, "has no valid source"),
     ):
-        with pytest.raises(InvalidArgument, match=said):
-            apply_tally(frame, "refused", client.url, **wrong)
-    with pytest.raises(InvalidArgument, match="is there twice"):
+        with pytest.raises(InvalidArgument, match=message):
+            apply_tally(frame, "refused", client.url, **options)
+    with pytest.raises(InvalidArgument, match="occurs twice"):
         apply_tally(frame.unionAll(frame.selectExpr("key", "2", "topic", "partition", "offset")), "refused", client.url)
     assert totals(client, "refused") == {}
-    nothing = frame.selectExpr("nullif(key, 'k') AS key", "delta", "topic", "partition", "offset")
-    assert apply_tally(nothing, "refused", client.url) == TallyReport(0, 0, 0)
+    null_keys = frame.selectExpr("nullif(key, 'k') AS key", "delta", "topic", "partition", "offset")
+    assert apply_tally(null_keys, "refused", client.url) == TallyReport(0, 0, 0)
     assert apply_tally(frame, "refused", client.url) == TallyReport(1, 1, 0)
 
 
-def test_an_order_that_a_service_refuses_reaches_the_driver(spark: Any, scripted: Any) -> None:
-    """As its own error, not as one of Spark's."""
+def test_an_out_of_order_error_reaches_the_driver(spark: Any, scripted: Any) -> None:
+    """With its own class, not as one of Spark's errors."""
     problem = {"code": "out_of_order", "detail": "offset 5 comes after 6"}
     scripted.reply = lambda seen: (
         (409, {}, problem) if seen.body["entries"] else (200, {}, {"applied": 0, "repeated": 0})
@@ -248,10 +249,10 @@ def arguments(client: Client, screws: Screws, tmp_path: Path) -> list[str]:
     ]
 
 
-def test_the_job_counts_what_is_there(
+def test_the_job_counts_its_input_once(
     spark: Any, client: Client, screws: Screws, arguments: list[str], tmp_path: Path, capsys: Any
 ) -> None:
-    """Again, with its checkpoint and with another one, it adds nothing."""
+    """A second run adds nothing, with its checkpoint or with another one."""
     assert job.main([*arguments, "--tally", "job"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["batches"] == 3
@@ -264,11 +265,11 @@ def test_the_job_counts_what_is_there(
     assert totals(client, "job") == screws.truth
 
 
-def test_the_job_tells_wrong_use_from_failure(
+def test_the_job_distinguishes_wrong_use_from_failure(
     spark: Any, arguments: list[str], unused_port: int, tmp_path: Path, capsys: Any
 ) -> None:
-    """2: no such input, column or SQL, bad names; 1: a service that is not there. Nothing on standard output."""
-    for wrong in (
+    """2: no such input, column or SQL, bad names; 1: an unreachable service. Nothing on standard output."""
+    for more_arguments in (
         ["--input", str(tmp_path / "nowhere")],
         ["--key", "no such column"],
         ["--key", "nowhere"],
@@ -276,18 +277,18 @@ def test_the_job_tells_wrong_use_from_failure(
         ["--url", "nowhere"],
         ["--token-file", str(tmp_path / "none")],
     ):
-        checkpoint = ["--checkpoint", str(tmp_path / f"wrong-{hash(tuple(wrong))}")]
-        assert job.main([*arguments, "--tally", "wrong", *checkpoint, *wrong]) == 2, wrong
-    with pytest.raises(SystemExit) as caught:
+        checkpoint = ["--checkpoint", str(tmp_path / f"wrong-{hash(tuple(more_arguments))}")]
+        assert job.main([*arguments, "--tally", "wrong", *checkpoint, *more_arguments]) == 2, more_arguments
+    with pytest.raises(SystemExit) as error_info:
         job.main(arguments)
-    assert caught.value.code == 2
-    gone = ["--url", f"http://127.0.0.1:{unused_port}", "--checkpoint", str(tmp_path / "gone")]
-    assert _impatient([*arguments, "--tally", "wrong", *gone]) == 1
+    assert error_info.value.code == 2
+    unreachable = ["--url", f"http://127.0.0.1:{unused_port}", "--checkpoint", str(tmp_path / "gone")]
+    assert _impatient([*arguments, "--tally", "wrong", *unreachable]) == 1
     assert capsys.readouterr().out == ""
 
 
 def _impatient(arguments: list[str]) -> int:
-    """The job, with a library that gives up soon."""
+    """Run the job with a library that gives up soon."""
     from lastbit import retry
 
     patched = pytest.MonkeyPatch()

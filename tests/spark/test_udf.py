@@ -1,4 +1,4 @@
-"""`ack_udf`: the answer beside the row."""
+"""`ack_udf`: the answer next to the row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lastbit.spark import ack_udf, item_id
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-def test_each_row_bears_its_answer(spark: Any, client: Client) -> None:
+def test_each_row_has_its_answer(spark: Any, client: Client) -> None:
     """Accepted, rejected with the reason, malformed; a repeat is accepted as well."""
     batch = client.open(items=2, sealed=True)
     texts = [f"{batch.id}:0:0", f"{batch.id}:0:1", f"{batch.id}:0:0", f"{batch.id}:0:2", "999999999:0:0", "x", None]
@@ -39,10 +39,10 @@ def test_calls_have_at_most_ten_thousand_ids(spark: Any, client: Client) -> None
 
 
 def test_items_can_be_failed(spark: Any, client: Client) -> None:
-    """With a reason, which acks don't take."""
+    """With a reason, which acks don't have."""
     batch = client.open(items=1)
     frame = spark.createDataFrame([(f"{batch.id}:0:0",)], "item_id string")
     assert frame.select(ack_udf(client.url, fail=True, reason="empty")("item_id")).first()[0] == "accepted"
     assert [dict(failed.reasons) for failed in batch.failed()] == [{f"{batch.id}:0:0": "empty"}]
-    with pytest.raises(InvalidArgument, match="only failures"):
+    with pytest.raises(InvalidArgument, match="only with fail=True"):
         ack_udf(client.url, reason="because")

@@ -1,4 +1,4 @@
-"""Where a webhook may go: the URL's form, and what is a public address."""
+"""Allowed targets of webhooks: the URL's form, and public addresses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from core.webhooks.addresses import Target, Unfit, is_public, parse
         ("https://xn--bcher-kva.example/", Target("https", "xn--bcher-kva.example", 443, "/", "xn--bcher-kva.example")),
     ],
 )
-def test_a_url_is_taken_apart(url: str, target: Target) -> None:
-    """Scheme and host in lower case, the port filled in."""
+def test_a_url_is_split_into_its_parts(url: str, target: Target) -> None:
+    """Scheme and host in lower case, with the default port."""
     assert parse(url) == target
 
 
@@ -35,7 +35,7 @@ def test_a_url_is_taken_apart(url: str, target: Target) -> None:
         *("http://example..com/", "http://.example.com/", "http://exa%6dple.com/", "http://a,b/", "http://[::1"),
         *("http://example.com/#fragment", "http://example.com#@evil/", "http://" + "a" * 64 + ".com/"),
         "http://example.com/" + "x" * 2048,
-        # Spellings of IPv4 addresses that parsers disagree about.
+        # Spellings of IPv4 addresses that parsers interpret differently.
         *("http://127.1/", "http://2130706433/", "http://0x7f.1/", "http://0x7f000001/", "http://0177.0.0.1/"),
         *("http://127.0.0.01/", "http://127.0.0.1./", "http://1.2.3.4.5/", "http://256.1.1.1/", "http://0/"),
         *("http://example.0x/", "http://１２７.0.0.1/", "http://127。0。0。1/", "http://0x/", "http://1.1.1.0x1/"),
@@ -43,8 +43,8 @@ def test_a_url_is_taken_apart(url: str, target: Target) -> None:
         *("http://[v1.x]/", "http://::1/", "http://[::1]x/"),
     ],
 )
-def test_anything_else_is_no_url_for_a_webhook(url: str) -> None:
-    """Not even with private addresses allowed: this is about the form."""
+def test_other_urls_are_refused(url: str) -> None:
+    """Even with private addresses allowed: this is about the form."""
     with pytest.raises(Unfit, match="expected"):
         parse(url)
 
@@ -73,6 +73,6 @@ def test_special_addresses_are_not_public(address: str) -> None:
         *("2606:2800:220:1::1", "2001:4860:4860::8888", "2a00:1450::1", "2001:200::1"),
     ],
 )
-def test_the_others_are(address: str) -> None:
-    """Up to the very edges of what is not."""
+def test_ordinary_addresses_are_public(address: str) -> None:
+    """Up to the edges of the special ranges."""
     assert is_public(address)

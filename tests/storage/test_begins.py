@@ -1,4 +1,4 @@
-"""Keys that begin so, as a range."""
+"""The keys with a prefix, as a range."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from core import tables
 from core.batches import batch as batches
 from core.batches.batch import Opening
+from core.service import Service
 from core.storage.database import Database
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
@@ -22,19 +23,20 @@ LAST = chr(sys.maxunicode)
 @example(f"a{LAST}", f"a{LAST}x")
 @example(f"a{LAST}", "b")
 @example(LAST, LAST)
-def test_the_range_of_a_prefix_has_those_that_begin_so_and_no_others(prefix: str, text: str) -> None:
-    """By bytes, as databases compare them; at the ends of what characters there are."""
+def test_the_range_of_a_prefix_has_exactly_its_keys(prefix: str, text: str) -> None:
+    """By bytes, as databases compare them; including the first and last characters."""
     after = tables._successor(prefix)
     for key in (text, prefix + text, prefix):
         in_range = prefix.encode() <= key.encode() and (after is None or key.encode() < after.encode())
         assert in_range is key.startswith(prefix)
 
 
-def test_a_page_of_a_prefix_has_its_keys_alone(database: Database) -> None:
-    """No wildcard is one, letters keep their case, and nothing is folded."""
+def test_a_page_of_a_prefix_has_only_its_keys(database: Database) -> None:
+    """No wildcard is interpreted, case is kept, and nothing is folded."""
     keys = ["a%", "a_", "ab", "A%", "a%b", "ä", "a", "a% ", f"a%{LAST}", "a&"]
+    service = Service(database)
     for key in [*keys, None]:
-        database.write(lambda tx, key=key: batches.open_batch(tx, Opening(key), None, b""))  # type: ignore[misc]
+        service.batches.open(Opening(key))
     for prefix in ("a%", "a_", "a", "A", "ä", LAST):
         page = database.read(lambda tx, prefix=prefix: batches.page(tx, prefix=prefix))  # type: ignore[misc]
         assert {batch.key for batch in page.batches} == {key for key in keys if key.startswith(prefix)}

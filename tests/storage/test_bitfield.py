@@ -1,4 +1,4 @@
-"""A group's bits against two plain sets, and its columns against the rules of storage."""
+"""A group's bits compared with two plain sets, and its columns with the rules of storage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bits_of(field: object) -> set[int]:
 
 @given(steps, st.integers(1, SIZE))
 def test_bits_behave_as_two_sets(steps: list[tuple[str, set[int]]], issued: int) -> None:
-    """Ack wins over fail, bits are never cleared, counts are counted, and a row read back is the same group."""
+    """An ack overrides a failure, bits are never cleared, counts are exact, and a row read back is the same group."""
     group = Group.empty(SIZE)
     acked: set[int] = set()
     failed: set[int] = set()
@@ -58,8 +58,8 @@ def test_bits_behave_as_two_sets(steps: list[tuple[str, set[int]]], issued: int)
 
 
 @given(indexes, st.integers(0, SIZE), st.integers(0, SIZE), st.booleans())
-def test_runs_are_the_maximal_ones(wanted: set[int], start: int, stop: int, value: bool) -> None:
-    """Each number of the window is in exactly one run if its bit is the value, and neighbours are not split."""
+def test_runs_are_maximal(wanted: set[int], start: int, stop: int, value: bool) -> None:
+    """Each number in the range is in exactly one run if its bit has the value, and neighbours are not split."""
     field = bitfield.mask_of(sorted(wanted), SIZE)
     runs = list(bitfield.runs(field, value, start, stop))
     covered_indexes = [i for first, end in runs for i in range(first, end)]
@@ -67,7 +67,7 @@ def test_runs_are_the_maximal_ones(wanted: set[int], start: int, stop: int, valu
     assert all(before[1] < after[0] for before, after in itertools.pairwise(runs))
 
 
-def test_the_order_of_bits_is_the_wires() -> None:
+def test_the_order_of_bits_is_the_contracts() -> None:
     """Bit i of the group is bytes[i // 8] >> (i % 8) & 1."""
     blob = bytes([0b0000_0001, 0b1000_0000])
     assert bits_of(bitfield.widen(blob, SIZE)) == {0, 15}

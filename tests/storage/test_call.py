@@ -1,4 +1,4 @@
-"""A call's distinct items: folded by batch and group, each once."""
+"""A call's distinct items, by batch and group."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.acks.call import FLUSH_COST, UNIT_GROUPS, Call
+from core.acks.call import Call
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
+from core.commits.lanes import FLUSH_COST, UNIT_GROUPS
 
 items = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 20)), max_size=30)
 masks = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.binary(max_size=3)), max_size=5)
@@ -22,7 +23,7 @@ def set_bits(bits: bytes) -> set[int]:
 
 @given(items, masks)
 def test_a_call_holds_each_item_once(items: list[tuple[int, int, int]], masks: list[tuple[int, int, bytes]]) -> None:
-    """Items in a mask count for the mask, the others as ids; together they are all that was sent."""
+    """Items in a mask count for the mask, the others as ids; together they are all items sent."""
     call = Call.of(Verb.ACK, items, masks)
     in_masks = {(b, g, i) for b, g, bits in masks for i in set_bits(bits)}
     found_masks = {(u.batch, g, i) for u in call.units.values() for g, m in u.masks.items() for i in m.search(1)}
@@ -37,8 +38,8 @@ def test_a_call_holds_each_item_once(items: list[tuple[int, int, int]], masks: l
     st.dictionaries(st.integers(0, 5), st.integers(1, 1024), max_size=4),
 )
 def test_a_unit_costs_the_sum_of_its_groups(ids: dict[int, int], widths: dict[int, int]) -> None:
-    """As `take` counts them, which divides a unit by the cost of each group. Otherwise a flush could be too long, or a
-    unit be divided that fits."""
+    """As `take` counts them, which splits a unit by the cost of each group. Otherwise a flush could be too long, or a
+    unit that fits could be split."""
     items = [(1, group, index) for group, count in ids.items() for index in range(count)]
     masks = [(1, group, b"\0" * (width - 1) + b"\x80") for group, width in widths.items()]
     for unit in Call.of(Verb.ACK, items, masks).units.values():
@@ -50,7 +51,7 @@ def test_a_unit_costs_the_sum_of_its_groups(ids: dict[int, int], widths: dict[in
 def test_a_fingerprint_names_verb_key_and_items(
     items: list[tuple[int, int, int]], masks: list[tuple[int, int, bytes]], random: object
 ) -> None:
-    """Equal for the same items in another order, else not."""
+    """Equal for the same items in another order, and different otherwise."""
 
     def fingerprint(verb: Verb = Verb.ACK, key: str | None = "k", extra: tuple[int, int, int] | None = None) -> bytes:
         item_list = [*items, *([extra] if extra else [])]
@@ -63,7 +64,7 @@ def test_a_fingerprint_names_verb_key_and_items(
     assert fingerprint(key=None) != fingerprint(key=None)
 
 
-def test_a_large_part_goes_in_ascending_chunks() -> None:
+def test_a_large_part_is_split_into_ascending_chunks() -> None:
     """A chunk has as many groups as one transaction locks, and fewer if each item has a reason."""
     wide = Call.of(Verb.ACK, [(1, group, 0) for group in range(UNIT_GROUPS * 2 + 1)])
     chunks = list(wide.unit(1).chunks())
@@ -72,8 +73,8 @@ def test_a_large_part_goes_in_ascending_chunks() -> None:
 
 
 @pytest.mark.parametrize(("reason", "limit"), [("gone", FLUSH_COST), ("x" * 4000, FLUSH_COST // 9)])
-def test_items_with_a_reason_go_in_pieces_by_their_rows_and_bytes(reason: str, limit: int) -> None:
-    """Masks and lists of ids are divided, and the pieces have each item once."""
+def test_items_with_a_reason_are_split_by_rows_and_bytes(reason: str, limit: int) -> None:
+    """Masks and lists of ids are split, and the pieces have each item once."""
     items = [(1, 6, index) for index in range(8192)]
     masks = [*((1, group, b"\xff" * 1024) for group in range(6)), (1, 7, b"\x01\x00\x80")]
 
@@ -87,11 +88,11 @@ def test_items_with_a_reason_go_in_pieces_by_their_rows_and_bytes(reason: str, l
         assert 0 < len(piece) <= limit
         pieces += piece
     assert pieces == [(group, index) for group in range(7) for index in range(8192)] + [(7, 0), (7, 23)]
-    assert divided_call.fingerprint() == call().fingerprint(), "the call lost items to its pieces"
+    assert divided_call.fingerprint() == call().fingerprint(), "splitting must not change the call"
 
 
-def test_an_opening_is_named_by_what_differs_from_the_defaults() -> None:
-    """So that the same body has the same name in a release that knows more fields, and every field counts."""
+def test_an_openings_fingerprint_depends_on_its_differences_from_the_defaults() -> None:
+    """So that the same body has the same fingerprint in a release with more fields, and every field counts."""
     assert Opening().fingerprint() == hashlib.sha256(b"{}").digest()
     openings = [
         Opening(key="a"),

@@ -1,4 +1,4 @@
-"""`python -m api check` names what is unsafe, and says what to do; a database as it should be passes."""
+"""`python -m api check` names unsafe settings with advice; a database that is configured well passes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def executed(mariadb: MariaDB, statement: str, undo: str) -> Iterator[None]:
 
 
 def test_a_server_at_its_defaults_is_fine(mariadb_database: Database) -> None:
-    """Each rule has looked, and nothing is to be done."""
+    """Each rule has run, and none has advice."""
     findings = checks.check(mariadb_database, workers=2)
     assert {finding.about for finding in findings if finding.verdict is not Verdict.FINE} == set()
     assert {"version", "schema", "writes", "replica", "durability", "isolation", "packet", "clock"} <= {
@@ -63,10 +63,10 @@ def test_a_server_at_its_defaults_is_fine(mariadb_database: Database) -> None:
         ("CHANGE MASTER TO MASTER_HOST = '127.0.0.1'", "RESET SLAVE ALL", "replica", Verdict.UNSAFE),
     ],
 )
-def test_an_unsafe_server_is_named(
+def test_an_unsafe_setting_is_named(
     mariadb: MariaDB, mariadb_database: Database, statement: str, undo: str, subject: str, verdict: Verdict
 ) -> None:
-    """It, and nothing else; and once it is mended, nothing."""
+    """That setting and no other; and none once it is restored."""
     with executed(mariadb, statement, undo):
         assert {name: finding.verdict for name, finding in troubles(mariadb_database, workers=2).items()} == {
             subject: verdict
@@ -74,8 +74,8 @@ def test_an_unsafe_server_is_named(
     assert troubles(mariadb_database, workers=2) == {}
 
 
-def test_what_a_server_is_started_with_is_named() -> None:
-    """A binary log that isn't flushed, and can't be written; pages that can't be mended; nothing flushed at all."""
+def test_unsafe_start_options_are_named() -> None:
+    """A binary log that isn't flushed and can't be written; pages that can't be repaired; no flushes at all."""
     options = ["--log-bin", "--binlog-format=STATEMENT", "--skip-innodb-doublewrite", "--innodb-flush-method=nosync"]
     with running_mariadb(options=options) as server, Database(server.new_database()) as database:
         findings = troubles(database)
@@ -85,7 +85,7 @@ def test_what_a_server_is_started_with_is_named() -> None:
 
 @pytest.fixture
 def account(mariadb: MariaDB, mariadb_database: Database) -> Iterator[Database]:
-    """The same database, as an account that may only read."""
+    """The same database, with an account that may only read."""
     name = str(mariadb_database.url.database)
     create = f"CREATE USER reader@'127.0.0.1'; GRANT SELECT ON {name}.* TO reader@'127.0.0.1'"
     with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
@@ -99,7 +99,7 @@ def account(mariadb: MariaDB, mariadb_database: Database) -> Iterator[Database]:
 
 
 def test_an_account_that_may_not_write_is_named(account: Database) -> None:
-    """With the statement and the table that it was refused."""
+    """With the refused statement and table."""
     findings = troubles(account)
     assert findings.keys() == {"writes"}
     assert findings["writes"].verdict is Verdict.BROKEN
@@ -107,7 +107,7 @@ def test_an_account_that_may_not_write_is_named(account: Database) -> None:
 
 
 def test_a_clock_that_is_off_is_named(mariadb: MariaDB, account: Database) -> None:
-    """With how far, and in which direction."""
+    """With the difference and its direction."""
     now = int(time.time())
     for offset, words in ((3600, "s ahead of"), (-3600, "s behind")):
         with executed(
@@ -120,7 +120,7 @@ def test_a_clock_that_is_off_is_named(mariadb: MariaDB, account: Database) -> No
 
 
 def test_a_table_without_transactions_is_named(mariadb: MariaDB, mariadb_database: Database) -> None:
-    """MyISAM would keep what was rolled back."""
+    """MyISAM would keep data that was rolled back."""
     with (
         contextlib.closing(mariadb.connect(mariadb_database.url.database)) as connection,
         connection.cursor() as cursor,
@@ -128,20 +128,20 @@ def test_a_table_without_transactions_is_named(mariadb: MariaDB, mariadb_databas
         cursor.execute("ALTER TABLE extends ENGINE = MyISAM")
     findings = troubles(mariadb_database)
     assert findings.keys() == {"engine"}
-    assert "extends is MyISAM's" in findings["engine"].says
+    assert "extends uses MyISAM" in findings["engine"].says
 
 
 def test_a_file_on_a_disk_is_fine_and_one_in_memory_is_not(tmp_path: Path) -> None:
-    """SQLite: by the file system that it is on. Memory forgets."""
-    for folder, memory in ((tmp_path, False), (Path("/dev/shm"), True)):
+    """SQLite: by the type of its file system. Memory isn't durable."""
+    for folder, in_memory in ((tmp_path, False), (Path("/dev/shm"), True)):
         kind = file_system(folder.resolve(), Path("/proc/self/mountinfo").read_text())
-        if (kind in sqlite.MEMORY) is not memory:
-            continue  # this machine has it otherwise
+        if (kind in sqlite.MEMORY) is not in_memory:
+            continue  # this machine has another file system there
         file = folder / f"lastbit-check-{os.getpid()}.db"
         try:
             with Database(f"sqlite:///{file}") as database:
                 schema.migrate(database)
-                assert troubles(database).keys() == ({"file_system"} if memory else set())
+                assert troubles(database).keys() == ({"file_system"} if in_memory else set())
         finally:
             for file_left in folder.glob(f"{file.name}*"):
                 file_left.unlink()
@@ -169,13 +169,13 @@ MOUNTS = r"""
     ],
 )
 def test_the_file_system_of_a_path_is_the_innermost_mount(path: str, kind: str) -> None:
-    """By whole names, with blanks; of two at one place the later."""
+    """By whole names, with blanks; the later one of two at the same place."""
     assert file_system(Path(path), MOUNTS) == kind
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
 def test_a_file_on_a_network_is_unsafe(kind: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite's locks and flushes may not hold there."""
+    """SQLite's locks and flushes may not work there."""
     monkeypatch.setattr(sqlite, "file_system", lambda *_: kind)
     with Database(sqlite_url) as database:
         schema.migrate(database)
@@ -188,27 +188,27 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_module("api", "check", *arguments)
 
 
-def test_the_command_says_it_to_people_and_to_scripts(mariadb_url: str) -> None:
-    """Exit status 1 until all is fine; nothing is made or changed by looking."""
+def test_the_command_prints_text_or_json(mariadb_url: str) -> None:
+    """Exit status 1 until everything is fine; a check creates and changes nothing."""
     refusal = run("--database-url", mariadb_url)
     assert refusal.returncode == 1
     assert "broken  schema" in refusal.stdout
     with Database(mariadb_url) as database:
         schema.migrate(database)
-    fine = run("--database-url", mariadb_url, "--json")
-    assert fine.returncode == 0
-    output: dict[str, Any] = json.loads(fine.stdout)
+    success = run("--database-url", mariadb_url, "--json")
+    assert success.returncode == 0
+    output: dict[str, Any] = json.loads(success.stdout)
     assert output["ok"] is True
     assert {
         "about": "durability",
         "verdict": "fine",
-        "says": "the log is flushed at each commit",
+        "says": "the server flushes its log at each commit",
         "do": None,
     } in output["findings"]
 
 
-def test_a_database_that_is_away_is_broken(tmp_path: Path) -> None:
-    """A server that doesn't answer, a file that isn't there, and is not made."""
+def test_an_unreachable_database_is_broken(tmp_path: Path) -> None:
+    """A server that doesn't answer; a missing file, which isn't created."""
     unreachable = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
     assert (unreachable.returncode, unreachable.stderr) == (1, "")
     assert "broken  database" in unreachable.stdout
@@ -218,7 +218,7 @@ def test_a_database_that_is_away_is_broken(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_file_that_somebody_keeps_locked_is_broken(sqlite_url: str) -> None:
+def test_a_locked_file_is_broken(sqlite_url: str) -> None:
     """As a writer would find it."""
     with Database(sqlite_url) as database:
         schema.migrate(database)

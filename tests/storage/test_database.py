@@ -1,4 +1,4 @@
-"""Sessions as we need them, whatever the server's defaults; trouble classified once; migrations both ways."""
+"""Session settings, whatever the server's defaults; classification of errors; migrations both ways."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support import templates
 from tests.support.servers import MariaDB, sqlite_file
 
 
-def test_mariadb_sessions_are_set_by_us(mariadb_database: Database) -> None:
+def test_mariadb_sessions_have_our_settings(mariadb_database: Database) -> None:
     """READ COMMITTED, strict, UTC, and a short lock wait."""
     variables = "@@tx_isolation, @@sql_mode, @@time_zone, @@innodb_lock_wait_timeout, @@autocommit"
     row = mariadb_database.read(lambda tx: tx.exec_driver_sql(f"SELECT {variables}").one())
@@ -36,14 +36,14 @@ def test_mariadb_sessions_are_set_by_us(mariadb_database: Database) -> None:
     assert "STRICT_ALL_TABLES" in row[1]
 
 
-def test_sqlite_sessions_are_set_by_us(sqlite_url: str) -> None:
+def test_sqlite_sessions_have_our_settings(sqlite_url: str) -> None:
     """WAL, and a commit that is on disk."""
     with Database(sqlite_url) as database:
         assert database.read(lambda tx: tx.exec_driver_sql("PRAGMA journal_mode").scalar()) == "wal"
         assert database.read(lambda tx: tx.exec_driver_sql("PRAGMA synchronous").scalar()) == 2
 
 
-def test_a_snapshot_does_not_see_what_comes_later(database: Database) -> None:
+def test_a_snapshot_does_not_see_later_writes(database: Database) -> None:
     """Verify reads one, however long it takes."""
 
     def count(tx: Connection) -> object:
@@ -58,8 +58,8 @@ def test_a_snapshot_does_not_see_what_comes_later(database: Database) -> None:
     assert database.read(count) == 1
 
 
-def test_work_that_raises_leaves_nothing(database: Database) -> None:
-    """It is rolled back, and the error comes through as it is."""
+def test_work_that_raises_is_rolled_back(database: Database) -> None:
+    """It is rolled back, and the error is raised unchanged."""
 
     def work(tx: Connection) -> None:
         tx.execute(sa.insert(tables.extends).values(batch_id=1, idempotency_key="k", start=0, count=1))
@@ -70,7 +70,7 @@ def test_work_that_raises_leaves_nothing(database: Database) -> None:
     assert database.read(lambda tx: tx.execute(sa.select(tables.extends)).all()) == []
 
 
-def test_work_is_begun_again_on_a_deadlock(mariadb_database: Database) -> None:
+def test_work_is_retried_after_a_deadlock(mariadb_database: Database) -> None:
     """Two transactions lock two rows in opposite order; the server rolls one back, and both succeed."""
     with mariadb_database.engine.begin() as tx:
         for batch in (1, 2):
@@ -98,7 +98,7 @@ def test_work_is_begun_again_on_a_deadlock(mariadb_database: Database) -> None:
     assert counts == [2, 2]
 
 
-def test_a_lock_that_is_held_is_a_lock_timeout(mariadb_database: Database) -> None:
+def test_a_held_lock_is_a_lock_timeout(mariadb_database: Database) -> None:
     """After as many waits as the caller allows, and not before."""
     service = Service(mariadb_database)
     batch = service.batches.open(Opening()).batch.id
@@ -110,7 +110,7 @@ def test_a_lock_that_is_held_is_a_lock_timeout(mariadb_database: Database) -> No
     assert mariadb_database.write(lambda tx: tx.exec_driver_sql(statement).all(), lock_waits=0) == [(batch,)]
 
 
-def test_a_database_that_is_away_is_unavailable() -> None:
+def test_an_unreachable_database_is_unavailable() -> None:
     """Named without its password, and without a driver's exception."""
     with Database("mysql://lastbit:secret@127.0.0.1:1/nowhere") as database:
         for call in (database.read, database.write, database.snapshot):
@@ -121,7 +121,7 @@ def test_a_database_that_is_away_is_unavailable() -> None:
 
 
 def test_a_restart_of_the_server_is_survived() -> None:
-    """Pooled connections are dead then; the next transaction takes a new one, and nothing committed is lost."""
+    """The pooled connections are dead then; the next transaction opens a new one, and no committed data is lost."""
     server = MariaDB()
     if not server.available:
         pytest.skip("mariadb-server is not installed")
@@ -146,7 +146,7 @@ def test_a_restart_of_the_server_is_survived() -> None:
 
 
 @pytest.mark.parametrize("jump", [-86_400, 86_400])
-def test_connections_are_replaced_by_a_clock_that_does_not_jump(
+def test_connections_are_replaced_by_a_monotonic_clock(
     mariadb: MariaDB, mariadb_url: str, monkeypatch: pytest.MonkeyPatch, jump: int
 ) -> None:
     """The wall clock was wrong while connections broke, and is corrected: each connection is replaced once, not for
@@ -165,22 +165,22 @@ def test_connections_are_replaced_by_a_clock_that_does_not_jump(
         assert len(opened_connections) == 8
         monkeypatch.setattr(time, "time", lambda: wall() + jump)
         use(8)
-        assert len(opened_connections) == 8, "none is too old because the clock says so"
+        assert len(opened_connections) == 8, "no connection may look too old because of the clock"
         with admin.cursor() as cursor:
             cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [database.url.database])
             for (value,) in cursor.fetchall():
                 cursor.execute(f"KILL CONNECTION {value}")
         with pytest.raises(sa.exc.OperationalError):
             use(1)
-        use(8)  # the first one that was found broken has spoken for all
+        use(8)  # the first broken connection makes all others count as broken
         monkeypatch.setattr(time, "time", wall)
         for _ in range(3):
-            use(10)  # two that are made by the right time
+            use(10)  # two that were opened at the right time
         assert len(opened_connections) == 18
 
 
 def test_a_connection_that_is_old_is_replaced(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a server, a proxy or a firewall drops it: by its age, and sooner if it was idle."""
+    """Before a server, a proxy or a firewall drops it: by its age, and earlier if it was idle."""
     connections: list[object] = []
     clock = time.monotonic
     with Database(mariadb_url) as database:
@@ -198,22 +198,24 @@ def test_a_connection_that_is_old_is_replaced(mariadb_url: str, monkeypatch: pyt
         assert use(last + 2 * MOST_IDLE) == 3
 
 
-def test_whatever_is_called_survives_that_pooled_connections_are_killed(mariadb_database: Database) -> None:
-    """By an administrator, or a server that ended: the dead one is found, thrown away, and the call is done again."""
+def test_every_call_survives_killed_pooled_connections(mariadb_database: Database) -> None:
+    """By an administrator, or because the server ended: the dead connection is detected and discarded, and the call is
+    repeated."""
 
-    def mine(tx: Connection) -> int:
+    def connection_id(tx: Connection) -> int:
         return int(tx.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
 
     for call in (mariadb_database.read, mariadb_database.snapshot, mariadb_database.write):
-        result = call(mine)
+        result = call(connection_id)
         with contextlib.suppress(sa.exc.DBAPIError), sa.create_engine(mariadb_database.url).begin() as other:
             other.exec_driver_sql(f"KILL HARD {result}")
-        assert call(mine) != result
+        assert call(connection_id) != result
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, is_lost: bool) -> None:
-    """Only work that finds its own traces is begun again; any other is unavailable, done once or not at all."""
+    """Only work that recognizes its own effects is repeated; any other work is unavailable, and was done once or not at
+    all."""
     with Database(sqlite_url) as database:
         schema.migrate(database)
         breaks = 0
@@ -240,8 +242,11 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, 
 
 
 @pytest.mark.parametrize(("number", "tries"), [(1213, 2), (3101, 2), (1180, 1), (1205, 1), (1047, 1)])
-def test_a_refused_commit_is_certain_where_the_server_says_so(sqlite_url: str, number: int, tries: int) -> None:
-    """A deadlock, as which a cluster refuses, left nothing: any work is begun again. Of all else nobody knows."""
+def test_a_refused_commit_is_retried_only_if_the_server_rules_out_its_effect(
+    sqlite_url: str, number: int, tries: int
+) -> None:
+    """A deadlock, a cluster's way to refuse, left nothing: any work starts again. After any other error the outcome is
+    unknown."""
     with Database(sqlite_url) as database:
         schema.migrate(database)
         refusals = 0
@@ -260,7 +265,7 @@ def test_a_refused_commit_is_certain_where_the_server_says_so(sqlite_url: str, n
 
 
 def test_a_rollback_that_fails_is_an_outage(sqlite_url: str) -> None:
-    """Nothing was committed, whatever it was rolled back for; what a caller hears is not the driver's error."""
+    """Nothing was committed, whatever the reason for the rollback; the caller doesn't get the driver's error."""
     with Database(sqlite_url) as database:
         schema.migrate(database)
 
@@ -277,8 +282,8 @@ def test_a_rollback_that_fails_is_an_outage(sqlite_url: str) -> None:
                 call(work)
 
 
-def test_trouble_is_classified_once() -> None:
-    """The exception of a bug of ours is in none of the classes."""
+def test_errors_are_classified_once() -> None:
+    """The exception of a bug in this project is in none of the classes."""
     assert faults.classify(faults.BeginAgain()) is errors.Fault.CONFLICT
     assert faults.classify(ValueError()) is None
     assert faults.classify(sa.exc.TimeoutError()) is errors.Fault.OUTAGE
@@ -288,14 +293,14 @@ def test_trouble_is_classified_once() -> None:
     ("url", "word"),
     [("postgresql://x/y", "postgresql"), ("sqlite://", "file"), ("sqlite:///:memory:", "file"), ("nonsense", "URL")],
 )
-def test_a_url_that_can_not_work_is_refused(url: str, word: str) -> None:
-    """At once, in a sentence."""
+def test_an_invalid_url_is_refused(url: str, word: str) -> None:
+    """At once, with a message."""
     with pytest.raises(errors.Misconfigured, match=word):
         Database(url)
 
 
 def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> None:
-    """Up, `alembic check` finds nothing to do, down leaves nothing, up again."""
+    """Up, `alembic check` finds no difference, down leaves nothing, up again."""
     with Database(database_url) as database:
         for _ in range(2):
             schema.migrate(database)
@@ -306,10 +311,8 @@ def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> No
             assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
 
 
-def test_the_databases_of_tests_are_what_the_migrations_make(
-    database: Database, request: pytest.FixtureRequest
-) -> None:
-    """They are copies of one that was migrated, table by table, with the first rows."""
+def test_test_databases_match_the_migrations(database: Database, request: pytest.FixtureRequest) -> None:
+    """They are copies of a migrated one, table by table, with the first rows."""
 
     def lines(database: Database) -> list[str]:
         if not database.is_embedded:
@@ -318,21 +321,22 @@ def test_the_databases_of_tests_are_what_the_migrations_make(
             assert database.url.database is not None
             with contextlib.closing(sqlite3.connect(database.url.database)) as connection:
                 dump = list(connection.iterdump())
-        # In which order indexes are made is nobody's promise.
+        # The order in which indexes are created is not guaranteed.
         return sorted(line.rstrip(",") for text in dump for line in text.splitlines())
 
     server: MariaDB | None = None if database.is_embedded else request.getfixturevalue("mariadb")
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(sqlite_file()) if server is None else server.new_database() for _ in range(2)]
-        # The test's own may be the one that was copied.
-        copy, migration = (stack.enter_context(Database(url)) for url in urls)
-        templates.migrate(copy)
+        # The test's own database may be the one that was copied.
+        template_copy, migration = (stack.enter_context(Database(url)) for url in urls)
+        templates.migrate(template_copy)
         schema.migrate(migration)
-        assert lines(copy) == lines(database) == lines(migration)
+        assert lines(template_copy) == lines(database) == lines(migration)
 
 
-def test_an_older_schema_is_refused_and_a_newer_one_says_whom_it_serves(database_url: str) -> None:
-    """Old code meets a newer schema during an upgrade, and on the way back. It works there until it is told not to."""
+def test_an_older_schema_is_refused_and_a_newer_one_may_exclude_this_release(database_url: str) -> None:
+    """Old code meets a newer schema during an upgrade, and on the way back. It works there until the schema excludes
+    it."""
     with Database(database_url) as database:
         with pytest.raises(errors.Misconfigured, match="python -m api migrate"):
             database.read(schema.check)
@@ -345,12 +349,12 @@ def test_an_older_schema_is_refused_and_a_newer_one_says_whom_it_serves(database
         with database.engine.begin() as connection:
             assert MigrationContext.configure(connection).get_current_revision() == "from-the-future"
             connection.execute(sa.text("UPDATE schema_support SET oldest = 'from-the-future'"))
-        with pytest.raises(errors.Misconfigured, match="which serves releases that know revision from-the-future"):
+        with pytest.raises(errors.Misconfigured, match="which requires a release that knows revision from-the-future"):
             database.read(schema.check)
 
 
-def test_a_migration_says_whom_it_leaves_behind_before_it_does(database: Database) -> None:
-    """From its first statement on, old code is not ready, whatever becomes of the rest."""
+def test_a_migration_excludes_old_releases_before_its_changes(database: Database) -> None:
+    """From its first statement on, old code is not ready, whatever happens to the rest."""
     with database.engine.begin() as connection:
         connection.execute(sa.text("UPDATE schema_support SET oldest = 'from-the-future'"))
     with pytest.raises(errors.Misconfigured, match="from-the-future"):
@@ -358,13 +362,13 @@ def test_a_migration_says_whom_it_leaves_behind_before_it_does(database: Databas
 
 
 def listening(database: Database, react: Callable[[str], None]) -> None:
-    """Call `react` with each statement that was executed."""
+    """Call `react` with each executed statement."""
     sa.event.listen(database.engine, "after_cursor_execute", lambda *event_args: react(event_args[2]))
 
 
-def test_migrations_take_nothing_away_and_change_tables_online(mariadb: MariaDB) -> None:
+def test_migrations_remove_nothing_and_change_tables_online(mariadb: MariaDB) -> None:
     """Existing tables keep working for the previous release, which still writes to them during the migration and after
-    it. Decision 0014 has the exceptions."""
+    it. Decision 0014 lists the exceptions."""
     statements: list[str] = []
     with Database(mariadb.new_database()) as database:
         schema.migrate(database, "0001")
@@ -376,7 +380,7 @@ def test_migrations_take_nothing_away_and_change_tables_online(mariadb: MariaDB)
         for statement in statements
         if re.match("(CREATE .*INDEX|ALTER|DROP|RENAME|TRUNCATE)", statement)
         and not own_tables
-        & set(re.findall(r"(?:ON|TABLE) (\w+)", statement))  # nobody uses a table yet that has just been made
+        & set(re.findall(r"(?:ON|TABLE) (\w+)", statement))  # a table that was just created has no users yet
     ]
     assert len(changes) == 6
     with Database(mariadb.new_database()) as database, database.engine.connect() as connection:
@@ -384,7 +388,7 @@ def test_migrations_take_nothing_away_and_change_tables_online(mariadb: MariaDB)
         for change in changes:
             new_column = re.match(r"ALTER TABLE \w+ ADD COLUMN (?!.*NOT NULL(?!.*DEFAULT))", change)
             assert new_column or re.match("CREATE INDEX", change), change
-            # The server refuses what it can't do so.
+            # The server refuses a change that it can't make this way.
             algorithm = ", ALGORITHM=INSTANT" if new_column else " ALGORITHM=INPLACE LOCK=NONE"
             connection.exec_driver_sql(change + algorithm)
 
@@ -393,8 +397,9 @@ class Killed(BaseException):
     """Stands for the death of the migrating process."""
 
 
-def test_a_migration_that_is_killed_after_any_statement_is_finished_by_the_next(mariadb_url: str) -> None:
-    """Data definition commits by itself there, so a half of a migration stays; the next one finds it, and goes on."""
+def test_a_migration_killed_after_any_statement_is_finished_by_the_next(mariadb_url: str) -> None:
+    """Data definition statements commit by themselves there, so half of a migration stays; the next one detects it and
+    continues."""
     statements: set[str] = set()
 
     def kill(statement: str) -> None:
@@ -420,8 +425,8 @@ def test_a_migration_that_is_killed_after_any_statement_is_finished_by_the_next(
                 assert connection.scalar(sa.select(sa.func.count()).select_from(seed)) == 1
 
 
-def test_many_may_migrate_at_once(mariadb_url: str) -> None:
-    """Replicas that start together: one does it, the others wait, none fails."""
+def test_concurrent_migrations_do_not_fail(mariadb_url: str) -> None:
+    """Replicas that start together: one migrates, the others wait, none fails."""
     failures: list[BaseException] = []
 
     def migrate() -> None:
@@ -429,7 +434,7 @@ def test_many_may_migrate_at_once(mariadb_url: str) -> None:
             with Database(mariadb_url) as database:
                 schema.migrate(database)
                 database.read(schema.check)
-        except BaseException as error:  # noqa: BLE001  # it is shown below
+        except BaseException as error:  # noqa: BLE001  # reported below
             failures.append(error)
 
     threads = [threading.Thread(target=migrate) for _ in range(6)]
@@ -441,7 +446,7 @@ def test_many_may_migrate_at_once(mariadb_url: str) -> None:
 
 
 def test_keys_compare_by_bytes(service: Service) -> None:
-    """Letters' case, trailing blanks and composed characters make different keys, on every database."""
+    """Case, trailing blanks and composed characters make different keys, on every database."""
     names = ["job-a", "Job-A", "job-a ", "jöb-a", "jo\u0308b-a", "job-a\u0000"]
     ids = {
         name: service.batches.open(Opening(key=name), f"open-{position}").batch.id
@@ -459,7 +464,7 @@ def test_keys_compare_by_bytes(service: Service) -> None:
 def test_new_connections_do_not_read_the_machines_certificates_again(
     mariadb_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That takes a tenth of a second of all threads, and after an outage all connections are new."""
+    """Reading them blocks all threads for a tenth of a second, and after an outage all connections are new."""
     read: list[object] = []
     original = ssl.create_default_context
     monkeypatch.setattr(ssl, "create_default_context", lambda **options: read.append(options) or original(**options))
@@ -470,10 +475,8 @@ def test_new_connections_do_not_read_the_machines_certificates_again(
 
 
 @pytest.mark.mariadb
-def test_a_connection_that_is_made_while_others_break_is_used(
-    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that were made before are replaced; this one is new, whatever the clock says: here it stands still."""
+def test_a_connection_opened_while_others_break_is_used(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier connections are replaced; this one is new, whatever the clock shows: here it stands still."""
     monkeypatch.setattr("core.storage.engines.time", SimpleNamespace(monotonic=lambda: 5.0))
     with Database(mariadb_url) as database:
         with database.engine.connect() as victim, database.engine.connect() as killer:

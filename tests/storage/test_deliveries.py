@@ -12,17 +12,20 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors, feed, janitor, tables
-from core.acks.combiner import Inline
+from core.batches import expiry
 from core.batches.batch import Opening
+from core.commits.combiner import Inline
 from core.dispatcher import Dispatcher
 from core.feed import NewEvent
 from core.service import Service
 from core.storage.database import Database
-from core.webhooks import deliveries, subscriptions
+from core.webhooks import deliveries, delivery_log, message, subscriptions
 from core.webhooks.addresses import Unfit
 from core.webhooks.backoff import Backoff
 from core.webhooks.deliveries import Claim
-from core.webhooks.subscriptions import Delivery, Progress, SendResult, State
+from core.webhooks.delivery_log import Delivery, Progress
+from core.webhooks.sender import SendResult
+from core.webhooks.subscriptions import State
 from tests.support.clocks import Clock
 
 DAY = timedelta(days=1)
@@ -32,7 +35,7 @@ FAILED = SendResult(500, None, 3)
 
 
 class Script:
-    """A sender that answers as it is told, and keeps what it was given."""
+    """A sender that gives scripted answers, and records the events it was given."""
 
     def __init__(self, *answers: SendResult) -> None:
         self.answers = list(answers) or [OK]
@@ -88,7 +91,7 @@ def log(service: Service, webhook: int) -> list[Delivery]:
 
 
 def make_due(service: Service, delivery: int | None = None) -> None:
-    """As if the lease or the pause were over."""
+    """Make deliveries due, as if their lease or pause were over."""
     with service.database.engine.begin() as connection:
         query = sa.update(tables.deliveries).where(tables.deliveries.c.state == "pending")
         if delivery is not None:
@@ -103,8 +106,8 @@ def seconds_until(service: Service, delivery: Delivery) -> float:
     return (delivery.next_attempt_at - now).total_seconds()
 
 
-def test_a_webhook_is_told_of_what_comes_after_it(service: Service) -> None:
-    """Of its types, or of all; each event once, however often it is planned."""
+def test_a_webhook_gets_events_after_its_creation(service: Service) -> None:
+    """With its types, or with all; each event once, however often it is planned."""
     append(service, "before")
     unfiltered, filtered = hook(service), hook(service, ["card.charged", "batch.completed"])
     append(service, "one")
@@ -121,8 +124,8 @@ def test_a_webhook_is_told_of_what_comes_after_it(service: Service) -> None:
     assert service.database.read(deliveries.behind) == []
 
 
-def test_planning_goes_on_in_pages(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in a transaction; a crash between two loses nothing and doubles nothing."""
+def test_planning_works_in_pages(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page in its own transaction; a crash between two loses nothing and duplicates nothing."""
     monkeypatch.setattr(deliveries, "PAGE", 3)
     webhook = hook(service)
     append(service, *(str(number) for number in range(10)))
@@ -132,7 +135,7 @@ def test_planning_goes_on_in_pages(service: Service, monkeypatch: pytest.MonkeyP
     assert [delivery.position for delivery in log(service, webhook)] == list(range(10, 0, -1))
 
 
-def test_two_that_plan_at_once_plan_each_event_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_planning_plans_each_event_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """While events are being appended."""
     monkeypatch.setattr(deliveries, "PAGE", 5)
     webhook = hook(service)
@@ -153,8 +156,8 @@ def test_two_that_plan_at_once_plan_each_event_once(service: Service, monkeypatc
     assert [delivery.position for delivery in log(service, webhook)] == list(range(120, 0, -1))
 
 
-def test_what_is_claimed_is_nobody_elses(service: Service) -> None:
-    """Until its lease is over; then another one sends it, under the same id."""
+def test_a_claimed_delivery_is_not_claimed_again(service: Service) -> None:
+    """Until its lease is over; then another dispatcher sends it, with the same id."""
     webhook = hook(service)
     append(service, "one", "two")
     plan(service)
@@ -165,7 +168,7 @@ def test_what_is_claimed_is_nobody_elses(service: Service) -> None:
     make_due(service, first[0].delivery)
     (claim_,) = claim(service)
     assert (claim_.event.id, claim_.delivery) == (first[0].event.id, first[0].delivery)
-    # The one that was slow has sent it all the same: that is logged, and settles nothing.
+    # The slow dispatcher has sent it nevertheless: that is logged, and doesn't settle the delivery.
     assert record(service, first[0], OK) is None
     assert claim(service) == []
     assert record(service, claim_, FAILED) is Progress.PENDING
@@ -177,8 +180,8 @@ def test_what_is_claimed_is_nobody_elses(service: Service) -> None:
     )
 
 
-def test_many_that_claim_at_once_never_claim_the_same(service: Service) -> None:
-    """Each delivery by one of them, whoever is first."""
+def test_concurrent_claims_never_overlap(service: Service) -> None:
+    """Each delivery is claimed by one of them, whichever is first."""
     hook(service)
     append(service, *(str(number) for number in range(150)))
     plan(service)
@@ -198,8 +201,8 @@ def test_many_that_claim_at_once_never_claim_the_same(service: Service) -> None:
     assert len(set(claims)) == 150
 
 
-def test_nobody_has_more_than_its_share(service: Service) -> None:
-    """A webhook that has a thousand due leaves room for the one that has one."""
+def test_no_webhook_gets_more_than_its_share(service: Service) -> None:
+    """A webhook with a thousand due deliveries leaves room for one with a single delivery."""
     crowd = hook(service, ["crowd"])
     quiet = hook(service, ["quiet"])
     append(service, *(str(number) for number in range(200)), type="crowd")
@@ -213,7 +216,7 @@ def test_nobody_has_more_than_its_share(service: Service) -> None:
 
 
 def test_a_delivery_is_tried_until_it_dies(service: Service) -> None:
-    """Later and later; each attempt is in the log."""
+    """With growing pauses; each attempt is in the log."""
     webhook = hook(service)
     append(service, "one")
     plan(service)
@@ -239,12 +242,12 @@ def test_a_delivery_is_tried_until_it_dies(service: Service) -> None:
         (SendResult(500, None, 1, retry_after=600), 2.5),
         (SendResult(None, "the connection was refused", 1), 2.5),
         (SendResult(302, "a redirect, which is not followed", 1), 2.5),
-        (SendResult(200, "the connection was closed in the middle of the answer", 1), 2.5),
+        (SendResult(200, "the connection was closed in the middle of the response", 1), 2.5),
         (SendResult(404, None, 1), 2.5),
     ],
 )
 def test_every_other_answer_is_a_failure(service: Service, answer: SendResult, seconds: float) -> None:
-    """Retry-After is heeded where the receiver says that it is too much."""
+    """Retry-After is respected if the receiver reports too many requests."""
     webhook = hook(service)
     append(service, "one")
     plan(service)
@@ -254,7 +257,7 @@ def test_every_other_answer_is_a_failure(service: Service, answer: SendResult, s
     assert (delivery.log[0].status, delivery.log[0].error) == (answer.status, answer.error)
 
 
-def test_gone_disables_the_webhook(service: Service) -> None:
+def test_a_410_disables_the_webhook_and_its_deliveries(service: Service) -> None:
     """Its pending deliveries die, and nothing is planned or redelivered."""
     webhook = hook(service)
     append(service, "one", "two")
@@ -269,8 +272,8 @@ def test_gone_disables_the_webhook(service: Service) -> None:
         service.webhooks.redeliver(webhook)
 
 
-def test_a_redelivery_counts_anew_and_keeps_the_log(service: Service) -> None:
-    """Of one event, by position or id, whatever became of it; or of all that are dead."""
+def test_a_redelivery_restarts_the_count_and_keeps_the_log(service: Service) -> None:
+    """Of one event, by position or id, in any state; or of all that are dead."""
     webhook = hook(service)
     append(service, "one", "two", "three")
     plan(service)
@@ -284,15 +287,15 @@ def test_a_redelivery_counts_anew_and_keeps_the_log(service: Service) -> None:
     claims = claim(service)
     assert sorted(claim_.event.id for claim_ in claims) == ["one", "three", "two"]
     assert service.webhooks.redeliver(webhook, event="two") == 1
-    assert claim(service) == []  # a delivery that is being sent is not sent twice at once
+    assert claim(service) == []  # a delivery under way is not sent twice at once
     for claim_ in claims:
         assert record(service, claim_, OK) is Progress.DELIVERED
     assert [(delivery.attempts, len(delivery.log)) for delivery in log(service, webhook)] == [(1, 2)] * 3
     assert service.webhooks.redeliver(webhook) == 0
 
 
-def test_what_can_not_be_redelivered_is_named(service: Service) -> None:
-    """An event of another type, one from before, one that is not planned yet, none at all."""
+def test_an_impossible_redelivery_is_refused(service: Service) -> None:
+    """An event of another type, one from before the webhook, one that is not planned yet, none at all."""
     append(service, "before")
     webhook = hook(service, ["wanted"])
     append(service, "other")
@@ -314,8 +317,8 @@ def age_events(service: Service) -> None:
         connection.execute(sa.update(tables.feed).values(appended_at=long_ago))
 
 
-def kept(service: Service) -> tuple[int, int, int]:
-    """Events, deliveries, attempts."""
+def count_rows(service: Service) -> tuple[int, int, int]:
+    """The numbers of events, deliveries and attempts."""
     with service.database.engine.connect() as connection:
         feed_, deliveries_, attempts = (
             connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
@@ -325,29 +328,30 @@ def kept(service: Service) -> tuple[int, int, int]:
 
 
 def test_events_that_a_webhook_still_needs_are_not_trimmed(service: Service) -> None:
-    """Those that it has to plan, then those that it has to send; then all goes, with the deliveries and their log."""
+    """First those that it has to plan, then those that it has to send; then all are trimmed, with the deliveries and
+    their log."""
     webhook = hook(service)
     append(service, "one", "two", "three")
     age_events(service)
-    janitor.run_once(service.database, janitor.Policy())
-    assert kept(service) == (3, 0, 0)
+    janitor.run_once(service.database, expiry.Policy())
+    assert count_rows(service) == (3, 0, 0)
     plan(service)
     claims = {claim_.event.id: claim_ for claim_ in claim(service)}
     record(service, claims["one"], OK)
     record(service, claims["three"], FAILED, Backoff(tries=1))
-    janitor.run_once(service.database, janitor.Policy())
-    assert kept(service) == (2, 2, 1)
+    janitor.run_once(service.database, expiry.Policy())
+    assert count_rows(service) == (2, 2, 1)
     with pytest.raises(errors.PositionTrimmed):
         service.webhooks.redeliver(webhook, position=1)
     assert service.webhooks.redeliver(webhook, event="three") == 1
     record(service, claims["two"], OK)
     record(service, claim(service)[0], OK)
-    janitor.run_once(service.database, janitor.Policy())
-    assert kept(service) == (0, 0, 0)
+    janitor.run_once(service.database, expiry.Policy())
+    assert count_rows(service) == (0, 0, 0)
 
 
 def test_a_disabled_or_deleted_webhook_needs_nothing(service: Service) -> None:
-    """Its events go when their time has come."""
+    """Its events are trimmed when their time has come."""
     disabled_hook, deleted_hook = hook(service), hook(service)
     append(service, "one", "two")
     plan(service)
@@ -356,14 +360,14 @@ def test_a_disabled_or_deleted_webhook_needs_nothing(service: Service) -> None:
     service.webhooks.delete(deleted_hook)
     with pytest.raises(errors.WebhookNotFound):
         service.webhooks.get(deleted_hook)
-    assert kept(service) == (2, 2, 1)
+    assert count_rows(service) == (2, 2, 1)
     age_events(service)
-    janitor.run_once(service.database, janitor.Policy())
-    assert kept(service) == (0, 0, 0)
+    janitor.run_once(service.database, expiry.Policy())
+    assert count_rows(service) == (0, 0, 0)
 
 
-def test_a_delivery_of_a_webhook_that_is_gone_is_not_sent(service: Service) -> None:
-    """Also where a crash left it behind, or it was being sent when the webhook was deleted."""
+def test_a_delivery_of_a_deleted_webhook_is_not_sent(service: Service) -> None:
+    """Also if a crash left it behind, or if it was under way when the webhook was deleted."""
     webhook = hook(service)
     append(service, "one", "two")
     plan(service)
@@ -380,7 +384,7 @@ def test_a_delivery_of_a_webhook_that_is_gone_is_not_sent(service: Service) -> N
 
 
 def test_a_large_webhook_is_deleted_in_chunks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Altogether, with the log."""
+    """Completely, with the log."""
     monkeypatch.setattr(subscriptions, "CHUNK", 3)
     webhook, other = hook(service), hook(service)
     append(service, *(str(number) for number in range(10)))
@@ -389,12 +393,12 @@ def test_a_large_webhook_is_deleted_in_chunks(service: Service, monkeypatch: pyt
         record(service, claim_, FAILED, Backoff(tries=1))
     assert service.webhooks.redeliver(other) == 10
     service.webhooks.delete(webhook)
-    assert kept(service) == (10, 10, 10)
+    assert count_rows(service) == (10, 10, 10)
     assert {claim_.webhook for claim_ in claim(service)} == {other}
 
 
-def test_a_batch_knows_what_was_not_delivered(service: Service) -> None:
-    """With the webhook, its attempts, the last answer, and when it is tried next."""
+def test_a_batch_lists_its_undelivered_events(service: Service) -> None:
+    """With the webhook, its attempts, the last answer, and the time of the next try."""
     webhook = hook(service)
     batch = service.batches.open(Opening(sealed=True)).batch.id
     append(service, "another")
@@ -402,11 +406,16 @@ def test_a_batch_knows_what_was_not_delivered(service: Service) -> None:
     for claim_ in claim(service):
         answer = FAILED if claim_.event.type == "batch.completed" else OK
         record(service, claim_, answer)
-    (late,) = service.database.read(subscriptions.undelivered, batch)
-    assert (late.webhook, late.event, late.state, late.attempts) == (webhook, f"batch:{batch}:completed", "pending", 1)
-    assert late.last is not None
-    assert late.last.status == 500
-    assert late.next_attempt_at is not None
+    (undelivered,) = service.database.read(delivery_log.undelivered, batch)
+    assert (undelivered.webhook, undelivered.event, undelivered.state, undelivered.attempts) == (
+        webhook,
+        f"batch:{batch}:completed",
+        "pending",
+        1,
+    )
+    assert undelivered.last is not None
+    assert undelivered.last.status == 500
+    assert undelivered.next_attempt_at is not None
     assert [delivery.type for delivery in service.webhooks.deliveries_of_batch(batch)] == [
         *("batch.succeeded", "batch.completed", "batch.sealed", "batch.opened"),
     ]
@@ -414,8 +423,8 @@ def test_a_batch_knows_what_was_not_delivered(service: Service) -> None:
         service.webhooks.deliveries_of_batch(batch + 1)
 
 
-def test_the_dispatcher_sends_all_that_is_due(service: Service, sender: Script) -> None:
-    """A failed delivery is left for later; a dispatcher that stops begins no further one."""
+def test_the_dispatcher_sends_all_due_deliveries(service: Service, sender: Script) -> None:
+    """A failed delivery is left for later; a dispatcher that stops starts no further one."""
     sender.answers = [FAILED, OK]
     webhook = hook(service)
     append(service, *(str(number) for number in range(50)))
@@ -436,7 +445,7 @@ def test_the_dispatcher_sends_all_that_is_due(service: Service, sender: Script) 
 
 
 def test_a_receiver_that_hangs_delays_nobody_else(service: Service) -> None:
-    """Its share of the threads waits for it; the others' deliveries go on."""
+    """Its share of the threads waits for it; the others' deliveries continue."""
     release = threading.Event()
 
     class Hanging(Script):
@@ -465,8 +474,8 @@ def test_a_receiver_that_hangs_delays_nobody_else(service: Service) -> None:
     assert len(sender.sent) == 80
 
 
-def test_the_secret_is_in_nothing_that_is_shown(service: Service) -> None:
-    """Neither in what a webhook is shown as, nor in what the dispatcher handles."""
+def test_the_secret_is_in_no_representation(service: Service) -> None:
+    """Neither in a webhook's representation nor in the dispatcher's objects."""
     creation = service.webhooks.create("https://a.example/", None, None)
     append(service, "one")
     plan(service)
@@ -478,25 +487,25 @@ def test_the_secret_is_in_nothing_that_is_shown(service: Service) -> None:
         assert creation.secret[6:] not in repr(value)
 
 
-def test_a_url_is_judged_before_anything_is_stored(service: Service) -> None:
-    """In the sender's words."""
+def test_a_url_is_checked_before_anything_is_stored(service: Service) -> None:
+    """With the sender's message."""
     with pytest.raises(errors.InvalidRequest, match="not public"):
         service.webhooks.create("https://private.example/", None, None)
     assert service.webhooks.page(None, 10) == ([], None)
 
 
-def test_the_body_is_what_the_specification_says() -> None:
-    """Type, timestamp, and the event as the feed shows it."""
+def test_the_body_follows_the_specification() -> None:
+    """Type, timestamp, and the event as the feed has it."""
     time = datetime.fromisoformat("2026-05-04T08:00:00.000007+00:00")
     event = feed.Event(7, "order:1", "card.charged", None, "ö", '{"cents":100}', time)
-    assert subscriptions.body(event).decode() == (
+    assert message.body(event).decode() == (
         '{"type":"card.charged","timestamp":"2026-05-04T08:00:00.000007Z","data":{"position":7,"id":"order:1",'
         '"type":"card.charged","batch":null,"key":"ö","data":{"cents":100},"at":"2026-05-04T08:00:00.000007Z"}}'
     )
 
 
-def test_what_dies_in_front_does_not_hold_up_the_others(service: Service, sender: Script) -> None:
-    """A webhook that was disabled with many deliveries due; one round is enough for the one behind them."""
+def test_dying_deliveries_do_not_delay_later_ones(service: Service, sender: Script) -> None:
+    """A webhook that was disabled with many deliveries due; one round is enough for the one after them."""
     dead_hook, other = hook(service, ["many"]), hook(service, ["one"])
     append(service, *(f"m{number}" for number in range(3 * deliveries.CANDIDATES)), type="many")
     append(service, "last", type="one")
@@ -512,9 +521,9 @@ def test_what_dies_in_front_does_not_hold_up_the_others(service: Service, sender
     assert {delivery.state for delivery in log(service, dead_hook)} == {Progress.DEAD}
 
 
-def test_where_the_clock_goes_back_deliveries_do_not_wait_for_it(database: Database, sender: Script) -> None:
-    """A planned delivery is due at once, a claimed one after a lease, a failed one after the longest pause. A delivery
-    that is due earlier stays so."""
+def test_deliveries_do_not_wait_for_a_clock_that_went_back(database: Database, sender: Script) -> None:
+    """A planned delivery is due at once, a claimed one after a lease, a failed one after the longest pause. An earlier
+    due time stays."""
     clock = Clock(database)
     service = Service(database, combiner=Inline, sender=sender)
     webhook = hook(service)

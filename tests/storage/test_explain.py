@@ -1,4 +1,4 @@
-"""Why a batch is not done: each reason, on each kind of database, and how little is read for it."""
+"""Explanations of why a batch is not done: each reason, on each kind of database, and with few reads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from core import errors, janitor, tables
 from core.acks.call import Call
 from core.batches import batch as batches
+from core.batches import expiry
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.explain import CHILDREN, COUNTED, SCAN, Explanation, Reason
@@ -45,7 +46,7 @@ def reason(explanation: Explanation, code: str) -> Reason:
 
 
 def age(service: Service, batch: int, span: timedelta) -> None:
-    """Set the batch's last change back by this span."""
+    """Move the batch's last change back by this span."""
 
     def back(tx: Any) -> None:
         now = tx.scalar(sa.select(tables.utc_now()))
@@ -59,18 +60,18 @@ def statements(database: Database) -> Iterator[list[str]]:
     """The statements that the database executes inside the block."""
     texts: list[str] = []
 
-    def hear(_: Any, __: Any, statement: str, *___: Any) -> None:
+    def record(_: Any, __: Any, statement: str, *___: Any) -> None:
         texts.append(statement)
 
-    sa.event.listen(database.engine, "before_cursor_execute", hear)
+    sa.event.listen(database.engine, "before_cursor_execute", record)
     try:
         yield texts
     finally:
-        sa.event.remove(database.engine, "before_cursor_execute", hear)
+        sa.event.remove(database.engine, "before_cursor_execute", record)
 
 
-def test_an_open_batch_is_not_sealed_and_says_since_when_it_is_idle(service: Service) -> None:
-    """And when it expires, if it does."""
+def test_an_open_batch_is_not_sealed_and_its_idle_time_is_given(service: Service) -> None:
+    """And the time at which it expires, if any."""
     empty = service.batches.explain(opened(service, 0))
     assert codes(empty) == ["not_sealed"]
     assert "expires_at" not in reason(empty, "not_sealed").facts
@@ -88,8 +89,8 @@ def test_an_open_batch_is_not_sealed_and_says_since_when_it_is_idle(service: Ser
     assert "about to expire" in reason(service.batches.explain(batch), "not_sealed").text
 
 
-def test_what_is_pending_is_named_as_ranges(service: Service) -> None:
-    """The first few by their ends, the others by their number."""
+def test_pending_items_are_named_as_ranges(service: Service) -> None:
+    """The first few by their ends, the rest as a number."""
     batch = opened(service, 3 * SIZE, sealed=True)
     resolve(service, Verb.ACK, batch, *range(0, 130, 10))
     detail = reason(service.batches.explain(batch), "pending")
@@ -106,7 +107,8 @@ def test_what_is_pending_is_named_as_ranges(service: Service) -> None:
 
 
 def test_the_lowest_group_without_anything_resolved_is_named(service: Service) -> None:
-    """With the first pending item, which may be in an older group; where every group was touched, nothing is said."""
+    """With the first pending item, which may be in an earlier group; if every group was touched, the reason is
+    absent."""
     batch = opened(service, 4 * SIZE + 10, sealed=True)
     resolve(service, Verb.ACK, batch, *range(SIZE), SIZE, 3 * SIZE)
     detail = reason(service.batches.explain(batch), "oldest_untouched_group")
@@ -116,7 +118,7 @@ def test_the_lowest_group_without_anything_resolved_is_named(service: Service) -
         "last": f"{batch}:2:63",
         "first_pending": f"{batch}:1:1",
     }
-    assert f"the first pending item of all is {batch}:1:1" in detail.text
+    assert f"the first pending item is {batch}:1:1" in detail.text
     resolve(service, Verb.FAIL, batch, 2 * SIZE)
     short = reason(service.batches.explain(batch), "oldest_untouched_group")
     assert (short.facts["group"], short.facts["last"]) == (4, f"{batch}:4:9")
@@ -124,14 +126,14 @@ def test_the_lowest_group_without_anything_resolved_is_named(service: Service) -
     assert codes(service.batches.explain(batch)) == ["pending"]
 
 
-def test_live_children_are_named_and_those_that_have_not_told_their_end(service: Service) -> None:
-    """With what is pending in them; children that have ended and told it hold up nothing."""
+def test_live_and_unpaid_children_are_named(service: Service) -> None:
+    """With the number of their pending items; children that have ended and paid are no reason."""
     parent = opened(service, 5, sealed=True)
     running = service.batches.open(Opening(items=7, parent=ItemId(parent, 0, 3), key="stage")).batch.id
     ended_child = service.batches.open(Opening(items=1, parent=ItemId(parent, 0, 0), sealed=True)).batch.id
     resolve(service, Verb.ACK, ended_child, 0)
     silent = service.batches.open(Opening(items=1, parent=ItemId(parent, 0, 4))).batch.id
-    # As a crash between the child's commit and the parent's ack leaves it.
+    # As after a crash between the child's commit and the parent's ack.
     service.database.write(batches.cancel, silent)
     detail = reason(service.batches.explain(parent), "waiting_for_children")
     assert detail.facts["more_children"] is False
@@ -155,19 +157,19 @@ def test_live_children_are_named_and_those_that_have_not_told_their_end(service:
     ]
     assert f"batches {running} (open, 7 pending), {silent} (cancelled, 1 pending; it ended" in detail.text
 
-    untold = service.batches.explain(silent)
-    assert codes(untold) == ["ended", "parent_not_told"]
-    assert reason(untold, "parent_not_told").facts == {"parent": f"{parent}:0:4", "parent_due": "fail"}
-    assert f"item {parent}:0:4" in reason(untold, "parent_not_told").text
-    janitor.run_once(service.database, janitor.Policy())
+    unpaid = service.batches.explain(silent)
+    assert codes(unpaid) == ["ended", "parent_not_told"]
+    assert reason(unpaid, "parent_not_told").facts == {"parent": f"{parent}:0:4", "parent_due": "fail"}
+    assert f"item {parent}:0:4" in reason(unpaid, "parent_not_told").text
+    janitor.run_once(service.database, expiry.Policy())
     assert codes(service.batches.explain(silent)) == ["ended"]
     assert [
         child["batch"] for child in reason(service.batches.explain(parent), "waiting_for_children").facts["children"]
     ] == [running]
 
 
-def test_many_children_are_cut(service: Service) -> None:
-    """Twenty are named, and it is said that there are more."""
+def test_a_long_list_of_children_is_shortened(service: Service) -> None:
+    """Twenty are named, and the text says that there are more."""
     parent = opened(service, SIZE, sealed=True)
     for number in range(CHILDREN + 1):
         service.batches.open(Opening(items=1, parent=ItemId(parent, 0, number)))
@@ -177,8 +179,8 @@ def test_many_children_are_cut(service: Service) -> None:
     assert detail.text.endswith(" and others.")
 
 
-def test_a_batch_that_did_not_succeed_says_why_its_items_failed(service: Service) -> None:
-    """The most frequent reasons first; redriven, nothing is wrong."""
+def test_a_batch_that_did_not_succeed_gives_the_reasons_of_its_failures(service: Service) -> None:
+    """The most frequent reasons first; after a redrive there are none."""
     batch = opened(service, 10, sealed=True)
     resolve(service, Verb.FAIL, batch, 0, 1, reason="no picture")
     resolve(service, Verb.FAIL, batch, 2, reason="x" * 300)
@@ -201,7 +203,7 @@ def test_a_batch_that_did_not_succeed_says_why_its_items_failed(service: Service
 
 
 def test_failures_without_reasons_and_failures_of_a_live_batch(service: Service) -> None:
-    """Nobody said why; and while it is live, what failed isn't what it waits for."""
+    """Failures without a reason; and a live batch doesn't wait for its failed items."""
     batch = opened(service, 2, sealed=True)
     resolve(service, Verb.FAIL, batch, 0)
     assert codes(service.batches.explain(batch)) == ["pending"]
@@ -211,13 +213,13 @@ def test_failures_without_reasons_and_failures_of_a_live_batch(service: Service)
     assert "most frequent" not in detail.text
 
 
-def test_a_batch_that_has_ended_says_how(service: Service) -> None:
-    """Cancelled or expired, when, and with how much pending."""
+def test_an_ended_batch_has_its_end_as_the_reason(service: Service) -> None:
+    """Cancelled or expired, with the time and the number of pending items."""
     cancelled = opened(service, 3)
     service.batches.cancel(cancelled)
     expired = opened(service, 1, expires_in=60)
     age(service, expired, timedelta(minutes=2))
-    janitor.run_once(service.database, janitor.Policy())
+    janitor.run_once(service.database, expiry.Policy())
     for batch, word, pending in ((cancelled, "cancelled", 3), (expired, "expired", 1)):
         explanation = service.batches.explain(batch)
         assert codes(explanation) == ["ended"]
@@ -235,7 +237,7 @@ def test_an_unknown_batch_is_refused(service: Service) -> None:
 
 @pytest.mark.parametrize("touched_items", [0, SCAN + 10], ids=["untouched", "touched"])
 def test_a_billion_items_are_explained_by_a_few_statements(service: Service, touched_items: int) -> None:
-    """Whether nothing was resolved, or something in each of so many groups that not all of them are read."""
+    """Whether nothing was resolved, or something in so many groups that not all of them are read."""
     batch = opened(service, 10**9, sealed=True)
     rows = [
         {
@@ -269,8 +271,8 @@ def test_a_billion_items_are_explained_by_a_few_statements(service: Service, tou
         assert reason(explanation, "oldest_untouched_group").facts["group"] == 0
 
 
-def test_where_only_full_groups_were_read_what_is_pending_is_not_guessed(service: Service) -> None:
-    """A hint that lags far behind: more rows than are read are full."""
+def test_pending_ranges_are_not_guessed_if_only_full_groups_were_read(service: Service) -> None:
+    """A full-prefix hint that lags far behind: more full rows than are read."""
     batch = opened(service, 10**9, sealed=True)
     groups = range(SCAN + 300)
     rows = [{"batch_id": batch, "group_no": group, "resolved_count": SIZE, "failed_count": 0} for group in groups]
@@ -287,8 +289,8 @@ def test_where_only_full_groups_were_read_what_is_pending_is_not_guessed(service
     assert reason(explanation, "oldest_untouched_group").facts["first_pending"] is None
 
 
-def test_a_webhook_that_was_not_told_is_named_with_its_last_answer(service: Service) -> None:
-    """The newest event of each webhook; what was delivered is no reason."""
+def test_an_undelivered_webhook_is_named_with_its_last_answer(service: Service) -> None:
+    """The newest event of each webhook; delivered events are no reason."""
     database = service.database
     hook = database.write(
         lambda tx: subscriptions.create(tx, "https://example.com", None, None, subscriptions.new_secret())
@@ -300,7 +302,7 @@ def test_a_webhook_that_was_not_told_is_named_with_its_last_answer(service: Serv
     assert codes(explanation) == ["complete", "webhook_not_delivered"]
     facts = reason(explanation, "webhook_not_delivered").facts
     assert (facts["event"], facts["delivery"], facts["attempts"]) == (f"batch:{batch}:succeeded", "pending", 0)
-    assert "it was not tried yet; the next try is due at" in reason(explanation, "webhook_not_delivered").text
+    assert "there was no attempt yet; the next attempt is due at" in reason(explanation, "webhook_not_delivered").text
 
     columns = tables.deliveries.c
     newest = database.read(lambda tx: tx.scalar(sa.select(sa.func.max(columns.id))))
@@ -315,6 +317,6 @@ def test_a_webhook_that_was_not_told_is_named_with_its_last_answer(service: Serv
 
     database.write(give_up)
     text = reason(service.batches.explain(batch), "webhook_not_delivered").text
-    assert "the last answer was 500; it is given up: redeliver it." in text
+    assert "the last result was 500; no further attempt will be made: redeliver it." in text
     database.write(lambda tx: tx.execute(sa.update(tables.deliveries).values(state="delivered")))
     assert codes(service.batches.explain(batch)) == ["complete"]

@@ -14,11 +14,12 @@ import sqlalchemy as sa
 
 from core import errors, janitor, tables
 from core.acks.call import Call
-from core.acks.combiner import Inline
-from core.batches import purge
+from core.batches import expiry, purge
 from core.batches.batch import Opening
+from core.batches.expiry import Policy
 from core.batches.lifecycle import State, Verb
-from core.janitor import Policy, run_once
+from core.commits.combiner import Inline
+from core.janitor import run_once
 from core.service import Service
 from core.storage.database import Database
 from tests.support.servers import run_module
@@ -27,7 +28,7 @@ DAY = timedelta(days=1)
 
 
 def age(database: Database, batch: int, duration: timedelta) -> None:
-    """Set a batch's times back."""
+    """Move a batch's times back."""
     with database.engine.begin() as connection:
         row = connection.execute(sa.text("SELECT updated_at, ended_at FROM batches WHERE id = :b"), {"b": batch}).one()
         shift = (
@@ -48,7 +49,7 @@ def state(service: Service, batch: int) -> State | None:
 
 
 def test_idle_batches_expire_by_their_state(service: Service) -> None:
-    """Open ones after open_idle, sealed ones after sealed_idle, and each by its own expires_in first."""
+    """Open ones after open_idle, sealed ones after sealed_idle, unless a batch has its own expires_in."""
     batches = {
         name: service.batches.open(opening).batch.id
         for name, opening in {
@@ -93,7 +94,7 @@ def test_an_expired_batch_is_a_tombstone(service: Service) -> None:
 
 
 @pytest.mark.parametrize("kept_alive_by", ["ack", "fail", "extend", "seal"])
-def test_what_changes_a_batch_keeps_it_alive(service: Service, kept_alive_by: str) -> None:
+def test_changes_keep_a_batch_alive(service: Service, kept_alive_by: str) -> None:
     """And a repeat does not."""
     batch = service.batches.open(Opening(items=2)).batch.id
     service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
@@ -112,8 +113,8 @@ def test_what_changes_a_batch_keeps_it_alive(service: Service, kept_alive_by: st
     assert state(service, batch) is State.EXPIRED
 
 
-def test_what_ended_long_ago_is_deleted(service: Service) -> None:
-    """Altogether: groups, extends and reasons too; what ended lately is kept."""
+def test_batches_that_ended_long_ago_are_deleted(service: Service) -> None:
+    """Completely: groups, extends and reasons too; recently ended ones are kept."""
     old = service.batches.open(Opening(group_size=64, items=640)).batch.id
     service.batches.extend(old, 1, "key")
     service.acks.ack(Call.of(Verb.FAIL, [(old, g, 1) for g in range(10)], reason="gone")).result()
@@ -127,7 +128,7 @@ def test_what_ended_long_ago_is_deleted(service: Service) -> None:
             assert connection.execute(sa.text(f"SELECT COUNT(*) FROM {table}")).scalar() == 0
 
 
-def test_a_deletion_that_died_is_taken_up_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_deletion_is_continued(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A condemned batch is unknown at once, and the next pass removes the rest."""
     monkeypatch.setattr(purge, "CHUNK", 3)
     batch = service.batches.open(Opening(group_size=64, items=640)).batch.id
@@ -142,7 +143,7 @@ def test_a_deletion_that_died_is_taken_up_again(service: Service, monkeypatch: p
 
 
 def test_a_dry_run_changes_nothing(service: Service) -> None:
-    """And says what a run would do."""
+    """And reports what a run would do."""
     idle = service.batches.open(Opening(items=1)).batch.id
     batch = service.batches.open(Opening(sealed=True)).batch.id
     age(service.database, idle, 8 * DAY)
@@ -154,9 +155,9 @@ def test_a_dry_run_changes_nothing(service: Service) -> None:
     assert (second.expired_open, second.deleted) == ([idle], [batch])
 
 
-def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every batch is expired by one of them; every old one is gone; none of them fails."""
-    monkeypatch.setattr(janitor, "PAGE", 5)
+def test_two_concurrent_janitors_do_everything_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every idle batch is expired by one of them; every old one is deleted; neither of them fails."""
+    monkeypatch.setattr(expiry, "PAGE", 5)
     idle = [service.batches.open(Opening(items=1)).batch.id for _ in range(30)]
     batches = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(30)]
     for batch in (*idle, *batches):
@@ -179,11 +180,9 @@ def test_two_janitors_at_once_do_each_thing_once(service: Service, monkeypatch: 
     assert {state(service, batch) for batch in batches} == {None}
 
 
-def test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Thousands of ended batches that are kept cost no statement and, as the server counts them, no rows."""
-    monkeypatch.setattr(janitor, "PAGE", 5)
+def test_a_pass_reads_due_batches_and_not_all_ended_ones(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of kept ended batches cost no statement and, by the server's count, no rows."""
+    monkeypatch.setattr(expiry, "PAGE", 5)
     database = service.database
     executions: list[tuple[str, Any]] = []
     sa.event.listen(
@@ -217,9 +216,11 @@ def test_a_pass_looks_at_what_is_due_and_not_at_all_that_has_ended(
             assert sum(int(count) for _, count in counts) < 10
 
 
-def test_what_ended_at_the_same_time_is_deleted_in_pages(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oldest first, whatever their ids are; a page may end between two of one time."""
-    monkeypatch.setattr(janitor, "PAGE", 3)
+def test_batches_that_ended_at_the_same_time_are_deleted_in_pages(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oldest first, whatever their ids are; a page may end between two with the same time."""
+    monkeypatch.setattr(expiry, "PAGE", 3)
     batches = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(11)]
     with service.database.engine.begin() as tx:
         same_end = sa.update(tables.batches).values(ended_at=service.batches.get(batches[0]).ended_at)
@@ -235,8 +236,8 @@ def test_what_ended_at_the_same_time_is_deleted_in_pages(service: Service, monke
 
 
 @pytest.mark.mariadb
-def test_a_batch_that_is_locked_is_left_to_the_next_pass(mariadb_database: Database) -> None:
-    """Others are dealt with, whether their ids are lower or higher, and the report names the locked ones."""
+def test_a_locked_batch_is_left_to_the_next_pass(mariadb_database: Database) -> None:
+    """Others are processed, whether their ids are lower or higher, and the report names the locked ones."""
     service = Service(mariadb_database, combiner=Inline)
     idle = [service.batches.open(Opening(items=1)).batch.id for _ in range(3)]
     batches = [service.batches.open(Opening(sealed=True)).batch.id for _ in range(3)]
@@ -276,8 +277,8 @@ def test_the_command_reports_in_json(service: Service) -> None:
     }
 
 
-def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:
-    """Wrong use is exit status 2, a database without a schema 1; both with a sentence, none with a traceback."""
+def test_the_command_explains_wrong_use(sqlite_url: str) -> None:
+    """Wrong use is exit status 2, a database without a schema 1; both with a message, neither with a traceback."""
     for arguments in (
         ["--keep", "30"],
         ["--keep", "-1d"],
@@ -293,7 +294,7 @@ def test_the_command_says_what_was_wrong(sqlite_url: str) -> None:
         wrong = janitor_command(**{name: value})
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "Traceback" not in wrong.stderr
-        assert (f"got {value!r}" in wrong.stderr) == (name == "LASTBIT_WORKERS")  # a secret is not shown
+        assert (f"got {value!r}" in wrong.stderr) == (name == "LASTBIT_WORKERS")  # a secret is not printed
     empty = janitor_command("--database-url", sqlite_url)
     assert empty.returncode == 1
     assert "python -m api migrate" in empty.stderr

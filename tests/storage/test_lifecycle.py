@@ -26,8 +26,8 @@ REFUSED = [
 
 @pytest.mark.parametrize("verb", ["extend", "seal", "cancel"])
 @pytest.mark.parametrize("state", [state for state in State if state is not State.DELETING])
-def test_each_verb_is_judged_in_each_state(verb: str, state: State) -> None:
-    """It is taken, or refused with the error that names the end."""
+def test_each_verb_is_accepted_or_refused_in_each_state(verb: str, state: State) -> None:
+    """It is accepted, or refused with the error that names the end."""
     refusals = {(v, s): kind for v, s, kind in REFUSED}
     if (verb, state) in refusals:
         with pytest.raises(refusals[verb, state]) as exception:
@@ -38,14 +38,14 @@ def test_each_verb_is_judged_in_each_state(verb: str, state: State) -> None:
 
 
 def test_only_a_sealed_batch_completes() -> None:
-    """With every item acked or failed."""
+    """Once every item is acked or failed."""
     assert lifecycle.completes(State.SEALED, 3, 2, 1)
     assert lifecycle.completes(State.SEALED, 0, 0, 0)
     assert not lifecycle.completes(State.SEALED, 3, 2, 0)
     assert not lifecycle.completes(State.OPEN, 3, 3, 0)
 
 
-def test_a_batchs_own_idleness_comes_first() -> None:
+def test_a_batchs_own_expires_in_has_priority() -> None:
     """`expires_in` before the defaults, for open and sealed; an ended batch is never idle."""
 
     def idle(state: State, seconds: float, expires_in: int | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""The metrics of a process about its transactions, and the gauges that it reads from the database."""
+"""A process's metrics about its transactions, and the gauges that it reads from the database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from core.webhooks import deliveries, subscriptions
 
 
 class Change:
-    """By how much a sample has changed since."""
+    """The change of a sample since this object was created."""
 
     def __init__(self, name: str, **labels: str) -> None:
         self._name, self._labels = name, labels
@@ -46,7 +46,7 @@ def transactions(outcome: str) -> Change:
 
 
 def test_a_deadlock_is_counted_as_a_conflict(mariadb_database: Database) -> None:
-    """Two transactions lock two batches in opposite order; one of them is begun again, once."""
+    """Two transactions lock two batches in opposite order; one of them starts again, once."""
     service = Service(mariadb_database)
     ids = [service.batches.open(Opening()).batch.id for _ in range(2)]
     both_hold_one = threading.Barrier(2)
@@ -72,7 +72,7 @@ def test_a_deadlock_is_counted_as_a_conflict(mariadb_database: Database) -> None
 
 
 def test_lock_waits_are_counted(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those in vain as outcomes, and each that is followed by another try as a retry."""
+    """Timed-out waits count as outcomes, and each one followed by another try counts as a retry."""
     monkeypatch.setattr("core.storage.database.LOCK_WAIT", 1)
     with Database(mariadb_url) as database:
         schema.migrate(database)
@@ -89,7 +89,7 @@ def test_lock_waits_are_counted(mariadb_url: str, monkeypatch: pytest.MonkeyPatc
 def test_a_batch_that_moves_to_the_second_lane_is_a_retry_after_a_lock_wait(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The combiner begins such a transaction again, with more patience."""
+    """The combiner starts such a transaction again, with a longer lock wait."""
     monkeypatch.setattr("core.storage.database.LOCK_WAIT", 1)
     with Database(mariadb_url) as database:
         schema.migrate(database)
@@ -103,12 +103,12 @@ def test_a_batch_that_moves_to_the_second_lane_is_a_retry_after_a_lock_wait(
             with pytest.raises(errors.LockTimeout):
                 acked.result(60)
         service.stop()
-        # To the second lane, and three times there.
+        # Once to enter the second lane, and three times there.
         assert waits() == 4
 
 
 def test_an_outage_is_counted() -> None:
-    """Four tries are three retries, none of them committed."""
+    """Four tries are three retries, and none commits."""
     with Database("mysql://lastbit@127.0.0.1:1/nowhere") as database:
         outages, outcomes, commits = retries("outage"), transactions("outage"), transactions("committed")
         with pytest.raises(errors.Unavailable):
@@ -116,16 +116,16 @@ def test_an_outage_is_counted() -> None:
         assert (outages(), outcomes(), commits()) == (3, 4, 0)
         with pytest.raises(errors.Unavailable):
             database.read(lambda tx: None)
-        assert (outages(), outcomes()) == (6, 4)  # a read is no transaction that writes
+        assert (outages(), outcomes()) == (6, 4)  # a read is not a writing transaction
 
 
 def read(database: Database) -> dict[str, float]:
-    """The first sample of each; where there is no group, those of groups have none."""
+    """The first sample of each family; without groups, those of groups have none."""
     return {family.name: family.samples[0].value for family in database.snapshot(gauges.read) if family.samples}
 
 
-def test_live_batches_are_counted_and_the_oldest_is_known(database: Database) -> None:
-    """Ended ones are nobody's concern; an empty database has no age."""
+def test_live_batches_are_counted_with_the_age_of_the_oldest(database: Database) -> None:
+    """Ended batches don't count; an empty database has no age."""
     zeros = {
         "lastbit_open_batches": 0,
         "lastbit_sealed_batches": 0,
@@ -158,8 +158,8 @@ def test_live_batches_are_counted_and_the_oldest_is_known(database: Database) ->
     service.stop()
 
 
-def test_the_feed_and_what_webhooks_wait_for_are_known(database: Database) -> None:
-    """An event that is not planned yet waits too; one that was delivered or given up does not."""
+def test_the_feeds_position_and_waiting_webhooks_are_measured(database: Database) -> None:
+    """An event that is not planned yet waits too; delivered or abandoned ones don't."""
     service = Service(database)
     quiet = {"lastbit_feed_position": 0, "lastbit_webhook_lag_seconds": 0, "lastbit_webhook_deliveries": 0}
     assert read(database).items() >= quiet.items()
@@ -188,8 +188,8 @@ def test_the_feed_and_what_webhooks_wait_for_are_known(database: Database) -> No
     assert lag_and_counts() == (False, [0, 1])
 
 
-def test_several_scrapes_at_once_read_the_database_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that follow soon take what was read."""
+def test_concurrent_scrapes_read_the_database_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And later scrapes reuse the values for a short time."""
     under_way, go_on = threading.Event(), threading.Event()
     readings: list[int] = []
 
@@ -221,7 +221,7 @@ def test_several_scrapes_at_once_read_the_database_once(database: Database, monk
     assert len(readings) == 1
 
 
-def test_gauges_of_a_database_that_is_away_are_missing() -> None:
+def test_gauges_of_an_unreachable_database_are_missing() -> None:
     """Only the gauge that the database is unreachable is left."""
     with Database("mysql://lastbit@127.0.0.1:1/nowhere") as database:
         (family,) = DatabaseGauges(database).collect()

@@ -1,9 +1,10 @@
-"""A database that can't be used is one sentence and exit status 1, from each program that opens it."""
+"""A database that can't be used is a one-line message and exit status 1, from each program that opens it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,11 +27,11 @@ PROGRAMS = {
 def sentence(program: str, url: str) -> str:
     """The program's only line of output, without the name before it."""
     module, *arguments = PROGRAMS[program]
-    done = run_module(
+    process = run_module(
         module, *arguments, "--database-url", url, environment={**os.environ, "LASTBIT_PORT": str(free_port())}
     )
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.splitlines()
+    assert process.returncode == 1, process.stderr
+    (line,) = process.stderr.splitlines()
     assert "secret" not in line
     return line.partition(": ")[2]
 
@@ -74,13 +75,56 @@ def test_a_server_that_cannot_be_used_is_named_with_what_to_do(mariadb: MariaDB,
         assert "run `python -m api migrate`, with the account that may change the schema" in lacking
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environment", "source"),
+    [
+        (["api"], {"LASTBIT_PORT": "tcp://10.0.0.1:80"}, "LASTBIT_PORT"),
+        (["api", "--workers", "0"], {"LASTBIT_WORKERS": "2"}, "--workers"),
+        (["jobs.dispatcher", "--threads", "0"], {}, "--threads"),
+        (["api"], {"LASTBIT_SESSION_KEY": "secret"}, "LASTBIT_SESSION_KEY"),
+    ],
+)
+def test_an_invalid_setting_is_named_as_it_was_given(
+    arguments: list[str], environment: dict[str, str], source: str
+) -> None:
+    """The variable or the flag, with exit status 2, and without a secret."""
+    done = run_module(*arguments, environment={**os.environ, **environment})
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert f" error: {source}: " in line
+    assert "secret" not in line
+
+
+def test_a_password_may_have_any_characters(mariadb: MariaDB) -> None:
+    """In UTF-8, as in the statement that created the account, also those that Latin-1 has."""
+    database = sa.make_url(mariadb.new_database()).database
+    with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE OR REPLACE USER polyglot@'127.0.0.1' IDENTIFIED BY 'naïve-…-ключ'")
+        cursor.execute(f"GRANT ALL ON {database}.* TO polyglot@'127.0.0.1'")
+    with Database(f"mysql://polyglot:naïve-…-ключ@127.0.0.1:{mariadb.port}/{database}") as opened_database:
+        schema.migrate(opened_database)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_help_of_each_program_has_examples_with_its_options(program: str) -> None:
+    """In lines of at most 80 columns."""
+    module = PROGRAMS[program][0]
+    text = run_module(module, "--help", environment={**os.environ, "COLUMNS": "80"}).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    options, _, lines = text.partition("Examples:\n")
+    assert lines
+    for line in lines.splitlines():
+        assert line.startswith(f"  python -m {module}"), line
+        assert set(re.findall(r"--[a-z-]+", line)) <= set(re.findall(r"--[a-z-]+", options)), line
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, program: str) -> None:
-    """No folder, a folder in the file's place, a file of something else."""
+    """No folder, a folder in the file's place, a file of another kind."""
     text = tmp_path / "text.db"
     text.write_text("no database, but longer than the header of one. " * 40)
     assert sentence(program, f"sqlite:///{tmp_path}/none/lastbit.db") == (
-        f"the folder {tmp_path}/none for the SQLite file doesn't exist: create it, or name another"
+        f"the folder {tmp_path}/none for the SQLite file doesn't exist: create it, or choose another folder"
     )
     assert sentence(program, f"sqlite:///{tmp_path}").startswith(f"{tmp_path} is a folder, not an SQLite file")
     assert sentence(program, f"sqlite:///{text}").startswith(f"{text} is not an SQLite database")
@@ -89,7 +133,7 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, pro
 
 @pytest.mark.parametrize("program", ["serve", "janitor", "dispatcher"])
 def test_an_account_that_may_only_read_is_named_with_what_to_do(mariadb: MariaDB, program: str) -> None:
-    """With a schema that is current, so that nothing else is wrong."""
+    """With a current schema, so that nothing else is wrong."""
     url = account(mariadb, f"current_{program}", "SELECT")
     with Database(f"mysql://root@127.0.0.1:{mariadb.port}/{sa.make_url(url).database}") as database:
         schema.migrate(database)
@@ -102,7 +146,7 @@ def test_an_account_that_may_only_read_is_named_with_what_to_do(mariadb: MariaDB
     [("serve", "unreadable"), ("migrate", "locked"), ("janitor", "unwritable"), ("dispatcher", "unreadable")],
 )
 def test_a_file_without_permissions_is_named_with_what_to_do(tmp_path: Path, program: str, case: str) -> None:
-    """Unreadable, unwritable, or new in a locked folder. Root may do everything unless it loses that."""
+    """Unreadable, unwritable, or new in a locked folder. Root has every permission unless it drops that."""
     file = tmp_path / case / "lastbit.db"
     file.parent.mkdir()
     if case != "locked":
@@ -113,15 +157,15 @@ def test_a_file_without_permissions_is_named_with_what_to_do(tmp_path: Path, pro
         file.parent.chmod(0o555)
     limits = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     command = [*limits, sys.executable, "-m", *PROGRAMS[program], "--database-url", f"sqlite:///{file}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert f"the SQLite file {file} can't be opened for writing: let this process's user write to it" in line
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert process.returncode == 1, process.stderr
+    (line,) = process.stderr.splitlines()
+    assert f"the SQLite file {file} can't be opened for writing: give this process's user write access to it" in line
 
 
-def test_check_says_the_same(mariadb: MariaDB) -> None:
-    for name, quoted in (("nowhere", "nowhere"), ("no-where", "`no-where`")):
-        done = run_module("api", "check", "--database-url", f"mysql://root@127.0.0.1:{mariadb.port}/{name}")
-        assert done.returncode == 1
-        assert f"the server at 127.0.0.1:{mariadb.port} has no database '{name}' (user 'root')" in done.stdout
-        assert f"→ create it with CREATE DATABASE {quoted} CHARACTER SET utf8mb4, or name another" in done.stdout
+def test_check_gives_the_same_advice(mariadb: MariaDB) -> None:
+    for name, quoted in (("nowhere", "`nowhere`"), ("no`where", "`no``where`")):
+        process = run_module("api", "check", "--database-url", f"mysql://root@127.0.0.1:{mariadb.port}/{name}")
+        assert process.returncode == 1
+        assert f"the server at 127.0.0.1:{mariadb.port} has no database '{name}' (user 'root')" in process.stdout
+        assert f"→ create it with CREATE DATABASE {quoted} CHARACTER SET utf8mb4, or name another" in process.stdout

@@ -1,4 +1,4 @@
-"""Pending and failed ranges and the watermark against plain sets, through real rows on each kind of database."""
+"""Pending and failed ranges and the watermark compared with plain sets, through real rows on each kind of database."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from core import errors
 from core.acks.call import Call
-from core.acks.combiner import Inline
 from core.batches import ranges
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
 
@@ -55,7 +55,7 @@ def read(service: Service, batch: int, kind: ranges.Kind, limit: int) -> list[ra
     steps=st.lists(st.tuples(st.sampled_from([Verb.ACK, Verb.FAIL]), runs_of_numbers), max_size=6),
     limit=st.integers(1, 4),
 )
-def test_ranges_and_watermark_are_those_of_the_sets(
+def test_ranges_and_watermark_match_plain_sets(
     service: Service, steps: list[tuple[Verb, set[int]]], limit: int
 ) -> None:
     """For any acks and failures in any order, and for any page size."""
@@ -79,19 +79,19 @@ def test_ranges_and_watermark_are_those_of_the_sets(
 
 
 def test_a_page_reads_a_bounded_number_of_rows(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be empty and not the last; following `next` finds everything."""
+    """A page may be empty without being the last; following `next` finds everything."""
     monkeypatch.setattr(ranges, "SCAN", 2)
     monkeypatch.setattr(ranges, "STEP", 2)
     batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
-    # The first group stays without a row, so that the hint of the full prefix stays at 0.
+    # The first group stays without a row, so that the full-prefix hint stays at 0.
     numbers = set(range(SIZE, 5 * SIZE)) | {ITEMS - 1}
     service.acks.ack(Call.of(Verb.ACK, as_ids(batch, numbers))).result()
     assert service.batches.ranges(batch, "pending", SIZE, 100)[1].next is not None
     assert [(r.start, r.end) for r in read(service, batch, "pending", 100)] == [(0, SIZE), (5 * SIZE, ITEMS - 1)]
 
 
-def test_a_page_bears_a_bounded_number_of_reasons(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A range with more of them is cut, and goes on at the next page."""
+def test_a_page_has_a_bounded_number_of_reasons(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range with more of them is split, and continues on the next page."""
     monkeypatch.setattr(ranges, "REASONS", 7)
     batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
     service.acks.ack(Call.of(Verb.FAIL, as_ids(batch, set(range(20))), reason="gone")).result()
@@ -102,7 +102,7 @@ def test_a_page_bears_a_bounded_number_of_reasons(service: Service, monkeypatch:
 
 
 def test_the_full_prefix_catches_up_with_groups_that_were_filled_out_of_order(service: Service) -> None:
-    """The hint is where the watermark's scan begins, so it must not stay behind for good."""
+    """The watermark's scan starts at the hint, so it must not stay behind permanently."""
     batch = service.batches.open(Opening(group_size=SIZE, items=ITEMS)).batch.id
     for group in (4, 2, 3, 1, 0):
         service.acks.ack(Call.of(Verb.ACK, [(batch, group, i) for i in range(SIZE)])).result()
@@ -110,8 +110,8 @@ def test_the_full_prefix_catches_up_with_groups_that_were_filled_out_of_order(se
     assert service.batches.watermark(batch)[1] == 5 * SIZE
 
 
-def test_a_reason_goes_when_its_item_is_acked(service: Service) -> None:
-    """Also when both come in one flush; a reason is the first that was given."""
+def test_a_reason_is_removed_when_its_item_is_acked(service: Service) -> None:
+    """Even if both come in one flush; the first reason that was given is kept."""
     batch = service.batches.open(Opening(group_size=SIZE, items=10)).batch.id
     service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 1), (batch, 0, 2)], reason="first")).result()
     service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 2), (batch, 0, 3)], reason="second")).result()
@@ -122,7 +122,7 @@ def test_a_reason_goes_when_its_item_is_acked(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("kind", "statement"), [("pending", 1), ("watermark", 1), ("watermark", 2)])
-def test_a_batch_that_is_deleted_while_it_is_read_is_read_whole(service: Service, kind: str, statement: int) -> None:
+def test_a_batch_deleted_while_it_is_read_is_read_completely(service: Service, kind: str, statement: int) -> None:
     """Its groups are deleted before the reader's first or second statement that reads groups. Nothing of a complete
     batch is pending; the next reader does not find the batch."""
     items = 70 * SIZE + 10  # the full-prefix hint is behind, and the last group is not full

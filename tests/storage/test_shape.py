@@ -58,15 +58,15 @@ def test_a_billion_items_cost_as_many_statements_as_a_thousand(service: Service,
 
 
 def test_items_acked_in_order_leave_no_blob(service: Service) -> None:
-    """At every step: a prefix is a count."""
+    """At every step: a prefix is stored as a count."""
     batch = service.batches.open(Opening(group_size=64, items=100)).batch.id
     for number in range(100):
         service.acks.ack(Call.of(Verb.ACK, [(batch, number // 64, number % 64)])).result()
         assert all(row.resolved is None and row.failed is None for row in rows(service))
 
 
-def test_a_group_gives_its_blob_back_when_it_is_a_prefix(service: Service) -> None:
-    """Acked in any order: full is a prefix too, also of a last group that is not whole."""
+def test_a_group_loses_its_blob_once_it_is_a_prefix(service: Service) -> None:
+    """Acked in any order: a full group is a prefix too, including a last group that is partly issued."""
     batch = service.batches.open(Opening(group_size=64, items=100)).batch.id
     for number in range(99, 64, -1):
         service.acks.ack(Call.of(Verb.ACK, [(batch, 1, number % 64)])).result()
@@ -75,7 +75,7 @@ def test_a_group_gives_its_blob_back_when_it_is_a_prefix(service: Service) -> No
     assert (rows(service)[0].resolved, rows(service)[0].resolved_count) == (None, 36)
 
 
-def test_a_blob_is_as_wide_as_what_was_issued(service: Service) -> None:
+def test_a_blob_is_as_wide_as_the_issued_items(service: Service) -> None:
     """Ten items don't store 8,192 bits; the blob grows with the batch."""
     batch = service.batches.open(Opening(items=10)).batch.id
     service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 7)])).result()
@@ -87,7 +87,7 @@ def test_a_blob_is_as_wide_as_what_was_issued(service: Service) -> None:
 
 
 def test_repeats_write_nothing(service: Service) -> None:
-    """Neither a row nor the time of the last change: a redelivery does not keep an orphan alive."""
+    """Neither a row nor the time of the last change: a redelivery does not keep an abandoned batch alive."""
     batch = service.batches.open(Opening(items=10)).batch.id
     call = [(batch, 0, 7)]
     service.acks.ack(Call.of(Verb.ACK, call)).result()

@@ -1,4 +1,5 @@
-"""Where LASTBIT_MUTANT names a mutant, the code is broken before the tests see it (see `tests.guarantees.mutants`)."""
+"""When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see
+`tests.guarantees.mutants`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A consumer to be killed: `python -m tests.streams.consumer SOURCE URL NAME FILE [HELD]`.
+"""A consumer for tests to kill: `python -m tests.streams.consumer SOURCE URL NAME FILE [HELD]`.
 
-It notes in FILE which record it begins with and which is done. With HELD, the record of that number is never done. How
-many are done and committed it says on standard output. SIGTERM ends it in order.
+It writes to FILE when it begins a record and when it has handled it. With HELD, it never finishes the record of that
+number. On standard output it prints the number of handled and committed records. SIGTERM stops it in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Record = Callable[[Any], tuple[str, int]]
 """(key, number) of a record."""
 
 
-def opened(source: str, url: str, name: str, file: Path) -> tuple[Any, AckWindow, Commit, Record]:
+def open_source(source: str, url: str, name: str, file: Path) -> tuple[Any, AckWindow, Commit, Record]:
     if source == "queue":
         queue = RabbitQueue(url, name)
         return queue, queue.window, queue.commit, lambda message: (message.headers["key"], int(message.body))
@@ -36,9 +36,9 @@ def opened(source: str, url: str, name: str, file: Path) -> tuple[Any, AckWindow
         window = AckWindow.restore(position.read_bytes()) if position.exists() else AckWindow()
 
         def commit(floor: int) -> None:
-            beside = file.with_suffix(".new")
-            beside.write_bytes(window.snapshot())
-            beside.replace(position)
+            new_file = file.with_suffix(".new")
+            new_file.write_bytes(window.snapshot())
+            new_file.replace(position)
 
         log = RabbitStream(url, name, after=window.floor)
         return log, window, commit, lambda message: (message.headers["key"], int(message.body))
@@ -48,7 +48,7 @@ def opened(source: str, url: str, name: str, file: Path) -> tuple[Any, AckWindow
         {
             "bootstrap.servers": url,
             "group.id": "group",
-            # The group gives up the killed one that soon; the mock cluster takes three seconds to begin.
+            # The group gives up the killed consumer after this time; the mock cluster takes three seconds to start.
             "session.timeout.ms": 4000,
             "heartbeat.interval.ms": 500,
             "enable.auto.commit": False,
@@ -61,25 +61,25 @@ def opened(source: str, url: str, name: str, file: Path) -> tuple[Any, AckWindow
 
 def main() -> None:
     source, url, name, file = *sys.argv[1:4], Path(sys.argv[4])
-    held = int(sys.argv[5]) if len(sys.argv) > 5 else None
+    held_number = int(sys.argv[5]) if len(sys.argv) > 5 else None
     notes = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    records, window, settle, read = opened(source, url, name, file)
+    records, window, settle, read = open_source(source, url, name, file)
     signal.signal(signal.SIGTERM, lambda *_: records.stop())
 
     def handle(record: Any) -> None:
         _, number = read(record)
         os.write(notes, f"begun {number}\n".encode())
-        if number == held:
+        if number == held_number:
             threading.Event().wait()
         os.write(notes, f"done {number}\n".encode())
 
     def commit(floor: int) -> None:
-        done = window.acks
+        acks = window.acks
         settle(floor)
-        print(done, flush=True)
+        print(acks, flush=True)
 
     def lane(record: Any) -> int:
-        return ord(read(record)[0])  # keys of the tests have a lane each
+        return ord(read(record)[0])  # each of the tests' keys has its own lane
 
     with records:
         run_ordered(records, handle, key=lane, commit=commit, every=0.05, window=window)

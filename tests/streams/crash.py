@@ -1,4 +1,4 @@
-"""What all sources are held to: a consumer that is killed in the middle, and one that goes on."""
+"""The test of every source: one consumer is killed in the middle, and another one continues."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tests.support.servers import ROOT
 KEYS = ("a", "b", "c", "d")
 COUNT = 80
 HELD = 30
-"""The record at which the first consumer stays, and the second goes on."""
+"""The record at which the first consumer stops and the second continues."""
 
 
 def records() -> list[tuple[str, int]]:
-    """(key, number), the keys mixed; that of HELD has more to come."""
+    """(key, number), with mixed keys; the key of HELD has later records too."""
     keys = [random.choice(KEYS) for _ in range(COUNT)]
     keys[-1] = keys[HELD]
     return [(key, number) for number, key in enumerate(keys)]
 
 
-def killed_and_resumed(source: str, url: str, name: str, folder: Path, published: list[tuple[str, int]]) -> None:
-    """Nothing is skipped, the order of each key is kept, and only what was outstanding is begun again."""
+def check_kill_and_resume(source: str, url: str, name: str, folder: Path, published: list[tuple[str, int]]) -> None:
+    """No record is skipped, the order of each key is kept, and only outstanding records are started again."""
     outstanding = [number for key, number in published if key == published[HELD][0] and number >= HELD]
-    others = [number for number in range(COUNT) if number not in outstanding]
+    other_numbers = [number for number in range(COUNT) if number not in outstanding]
     first = folder / "first"
     with consumer(source, url, name, first, HELD) as running:
-        wait_for_commit(running, len(others))
+        wait_for_commit(running, len(other_numbers))
         running.kill()
-    begun, done = notes(first)
-    assert sorted(done) == others
-    assert sorted(begun) == sorted([*others, HELD])
+    started, finished = notes(first)
+    assert sorted(finished) == other_numbers
+    assert sorted(started) == sorted([*other_numbers, HELD])
     second = folder / "second"
     if first.with_suffix(".position").exists():
         first.with_suffix(".position").rename(second.with_suffix(".position"))
@@ -43,10 +43,10 @@ def killed_and_resumed(source: str, url: str, name: str, folder: Path, published
         wait_for_commit(running, len(outstanding))
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 0
-    begun, again = notes(second)
-    assert begun == again == outstanding
+    started, finished_again = notes(second)
+    assert started == finished_again == outstanding
     for key in KEYS:
-        numbers = [number for number in [*done, *again] if published[number][0] == key]
+        numbers = [number for number in [*finished, *finished_again] if published[number][0] == key]
         assert numbers == [number for at, number in published if at == key]
 
 
@@ -61,7 +61,7 @@ def consumer(source: str, url: str, name: str, file: Path, *held: int) -> Iterat
 
 
 def wait_for_commit(running: subprocess.Popen[str], done: int) -> None:
-    """Until so many are done, and committed."""
+    """Wait until `done` records are handled and committed."""
     assert running.stdout is not None
     for line in running.stdout:
         if int(line) >= done:
@@ -70,7 +70,9 @@ def wait_for_commit(running: subprocess.Popen[str], done: int) -> None:
 
 
 def notes(file: Path) -> tuple[list[int], list[int]]:
-    """What was begun, and what was done."""
+    """The numbers of the records that were started, and of those that were handled."""
     lines = [line.split() for line in file.read_text().splitlines()]
-    begun, done = ([int(number) for word, number in lines if word == said] for said in ("begun", "done"))
-    return begun, done
+    started, finished = (
+        [int(number) for word, number in lines if word == expected_word] for expected_word in ("begun", "done")
+    )
+    return started, finished

@@ -1,11 +1,11 @@
-"""A stream that dies: `python -m tests.streams.dying_stream FOLDER POINT` handles the log until the `POINT`th point.
+"""A stream that dies: `python -m tests.streams.dying_stream FOLDER POINT` handles the log up to the `POINT`th point.
 
-The points are: the reading of a record; before its handler did anything; after that, before its ack; before a commit;
-after it was stored, before that is known. There the process ends by `os._exit`, which runs nothing. With `POINT` -1 it
-is killed from outside, or gets to the end.
+The points are: the reading of a record; the start of its handler; after the handler, before the ack; before a commit;
+after the commit was stored, before it returns. There the process ends by `os._exit`, which runs no cleanup. With
+`POINT` -1 it is killed from outside, or reaches the end.
 
-FOLDER has what survives: `handled`, a line for each record that was handled, and `stored`, the snapshot that was
-committed last. The log is the numbers below `COUNT`, with gaps; the key of one is its remainder by `KEYS`.
+FOLDER has the durable files: `handled`, a line for each record that was handled, and `stored`, the last committed
+snapshot. The log is the numbers below `COUNT`, with gaps; a number's key is its remainder modulo `KEYS`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG = [offset for offset in range(COUNT) if offset % 10 != 4]
 
 
 class Points:
-    """Ends the process at one of them."""
+    """Counts points, and ends the process at one of them."""
 
     def __init__(self, point: int) -> None:
         self._left = point
@@ -40,7 +40,7 @@ class Points:
             self._left -= 1
 
 
-def stored(folder: Path) -> Snapshot:
+def read_snapshot(folder: Path) -> Snapshot:
     file = folder / "stored"
     return Snapshot.decode(file.read_bytes()) if file.exists() else Snapshot()
 
@@ -48,20 +48,20 @@ def stored(folder: Path) -> Snapshot:
 def main() -> None:
     mutants.from_environment()
     folder, points = Path(sys.argv[1]), Points(int(sys.argv[2]))
-    begun = stored(folder)
-    window = AckWindow.restore(begun, capacity=50)
-    handled = os.open(folder / "handled", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    snapshot_at_start = read_snapshot(folder)
+    window = AckWindow.restore(snapshot_at_start, capacity=50)
+    handled_file = os.open(folder / "handled", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def source() -> Iterator[tuple[int, int]]:
         for offset in LOG:
-            if offset > begun.floor:
+            if offset > snapshot_at_start.floor:
                 points.passed("source")
                 yield offset, offset
 
     def handle(offset: int) -> None:
         points.passed("before the handler")
-        time.sleep(0.0003)  # its work, in the middle of which a commit may come
-        os.write(handled, f"{offset}\n".encode())
+        time.sleep(0.0003)  # the handler's work, during which a commit may come
+        os.write(handled_file, f"{offset}\n".encode())
         points.passed("before the ack")
 
     def commit(floor: int) -> None:

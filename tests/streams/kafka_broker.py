@@ -1,4 +1,5 @@
-"""Kafka as its clients show it: a recorded log, a group's committed offsets, and rebalances when the test says so."""
+"""Kafka as its clients present it: a recorded log, a group's committed offsets, and rebalances when the test triggers
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ PLACES = sorted({Place(each["topic"], each["partition"]) for each in LOG})
 
 @dataclass(frozen=True)
 class Attributes:
-    """A record in kafka-python's shape."""
+    """A record in the shape that kafka-python returns."""
 
     topic: str
     partition: int
@@ -29,7 +30,7 @@ class Attributes:
 
 
 class Methods:
-    """The same in confluent-kafka's."""
+    """A record in the shape that confluent-kafka returns."""
 
     def __init__(self, record: Attributes) -> None:
         self._record = record
@@ -51,12 +52,12 @@ class Methods:
 
 
 class OffsetMetadataTooLarge(Exception):
-    """What a broker answers when metadata is over its limit."""
+    """A broker's error for metadata over its limit."""
 
 
 @dataclass
 class Broker:
-    """What outlives a consumer."""
+    """The state that outlives a consumer."""
 
     records: list[Attributes] = field(
         default_factory=lambda: [
@@ -69,7 +70,8 @@ class Broker:
 
 
 class RecordedClient:
-    """A `KafkaClient` on such a broker. `tell` lets the next poll call back as in a rebalance, and waits for it."""
+    """A `KafkaClient` on such a broker. `rebalance` makes the next poll call back as in a rebalance, and waits for
+    it."""
 
     def __init__(self, broker: Broker, *, methods: bool = False, assigned: Iterable[Place] = PLACES) -> None:
         self.broker = broker
@@ -85,10 +87,10 @@ class RecordedClient:
         self._thread: int | None = None
         self._idle = threading.Event()
 
-    def tell(self, what: str, places: Iterable[Place] = ()) -> None:
-        done = threading.Event()
-        self._events.put((what, list(places), done))
-        assert done.wait(10)
+    def rebalance(self, event: str, places: Iterable[Place] = ()) -> None:
+        finished = threading.Event()
+        self._events.put((event, list(places), finished))
+        assert finished.wait(10)
 
     def subscribe(self, topics: Sequence[str], assigned: Listener, revoked: Listener, lost: Listener) -> None:
         self._told = {"assigned": assigned, "revoked": revoked, "lost": lost}
@@ -100,24 +102,24 @@ class RecordedClient:
             places, self._first = self._first, []
             self._rebalance("assigned", places)
         try:
-            what, places, done = self._events.get_nowait()
+            event, places, finished = self._events.get_nowait()
         except queue.Empty:
-            found = None if self.paused.is_set() else self._next_record()
-            if found is None:
+            record = None if self.paused.is_set() else self._next_record()
+            if record is None:
                 self._idle.wait(min(seconds, 0.01))
                 return ()
-            return (Methods(found) if self._methods else found,)
-        if what == "broken":
-            done.set()
+            return (Methods(record) if self._methods else record,)
+        if event == "broken":
+            finished.set()
             raise ConnectionError("all brokers are down")
-        self._rebalance(what, places)
-        done.set()
+        self._rebalance(event, places)
+        finished.set()
         return ()
 
-    def _rebalance(self, what: str, places: list[Place]) -> None:
-        self._told[what](places)
+    def _rebalance(self, event: str, places: list[Place]) -> None:
+        self._told[event](places)
         for place in places:
-            if what == "assigned":
+            if event == "assigned":
                 position = self.broker.committed.get(place)
                 self._next[place] = -1 if position is None else position.offset
             else:

@@ -1,4 +1,4 @@
-"""Both runners behind one call, so that a test runs once on each, and a log that is read from what was committed."""
+"""Both runners behind one function, so that a test runs on each, and a log that is read from the committed floor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def in_threads(source: Iterable[Any], handle: Callable[[Any], object], **options
 
 
 def in_tasks(source: Iterable[Any], handle: Callable[[Any], object], **options: Any) -> None:
-    """Each call pauses, so that tasks take turns where threads would."""
+    """Each call pauses, so that tasks alternate as threads would."""
 
     async def handle_it(record: Any) -> None:
         await asyncio.sleep(0)
@@ -40,9 +40,9 @@ def in_tasks(source: Iterable[Any], handle: Callable[[Any], object], **options: 
     asyncio.run(run_ordered_async(items(), handle_it, **options))
 
 
-both = pytest.mark.parametrize("run", [in_threads, in_tasks])
+on_both_runners = pytest.mark.parametrize("run", [in_threads, in_tasks])
 
 
 def log_from(records: dict[int, Any], floor: int) -> Iterator[tuple[int, Any]]:
-    """As a broker brings it: all behind the floor."""
+    """The records above the floor, in the order in which a broker delivers them."""
     return ((offset, record) for offset, record in sorted(records.items()) if offset > floor)

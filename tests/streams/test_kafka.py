@@ -1,5 +1,5 @@
-"""Kafka's surface: a recorded log with a client that behaves as the real ones do, and confluent-kafka itself on the
-mock cluster that librdkafka brings."""
+"""Kafka: a recorded log with a client that behaves like the real ones, and confluent-kafka itself on the mock cluster
+of librdkafka."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ZERO, ONE, TWO = PLACES
 
 
 def take(source: KafkaTopics, count: int) -> dict[int, Any]:
-    """The next records by their numbers; they are outstanding then."""
-    found = dict(itertools.islice(filter(None, source), count))
-    for number in found:
+    """The next records by their numbers; they are outstanding."""
+    records = dict(itertools.islice(filter(None, source), count))
+    for number in records:
         source.window.track(number)
-    return found
+    return records
 
 
-def known(position: Position) -> Snapshot:
+def snapshot_of(position: Position) -> Snapshot:
     return Snapshot.decode(base64.b64decode(position.metadata))
 
 
@@ -41,13 +41,14 @@ def last_of(place: Place) -> int:
     return max(record["offset"] for record in LOG if record["partition"] == place.partition)
 
 
-def many(count: int, first: int = 0) -> list[Attributes]:
-    return [Attributes("orders", 0, first + each, b"", b"") for each in range(count)]
+def make_records(count: int, first: int = 0) -> list[Attributes]:
+    return [Attributes("orders", 0, first + n, b"", b"") for n in range(count)]
 
 
 @pytest.mark.parametrize("methods", [False, True], ids=["attributes", "methods"])
-def test_all_is_handled_in_order_and_committed(methods: bool) -> None:
-    """Both shapes of records; in the end each partition's offset is the one after its last, its metadata a snapshot."""
+def test_all_records_are_handled_in_order_and_committed(methods: bool) -> None:
+    """Both shapes of records; in the end each partition's offset is the one after its last, and its metadata is a
+    snapshot."""
     broker = Broker()
     handled: dict[str, list[int]] = defaultdict(list)
 
@@ -63,22 +64,22 @@ def test_all_is_handled_in_order_and_committed(methods: bool) -> None:
     assert handled == {key: list(range(8)) for key in "abcdef"}
     for place in PLACES:
         assert broker.committed[place].offset == last_of(place) + 1
-        assert known(broker.committed[place]).outstanding == ()
+        assert snapshot_of(broker.committed[place]).outstanding == ()
 
 
-def test_what_is_done_above_the_floor_does_not_replay() -> None:
-    """The commit's metadata says what is outstanding; whoever reads next skips all else, near 2^63 too."""
+def test_acked_records_above_the_floor_do_not_replay() -> None:
+    """The commit's metadata lists the outstanding offsets; the next reader skips all others, near 2^63 too."""
     broker = Broker()
     with KafkaTopics(RecordedClient(broker), ["orders"]) as topics:
-        taken = take(topics, len(LOG))
-        stuck = {number: taken[number] for number in taken if taken[number].value == b"3"}
-        for number in taken.keys() - stuck.keys():
+        records = take(topics, len(LOG))
+        stuck = {number: records[number] for number in records if records[number].value == b"3"}
+        for number in records.keys() - stuck.keys():
             topics.window.ack(number)
         topics.commit(topics.window.floor)
     for place in PLACES:
-        left = tuple(record.offset for record in stuck.values() if record.partition == place.partition)
-        assert broker.committed[place].offset == left[0]
-        assert known(broker.committed[place]).outstanding == left
+        outstanding = tuple(record.offset for record in stuck.values() if record.partition == place.partition)
+        assert broker.committed[place].offset == outstanding[0]
+        assert snapshot_of(broker.committed[place]).outstanding == outstanding
     with KafkaTopics(RecordedClient(broker), ["orders"]) as topics:
         assert list(take(topics, len(stuck)).values()) == sorted(stuck.values(), key=broker.records.index)
         for number in range(len(stuck)):
@@ -88,8 +89,8 @@ def test_what_is_done_above_the_floor_does_not_replay() -> None:
 
 
 def test_metadata_over_the_limit_does_not_stop_consumption_parallel_consumer_647() -> None:
-    """A snapshot that would be larger is cut: it is committed, and what it leaves out replays."""
-    broker = Broker(many(900), limit=100)
+    """A snapshot over the limit is shortened and committed, and the omitted offsets replay."""
+    broker = Broker(make_records(900), limit=100)
     with KafkaTopics(RecordedClient(broker, assigned=[ZERO]), ["orders"], metadata_limit=broker.limit) as topics:
         for number in take(topics, 900):
             if number % 3:
@@ -97,17 +98,19 @@ def test_metadata_over_the_limit_does_not_stop_consumption_parallel_consumer_647
         topics.commit(-1)
     (position,) = broker.committed.values()
     assert position.offset == 0
-    kept = known(position)
-    assert kept.outstanding == tuple(range(0, kept.high + 1, 3))
-    assert 0 < kept.high < 899
+    snapshot = snapshot_of(position)
+    assert snapshot.outstanding == tuple(range(0, snapshot.high + 1, 3))
+    assert 0 < snapshot.high < 899
     with KafkaTopics(RecordedClient(broker, assigned=[ZERO]), ["orders"]) as topics:
-        replayed = [record.offset for record in take(topics, 900 - kept.high + len(kept.outstanding) - 1).values()]
-    assert replayed == [*kept.outstanding, *range(kept.high + 1, 900)]
+        replayed = [
+            record.offset for record in take(topics, 900 - snapshot.high + len(snapshot.outstanding) - 1).values()
+        ]
+    assert replayed == [*snapshot.outstanding, *range(snapshot.high + 1, 900)]
 
 
-def test_metadata_that_the_broker_refuses_is_told() -> None:
-    """Where the broker's limit is lower than was said, the commit raises the client's error, and can be repeated."""
-    broker = Broker(many(2), limit=8)
+def test_metadata_that_the_broker_refuses_raises_an_error() -> None:
+    """If the broker's limit is lower than configured, the commit raises the client's error, and can be repeated."""
+    broker = Broker(make_records(2), limit=8)
     with KafkaTopics(RecordedClient(broker, assigned=[ZERO]), ["orders"]) as topics:
         take(topics, 2)
         topics.window.ack(0)
@@ -119,62 +122,63 @@ def test_metadata_that_the_broker_refuses_is_told() -> None:
     assert broker.committed[ZERO].offset == 1
 
 
-def test_a_late_ack_after_the_partition_was_taken_away_is_refused_redpanda_connect_4477() -> None:
-    """The next owner has committed further; a handler of the former one ends, and its ack moves nothing."""
-    broker = Broker(many(10))
+def test_a_late_ack_after_the_partition_was_revoked_is_refused_redpanda_connect_4477() -> None:
+    """The next owner has committed further; an earlier owner's handler finishes, and its ack moves nothing."""
+    broker = Broker(make_records(10))
     client = RecordedClient(broker, assigned=[ZERO])
     with KafkaTopics(client, ["orders"]) as topics:
         take(topics, 10)
         topics.window.ack(0)
         topics.commit(0)
-        client.tell("lost", [ZERO])
-        theirs = broker.committed[ZERO] = Position(ZERO, 9, "theirs")
+        client.rebalance("lost", [ZERO])
+        next_owners_position = broker.committed[ZERO] = Position(ZERO, 9, "theirs")
         for number in range(1, 10):
             topics.window.ack(number)
         topics.commit(9)
         assert topics.refused == 9
-    assert broker.committed == {ZERO: theirs}
+    assert broker.committed == {ZERO: next_owners_position}
     assert len(client.commits) == 1
 
 
-def test_what_is_done_is_committed_before_a_partition_leaves() -> None:
-    """So that the next owner replays only what is outstanding; what was read of it and not begun is dropped."""
-    broker = Broker(many(10))
+def test_acks_are_committed_before_a_partition_is_revoked() -> None:
+    """So that the next owner replays only the outstanding records; records that were read but not started are
+    dropped."""
+    broker = Broker(make_records(10))
     client = RecordedClient(broker, assigned=[ZERO])
     with KafkaTopics(client, ["orders"]) as topics:
         take(topics, 4)
         for number in (0, 2):
             topics.window.ack(number)
-        client.tell("revoked", [ZERO])
+        client.rebalance("revoked", [ZERO])
         assert broker.committed[ZERO].offset == 1
-        assert known(broker.committed[ZERO]) == Snapshot(0, 3, (1, 3))
-        client.tell("assigned", [ZERO])
+        assert snapshot_of(broker.committed[ZERO]) == Snapshot(0, 3, (1, 3))
+        client.rebalance("assigned", [ZERO])
         assert [record.offset for record in take(topics, 8).values()] == [1, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_partition_that_was_lost_is_not_committed() -> None:
-    """Somebody else has it already."""
-    broker = Broker(many(3))
+    """Another consumer owns it already."""
+    broker = Broker(make_records(3))
     client = RecordedClient(broker, assigned=[ZERO])
     with KafkaTopics(client, ["orders"]) as topics:
         take(topics, 3)
         topics.window.ack(0)
-        client.tell("lost", [ZERO])
+        client.rebalance("lost", [ZERO])
         topics.commit(0)
     assert not broker.committed
 
 
-def test_other_partitions_go_on_when_one_leaves() -> None:
-    """A rebalance that takes one of three away leaves the windows of the others as they are."""
+def test_other_partitions_continue_when_one_is_revoked() -> None:
+    """A rebalance that removes one of three leaves the windows of the others unchanged."""
     broker = Broker()
     client = RecordedClient(broker)
     with KafkaTopics(client, ["orders"]) as topics:
-        taken = take(topics, len(LOG))
-        client.tell("revoked", [ONE])
-        for number in taken:
+        records = take(topics, len(LOG))
+        client.rebalance("revoked", [ONE])
+        for number in records:
             topics.window.ack(number)
         topics.commit(topics.window.floor)
-        assert topics.refused == sum(record.partition == ONE.partition for record in taken.values())
+        assert topics.refused == sum(record.partition == ONE.partition for record in records.values())
     assert set(broker.committed) == {ZERO, TWO}
     assert broker.committed[TWO].offset == last_of(TWO) + 1
 
@@ -188,27 +192,27 @@ def test_other_partitions_go_on_when_one_leaves() -> None:
     ],
     ids=["none", "another's", "no snapshot", "of another offset", "damaged"],
 )
-def test_metadata_that_cannot_be_trusted_replays_from_the_offset(metadata: str) -> None:
-    """Never a record is skipped for it."""
-    broker = Broker(many(10), {ZERO: Position(ZERO, 3, metadata)})
+def test_unreadable_metadata_replays_from_the_offset(metadata: str) -> None:
+    """No record is skipped because of it."""
+    broker = Broker(make_records(10), {ZERO: Position(ZERO, 3, metadata)})
     with KafkaTopics(RecordedClient(broker, assigned=[ZERO]), ["orders"]) as topics:
         assert [record.offset for record in take(topics, 7).values()] == list(range(3, 10))
 
 
-def test_the_group_is_polled_while_nobody_takes_records() -> None:
-    """Partitions are paused when enough is read, and resumed when it is taken; none is missing."""
-    broker = Broker(many(2 * AHEAD))
+def test_the_group_is_polled_while_no_records_are_taken() -> None:
+    """Partitions are paused once enough is read, and resumed once it is taken; no record is missing."""
+    broker = Broker(make_records(2 * AHEAD))
     client = RecordedClient(broker, assigned=[ZERO])
     with KafkaTopics(client, ["orders"]) as topics:
         assert client.paused.wait(10)
-        client.tell("assigned")  # a poll that calls back
+        client.rebalance("assigned")  # a poll with a callback
         assert [record.offset for record in take(topics, 2 * AHEAD).values()] == list(range(2 * AHEAD))
         assert not client.paused.is_set()
 
 
 def test_a_commit_during_a_rebalance_is_made_after_it() -> None:
-    """The broker takes none meanwhile; that is no failure, and nothing is forgotten."""
-    broker = Broker(many(3))
+    """The broker accepts none meanwhile; that isn't a failure, and nothing is lost."""
+    broker = Broker(make_records(3))
     client = RecordedClient(broker, assigned=[ZERO])
     with KafkaTopics(client, ["orders"]) as topics:
         take(topics, 3)
@@ -222,11 +226,11 @@ def test_a_commit_during_a_rebalance_is_made_after_it() -> None:
 
 
 def test_a_client_that_fails_ends_the_session() -> None:
-    """Readers and commits are told, with what the client raised as the cause; the client is closed."""
-    client = RecordedClient(Broker(many(3)), assigned=[ZERO])
+    """Readers and commits get an error with the client's exception as the cause; the client is closed."""
+    client = RecordedClient(Broker(make_records(3)), assigned=[ZERO])
     with KafkaTopics(client, ["orders"]) as topics:
         take(topics, 3)
-        client.tell("broken")
+        client.rebalance("broken")
         with pytest.raises(SessionEnded, match="all brokers are down") as reading:
             list(topics)
         assert isinstance(reading.value.__cause__, ConnectionError)
@@ -238,7 +242,7 @@ def test_a_client_that_fails_ends_the_session() -> None:
 
 
 class Assigning:
-    """A consumer of kafka-python whose calls are held against the real signatures."""
+    """A consumer of kafka-python whose calls are checked against the real signatures."""
 
     def __init__(self) -> None:
         self.consumer = create_autospec(kafka.KafkaConsumer, instance=True)
@@ -247,7 +251,7 @@ class Assigning:
         self.consumer.committed.return_value = kafka.OffsetAndMetadata(3, "", -1)
         self.consumer.assignment.return_value = {self.partition}
         self.committed = threading.Event()
-        self._answers: list[dict[Any, list[Attributes]]] = [{self.partition: many(2, first=3)}]
+        self._answers: list[dict[Any, list[Attributes]]] = [{self.partition: make_records(2, first=3)}]
 
     partition = kafka.TopicPartition("orders", 0)
 
@@ -263,8 +267,8 @@ class Assigning:
         return self._answers.pop()
 
 
-def test_kafka_python_is_called_as_it_wants_to_be() -> None:
-    """Its signatures, its types; a commit that comes in a rebalance is told from one that fails."""
+def test_kafka_python_is_called_with_its_real_signatures() -> None:
+    """Its signatures, its types; and a commit during a rebalance is distinguished from one that fails."""
     assigning = Assigning()
     consumer = assigning.consumer
     with KafkaTopics(KafkaPython(consumer), ["orders"]) as topics:
@@ -294,21 +298,21 @@ def test_kafka_python_is_called_as_it_wants_to_be() -> None:
 
 @pytest.fixture
 def mock_cluster() -> Iterator[tuple[confluent_kafka.Producer, str]]:
-    """librdkafka's broker, in this process: a producer, and the address for the consumers of other processes."""
+    """librdkafka's broker, in this process: a producer, and the address for consumers in other processes."""
     owner = confluent_kafka.Producer({"test.mock.num.brokers": 1, "log_level": 0})
     brokers = owner.list_topics(timeout=30).brokers.values()
-    address = ",".join(f"{each.host}:{each.port}" for each in brokers)
+    address = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
     yield confluent_kafka.Producer({"bootstrap.servers": address, "log_level": 0}), address
-    owner.flush(0)  # it lives as long as its owner
+    owner.flush(0)  # the cluster lives as long as its owner
 
 
-def test_a_consumer_of_confluent_kafka_that_is_killed_is_resumed(
+def test_another_consumer_resumes_after_a_killed_one_with_confluent_kafka(
     mock_cluster: tuple[confluent_kafka.Producer, str], tmp_path: Path
 ) -> None:
-    """SIGKILL, in the middle of handling: the metadata of its last commit knows what was outstanding."""
+    """SIGKILL in the middle of handling: the metadata of its last commit lists the outstanding records."""
     producer, address = mock_cluster
     published = crash.records()
     for key, number in published:
         producer.produce("orders", key=key, value=str(number), partition=crash.KEYS.index(key) % 2)
     assert producer.flush(30) == 0
-    crash.killed_and_resumed("kafka", address, "orders", tmp_path, published)
+    crash.check_kill_and_resume("kafka", address, "orders", tmp_path, published)

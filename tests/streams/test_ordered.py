@@ -1,4 +1,5 @@
-"""`run_ordered` and its asynchronous twin: order, commits, failures, pushback, and what each known failure asks for."""
+"""`run_ordered` and its asynchronous counterpart: order, commits, failures, backpressure, and a test for each known
+failure of other libraries."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ from lastbit.streams import (
     run_ordered_async,
 )
 from lastbit.streams._progress import Options, Progress
-from tests.streams.runners import Run, both, in_tasks, in_threads, log_from
+from tests.streams.runners import Run, in_tasks, in_threads, log_from, on_both_runners
 
 EXAMPLES = 150 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1)
 
 
 class Broken(Exception):
-    """What a handler, a source or a commit of these tests raises."""
+    """Raised by handlers, sources and commits of these tests."""
 
 
 def same(record: Any) -> Any:
@@ -43,9 +44,9 @@ def numbered(count: int) -> list[tuple[int, int]]:
     return [(offset, offset) for offset in range(count)]
 
 
-@both
+@on_both_runners
 def test_a_record_is_outstanding_while_it_is_handled(run: Run) -> None:
-    """A snapshot that is stored in that time must not count it as done: the handler may still fail."""
+    """A snapshot stored in that time must not count it as done: the handler may still fail."""
     window = AckWindow()
     outstanding: dict[int, bool] = {}
 
@@ -58,13 +59,13 @@ def test_a_record_is_outstanding_while_it_is_handled(run: Run) -> None:
 
 @settings(max_examples=EXAMPLES)
 @given(data=st.data())
-@both
-def test_after_any_failures_each_event_was_handled_in_order_and_only_what_was_outstanding_again(
+@on_both_runners
+def test_after_any_failures_events_are_handled_in_order_and_only_outstanding_ones_again(
     run: Run, data: st.DataObject
 ) -> None:
-    """Lives end by a handler, a commit before or after it was stored, the source. Each begins with what the last one
-    stored, cut to a limit at times. No event of a key is handled before an earlier one was; what is handled again, the
-    stored snapshot did not know as done."""
+    """A life ends through a handler, a commit (before or after it was stored) or the source. Each starts with the
+    snapshot that the last one stored, sometimes cut to a limit. No event of a key is handled before an earlier one, and
+    no event is handled again that the stored snapshot has as done."""
     keys = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=40), "keys")
     gaps = data.draw(st.lists(st.sampled_from([1, 1, 1, 2, 50]), min_size=len(keys), max_size=len(keys)), "gaps")
     log = {offset: (offset, key) for offset, key in zip(itertools.accumulate(gaps, initial=0), keys, strict=False)}
@@ -75,13 +76,13 @@ def test_after_any_failures_each_event_was_handled_in_order_and_only_what_was_ou
         st.lists(st.tuples(st.sampled_from(["handle", "commit", "stored", "source"]), st.integers(0, 30)), max_size=6)
     )
     handled: list[int] = []
-    stored = Snapshot()
+    stored_snapshot = Snapshot()
 
     for where, count in [*deaths, ("nothing", 0)]:
         life = Life(where, count)
-        window = AckWindow.restore(stored, capacity=capacity)
-        beginning = stored
-        floors = [stored.floor]
+        window = AckWindow.restore(stored_snapshot, capacity=capacity)
+        beginning = stored_snapshot
+        floors = [stored_snapshot.floor]
         done_here: list[int] = []
 
         def handle(
@@ -92,20 +93,20 @@ def test_after_any_failures_each_event_was_handled_in_order_and_only_what_was_ou
         ) -> None:
             offset, key = record
             assert all(o in handled for o in log if o < offset and log[o][1] == key), "out of order"
-            assert not beginning.done(offset), "handled again, though it was known to be done"
+            assert not beginning.done(offset), "handled again though the snapshot had it as done"
             life.passes("handle")
             handled.append(offset)
             done_here.append(offset)
 
         def commit(floor: int, life: Life = life, window: AckWindow = window, floors: list[int] = floors) -> None:
-            nonlocal stored
+            nonlocal stored_snapshot
             life.passes("commit")
             assert floor >= floors[-1], "a commit went back"
             floors.append(floor)
-            stored = stored.merge(Snapshot.decode(window.snapshot(limit)))
+            stored_snapshot = stored_snapshot.merge(Snapshot.decode(window.snapshot(limit)))
             life.passes("stored")
 
-        def source(life: Life = life, floor: int = stored.floor) -> Iterator[Any]:
+        def source(life: Life = life, floor: int = stored_snapshot.floor) -> Iterator[Any]:
             for item in log_from(log, floor):
                 life.passes("source")
                 yield item
@@ -118,17 +119,17 @@ def test_after_any_failures_each_event_was_handled_in_order_and_only_what_was_ou
                 raise
             if isinstance(error, RecordFailed) and error.offset not in window.outstanding:
                 raise AssertionError("a record that failed was acked") from error
-        # A commit is tried again, so in the end it holds all that was handled in this life.
-        assert all(offset in handled for offset in log if stored.done(offset)), "a record was skipped"
+        # A failed commit is retried, so in the end the snapshot has everything that this life handled.
+        assert all(offset in handled for offset in log if stored_snapshot.done(offset)), "a record was skipped"
         if limit is None:
-            assert all(stored.done(offset) for offset in done_here)
+            assert all(stored_snapshot.done(offset) for offset in done_here)
     assert set(handled) == set(log)
     if limit is None:
         assert len(handled) == len(log)
 
 
 class Life:
-    """Breaks once, at the `count`th pass of a place."""
+    """Raises once, at the `count`th pass of a place."""
 
     def __init__(self, where: str, count: int) -> None:
         self._where = where
@@ -143,9 +144,9 @@ class Life:
                     raise Broken(where)
 
 
-@both
+@on_both_runners
 def test_the_end_is_committed_and_no_commit_goes_back(run: Run) -> None:
-    """Conflated: far fewer commits than records; the last one is the end."""
+    """Commits are combined, so there are far fewer than records; the last one is the end."""
     commits: list[int] = []
     run(numbered(3000), same, key=same, commit=commits.append, every=0.005)
     assert commits[-1] == 2999
@@ -153,9 +154,9 @@ def test_the_end_is_committed_and_no_commit_goes_back(run: Run) -> None:
     assert len(commits) < 1000
 
 
-@both
-def test_nothing_is_committed_where_nothing_was_done(run: Run) -> None:
-    """No record; or records of which the first fails."""
+@on_both_runners
+def test_without_handled_records_nothing_is_committed(run: Run) -> None:
+    """No record at all, or the first record fails."""
     commits: list[int] = []
     run([], same, key=same, commit=commits.append)
     run([None, None], same, key=same, commit=commits.append)
@@ -168,9 +169,9 @@ def test_nothing_is_committed_where_nothing_was_done(run: Run) -> None:
     assert commits == []
 
 
-@both
+@on_both_runners
 def test_lanes_work_at_the_same_time(run: Run) -> None:
-    """All four handlers are under way at once, or none would come to its end."""
+    """All four handlers must run at the same time, or none would finish."""
     if run is in_threads:
         meeting = threading.Barrier(4, timeout=30)
         run(numbered(8), lambda r: meeting.wait(), key=same, lanes=4)
@@ -188,9 +189,9 @@ def test_lanes_work_at_the_same_time(run: Run) -> None:
     asyncio.run(run_ordered_async(numbered(8), handle, key=same, lanes=4))
 
 
-@both
-def test_a_handler_that_fails_stops_the_stream_after_what_was_safe_is_committed(run: Run) -> None:
-    """The error bears the record's offset and its cause; of its key nothing later is handled."""
+@on_both_runners
+def test_a_failing_handler_stops_the_stream_after_acked_records_are_committed(run: Run) -> None:
+    """The error has the record's offset and its cause; no later record of its key is handled."""
     commits: list[int] = []
     handled: list[int] = []
 
@@ -208,9 +209,9 @@ def test_a_handler_that_fails_stops_the_stream_after_what_was_safe_is_committed(
     assert {record for record in handled if record % 10 == 0} == set(range(0, 70, 10))
 
 
-@both
-def test_a_failure_is_noticed_though_no_record_comes(run: Run) -> None:
-    """A source that has nothing yields None; what was safe is committed by then."""
+@on_both_runners
+def test_a_failure_is_noticed_without_a_further_record(run: Run) -> None:
+    """A source without new records yields None; the acked records are committed by then."""
     commits: list[int] = []
 
     def source() -> Iterator[Any]:
@@ -227,10 +228,11 @@ def test_a_failure_is_noticed_though_no_record_comes(run: Run) -> None:
     assert commits == [1]
 
 
-# Of Ctrl-C an event loop makes a cancellation, which has a test of its own.
+# An event loop turns Ctrl-C into a cancellation, which has its own test.
 @pytest.mark.parametrize(("run", "error"), [(in_threads, Broken), (in_tasks, Broken), (in_threads, KeyboardInterrupt)])
-def test_whatever_ends_the_source_comes_after_the_commit(run: Run, error: type[BaseException]) -> None:
-    """Its error is raised as it is, Ctrl-C too, when the records in hand are done and the floor is committed."""
+def test_an_error_of_the_source_is_raised_after_the_commit(run: Run, error: type[BaseException]) -> None:
+    """Its error, including Ctrl-C, is raised unchanged once the records under way are done and the floor is
+    committed."""
     commits: list[int] = []
 
     def source() -> Iterator[Any]:
@@ -245,14 +247,14 @@ def test_whatever_ends_the_source_comes_after_the_commit(run: Run, error: type[B
     assert commits == [49]
 
 
-def test_one_stuck_key_does_not_take_all_memory_and_is_named() -> None:
-    """Other lanes go on until the window is full, then the source is not read any more; `on_stuck` and the window name
-    the offset; when it comes free, all goes on."""
+def test_one_stuck_key_has_bounded_memory_and_is_named() -> None:
+    """Other lanes continue until the window is full, then the source isn't read further; `on_stuck` and the window name
+    the offset; once it is free, everything continues."""
     window = AckWindow(capacity=100)
-    free = threading.Event()
+    freed = threading.Event()
     read: list[int] = []
     handled: list[int] = []
-    named: list[int] = []
+    stuck_offsets: list[int] = []
 
     def source() -> Iterator[Any]:
         for offset in range(1000):
@@ -260,19 +262,19 @@ def test_one_stuck_key_does_not_take_all_memory_and_is_named() -> None:
             yield offset, offset
 
     def handle(record: int) -> None:
-        if record % 4 == 3 and not free.wait(30):
-            free.set()  # Those behind it need not wait as long.
+        if record % 4 == 3 and not freed.wait(30):
+            freed.set()  # records behind it need not wait as long
         handled.append(record)
 
     def when_full() -> None:
-        # All that are not behind the stuck one are done, and the reader holds one that doesn't fit. Where threads are
-        # slow, the first that is named may be one before it.
-        while not over.is_set() and (3 not in named or len(read) < 104 or len(handled) < 3 + 75):
+        # All records that aren't behind the stuck one are done, and the reader holds one that doesn't fit. With slow
+        # threads, the first one named may be one before it.
+        while not finished.is_set() and (3 not in stuck_offsets or len(read) < 104 or len(handled) < 3 + 75):
             wait_a_little()
         at_full.append((len(read), len(handled), window.oldest, window.positions))
-        free.set()
+        freed.set()
 
-    over = threading.Event()
+    finished = threading.Event()
     at_full: list[tuple[int, int, int | None, int]] = []
     watcher = threading.Thread(target=when_full)
     watcher.start()
@@ -282,19 +284,19 @@ def test_one_stuck_key_does_not_take_all_memory_and_is_named() -> None:
         window=window,
         every=0.001,
         stuck_after=0.001,
-        on_stuck=lambda offset, seconds: named.append(offset),
+        on_stuck=lambda offset, seconds: stuck_offsets.append(offset),
     )
-    over.set()
+    finished.set()
     watcher.join()
     assert at_full == [(104, 78, 3, 100)]
-    assert named.count(3) == 1
+    assert stuck_offsets.count(3) == 1
     assert sorted(handled) == read == list(range(1000))
     assert window.floor == 999
 
 
-@both
-def test_what_waits_is_bounded_by_the_window(run: Run) -> None:
-    """Of a source that is faster than its handlers, no more is read than the window holds and one."""
+@on_both_runners
+def test_waiting_records_are_bounded_by_the_window(run: Run) -> None:
+    """If the source is faster than the handlers, at most one record is read beyond the window's capacity."""
     window = AckWindow(capacity=10)
     ahead: list[int] = []
 
@@ -315,9 +317,9 @@ def test_what_waits_is_bounded_by_the_window(run: Run) -> None:
     assert window.floor == 199
 
 
-@both
-def test_an_offset_that_holds_the_floor_is_told_in_the_log(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """Where nobody asked to be called; once."""
+@on_both_runners
+def test_an_offset_that_holds_the_floor_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, if the caller set no callback."""
 
     def source() -> Iterator[Any]:
         yield "first-0", "held"
@@ -335,8 +337,8 @@ def test_an_offset_that_holds_the_floor_is_told_in_the_log(run: Run, caplog: pyt
                 await asyncio.sleep(0)
 
         asyncio.run(run_ordered_async(source(), handle, key=same, every=0.001, stuck_after=0.001))
-    (told,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "'first-0' has been outstanding" in told.getMessage()
+    (warning,) = [record_ for record_ in caplog.records if record_.levelno == logging.WARNING]
+    assert "'first-0' has been outstanding" in warning.getMessage()
 
 
 def wait_a_little() -> None:
@@ -348,10 +350,10 @@ def wait_for(released: list[bool]) -> None:
         wait_a_little()
 
 
-@both
+@on_both_runners
 def test_eventuous_142_ignored_events_do_not_block_the_floor(run: Run) -> None:
     """eventuous #142: events of an unknown type never reached the consumer, their positions were never committed, and
-    the checkpoint stood still behind the gap. What is filtered out is acked; so is a stream of nothing else."""
+    the checkpoint stopped at the gap. Here filtered records are acked; so is a stream of only such records."""
     commits: list[int] = []
     handled: list[int] = []
     run(numbered(100), handled.append, key=same, commit=commits.append, wanted=lambda r: r in (3, 50))
@@ -362,12 +364,12 @@ def test_eventuous_142_ignored_events_do_not_block_the_floor(run: Run) -> None:
     assert commits[-1] == 99
 
 
-@both
-def test_a_dead_letter_is_acked_when_it_is_taken(run: Run) -> None:
-    """Records that raise, and those of which not even the key can be told; one that the dead letters refuse too ends
-    the stream."""
+@on_both_runners
+def test_a_record_is_acked_once_it_is_a_dead_letter(run: Run) -> None:
+    """Records that raise, and records whose key can't be computed; a record that the dead-letter handler refuses too
+    ends the stream."""
     commits: list[int] = []
-    dead: list[tuple[Any, str]] = []
+    dead_letters: list[tuple[Any, str]] = []
 
     def key(record: int) -> int:
         return 7 // (record - 5)
@@ -377,12 +379,12 @@ def test_a_dead_letter_is_acked_when_it_is_taken(run: Run) -> None:
             raise Broken(str(record))
 
     def dead_letter(record: int, error: Exception) -> None:
-        dead.append((record, type(error).__name__))
+        dead_letters.append((record, type(error).__name__))
         if record == 30:
             raise OSError("the dead letters' queue is away")
 
     run(numbered(30), handle, key=key, commit=commits.append, dead_letter=dead_letter)
-    assert sorted(dead) == [(0, "Broken"), (5, "ZeroDivisionError"), (10, "Broken"), (20, "Broken")]
+    assert sorted(dead_letters) == [(0, "Broken"), (5, "ZeroDivisionError"), (10, "Broken"), (20, "Broken")]
     assert commits[-1] == 29
     with pytest.raises(RecordFailed) as failed:
         run(numbered(35), handle, key=same, lanes=1, commit=commits.append, dead_letter=dead_letter)
@@ -391,38 +393,38 @@ def test_a_dead_letter_is_acked_when_it_is_taken(run: Run) -> None:
     assert commits[-1] == 29
 
 
-@both
-def test_a_commit_that_fails_is_tried_again_with_the_floor_of_then(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """And the stream goes on."""
-    tried: list[int] = []
+@on_both_runners
+def test_a_failed_commit_is_retried_with_the_current_floor(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """And the stream continues."""
+    attempts: list[int] = []
     commits: list[int] = []
 
     def commit(floor: int) -> None:
-        tried.append(floor)
-        if len(tried) <= 3:
+        attempts.append(floor)
+        if len(attempts) <= 3:
             raise Broken
         commits.append(floor)
 
     def source() -> Iterator[Any]:
         for item in numbered(30):
             yield item
-            while len(tried) < min(item[0], 3):
+            while len(attempts) < min(item[0], 3):
                 yield None
 
     run(source(), same, key=same, commit=commit, every=0.001)
     assert commits[-1] == 29
-    assert tried == sorted(tried)
-    assert "tried again" in caplog.text
+    assert attempts == sorted(attempts)
+    assert "will be retried" in caplog.text
 
 
-@both
+@on_both_runners
 def test_a_commit_that_keeps_failing_ends_the_stream(run: Run) -> None:
-    """With its cause, while the source still has records; the records that were handled replay."""
-    tried = 0
+    """With its cause, while the source still has records; the handled records replay."""
+    attempts = 0
 
     def commit(floor: int) -> None:
-        nonlocal tried
-        tried += 1
+        nonlocal attempts
+        attempts += 1
         raise Broken("no broker")
 
     def source() -> Iterator[Any]:
@@ -434,12 +436,12 @@ def test_a_commit_that_keeps_failing_ends_the_stream(run: Run) -> None:
         run(source(), same, key=same, commit=commit, every=0.001)
     assert isinstance(failed.value.__cause__, Broken)
     assert failed.value.floor <= 4
-    assert tried == 5 + 3
+    assert attempts == 5 + 3
 
 
-@both
-def test_a_last_commit_that_fails_is_raised_or_noted(run: Run) -> None:
-    """Alone it is the error; beside a failed record it is said with that."""
+@on_both_runners
+def test_a_failing_last_commit_is_raised_or_noted(run: Run) -> None:
+    """On its own it is the error; next to a failed record it is a note on that error."""
 
     def commit(floor: int) -> None:
         raise Broken("no broker")
@@ -456,10 +458,10 @@ def test_a_last_commit_that_fails_is_raised_or_noted(run: Run) -> None:
     assert any("offset 2 could not be committed" in note for note in failed.value.__notes__)
 
 
-def test_redpanda_connect_4477_nothing_is_committed_once_the_partition_was_taken_away() -> None:
-    """redpanda connect #4477: a handler that was under way when the partition was revoked acked later, and its offset
-    was committed for a partition of somebody else's. The window is closed; the late ack ends the stream, and no commit
-    follows."""
+def test_redpanda_connect_4477_nothing_is_committed_after_the_partition_was_revoked() -> None:
+    """redpanda connect #4477: a handler that was running when the partition was revoked acked later, and its offset was
+    committed for a partition that another consumer owned. Here the window is closed; the late ack ends the stream, and
+    no commit follows."""
     window = AckWindow()
     commits: list[int] = []
     under_way, revoked = threading.Event(), threading.Event()
@@ -483,14 +485,14 @@ def test_redpanda_connect_4477_nothing_is_committed_once_the_partition_was_taken
     assert window.outstanding == (1,)
 
 
-@both
-def test_a_commit_that_finds_the_stream_taken_away_ends_it(run: Run) -> None:
-    """A fence refused it: the caller closes the window and raises, and it is not tried again."""
+@on_both_runners
+def test_a_commit_refused_by_a_fence_ends_the_stream(run: Run) -> None:
+    """A fence refused it: the caller closes the window and raises, and the commit isn't retried."""
     window = AckWindow()
-    tried: list[int] = []
+    attempts: list[int] = []
 
     def commit(floor: int) -> None:
-        tried.append(floor)
+        attempts.append(floor)
         window.close()
         raise Broken("stale epoch")
 
@@ -501,12 +503,12 @@ def test_a_commit_that_finds_the_stream_taken_away_ends_it(run: Run) -> None:
 
     with pytest.raises(WindowClosed):
         run(source(), same, key=same, window=window, commit=commit, every=0.001)
-    assert tried == [0]
+    assert attempts == [0]
 
 
-def test_kurrentdb_1301_no_commit_is_ahead_of_a_record_on_its_way() -> None:
-    """KurrentDB #1301: a checkpoint while nothing seemed outstanding. Commits go on while records are read, routed and
-    handled; none is ever ahead of one whose handler has not returned."""
+def test_kurrentdb_1301_no_commit_is_ahead_of_an_unhandled_record() -> None:
+    """KurrentDB #1301: a checkpoint at a moment when nothing seemed outstanding. Commits happen while records are read,
+    routed and handled; none is ever ahead of a record whose handler has not returned."""
     done: set[int] = set()
     ahead: list[int] = []
 
@@ -518,17 +520,17 @@ def test_kurrentdb_1301_no_commit_is_ahead_of_a_record_on_its_way() -> None:
     assert len(done) == 3000
 
 
-def test_a_handler_that_never_ends_does_not_keep_a_failure_back() -> None:
-    """After `grace` seconds it is left behind; its ack, when it comes, commits nothing."""
+def test_a_handler_that_never_ends_does_not_delay_a_failure() -> None:
+    """After `grace` seconds it is abandoned; a late ack commits nothing."""
     commits: list[int] = []
-    never, stuck, left = threading.Event(), threading.Event(), threading.Event()
+    released, stuck, finished = threading.Event(), threading.Event(), threading.Event()
     window = AckWindow()
 
     def handle(record: int) -> None:
         if record == 0:
             stuck.set()
-            never.wait(60)
-            left.set()
+            released.wait(60)
+            finished.set()
         elif record == 1:
             stuck.wait(60)
             raise Broken
@@ -537,17 +539,17 @@ def test_a_handler_that_never_ends_does_not_keep_a_failure_back() -> None:
         run_ordered(numbered(20), handle, key=same, lanes=2, commit=commits.append, window=window, every=60, grace=0.02)
     assert failed.value.offset == 1
     before = list(commits)
-    never.set()
-    left.wait(60)
+    released.set()
+    finished.wait(60)
     while 0 in window.outstanding:
         pass
     assert commits == before
     assert all(floor == -1 for floor in commits)
 
 
-@both
-def test_a_restored_window_skips_what_is_done_and_replays_what_was_outstanding(run: Run) -> None:
-    """And nothing else is handled a second time."""
+@on_both_runners
+def test_a_restored_window_skips_acked_records_and_replays_outstanding_ones(run: Run) -> None:
+    """And handles nothing else a second time."""
     first = AckWindow()
     for offset in range(10, 20):
         first.track(offset)
@@ -561,14 +563,14 @@ def test_a_restored_window_skips_what_is_done_and_replays_what_was_outstanding(r
     assert commits[-1] == 24
 
 
-@both
-def test_restored_offsets_that_are_gone_from_the_log_do_not_hold_the_floor(
+@on_both_runners
+def test_restored_offsets_missing_from_the_log_do_not_hold_the_floor(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Compaction or retention took them between two runs (parallel-consumer #409): once the source has passed them,
-    they never come. It is said."""
+    """Compaction or retention removed them between two runs (parallel-consumer #409): once the source has passed them,
+    they never come. It is logged."""
     commits: list[int] = []
-    for capacity in (10, 3):  # the second is full with those that are gone
+    for capacity in (10, 3):  # the second is full of missing offsets
         caplog.clear()
         window = AckWindow.restore(Snapshot(4, 9, (5, 7, 9)), capacity=capacity)
         run([(7, 7), (30, 30), (31, 31)], same, key=same, window=window, commit=commits.append)
@@ -598,22 +600,20 @@ def test_an_ack_while_a_commit_is_computed_does_not_commit_an_opaque_offset_twic
     for offset in ("a", "b"):
         assert progress.track(progress.position_of(offset), offset)
     window.ack(0)
-    due = progress.due()
-    assert due is not None
-    assert (due.floor, due.offset) == (1, "b")
-    progress.committed(due)
+    due_commit = progress.due()
+    assert due_commit is not None
+    assert (due_commit.floor, due_commit.offset) == (1, "b")
+    progress.committed(due_commit)
     assert progress.due() is None
 
 
-@both
-def test_opaque_offsets_are_committed_as_the_source_gave_them(run: Run) -> None:
-    """Redis ids, tuples of a file and a line: the one that stands at the floor."""
+@on_both_runners
+def test_opaque_offsets_are_committed_unchanged(run: Run) -> None:
+    """Redis ids, tuples of a file and a line: the offset at the floor."""
     commits: list[str] = []
     run(((f"{n}-0", n) for n in range(500)), same, key=same, commit=commits.append, every=0.001)
     assert commits[-1] == "499-0"
-    assert [int(each.partition("-")[0]) for each in commits] == sorted(
-        {int(each.partition("-")[0]) for each in commits}
-    )
+    assert [int(id.partition("-")[0]) for id in commits] == sorted({int(id.partition("-")[0]) for id in commits})
 
     def handle(record: int) -> None:
         if record == 7:
@@ -629,9 +629,9 @@ def test_opaque_offsets_are_committed_as_the_source_gave_them(run: Run) -> None:
     assert commits == ["6-0"]
 
 
-@both
-def test_offsets_that_are_no_stream_are_refused(run: Run) -> None:
-    """Out of order, of two kinds, or opaque in a window that knows numbers."""
+@on_both_runners
+def test_invalid_offsets_are_refused(run: Run) -> None:
+    """Out of order, of two kinds, or opaque in a window of numbers."""
     with pytest.raises(OffsetOutOfOrder):
         run([(1, 1), (1, 1)], same, key=same)
     with pytest.raises(InvalidArgument, match="after integers"):
@@ -640,40 +640,40 @@ def test_offsets_that_are_no_stream_are_refused(run: Run) -> None:
         run([("2", 2)], same, key=same, window=AckWindow.restore(Snapshot(5, 5)))
 
 
-@both
-@pytest.mark.parametrize("wrong", [{"lanes": 0}, {"every": 0}, {"grace": -1}, {"stuck_after": 0}])
-def test_options_that_make_no_sense_are_refused(run: Run, wrong: dict[str, Any]) -> None:
+@on_both_runners
+@pytest.mark.parametrize("options", [{"lanes": 0}, {"every": 0}, {"grace": -1}, {"stuck_after": 0}])
+def test_invalid_options_are_refused(run: Run, options: dict[str, Any]) -> None:
     """Before anything is read."""
-    with pytest.raises(InvalidArgument, match=next(iter(wrong)).rstrip("s")):
-        run(iter([(1, 1)]), same, key=same, **wrong)
+    with pytest.raises(InvalidArgument, match=next(iter(options)).rstrip("s")):
+        run(iter([(1, 1)]), same, key=same, **options)
 
 
-def test_a_window_of_ones_own_hears_of_acks_above_the_floor() -> None:
-    """While one offset holds the floor, what is done above it is committed with the snapshot; without a window the
-    same floor is not committed twice."""
+def test_a_given_window_records_acks_above_the_floor() -> None:
+    """While one offset holds the floor, acks above it are committed with the snapshot; without a window the same floor
+    is not committed twice."""
     stored: list[bytes] = []
     window = AckWindow()
-    seen = threading.Event()
+    committed = threading.Event()
 
     def handle(record: int) -> None:
         if record == 0:
-            seen.wait(60)
+            committed.wait(60)
 
     def commit(floor: int) -> None:
         stored.append(window.snapshot())
         if Snapshot.decode(stored[-1]) == Snapshot(-1, 5, (0,)):
-            seen.set()
+            committed.set()
 
     run_ordered(numbered(6), handle, key=lambda r: r > 0, lanes=2, window=window, commit=commit, every=0.001)
-    assert seen.is_set()
+    assert committed.is_set()
     assert Snapshot.decode(stored[-1]) == Snapshot(5, 5)
 
 
-# The asynchronous one alone.
+# The asynchronous runner only.
 
 
-def test_a_cancelled_stream_commits_what_is_safe() -> None:
-    """Handlers are cancelled, their records stay outstanding, and the cancellation goes on."""
+def test_a_cancelled_stream_commits_acked_records() -> None:
+    """Handlers are cancelled, their records stay outstanding, and the cancellation is raised."""
     window = AckWindow()
     commits: list[int] = []
     cancelled: list[int] = []
@@ -743,7 +743,7 @@ class FullStream:
         self.handled.append(record)
 
     async def ended(self) -> None:
-        """Within a bounded number of iterations, none of which waits for a time-out."""
+        """Wait a bounded number of iterations, without any time-out."""
         await iterations(100)
         assert self.task.done(), "the stream hangs"
         assert len(asyncio.all_tasks()) == 1
@@ -756,7 +756,7 @@ MOMENTS = range(6)
 @pytest.mark.parametrize("failure", MOMENTS)
 @pytest.mark.parametrize("ack", MOMENTS)
 def test_a_full_stream_ends_when_a_lane_fails_whenever_the_other_one_acks(failure: int, ack: int) -> None:
-    """The cancellation of the reader may come together with the room that it waits for; what is safe is committed."""
+    """The cancellation of the reader may coincide with the room that it waits for; acked records are committed."""
 
     async def main() -> None:
         stream = FullStream()
@@ -779,7 +779,7 @@ def test_a_full_stream_ends_when_a_lane_fails_whenever_the_other_one_acks(failur
 @pytest.mark.parametrize("cancellation", MOMENTS)
 @pytest.mark.parametrize("ack", MOMENTS)
 def test_a_full_stream_ends_when_it_is_cancelled_whenever_a_lane_acks(ack: int, cancellation: int, fails: bool) -> None:
-    """The other lane fails together with the ack, or goes on."""
+    """The other lane fails together with the ack, or continues."""
 
     async def main() -> None:
         stream = FullStream()
@@ -800,8 +800,8 @@ def test_a_full_stream_ends_when_it_is_cancelled_whenever_a_lane_acks(ack: int, 
     asyncio.run(main())
 
 
-def test_a_waiting_source_is_given_up_when_a_handler_fails() -> None:
-    """No record has to come for it; and a handler that outlasts the grace is cancelled."""
+def test_a_waiting_source_is_abandoned_when_a_handler_fails() -> None:
+    """No further record is needed for it; and a handler that outlasts the grace is cancelled."""
     closed: list[bool] = []
 
     async def main() -> None:
@@ -831,8 +831,8 @@ def test_a_waiting_source_is_given_up_when_a_handler_fails() -> None:
     assert closed == [True]
 
 
-def test_a_cancellation_from_within_is_a_failure_and_no_end() -> None:
-    """A handler or a source that raises CancelledError by itself must not look like a stream that has ended."""
+def test_a_cancellation_from_within_is_a_failure_not_an_end() -> None:
+    """A handler or a source that raises CancelledError itself must not look like the end of the stream."""
 
     async def handle(record: int) -> None:
         raise asyncio.CancelledError
@@ -841,31 +841,31 @@ def test_a_cancellation_from_within_is_a_failure_and_no_end() -> None:
         yield 0, 0
         raise asyncio.CancelledError
 
-    async def fine(record: int) -> None:
+    async def succeed(record: int) -> None:
         pass
 
     with pytest.raises(RecordFailed):
         asyncio.run(run_ordered_async(numbered(3), handle, key=same))
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(run_ordered_async(source(), fine, key=same))
+        asyncio.run(run_ordered_async(source(), succeed, key=same))
 
 
-def test_dead_letters_may_be_awaited() -> None:
+def test_dead_letter_handlers_may_be_async() -> None:
     """And their failure ends the stream."""
-    dead: list[int] = []
+    dead_letters: list[int] = []
 
     async def handle(record: int) -> None:
         raise Broken
 
     async def dead_letter(record: int, error: Exception) -> None:
         await asyncio.sleep(0)
-        dead.append(record)
+        dead_letters.append(record)
 
     async def refusing(record: int, error: Exception) -> None:
         raise OSError
 
     commits: list[int] = []
     asyncio.run(run_ordered_async(numbered(3), handle, key=same, dead_letter=dead_letter, commit=commits.append))
-    assert (sorted(dead), commits[-1]) == ([0, 1, 2], 2)
+    assert (sorted(dead_letters), commits[-1]) == ([0, 1, 2], 2)
     with pytest.raises(RecordFailed):
         asyncio.run(run_ordered_async(numbered(3), handle, key=same, dead_letter=refusing))

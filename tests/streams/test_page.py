@@ -1,4 +1,4 @@
-"""docs/streams.md is true: its snippets run, in their order, and what they assert holds."""
+"""The snippets of docs/streams.md run in order, and their assertions hold."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from tests.test_docs import blocks
 
 
 def test_the_snippets_of_the_page_run(tmp_path: Path) -> None:
-    """As one script, with nothing but the library."""
+    """As one script, with the library alone."""
     script = tmp_path / "streams.py"
     script.write_text("\n".join(blocks(ROOT / "docs/streams.md", "python")))
-    ran = subprocess.run([sys.executable, str(script)], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    process = subprocess.run(
+        [sys.executable, str(script)], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr

@@ -1,4 +1,4 @@
-"""RabbitMQ itself: queues and streams of a node of our own, over a wire that is cut."""
+"""RabbitMQ itself: queues and streams of a private node, over a connection that is cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("rabbitmq")
 
 @pytest.fixture
 def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
-    """To declare, publish and look."""
+    """A channel to declare, publish and read."""
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
         opened = connection.channel()
         opened.confirm_delivery()
@@ -31,7 +31,7 @@ def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
 
 @pytest.fixture(params=["classic", "quorum"])
 def queue(request: pytest.FixtureRequest, channel: Any) -> Iterator[str]:
-    """An empty queue of each kind, as the documentation wants it."""
+    """An empty queue of each kind, declared as the documentation requires."""
     yield (name := declared(channel, "orders", request.param))
     channel.queue_delete(name)
 
@@ -63,15 +63,15 @@ def publish(channel: Any, queue: str, count: int) -> None:
 
 
 def take(source: RabbitQueue, count: int) -> dict[int, Message]:
-    """The next messages by their tags; they are outstanding then."""
-    found = dict(itertools.islice(filter(None, source), count))
-    for tag in found:
+    """The next messages by their tags; they are outstanding."""
+    messages = dict(itertools.islice(filter(None, source), count))
+    for tag in messages:
         source.window.track(tag)
-    return found
+    return messages
 
 
 def assert_empty(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
-    """What is published now is the first to come."""
+    """A message published now is the first one delivered."""
     publish(channel, queue, 1)
     with RabbitQueue(rabbitmq.url, queue) as source:
         ((_, message),) = itertools.islice(filter(None, source), 1)
@@ -79,38 +79,38 @@ def assert_empty(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
         source.commit(1)
 
 
-def numbers(found: dict[int, Message]) -> list[int]:
-    return [int(message.body) for message in found.values()]
+def numbers(messages: dict[int, Message]) -> list[int]:
+    return [int(message.body) for message in messages.values()]
 
 
 def over(wire: Wire) -> str:
     return f"amqp://guest:guest@127.0.0.1:{wire.port}/%2F"
 
 
-def test_what_is_done_does_not_come_again(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
-    """Acked one by one above the floor, all at once below it; what is outstanding comes again, in its order."""
+def test_acked_messages_are_not_redelivered(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
+    """Acked one by one above the floor, all at once below it; outstanding messages are redelivered, in order."""
     publish(channel, queue, 20)
     with RabbitQueue(rabbitmq.url, queue) as orders:
         assert numbers(take(orders, 20)) == list(range(20))
-        for done in ((5, 2, 9), (1,), (4, 3, 12)):
-            for tag in done:
+        for acked_numbers in ((5, 2, 9), (1,), (4, 3, 12)):
+            for tag in acked_numbers:
                 orders.window.ack(tag)
             orders.commit(orders.window.floor)
             orders.commit(orders.window.floor)
         assert orders.window.floor == 5
     with RabbitQueue(rabbitmq.url, queue) as orders:
-        again = take(orders, 13)
-        assert numbers(again) == [number for number in range(20) if number + 1 not in (1, 2, 3, 4, 5, 9, 12)]
-        assert all(message.redelivered for message in again.values())
-        assert list(again) == list(range(1, 14))
-        for tag in again:
+        redelivered = take(orders, 13)
+        assert numbers(redelivered) == [number for number in range(20) if number + 1 not in (1, 2, 3, 4, 5, 9, 12)]
+        assert all(message.redelivered for message in redelivered.values())
+        assert list(redelivered) == list(range(1, 14))
+        for tag in redelivered:
             orders.window.ack(tag)
         orders.commit(13)
     assert_empty(rabbitmq, channel, queue)
 
 
-def test_the_floor_alone_can_be_committed(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
-    """Where the reader keeps a window of its own."""
+def test_a_floor_can_be_committed_without_a_window(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
+    """If the reader has its own window."""
     publish(channel, queue, 5)
     with RabbitQueue(rabbitmq.url, queue) as orders:
         assert [tag for tag, _ in itertools.islice(filter(None, orders), 5)] == [1, 2, 3, 4, 5]
@@ -121,7 +121,7 @@ def test_the_floor_alone_can_be_committed(rabbitmq: RabbitMQ, channel: Any, queu
         assert numbers(take(orders, 2)) == [3, 4]
 
 
-def test_no_more_than_the_prefetch_is_out(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
+def test_no_more_than_the_prefetch_is_outstanding(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
     """The broker keeps the rest until something is acked."""
     publish(channel, queue, 5)
     with RabbitQueue(rabbitmq.url, queue, prefetch=3) as orders:
@@ -133,8 +133,8 @@ def test_no_more_than_the_prefetch_is_out(rabbitmq: RabbitMQ, channel: Any, queu
         assert channel.queue_declare(queue, passive=True).method.message_count == 1
 
 
-def test_what_comes_again_takes_its_old_place(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
-    """Before what was never delivered."""
+def test_redelivered_messages_keep_their_place(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
+    """Before messages that were never delivered."""
     publish(channel, queue, 10)
     with RabbitQueue(rabbitmq.url, queue, prefetch=5) as orders:
         take(orders, 5)
@@ -147,17 +147,17 @@ def test_what_comes_again_takes_its_old_place(rabbitmq: RabbitMQ, channel: Any, 
 def test_a_late_ack_of_a_lost_channel_is_refused(rabbitmq: RabbitMQ, channel: Any, queue: str, wire: Wire) -> None:
     """The same tag is another message by now; nothing is sent, and the new session's messages stay outstanding."""
     publish(channel, queue, 4)
-    with RabbitQueue(over(wire), queue) as lost:
-        take(lost, 2)
+    with RabbitQueue(over(wire), queue) as lost_queue:
+        take(lost_queue, 2)
         wire.cut()
-        with pytest.raises(SessionEnded, match=f"RabbitMQ queue {queue} is over"):
-            list(lost)
+        with pytest.raises(SessionEnded, match=f"RabbitMQ queue {queue} has ended"):
+            list(lost_queue)
         with RabbitQueue(over(wire), queue) as orders:
             assert numbers(take(orders, 4)) == [0, 1, 2, 3]
-            lost.window.ack(1)
-            lost.window.ack(2)
+            lost_queue.window.ack(1)
+            lost_queue.window.ack(2)
             with pytest.raises(SessionEnded):
-                lost.commit(2)
+                lost_queue.commit(2)
             orders.window.ack(3)
             orders.commit(0)
     with RabbitQueue(rabbitmq.url, queue) as orders:
@@ -165,7 +165,7 @@ def test_a_late_ack_of_a_lost_channel_is_refused(rabbitmq: RabbitMQ, channel: An
 
 
 def test_a_queue_that_is_deleted_ends_the_session(rabbitmq: RabbitMQ, channel: Any) -> None:
-    """The broker cancels the consumer; waiting on would be for ever."""
+    """The broker cancels the consumer; otherwise it would wait forever."""
     channel.queue_declare("short-lived")
     with RabbitQueue(rabbitmq.url, "short-lived") as orders:
         channel.queue_delete("short-lived")
@@ -174,7 +174,7 @@ def test_a_queue_that_is_deleted_ends_the_session(rabbitmq: RabbitMQ, channel: A
 
 
 def test_a_closed_source_refuses_commits(rabbitmq: RabbitMQ, channel: Any, queue: str) -> None:
-    """And what it had not committed is there for the next."""
+    """And uncommitted messages are left for the next reader."""
     publish(channel, queue, 2)
     with RabbitQueue(rabbitmq.url, queue) as orders:
         take(orders, 2)
@@ -189,23 +189,23 @@ def test_a_closed_source_refuses_commits(rabbitmq: RabbitMQ, channel: Any, queue
         assert numbers(take(orders, 1)) == [1]
 
 
-def test_a_queue_that_is_not_there_is_told_at_once(rabbitmq: RabbitMQ) -> None:
+def test_a_missing_queue_is_an_error_at_once(rabbitmq: RabbitMQ) -> None:
     """By the client's own error."""
     with pytest.raises(pika.exceptions.ChannelClosedByBroker):
         RabbitQueue(rabbitmq.url, "nowhere")
 
 
 def test_a_stream_is_read_after_any_offset(rabbitmq: RabbitMQ, channel: Any, stream: str) -> None:
-    """Its offsets are the log's; reading takes nothing from it, and more than the prefetch comes."""
+    """Its offsets are the log's; reading removes nothing from it, and more than the prefetch is delivered."""
     publish(channel, stream, 50)
     for after in (-1, 0, 17, 48):
         with RabbitStream(rabbitmq.url, stream, after=after, prefetch=8) as log:
-            found = dict(itertools.islice(filter(None, log), 49 - after))
-        assert list(found) == numbers(found) == list(range(after + 1, 50))
+            records = dict(itertools.islice(filter(None, log), 49 - after))
+        assert list(records) == numbers(records) == list(range(after + 1, 50))
 
 
-def test_a_stream_goes_on_where_its_window_says(rabbitmq: RabbitMQ, channel: Any, stream: str, wire: Wire) -> None:
-    """Across a cut: offsets stay good, what is done is skipped, what is outstanding replays."""
+def test_a_stream_continues_at_its_windows_floor(rabbitmq: RabbitMQ, channel: Any, stream: str, wire: Wire) -> None:
+    """After a cut, offsets stay valid, acked records are skipped, and outstanding ones replay."""
     publish(channel, stream, 30)
     window = AckWindow()
     with RabbitStream(over(wire), stream) as log:
@@ -218,22 +218,24 @@ def test_a_stream_goes_on_where_its_window_says(rabbitmq: RabbitMQ, channel: Any
             list(log)
     window = AckWindow.restore(window.snapshot())
     with RabbitStream(over(wire), stream, after=window.floor) as log:
-        again = [offset for offset, _ in itertools.islice(filter(None, log), 23) if window.track(offset)]
-    assert again == [7, 11, *range(20, 30)]
+        replayed = [offset for offset, _ in itertools.islice(filter(None, log), 23) if window.track(offset)]
+    assert replayed == [7, 11, *range(20, 30)]
 
 
 @pytest.mark.parametrize("source", ["queue", "stream"])
-def test_a_consumer_that_is_killed_is_resumed(rabbitmq: RabbitMQ, channel: Any, source: str, tmp_path: Path) -> None:
-    """SIGKILL, in the middle of handling. A quorum queue may replay more: it keeps acks back while it is busy."""
+def test_another_consumer_resumes_after_a_killed_one(
+    rabbitmq: RabbitMQ, channel: Any, source: str, tmp_path: Path
+) -> None:
+    """SIGKILL in the middle of handling. A quorum queue may replay more: it delays acks while it is busy."""
     name = declared(channel, "killed", {"queue": "classic"}.get(source, source))
     published = crash.records()
     for key, number in published:
         channel.basic_publish("", name, str(number).encode(), pika.BasicProperties(headers={"key": key}))
-    crash.killed_and_resumed(source, rabbitmq.url, name, tmp_path, published)
+    crash.check_kill_and_resume(source, rabbitmq.url, name, tmp_path, published)
 
 
-def test_order_holds_across_connections_that_are_cut(rabbitmq: RabbitMQ, channel: Any, queue: str, wire: Wire) -> None:
-    """Again and again, at work: nothing is skipped, and no record of a key is handled before an earlier one."""
+def test_order_is_kept_across_cut_connections(rabbitmq: RabbitMQ, channel: Any, queue: str, wire: Wire) -> None:
+    """Several cuts during the work: no record is skipped, and none of a key is handled before an earlier one."""
     published = crash.records()
     for key, number in published:
         channel.basic_publish("", queue, str(number).encode(), pika.BasicProperties(headers={"key": key}))
@@ -250,7 +252,7 @@ def test_order_holds_across_connections_that_are_cut(rabbitmq: RabbitMQ, channel
             cut_at = next(cuts, len(published))
             wire.cut()
 
-    lost = 0
+    lost_sessions = 0
     while len(set(handled)) < len(published):
         with RabbitQueue(over(wire), queue, prefetch=20) as orders:
             try:
@@ -263,15 +265,15 @@ def test_order_holds_across_connections_that_are_cut(rabbitmq: RabbitMQ, channel
                     commit=orders.commit,
                 )
             except StreamError:
-                lost += 1
-    assert lost >= 2
+                lost_sessions += 1
+    assert lost_sessions >= 2
     for key in crash.KEYS:
         first = list(dict.fromkeys(number for number in handled if published[number][0] == key))
         assert first == [number for at, number in published if at == key]
     assert_empty(rabbitmq, channel, queue)
 
 
-def test_without_pika_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pika_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """As other extras do."""
     monkeypatch.setitem(sys.modules, "pika", None)
     with pytest.raises(MissingExtra, match=r"lastbit\[rabbitmq\]"):

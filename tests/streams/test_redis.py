@@ -1,4 +1,4 @@
-"""Redis Streams itself, over a wire that is cut, also between an answer and its reader."""
+"""Redis Streams itself, over a connection that is cut, even between an answer and its reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUP = "billing"
 
 @pytest.fixture
 def commands(redis: RedisServer) -> Iterator[Any]:
-    """To add and look; what was there before is gone."""
+    """A client to add and read entries, on an emptied database."""
     with client.Redis.from_url(redis.url(), decode_responses=True) as opened:
         opened.flushall()
         yield opened
@@ -42,44 +42,44 @@ def add(commands: Any, count: int, first: int = 0) -> None:
 
 
 def take(source: RedisStream, count: int) -> dict[int, Entry]:
-    """The next entries by their numbers; they are outstanding then."""
-    found = dict(itertools.islice(filter(None, source), count))
-    for number in found:
+    """The next entries by their numbers; they are outstanding."""
+    entries = dict(itertools.islice(filter(None, source), count))
+    for number in entries:
         source.window.track(number)
-    return found
+    return entries
 
 
-def numbers(found: dict[int, Entry]) -> list[int]:
-    return [int(entry.fields["number"]) for entry in found.values()]
+def numbers(entries: dict[int, Entry]) -> list[int]:
+    return [int(entry.fields["number"]) for entry in entries.values()]
 
 
 def over(wire: Wire) -> str:
     return f"redis://127.0.0.1:{wire.port}/0"
 
 
-def test_what_is_done_does_not_come_again(redis: RedisServer, commands: Any) -> None:
-    """Whoever reads next gets what is outstanding, in its order, and then what is new."""
+def test_acked_messages_are_not_redelivered(redis: RedisServer, commands: Any) -> None:
+    """The next reader gets the outstanding entries, in order, and then the new ones."""
     add(commands, 10)
     with RedisStream(redis.url(), STREAM, GROUP) as orders:
         assert numbers(take(orders, 10)) == list(range(10))
-        for done in ((5, 2, 7), (0, 1)):
-            for number in done:
+        for acked_numbers in ((5, 2, 7), (0, 1)):
+            for number in acked_numbers:
                 orders.window.ack(number)
             orders.commit(orders.window.floor)
         assert orders.window.floor == 2
         assert commands.xpending(STREAM, GROUP)["pending"] == 5
     add(commands, 2, first=10)
     with RedisStream(redis.url(), STREAM, GROUP) as orders:
-        again = take(orders, 7)
-        assert numbers(again) == [3, 4, 6, 8, 9, 10, 11]
-        for number in again:
+        redelivered = take(orders, 7)
+        assert numbers(redelivered) == [3, 4, 6, 8, 9, 10, 11]
+        for number in redelivered:
             orders.window.ack(number)
         orders.commit(6)
     assert commands.xpending(STREAM, GROUP)["pending"] == 0
 
 
-def test_the_floor_alone_can_be_committed(redis: RedisServer, commands: Any) -> None:
-    """Where the reader keeps a window of its own; a commit that is repeated changes nothing."""
+def test_a_floor_can_be_committed_without_a_window(redis: RedisServer, commands: Any) -> None:
+    """If the reader has its own window; a repeated commit changes nothing."""
     add(commands, 5)
     with RedisStream(redis.url(), STREAM, GROUP) as orders:
         assert [number for number, _ in itertools.islice(filter(None, orders), 5)] == [0, 1, 2, 3, 4]
@@ -90,16 +90,16 @@ def test_the_floor_alone_can_be_committed(redis: RedisServer, commands: Any) -> 
         assert numbers(take(orders, 2)) == [3, 4]
 
 
-def test_more_than_a_page_is_outstanding(redis: RedisServer, commands: Any) -> None:
-    """Pending entries are read, and done ones acked, page by page."""
+def test_more_than_a_page_can_be_outstanding(redis: RedisServer, commands: Any) -> None:
+    """Pending entries are read and acked page by page."""
     count = 2 * PAGE + 3
     with commands.pipeline() as pipeline:
         add(pipeline, count)
         pipeline.execute()
     for _ in range(2):
         with RedisStream(redis.url(), STREAM, GROUP) as orders:
-            found = take(orders, count)
-            assert numbers(found) == list(range(count))
+            entries = take(orders, count)
+            assert numbers(entries) == list(range(count))
     with RedisStream(redis.url(), STREAM, GROUP) as orders:
         for number in take(orders, count):
             orders.window.ack(number)
@@ -107,9 +107,9 @@ def test_more_than_a_page_is_outstanding(redis: RedisServer, commands: Any) -> N
     assert commands.xpending(STREAM, GROUP)["pending"] == 0
 
 
-def test_an_answer_that_was_lost_is_read_in_its_order(redis: RedisServer, commands: Any, wire: Wire) -> None:
-    """Redis has handed the entries out, nobody has seen them. They come before all that is new: were the command just
-    sent again, they would come after it, at the next restart."""
+def test_entries_of_a_lost_answer_are_read_in_order(redis: RedisServer, commands: Any, wire: Wire) -> None:
+    """Redis has delivered the entries, but no client has received them. They come before all new ones: if the command
+    were simply repeated, they would come after them, at the next restart."""
     add(commands, 2)
     with RedisStream(over(wire), STREAM, GROUP) as orders:
         reading = filter(None, orders)
@@ -127,7 +127,7 @@ def test_an_answer_that_was_lost_is_read_in_its_order(redis: RedisServer, comman
 
 
 def test_a_commit_whose_answer_was_lost_can_be_repeated(redis: RedisServer, commands: Any, wire: Wire) -> None:
-    """Ids outlive the connection: nothing is refused, nothing forgotten, nothing acked that was not done."""
+    """Ids outlive the connection: nothing is refused, nothing is lost, and only handled entries are acked."""
     add(commands, 3)
     with RedisStream(over(wire), STREAM, GROUP) as orders:
         for number in take(orders, 3):
@@ -143,7 +143,7 @@ def test_a_commit_whose_answer_was_lost_can_be_repeated(redis: RedisServer, comm
 def test_entries_that_were_trimmed_do_not_block(
     redis: RedisServer, commands: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are pending and can't be read any more: they are counted, logged by their id, and acked."""
+    """They are pending but can't be read any more: they are counted, logged by id, and acked."""
     add(commands, 4)
     with RedisStream(redis.url(), STREAM, GROUP) as orders:
         ids = [entry.id for entry in take(orders, 4).values()]
@@ -151,12 +151,12 @@ def test_entries_that_were_trimmed_do_not_block(
     with caplog.at_level(logging.WARNING), RedisStream(redis.url(), STREAM, GROUP) as orders:
         assert numbers(take(orders, 2)) == [2, 3]
         assert orders.trimmed == 2
-    assert all(f"{each} was trimmed" in caplog.text for each in ids[:2])
+    assert all(f"{id} was trimmed" in caplog.text for id in ids[:2])
     assert commands.xpending(STREAM, GROUP)["pending"] == 2
 
 
-def test_a_group_begins_where_it_is_told(redis: RedisServer, commands: Any) -> None:
-    """With the first entry, or with those to come; a group that is there goes on where it is."""
+def test_a_group_starts_at_the_given_position(redis: RedisServer, commands: Any) -> None:
+    """With the first entry or with new ones; an existing group continues at its position."""
     add(commands, 2)
     with RedisStream(redis.url(), STREAM, "later", start="$") as orders:
         add(commands, 1, first=2)
@@ -167,7 +167,7 @@ def test_a_group_begins_where_it_is_told(redis: RedisServer, commands: Any) -> N
 
 
 def test_bytes_stay_bytes(redis: RedisServer, commands: Any) -> None:
-    """For payloads that are no text."""
+    """For payloads that are not text."""
     commands.xadd(STREAM, {"body": b"\xff\x00"})
     with RedisStream(redis.url(), STREAM, GROUP, decode_responses=False) as orders:
         ((number, entry),) = take(orders, 1).items()
@@ -177,26 +177,26 @@ def test_bytes_stay_bytes(redis: RedisServer, commands: Any) -> None:
     assert commands.xpending(STREAM, GROUP)["pending"] == 0
 
 
-def test_it_stops_when_it_is_told(redis: RedisServer, commands: Any) -> None:
+def test_reading_stops_on_request(redis: RedisServer, commands: Any) -> None:
     """In the middle of a page."""
     add(commands, 3)
     with RedisStream(redis.url(), STREAM, GROUP) as orders:
-        found = []
+        entries = []
         for number, _ in filter(None, orders):
-            found.append(number)
+            entries.append(number)
             orders.stop()
-    assert found == [0]
+    assert entries == [0]
 
 
-def test_a_consumer_that_is_killed_is_resumed(redis: RedisServer, commands: Any, tmp_path: Path) -> None:
-    """SIGKILL, in the middle of handling."""
+def test_another_consumer_resumes_after_a_killed_one(redis: RedisServer, commands: Any, tmp_path: Path) -> None:
+    """SIGKILL in the middle of handling."""
     published = crash.records()
     for key, number in published:
         commands.xadd(STREAM, {"key": key, "number": number})
-    crash.killed_and_resumed("redis", redis.url(), STREAM, tmp_path, published)
+    crash.check_kill_and_resume("redis", redis.url(), STREAM, tmp_path, published)
 
 
-def test_without_redis_py_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """As other extras do."""
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(MissingExtra, match=r"lastbit\[redis\]"):

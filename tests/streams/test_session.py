@@ -1,4 +1,4 @@
-"""A session's thread: whatever ends it is known to the session's users, and no child process waits for it."""
+"""A session's thread: its users get the cause of its end, and no child process waits for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sdk.children import in_a_child
 
 
 class Talk(Session[int]):
-    """Its thread calls what is handed over."""
+    """A session whose thread calls the functions handed to it."""
 
     def __init__(self) -> None:
         super().__init__("talk")
@@ -32,38 +32,38 @@ class Talk(Session[int]):
         done()
 
 
-@pytest.mark.parametrize("raised", [OSError, SystemExit, KeyboardInterrupt])
-def test_whatever_ends_a_session_its_reader_learns_of_it(raised: type[BaseException]) -> None:
-    """Of any class; so does whoever asks for something."""
+@pytest.mark.parametrize("exception", [OSError, SystemExit, KeyboardInterrupt])
+def test_a_sessions_reader_gets_the_cause_of_its_end(exception: type[BaseException]) -> None:
+    """For any class of exception; every later call gets it too."""
 
     def fail() -> None:
-        raise raised
+        raise exception
 
     session = Talk()
     session._hand_over(fail)
-    with pytest.raises(SessionEnded, match=raised.__name__) as caught:
+    with pytest.raises(SessionEnded, match=exception.__name__) as error_info:
         list(session._received())
-    assert isinstance(caught.value.__cause__, raised)
+    assert isinstance(error_info.value.__cause__, exception)
     with pytest.raises(SessionEnded):
         session._ask(lambda done: done())
 
 
-@pytest.mark.parametrize("raised", [OSError, SystemExit])
-def test_what_work_raises_is_raised_where_it_was_asked_for(raised: type[BaseException]) -> None:
-    """Of any class; and the session goes on."""
+@pytest.mark.parametrize("exception", [OSError, SystemExit])
+def test_an_error_of_a_task_is_raised_in_its_caller(exception: type[BaseException]) -> None:
+    """For any class of exception; and the session continues."""
 
     def fail(_: Done) -> None:
-        raise raised
+        raise exception
 
     session = Talk()
-    with pytest.raises(raised):
+    with pytest.raises(exception):
         session._ask(fail)
     session._ask(lambda done: done())
     session.close()
 
 
-def test_a_session_of_the_parent_process_says_so() -> None:
-    """In the child nothing is read and nothing is answered."""
+def test_a_session_of_the_parent_process_raises_in_the_child() -> None:
+    """A child process reads nothing and gets no answers."""
     session = Talk()
     for use in (lambda: list(session._received()), lambda: session._ask(lambda done: done())):
         assert in_a_child(use) == "UsedAfterFork"

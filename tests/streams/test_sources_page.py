@@ -1,4 +1,4 @@
-"""docs/sources.md: its snippets run, each against the broker that it names."""
+"""The snippets of docs/sources.md run, each against the broker that it names."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ Run = Callable[..., list[Any]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the snippet that has a word, with something replaced in it, until three records were handled."""
+    """Runs the snippet that contains a word, with a text replaced in it, until three records were handled."""
     monkeypatch.chdir(tmp_path)
 
-    def running(word: str, old: str = "", new: str = "") -> list[Any]:
-        (snippet,) = [each for each in blocks(ROOT / "docs/sources.md", "python") if word in each]
-        assert old in snippet
+    def running(word: str, old_text: str = "", new_text: str = "") -> list[Any]:
+        (snippet,) = [block for block in blocks(ROOT / "docs/sources.md", "python") if word in block]
+        assert old_text in snippet
         handled: list[Any] = []
 
         def handle(record: Any) -> None:
             handled.append(record)
-            if len(handled) == len(CUSTOMERS) and "orders" in known:
-                known["orders"].stop()
+            if len(handled) == len(CUSTOMERS) and "orders" in namespace:
+                namespace["orders"].stop()
 
-        known: dict[str, Any] = {"handle": handle}
-        exec(snippet.replace(old, new), known)
+        namespace: dict[str, Any] = {"handle": handle}
+        exec(snippet.replace(old_text, new_text), namespace)
         return handled
 
     return running
 
 
 def test_the_snippet_on_a_file_runs(run: Run, tmp_path: Path) -> None:
-    """And again, on what was added since."""
+    """And again, on the lines that were added since."""
     events = tmp_path / "events.csv"
     events.write_text("a,1\nb,1\na,2\n")
     assert sorted(run("events.csv")) == ["a,1", "a,2", "b,1"]
@@ -57,7 +57,7 @@ def test_the_snippet_on_a_file_runs(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("source", "queue"), [("RabbitQueue", "orders"), ("RabbitStream", "orders-log")])
 def test_the_snippets_on_rabbitmq_run(rabbitmq: RabbitMQ, run: Run, source: str, queue: str) -> None:
-    """A queue, and a stream."""
+    """A queue and a stream."""
     arguments = {"x-queue-type": "stream"} if source == "RabbitStream" else {"x-single-active-consumer": True}
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
         channel = connection.channel()

@@ -1,5 +1,5 @@
-"""One rule under a batch's watermark and a window's floor, and one suite under both: what holds of the first position
-that is not resolved, for a batch in a database, a window, and the rule itself on plain bits."""
+"""One rule for a batch's watermark and a window's floor, and one test suite for both: the properties of the first
+unresolved position, for a batch in a database, a window, and the rule itself on plain bits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.acks.call import Call
-from core.acks.combiner import Inline
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -71,7 +71,7 @@ class OfAWindow:
 
 
 class OfARestoredWindow(OfAWindow):
-    """Which goes through its snapshot before each look."""
+    """A window that is saved to a snapshot and restored before each read."""
 
     def first_pending(self) -> int:
         self._window = AckWindow.restore(self._window.snapshot())
@@ -79,7 +79,8 @@ class OfARestoredWindow(OfAWindow):
 
 
 class OfBits:
-    """The rule alone: pieces of different kinds and lengths, as sparse as can be, from the prefix that it gave last."""
+    """The rule alone: pieces of different kinds and lengths, as sparse as possible, from the prefix that it returned
+    last."""
 
     def __init__(self) -> None:
         self._prefix = self._issued = 0
@@ -128,20 +129,20 @@ numbers = st.one_of(
 
 @settings(max_examples=40)
 @given(steps=st.lists(st.one_of(st.integers(0, 3 * SIZE), numbers), max_size=12))
-def test_it_is_the_first_that_is_pending_and_never_goes_back(
+def test_the_watermark_is_the_first_pending_position_and_never_goes_back(
     kind: type[Positions], steps: list[int | set[int]]
 ) -> None:
-    """Whatever is issued and resolved, in whatever order, twice and again; with none pending, it is how many were
-    issued."""
+    """Positions are issued and resolved in any order, some repeatedly. With nothing pending, the watermark is the
+    number of issued positions."""
     positions = kind()
     issued, resolved, before = 0, set[int](), 0
     for step in steps:
         if isinstance(step, int):
             positions.issue(step)
             issued += step
-        elif mine := {number for number in step if number < issued}:
-            positions.resolve(mine)
-            resolved |= mine
+        elif issued_numbers := {number for number in step if number < issued}:
+            positions.resolve(issued_numbers)
+            resolved |= issued_numbers
         first = positions.first_pending()
         assert first == min(set(range(issued)) - resolved, default=issued)
         assert first >= before
@@ -150,8 +151,8 @@ def test_it_is_the_first_that_is_pending_and_never_goes_back(
 
 @settings(max_examples=20)
 @given(order=st.permutations(range(2 * SIZE + 5)))
-def test_in_whatever_order_all_are_resolved_it_ends_at_the_end(kind: type[Positions], order: list[int]) -> None:
-    """One by one; it passes each only when it is resolved."""
+def test_the_watermark_reaches_the_end_in_any_order(kind: type[Positions], order: list[int]) -> None:
+    """One by one; it passes each position only once it is resolved."""
     positions = kind()
     positions.issue(len(order))
     chunks = [set(order[place : place + 20]) for place in range(0, len(order), 20)]
@@ -163,7 +164,7 @@ def test_in_whatever_order_all_are_resolved_it_ends_at_the_end(kind: type[Positi
     assert positions.first_pending() == len(order)
 
 
-def test_no_piece_is_asked_for_beyond_the_one_that_answers() -> None:
+def test_no_piece_is_read_after_the_deciding_one() -> None:
     """As each may cost a read."""
 
     def pieces() -> Iterator[Piece]:
@@ -172,7 +173,7 @@ def test_no_piece_is_asked_for_beyond_the_one_that_answers() -> None:
         raise AssertionError
 
     assert first_unresolved(0, pieces(), 100) == 10
-    assert first_unresolved(3, [(0, 8, None), (16, 8, None)], 100) == 8  # a piece that is not there
+    assert first_unresolved(3, [(0, 8, None), (16, 8, None)], 100) == 8  # a missing piece
     assert first_unresolved(5, [], 100) == 5
     assert first_unresolved(0, [(0, 8, bytearray([1] * 8))], 6) == 6  # no position is beyond the end
     assert first_unresolved(0, [(0, 8, bytearray([1] * 7))], 100) == 8

@@ -1,4 +1,4 @@
-"""The window by its behaviours: where it begins, what it takes, what it refuses, who holds it."""
+"""The window's behaviour: its start, accepted and refused offsets, and the offset that holds it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tracked(*offsets: int, capacity: int = MAX_OUTSTANDING) -> AckWindow:
 
 
 def test_the_floor_is_before_the_first_outstanding() -> None:
-    """Acks in any order; it moves when the first comes."""
+    """Acks come in any order; the floor moves when the first offset is acked."""
     window = AckWindow()
     assert (window.floor, window.high, window.oldest) == (-1, -1, None)
     for offset in (100, 101, 102):
@@ -72,15 +72,15 @@ def test_offsets_that_never_existed_do_not_hold_the_floor() -> None:
     assert window.floor == 2**40
 
 
-def test_an_ack_is_idempotent_and_a_stranger_is_named() -> None:
-    """False for a repeat, also long after; an error for what was never tracked, above, below or in a gap."""
+def test_an_ack_is_idempotent_and_an_unknown_offset_is_an_error() -> None:
+    """False for a repeat, even much later; an error for an offset that was never tracked: above, below or in a gap."""
     window = tracked(*range(10, 5000), 6000)
     for offset in range(10, 4999):
         assert window.ack(offset) is True
     assert window.ack(10) is window.ack(4998) is False
-    for stranger in (9, 0, -1, 5500, 6001, 2**63):
-        with pytest.raises(UnknownOffset, match=str(stranger)):
-            window.ack(stranger)
+    for unknown_offset in (9, 0, -1, 5500, 6001, 2**63):
+        with pytest.raises(UnknownOffset, match=str(unknown_offset)):
+            window.ack(unknown_offset)
     assert window.floor == 4998
     assert window.acks == 4989
     with pytest.raises(UnknownOffset):
@@ -88,7 +88,7 @@ def test_an_ack_is_idempotent_and_a_stranger_is_named() -> None:
 
 
 def test_offsets_ascend_and_have_63_bits() -> None:
-    """What comes out of order would count as done or as a gap, so it is refused."""
+    """An offset out of order would count as done or as a gap, so it is refused."""
     window = tracked(5)
     for offset in (5, 4, 0):
         with pytest.raises(OffsetOutOfOrder, match=f"offset {offset} was tracked after 5"):
@@ -100,14 +100,14 @@ def test_offsets_ascend_and_have_63_bits() -> None:
         AckWindow().track(-1)
 
 
-def test_a_full_window_says_which_offset_holds_it() -> None:
-    """Positions count from the first that is outstanding, done or not, so that a restart replays a bounded number."""
+def test_a_full_window_names_the_offset_that_holds_it() -> None:
+    """Positions count from the first outstanding offset, done or not, so that a restart replays a bounded number."""
     window = tracked(7, 8, 9, capacity=3)
     window.ack(8)
     window.ack(9)
-    with pytest.raises(WindowFull) as full:
+    with pytest.raises(WindowFull) as error_info:
         window.track(10)
-    assert full.value.oldest == 7
+    assert error_info.value.oldest == 7
     with pytest.raises(WindowFull):
         window.track(10, timeout=0.001)
     window.ack(7)
@@ -132,7 +132,7 @@ def test_the_largest_window_holds_65536_positions() -> None:
 
 @pytest.mark.parametrize("timeout", [None, 30.0])
 def test_tracking_waits_for_room(timeout: float | None) -> None:
-    """Until an ack from another thread makes it."""
+    """Until an ack from another thread makes room."""
     window = tracked(1, capacity=1)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(window.track, 2, timeout)
@@ -143,8 +143,8 @@ def test_tracking_waits_for_room(timeout: float | None) -> None:
     assert window.outstanding == (2,)
 
 
-def test_who_waits_for_room_is_told_that_the_window_was_closed() -> None:
-    """Rather than waiting for ever."""
+def test_closing_the_window_ends_waits_for_room() -> None:
+    """Instead of waiting forever."""
     window = tracked(1, capacity=1)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(window.track, 2, None)
@@ -155,8 +155,8 @@ def test_who_waits_for_room_is_told_that_the_window_was_closed() -> None:
             waiting.result(30)
 
 
-def test_the_oldest_is_named_with_its_age() -> None:
-    """By a clock that is passed in; after a restore from then on, and from the redelivery on."""
+def test_the_oldest_offset_is_named_with_its_age() -> None:
+    """By a clock that is passed in; after a restore, from then on and from the redelivery on."""
     clock = Clock()
     window = AckWindow(clock=clock)
     assert (window.oldest, window.oldest_age) == (None, 0.0)
@@ -174,8 +174,8 @@ def test_the_oldest_is_named_with_its_age() -> None:
     assert restored.held_by() == (4, 0.0)
 
 
-def test_what_a_snapshot_says_is_outstanding_is_acked_without_being_tracked_again() -> None:
-    """Or tracked again; what was done is to be skipped, and what lies above the snapshot is new."""
+def test_outstanding_offsets_of_a_snapshot_can_be_acked_without_tracking() -> None:
+    """Or tracked again; acked offsets are skipped, and offsets above the snapshot are new."""
     window = tracked(10, 11, 12, 13)
     window.ack(11)
     window.ack(13)
@@ -190,8 +190,8 @@ def test_what_a_snapshot_says_is_outstanding_is_acked_without_being_tracked_agai
 
 
 def test_parallel_consumer_62_the_first_record_after_a_restore_is_not_skipped() -> None:
-    """parallel-consumer #62: on resuming with no encoded holes, the first record was skipped, by one. A floor is done,
-    and what follows it is not: nothing tracked yet, one done, all done, behind a gap, at the fall-back to a floor."""
+    """parallel-consumer #62: on resuming without encoded gaps, the first record was skipped. A floor is done and the
+    next offset is not: with nothing tracked, one done, all done, after a gap, and after falling back to a floor."""
     assert AckWindow.restore(AckWindow().snapshot()).track(0) is True
     assert AckWindow.restore(Snapshot(-1, -1)).track(0) is True
     assert AckWindow.restore(tracked(0).snapshot()).track(0) is True
@@ -205,28 +205,28 @@ def test_parallel_consumer_62_the_first_record_after_a_restore_is_not_skipped() 
             assert restored.track(last + distance) is True
             assert restored.outstanding == (last + distance,)
     window = tracked(5, 6)
-    damaged = bytearray(window.snapshot())
-    damaged[-1] ^= 1
-    assert AckWindow.restore(bytes(damaged)).track(5) is True
+    damaged_bytes = bytearray(window.snapshot())
+    damaged_bytes[-1] ^= 1
+    assert AckWindow.restore(bytes(damaged_bytes)).track(5) is True
 
 
 def test_parallel_consumer_647_metadata_over_its_limit_does_not_stop_consumption() -> None:
-    """parallel-consumer #647: with too many holes for the metadata, consumption stopped. Here tracking and acking go
-    on, the floor too, and what doesn't fit replays after a restart."""
+    """parallel-consumer #647: with too many gaps for the metadata, consumption stopped. Here tracking and acking
+    continue, and so does the floor; offsets that don't fit replay after a restart."""
     window = tracked(*range(0, 200_000, 5))
     for offset in range(5, 200_000, 10):
         window.ack(offset)
-    kept = AckWindow.restore(window.snapshot(KAFKA_METADATA))
-    assert kept.high < window.high
-    assert kept.track(kept.high + 1) is True
+    restored = AckWindow.restore(window.snapshot(KAFKA_METADATA))
+    assert restored.high < window.high
+    assert restored.track(restored.high + 1) is True
     assert window.track(200_000)
     assert window.ack(0)
     assert window.floor == 9
 
 
-def test_pulsar_25540_a_truncated_hole_set_is_told_and_replays(caplog: pytest.LogCaptureFixture) -> None:
-    """pulsar #25540: beyond a number of holes the rest was dropped, in silence. It is said, once for as long as it
-    lasts, and what was dropped counts as not done."""
+def test_pulsar_25540_a_truncated_set_of_gaps_is_logged_and_replays(caplog: pytest.LogCaptureFixture) -> None:
+    """pulsar #25540: gaps beyond a number were dropped silently. Here it is logged once for as long as it lasts, and
+    dropped offsets count as not done."""
     window = tracked(*range(100))
     for offset in range(1, 100, 2):
         window.ack(offset)
@@ -236,12 +236,12 @@ def test_pulsar_25540_a_truncated_hole_set_is_told_and_replays(caplog: pytest.Lo
     assert len(caplog.records) == 1
     restored = AckWindow.restore(data)
     high = restored.high
-    told = caplog.records[0].getMessage()
-    assert f"22 bytes hold {len(restored.outstanding)} of 50" in told
-    assert f"above offset {high} " in told
+    message = caplog.records[0].getMessage()
+    assert f"22 bytes hold {len(restored.outstanding)} of 50" in message
+    assert f"above offset {high} " in message
     assert 0 < high < 99
-    wanted = [restored.track(offset) for offset in range(100)]
-    assert wanted == [offset % 2 == 0 or offset > high for offset in range(100)]
+    replayed = [restored.track(offset) for offset in range(100)]
+    assert replayed == [offset % 2 == 0 or offset > high for offset in range(100)]
     for offset in range(0, 100, 2):
         window.ack(offset)
     window.snapshot(22)
@@ -250,9 +250,9 @@ def test_pulsar_25540_a_truncated_hole_set_is_told_and_replays(caplog: pytest.Lo
     assert len(caplog.records) == 1
 
 
-def test_redpanda_connect_4477_a_late_ack_after_the_partition_was_taken_away_is_refused() -> None:
-    """redpanda connect #4477: an ack that came after the revocation was committed for a partition that another consumer
-    owned. A closed window takes none, and what it says stays as it was at its closing."""
+def test_redpanda_connect_4477_a_late_ack_after_the_partition_was_revoked_is_refused() -> None:
+    """redpanda connect #4477: an ack after the revocation was committed for a partition that another consumer owned. A
+    closed window accepts no acks, and its snapshot stays as it was when it was closed."""
     window = tracked(1, 2, 3)
     window.ack(2)
     assert not window.closed
@@ -268,39 +268,43 @@ def test_redpanda_connect_4477_a_late_ack_after_the_partition_was_taken_away_is_
     assert (window.floor, window.snapshot(), window.acks) == (0, before, 1)
 
 
-def test_redpanda_connect_4477_acks_that_race_with_the_revocation_come_before_it_or_are_refused() -> None:
-    """Whatever was answered True before the close is in the snapshot that is taken after it, and nothing else is."""
+def test_redpanda_connect_4477_acks_racing_with_the_revocation_come_before_it_or_are_refused() -> None:
+    """Every ack that returned True before the close is in the snapshot taken after it, and no other one is."""
     for _ in range(50):
         window = tracked(*range(64))
         begin = threading.Barrier(3)
-        taken: list[int] = []
+        acked_offsets: list[int] = []
 
         def work(
-            offsets: range, window: AckWindow = window, begin: threading.Barrier = begin, taken: list[int] = taken
+            offsets: range,
+            window: AckWindow = window,
+            begin: threading.Barrier = begin,
+            acked_offsets: list[int] = acked_offsets,
         ) -> None:
             begin.wait()
             try:
                 for offset in offsets:
                     window.ack(offset)
-                    taken.append(offset)
+                    acked_offsets.append(offset)
             except WindowClosed:
                 pass
 
         workers = [threading.Thread(target=work, args=(range(start, 64, 2),)) for start in (0, 1)]
-        for each in workers:
-            each.start()
+        for worker in workers:
+            worker.start()
         begin.wait()
         window.close()
         snapshot = Snapshot.decode(window.snapshot())
-        for each in workers:
-            each.join()
-        assert set(snapshot.outstanding) == set(range(64)) - set(taken)
+        for worker in workers:
+            worker.join()
+        assert set(snapshot.outstanding) == set(range(64)) - set(acked_offsets)
 
 
-def test_kurrentdb_1301_a_checkpoint_while_nothing_is_outstanding_is_not_ahead_of_what_was_tracked() -> None:
-    """KurrentDB #1301: a checkpoint taken while the outstanding set was momentarily empty (all were on their way to a
-    retry) stood at the last event that was sent, and those to be retried were lost. Here an offset is out until it is
-    acked, whoever has it, and with nothing outstanding the floor is the last that was tracked, not the last read."""
+def test_kurrentdb_1301_a_checkpoint_with_nothing_outstanding_is_not_ahead_of_tracked_offsets() -> None:
+    """KurrentDB #1301: a checkpoint taken while the outstanding set was briefly empty (all events were queued for a
+    retry) was placed at the last event sent, and those to be retried were lost. Here an offset is outstanding until it
+    is acked, wherever it is, and with nothing outstanding the floor is the last offset tracked, not the last one
+    read."""
     window = AckWindow()
     read = [10, 11, 12, 13]
     for offset in read[:2]:
@@ -311,12 +315,12 @@ def test_kurrentdb_1301_a_checkpoint_while_nothing_is_outstanding_is_not_ahead_o
     window.track(12)
     window.track(13)
     window.ack(13)
-    for _ in range(2):  # given back, to be tried again: it is still out
+    for _ in range(2):  # given back for a retry: it is still outstanding
         assert Snapshot.decode(window.snapshot()).outstanding == (12,)
         assert window.floor == 11
 
 
-def test_rocketmq_11180_offsets_near_2_to_the_63_are_what_they_are() -> None:
+def test_rocketmq_11180_offsets_near_2_to_the_63_stay_exact() -> None:
     """rocketmq #11180: narrowing of a 64-bit offset."""
     for base in (2**31 - 2, 2**32 - 2, 2**53 - 2, MAX_OFFSET - 3):
         window = tracked(base, base + 1, base + 2, base + 3)
@@ -331,7 +335,7 @@ def test_rocketmq_11180_offsets_near_2_to_the_63_are_what_they_are() -> None:
 
 
 def test_threads_that_ack_at_once_lose_nothing() -> None:
-    """Each offset is acked by two threads; exactly one of them is told True, and the floor gets to the end."""
+    """Each offset is acked by two threads; exactly one of them gets True, and the floor reaches the end."""
     window = AckWindow(capacity=500)
     queue: list[int] = []
     given = [threading.Semaphore(0), threading.Semaphore(0)]
@@ -344,18 +348,18 @@ def test_threads_that_ack_at_once_lose_nothing() -> None:
         return count
 
     with ThreadPoolExecutor(2) as pool:
-        told = [pool.submit(work, each) for each in given]
+        futures = [pool.submit(work, item) for item in given]
         for offset in range(0, 12_000, 3):
             window.track(offset, timeout=None)
             queue.append(offset)
-            for each in given:
-                each.release()
-        assert sum(each.result(60) for each in told) == 4000
+            for item in given:
+                item.release()
+        assert sum(item.result(60) for item in futures) == 4000
     assert (window.floor, window.outstanding, window.positions) == (11_997, (), 0)
 
 
-def test_a_snapshot_that_cannot_be_trusted_is_refused() -> None:
-    """So that its owner begins with what the source itself remembers."""
+def test_an_unreadable_snapshot_is_refused() -> None:
+    """So that its owner starts with the position that the source itself has stored."""
     with pytest.raises(CorruptSnapshot):
         AckWindow.restore(b"")
     with pytest.raises(CorruptSnapshot):
@@ -371,7 +375,7 @@ def test_a_key_has_the_same_partition_everywhere(key: str | bytes, partition: in
         partition_of(key, 0)
 
 
-def test_the_errors_survive_a_process_boundary_and_say_what_happened() -> None:
+def test_errors_can_be_pickled_with_their_data() -> None:
     """Each is a LastbitError with its data."""
     for error in (
         *(
@@ -384,14 +388,14 @@ def test_the_errors_survive_a_process_boundary_and_say_what_happened() -> None:
         ),
         CorruptSnapshot("no"),
     ):
-        copied = pickle.loads(pickle.dumps(error))
-        assert (type(copied), str(copied), vars(copied)) == (type(error), str(error), vars(error))
-        assert isinstance(copied, LastbitError)
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+        assert isinstance(copy, LastbitError)
         assert str(error)
 
 
-def test_the_public_names_are_there_and_need_the_standard_library_alone() -> None:
-    """`from lastbit.streams import *`, and no HTTP client for it."""
+def test_the_public_names_need_only_the_standard_library() -> None:
+    """`from lastbit.streams import *`, without importing an HTTP client."""
     code = (
         "import sys; sys.modules['httpx'] = None\n"
         "from lastbit.streams import *\n"
@@ -401,9 +405,9 @@ def test_the_public_names_are_there_and_need_the_standard_library_alone() -> Non
         "assert set(lastbit.streams.__all__) <= set(dir(lastbit.streams))\n"
         "print(*sorted(n.partition('.')[0] for n in sys.modules if n.partition('.')[0] in ('lastbit', 'httpx')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) == {"lastbit", "httpx"}
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert set(process.stdout.split()) == {"lastbit", "httpx"}
     errors = {
         name
         for name, value in vars(lastbit.streams.errors).items()

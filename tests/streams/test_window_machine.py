@@ -1,7 +1,8 @@
-"""Random tracks, acks, duplicates, strangers, restarts and losses against a model: a plain set of outstanding offsets.
+"""Random tracks, acks, duplicates, unknown offsets, restarts and losses against a model: a plain set of outstanding
+offsets.
 
-The stream has gaps. A restart keeps what some snapshot says, perhaps cut to a few bytes or damaged, and the stream goes
-on from some offset at or below the floor after it, as a broker would bring it.
+The stream has gaps. A restart keeps the content of a snapshot, perhaps cut to a few bytes or damaged, and the stream
+continues from some offset at or below the floor, as with a broker.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ if mutants.VARIABLE in os.environ:
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """`existing` is the log: the offsets that exist, as far as they were read. `handled` are those whose ack was
-    answered, in any life. Of the present life: `out` are those that the window must name as outstanding, `positions`
-    those that it was told of, `known` how far its snapshot knew, `tracked` the last that it was told of here, and
-    `read` where the log goes on."""
+    """`existing` is the log: the existing offsets, as far as they were read. `handled` are the offsets whose ack was
+    answered, in any life. For the current life: `out` are the offsets that the window must report as outstanding,
+    `positions` those that were tracked, `known` the highest one in its snapshot, `tracked` the last one tracked, and
+    `read` the log's position."""
 
     @initialize(start=st.sampled_from([0, 1, 1000, 2**31 - 5, 2**32 - 5, 2**53 - 5, MAX_OFFSET - 5000]))
     def begin(self, start: int) -> None:
@@ -66,9 +67,9 @@ class WindowMachine(RuleBasedStateMachine):
 
     def track_new(self, offset: int) -> bool:
         if self.filled() == CAPACITY:
-            with pytest.raises(WindowFull) as full:
+            with pytest.raises(WindowFull) as error_info:
                 self.window.track(offset)
-            assert full.value.oldest == min(self.out)
+            assert error_info.value.oldest == min(self.out)
             return False
         assert self.window.track(offset) is True
         self.positions.add(offset)
@@ -77,13 +78,13 @@ class WindowMachine(RuleBasedStateMachine):
         return True
 
     def track_again(self, offset: int) -> None:
-        """The log brings an offset that a life before this one has read."""
+        """Track an offset that an earlier life has read."""
         if offset > self.known:
             self.track_new(offset)
             return
-        wanted = self.window.track(offset)
-        assert wanted == (offset in self.out)
-        assert wanted or offset in self.handled, "a record that was never handled was skipped"
+        is_tracked = self.window.track(offset)
+        assert is_tracked == (offset in self.out)
+        assert is_tracked or offset in self.handled, "a record that was not handled was skipped"
         self.read = self.tracked = offset
 
     @precondition(lambda self: self.out)
@@ -100,7 +101,7 @@ class WindowMachine(RuleBasedStateMachine):
         assert self.window.ack(data.draw(st.sampled_from(self.resolved()))) is False
 
     def resolved(self) -> list[int]:
-        """What this life knows to be done."""
+        """The offsets that this life has as done."""
         return [offset for offset in sorted(self.handled - self.out) if offset <= max(self.known, self.tracked)]
 
     @rule(beyond=st.integers(1, 2**64))
@@ -134,9 +135,9 @@ class WindowMachine(RuleBasedStateMachine):
         self.out = {offset for offset in self.existing if offset <= snapshot.high and not snapshot.done(offset)}
         self.positions = set(self.out)
         self.tracked = -1
-        # A broker goes on from behind the floor, or from before that.
-        below = [-1] * (back + 1) + [offset for offset in self.existing if offset <= snapshot.floor]
-        self.read = below[-1 - back]
+        # A broker continues after the floor, or from an earlier offset.
+        candidates = [-1] * (back + 1) + [offset for offset in self.existing if offset <= snapshot.floor]
+        self.read = candidates[-1 - back]
 
     @rule()
     def compare(self) -> None:
@@ -156,6 +157,6 @@ class WindowMachine(RuleBasedStateMachine):
         self.floor = floor
 
 
-def test_a_window_does_what_a_set_of_outstanding_offsets_does() -> None:
-    """Whatever is tracked, acked, repeated, made up, lost and restored, in whatever order."""
+def test_a_window_matches_a_set_of_outstanding_offsets() -> None:
+    """Offsets are tracked, acked, repeated, invented, lost and restored in any order."""
     run_state_machine_as_test(WindowMachine, settings=SETTINGS)

@@ -1,3 +1,3 @@
 """Helpers that tests of several folders share: real servers and brokers, proxies, clocks, receivers of webhooks,
-templates of databases. A helper that only one folder needs stays in that folder.
+database templates. A helper that only one folder needs stays in that folder.
 """

@@ -1,5 +1,5 @@
-"""Real brokers, for tests and benchmarks: a Redis and a RabbitMQ of our own, on free ports and temporary folders, and a
-wire to them that can be cut."""
+"""Real brokers for tests and benchmarks: a private Redis and RabbitMQ, on free ports and with temporary folders, and a
+connection to them that can be cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.servers import free_port, memory, wait_until_it_says
+from tests.support.servers import free_port, memory, wait_until_it_prints
 
 SYNCED = ("--appendonly", "yes", "--appendfsync", "always")
 """Options with which a write is on disk before it is answered."""
@@ -31,7 +31,7 @@ class RedisServer:
 
 @contextlib.contextmanager
 def redis_server(*options: str) -> Iterator[RedisServer]:
-    """As Debian ships it; without options it keeps what it has in memory alone."""
+    """Debian's Redis; without options it keeps its data in memory only."""
     program = shutil.which("redis-server")
     if program is None:
         raise RuntimeError("redis-server is not installed; on Debian it is the package of that name")
@@ -40,7 +40,7 @@ def redis_server(*options: str) -> Iterator[RedisServer]:
         command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", "", *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
-            wait_until_it_says(process, "Ready to accept connections")
+            wait_until_it_prints(process, "Ready to accept connections")
             yield RedisServer(port)
         finally:
             process.terminate()
@@ -48,11 +48,11 @@ def redis_server(*options: str) -> Iterator[RedisServer]:
 
 
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""Not the one in /usr/sbin: Debian's wrapper changes to a user of its own, and writes to the machine's folders."""
+"""Not the one in /usr/sbin: Debian's wrapper switches to another user and writes to the machine's folders."""
 
 
 class RabbitMQ:
-    """A node of its own: its folders, its port mapper, its cookie. Nothing of it listens beyond loopback."""
+    """A private node with its own folders, port mapper and cookie. It listens on loopback only."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="lastbit-rabbitmq-", dir=memory()))
@@ -74,16 +74,16 @@ class RabbitMQ:
         (self.folder / "enabled_plugins").write_text("[].\n")
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))},
-            "HOME": str(self.folder),  # of the cookie
+            "HOME": str(self.folder),  # for the cookie
             "ERL_EPMD_PORT": str(mapper_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": "lastbit@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(free_port()),
-            # Schedulers that don't spin: the machine belongs to the tests.
+            # Schedulers that don't spin, so that the tests get the CPU.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none",
-            # The script becomes the virtual machine, so that this one is our child.
+            # The script is replaced by the virtual machine, which makes that our child process.
             "RUNNING_UNDER_SYSTEMD": "true",
             "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
@@ -94,7 +94,7 @@ class RabbitMQ:
             "RABBITMQ_PID_FILE": str(self.folder / "pid"),
             "RABBITMQ_LOGS": "-",
         }
-        # In the foreground: one that Erlang starts itself outlives the node.
+        # In the foreground: a port mapper that Erlang starts itself outlives the node.
         self._mapper = subprocess.Popen(["epmd", "-port", str(mapper_port), "-address", "127.0.0.1"], env=environment)
         self._node = subprocess.Popen(
             [str(RABBITMQ)],
@@ -104,12 +104,12 @@ class RabbitMQ:
             text=True,
             start_new_session=True,
         )
-        wait_until_it_says(self._node, "Server startup complete", 120)
+        wait_until_it_prints(self._node, "Server startup complete", 120)
 
     def remove(self) -> None:
-        """At once: it has nothing that anybody needs."""
+        """Kill it at once: its data isn't needed."""
         if self._node is not None:
-            # The virtual machine, and the helpers that it starts.
+            # The virtual machine and the helpers that it starts.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._node.pid, signal.SIGKILL)
             self._node.wait(60)
@@ -120,8 +120,8 @@ class RabbitMQ:
 
 
 class Wire:
-    """Passes connections on to a port of this machine until it is cut: then all of them end, as on a network's failure.
-    Later bytes are passed on again."""
+    """Forwards connections to a port of this machine until it is cut: then all of them end, as in a network failure.
+    Later connections are forwarded again."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -142,16 +142,16 @@ class Wire:
                 for ends in ((client, far, False), (far, client, True)):
                     threading.Thread(target=self._pass, args=ends, daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, from_target: bool) -> None:
         with contextlib.suppress(OSError):
-            while (data := source.recv(65536)) and not (answers and self._cut_at_answer):
+            while (data := source.recv(65536)) and not (from_target and self._cut_at_answer):
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
     def cut_at_the_next_answer(self) -> None:
-        """It is not passed on, and its connection ends; so do all that answer until `cut()`."""
+        """Drop the next answer and end its connection, and so on for further answers until `cut()`."""
         self._cut_at_answer = True
 
     def cut(self) -> None:

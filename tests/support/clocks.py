@@ -1,4 +1,4 @@
-"""Clocks that a test controls: the database's, which only moves when a test moves it; and the wall clock of whole
+"""Clocks that a test controls: the database's, which moves only when a test moves it; and the wall clock of whole
 processes, which runs and can jump."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ START = datetime(2026, 5, 4, 8, 0, tzinfo=UTC)
 
 
 class Clock:
-    """Of all transactions of this `Database`, from now on. SQLite's clock is a function of ours; MariaDB's is a
-    variable of the session."""
+    """The clock of all further transactions of this `Database`. On SQLite it is a user-defined function; on MariaDB it
+    is a session variable."""
 
     def __init__(self, database: Database) -> None:
         self.now = START
@@ -26,7 +26,7 @@ class Clock:
             def replace(connection: Any, _: object) -> None:
                 connection.create_function("lastbit_now", 0, lambda: self.now.strftime("%Y-%m-%d %H:%M:%S.%f"))
 
-            database.engine.dispose()  # those that are connected have the real one
+            database.engine.dispose()  # existing connections have the real clock
         else:
 
             @sa.event.listens_for(database.engine, "begin")
@@ -34,7 +34,7 @@ class Clock:
                 connection.exec_driver_sql(f"SET timestamp = {self.now.timestamp():.6f}")
 
     def go(self, seconds: float) -> None:
-        """Forward, or back."""
+        """Move the clock forward, or back."""
         self.now += timedelta(seconds=seconds)
 
 
@@ -42,8 +42,8 @@ LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
 class WallClock:
-    """Of all processes that are started with its `environment`: libfaketime asks a file how far it is off. Clocks that
-    only go forward are left alone, as they are when somebody sets a machine's time."""
+    """The wall clock of all processes that are started with its `environment`: libfaketime reads the offset from a
+    file. Monotonic clocks are left alone, as they are when an operator sets a machine's time."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "clock"

@@ -1,4 +1,4 @@
-"""The Dockerfile, read as tests need it."""
+"""The Dockerfile, parsed as tests need it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Stage:
 
 
 def instructions() -> Iterator[tuple[str, str]]:
-    """(instruction, the rest) of the Dockerfile, continuation lines joined."""
+    """Yield (instruction, arguments) of the Dockerfile, with continuation lines joined."""
     text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -38,11 +38,11 @@ def stages() -> list[Stage]:
 
 
 def copied() -> list[str]:
-    """All that is copied from the context."""
+    """All files that are copied from the context."""
     return [
         source
-        for word, rest in instructions()
-        if word == "COPY" and "--from" not in rest
+        for instruction, rest in instructions()
+        if instruction == "COPY" and "--from" not in rest
         for source in shlex.split(rest)[:-1]
     ]
 

@@ -1,4 +1,4 @@
-"""An example as its user runs it, and what it leaves behind."""
+"""Runs an example as its user does, and finds what it leaves behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.servers import ROOT
 
 
 class Example:
-    """`python -m examples.NAME`. Its temporary files go to `folder`, which stands in the environment of all that it
-    starts."""
+    """`python -m examples.NAME`. Its temporary files go to `folder`, which is set in the environment of all processes
+    that it starts."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -21,8 +21,9 @@ class Example:
         self._command = [sys.executable, "-m", f"examples.{name}"]
         self._environment = {**os.environ, "TMPDIR": str(folder), "TERM": "dumb", "PYTHONPATH": str(ROOT)}
 
-    def said(self, *arguments: str) -> str:
-        """Its output to the end. Fails unless all figures agree, nothing is reported and no file is left."""
+    def run(self, *arguments: str) -> str:
+        """Run it to its end and return its output. Fails unless all figures agree, nothing is reported and no file is
+        left."""
         command = [*self._command, *arguments]
         process = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=200)
         assert process.returncode == 0, process.stdout + process.stderr
@@ -31,7 +32,8 @@ class Example:
         return process.stdout
 
     def interrupt(self, word: str, number: int = signal.SIGINT) -> None:
-        """Once it has said `word`: one line, exit status 130, no process, no folder."""
+        """Interrupt it once it has printed `word`: it must print one line, exit with status 130, and leave no process
+        and no folder."""
         run = subprocess.Popen(
             self._command, cwd=ROOT, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -44,7 +46,7 @@ class Example:
         assert self.left_behind() == []
 
     def left_behind(self) -> list[str]:
-        """Files in its folder, and processes that still have that in their environment."""
+        """Files in its folder, and processes whose environment still names that folder."""
         mark = f"TMPDIR={self.folder}".encode()
         paths = [str(path) for path in self.folder.iterdir()]
         for process in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""Reading what /metrics says."""
+"""Reads the answers of /metrics."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def families(client: httpx.Client) -> dict[str, Metric]:
-    """Lastbit's own, by the names that they have in the text."""
+    """The metric families of Lastbit, by the names that they have in the text."""
     answer = client.get("/metrics")
     assert answer.status_code == 200, answer.text
-    # The parser takes the ending off the names of counters.
+    # The parser removes the suffix from the names of counters.
     by_name = {
         family.name + "_total" * (family.type == "counter"): family
         for family in text_string_to_metric_families(answer.text)
@@ -36,7 +36,7 @@ def value(client: httpx.Client, sample: str, **labels: str) -> float:
 
 
 def eventually(ask: Callable[[], T], expected_value: T, tries: int = 600) -> None:
-    """Ask until the answer is as expected. For metrics that a process updates shortly after it has answered."""
+    """Ask until the answer is the expected one, for metrics that a process updates shortly after its answer."""
     pause = threading.Event()
     answer = ask()
     for _ in range(tries):

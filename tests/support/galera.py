@@ -1,7 +1,7 @@
-"""A MariaDB Galera cluster of our own: three nodes on this machine, and a front before them that knows which are fit.
+"""A private MariaDB Galera cluster: three nodes on this machine, and a front that leads connections to the ready ones.
 
-Nodes see within about two seconds that another one is gone. Everything is on 127.0.0.1, in temporary folders; a state
-transfer is by rsync, which needs no account.
+Nodes notice within about two seconds that another one is gone. Everything is on 127.0.0.1, in temporary folders; a
+state transfer uses rsync, which needs no account.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ PROVIDER: Final = "galera/libgalera_smm.so"
 SYNCED: Final = "4"
 
 _TIMEOUTS: Final = (
-    # How soon a silent node is suspected, and thrown out if the others agree; out of hand after the second.
+    # A silent node is suspected after suspect_timeout and removed if the others agree; after inactive_timeout it is
+    # removed unconditionally.
     *("evs.keepalive_period=PT0.25S", "evs.inactive_check_period=PT0.25S", "evs.suspect_timeout=PT1.5S"),
     *("evs.inactive_timeout=PT4S", "evs.install_timeout=PT4S", "gmcast.peer_timeout=PT1.5S", "gmcast.time_wait=PT1S"),
     *("pc.announce_timeout=PT1S", "gcache.size=32M", "gcache.page_size=32M", "gcache.recover=yes"),
 )
 
 Policy = Literal["one", "all"]
-"""Where new connections lead: to one ready node, until it is not any more, or to all that are, in turns."""
+"""Where new connections lead: to one node while it is ready, or to all ready nodes in turn."""
 
 
 def provider() -> Path | None:
@@ -44,12 +45,12 @@ def provider() -> Path | None:
 
 
 class Node(MariaDB):
-    """One server of the cluster. `start` returns when it takes part, and `stop` and `kill` when it is gone."""
+    """One server of the cluster. `start` returns once it takes part, and `stop` and `kill` once it is gone."""
 
     def __init__(self, number: int, *, options: Sequence[str] = ()) -> None:
         super().__init__()
         if self.user == "root":
-            # An rsync that root runs as a daemon would write as nobody, and may not.
+            # An rsync daemon started by root would write as user nobody, which has no permission.
             self.user = "mysql"
             shutil.chown(self.folder, self.user)
         self.number = number
@@ -60,7 +61,7 @@ class Node(MariaDB):
         self.frozen = False
 
     def join(self, nodes: Sequence[Node]) -> None:
-        """Say who the others are."""
+        """Set the addresses of the other nodes."""
         host = "127.0.0.1"
         group = ",".join(f"{host}:{node.group_port}" for node in nodes)
         options = ";".join(
@@ -76,7 +77,7 @@ class Node(MariaDB):
             *(f"--wsrep-node-name=node{self.number}", f"--wsrep-node-address={host}:{self.group_port}"),
             *("--wsrep-sst-method=rsync", f"--wsrep-sst-receive-address={host}:{self.sst_port}"),
             *("--binlog-format=ROW", "--innodb-autoinc-lock-mode=2", "--wsrep-slave-threads=2"),
-            # Answered writes are in this node's log too; the two others also have them.
+            # Answered writes are in this node's log too, not only on the two other nodes.
             "--innodb-flush-log-at-trx-commit=1",
             *("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M"),
             *self.extra,
@@ -93,12 +94,12 @@ class Node(MariaDB):
 
     @property
     def ended(self) -> bool:
-        """By itself: nobody has stopped or killed it."""
+        """Whether its process ended without being stopped or killed."""
         return self.process is not None and self.process.poll() is not None
 
     def bootstrap(self) -> None:
-        """Have those that it is connected to, and itself, be the cluster, though they are no majority. Nothing where
-        they are the cluster by now, or can't be."""
+        """Make this node and the nodes connected to it the primary component, though they are no majority. Does nothing
+        if they are already, or can't be."""
         with (
             contextlib.suppress(pymysql.MySQLError, OSError),
             contextlib.closing(self._connect()) as connection,
@@ -107,9 +108,9 @@ class Node(MariaDB):
             cursor.execute("SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES'")
 
     def view(self) -> str | None:
-        """Which membership of the cluster it is in, and that it has just heard from all of it; None where it takes no
-        statements. A node that was away believes for a second that nothing has changed: such a one hears from nobody,
-        and this takes until it knows."""
+        """The id of the cluster view that it is in, once it has just heard from all its members; None if it accepts no
+        statements. A node that was away assumes for a second that nothing has changed: it hears from no other node, and
+        this call waits until it notices."""
         try:
             with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
                 cursor.execute("SET SESSION wsrep_sync_wait = 1")
@@ -120,7 +121,7 @@ class Node(MariaDB):
         return str(status)
 
     def membership(self) -> str:
-        """`Primary` where it belongs to the majority, as far as it says; `silent` where it doesn't answer."""
+        """`Primary` if the node reports that it belongs to the majority; `silent` if it doesn't answer."""
         try:
             return self.status("cluster_status")["cluster_status"]
         except (pymysql.MySQLError, OSError):
@@ -140,7 +141,7 @@ class Node(MariaDB):
         elif not full_transfer and (position := self._recovered()):
             command.append(f"--wsrep-start-position={position}")
         self._note("started without data" if full_transfer else "started")
-        # A session of its own, so that the scripts of a transfer end with it.
+        # In a separate session, so that the scripts of a transfer end with it.
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, text=True, start_new_session=True)
         if wait:
@@ -151,7 +152,7 @@ class Node(MariaDB):
         return self.folder / "log"
 
     def _note(self, text: str) -> None:
-        """In its log, with the machine's monotonic clock too: what was done to it."""
+        """Write what was done to the node to its log, with the machine's monotonic clock."""
         with self.log.open("a") as log:
             now = datetime.now().astimezone()
             log.write(f"{now:%Y-%m-%d %H:%M:%S.%f} ({time.monotonic():.3f}) node {self.number}: {text}\n")
@@ -168,7 +169,7 @@ class Node(MariaDB):
         return f"node {self.number} does not take part:\n" + self.log.read_text(errors="replace")[-characters:]
 
     def _recovered(self) -> str | None:
-        """Where a node that was killed stands; one that was stopped has written it down."""
+        """The position of a node that was killed; a node that was stopped has stored it."""
         state = self.folder / "data" / "grastate.dat"
         if not state.exists() or "seqno:   -1" not in state.read_text():
             return None
@@ -191,7 +192,7 @@ class Node(MariaDB):
         self.stop(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """It says nothing more, and its connections stay: to the others it is gone."""
+        """Stop the process without closing its connections: to the others it is gone."""
         self.frozen = True
         self._note("frozen")
         os.kill(self.pid, signal.SIGSTOP)
@@ -204,7 +205,7 @@ class Node(MariaDB):
 
     @contextlib.contextmanager
     def lagging(self) -> Iterator[None]:
-        """Meanwhile it applies nothing of what the others commit. It answers reads, lets rows be locked, and commits
+        """Within the context, it applies none of the others' commits. It answers reads and locks rows, but commits
         nothing."""
         with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
             cursor.execute("BACKUP STAGE START")
@@ -213,7 +214,7 @@ class Node(MariaDB):
             cursor.execute("BACKUP STAGE END")
 
     def works_on(self, database: str) -> int:
-        """How many statements are under way there."""
+        """The number of statements that run there on the database."""
         with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
             cursor.execute(
                 "SELECT COUNT(*) FROM information_schema.processlist WHERE db = %s AND command = 'Query'", [database]
@@ -228,7 +229,7 @@ class Node(MariaDB):
         return {name: rows.get(f"wsrep_{name}", "") for name in names}
 
     def ready(self) -> bool:
-        """Whether it takes statements and has everything: what a balancer's check asks."""
+        """Whether it accepts statements and has all data: what a balancer's check asks."""
         if not self.runs or self.frozen:
             return False
         try:
@@ -247,8 +248,8 @@ class Node(MariaDB):
 
 
 class Front:
-    """Like HAProxy with an agent's check: one port, from which connections lead to ready nodes; those to a node that
-    is not ready any more are broken."""
+    """Like HAProxy with an agent check: one port that forwards connections to ready nodes; connections to a node that
+    is no longer ready are broken."""
 
     def __init__(self, nodes: Sequence[Node], policy: Policy = "one") -> None:
         self.policy: Policy = policy
@@ -272,7 +273,7 @@ class Front:
 
     @property
     def fit(self) -> tuple[Node, ...]:
-        """The nodes that were found ready last."""
+        """The nodes that were ready at the last check."""
         return self._fit
 
     def close(self) -> None:
@@ -336,7 +337,7 @@ class Front:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 sink.sendall(data)
-        # The other direction's thread finds it so, and closes what is its own.
+        # The other direction's thread notices the end and closes its own socket.
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -346,7 +347,7 @@ class Front:
 
 
 class Cluster:
-    """Three nodes and their front. `start` takes some seconds; `remove` ends all of it."""
+    """Three nodes and their front. `start` takes some seconds; `remove` ends all of them."""
 
     def __init__(self, *, size: int = 3, options: Sequence[str] = ()) -> None:
         self.nodes = [Node(number, options=options) for number in range(size)]
@@ -361,13 +362,13 @@ class Cluster:
         return self.nodes[0].available and provider() is not None and programs
 
     def start(self) -> None:
-        """The first node makes the cluster. The others begin as copies of it, so nothing has to be sent to them."""
+        """The first node creates the cluster. The others start as copies of it, so no state transfer is needed."""
         first, *rest = self.nodes
         first.install()
         first.start(new_cluster=True)
         first.stop()
         for node in rest:
-            # As cp does, which keeps owners where it may.
+            # `cp -a` keeps file owners where it is permitted.
             subprocess.run(["cp", "-a", first.folder / "data", node.folder / "data"], check=True)
             for name in ("gvwstate.dat", "galera.cache"):
                 (node.folder / "data" / name).unlink(missing_ok=True)
@@ -380,14 +381,14 @@ class Cluster:
 
     @property
     def whole(self) -> bool:
-        """All nodes take part, hear each other, and the front knows it."""
+        """Whether all nodes take part and hear each other, and the front knows it."""
         if len(self.front.fit) < len(self.nodes):
             return False
         views = {node.view() for node in self.nodes}
         return len(views) == 1 and None not in views
 
     def wait_until_whole(self, seconds: float = 90) -> None:
-        """Until all nodes take part, hear each other, and the front knows it."""
+        """Wait until all nodes take part and hear each other, and the front knows it."""
         until(lambda: self.whole, seconds, lambda: f"ready are {self.front.fit}, in {[n.view() for n in self.nodes]}")
 
     def furthest(self, nodes: Iterable[Node]) -> Node | None:
@@ -411,7 +412,7 @@ class Cluster:
         return name
 
     def differences(self, name: str) -> list[str]:
-        """The tables of that database of which not all nodes hold the same, each with the nodes' checksums."""
+        """The tables of the database that differ between nodes, each with the nodes' checksums."""
         checksums: list[dict[str, int]] = []
         for node in self.nodes:
             with contextlib.closing(node.connect()) as connection, connection.cursor() as cursor:
@@ -433,12 +434,12 @@ class Cluster:
         fit = [node for node in self.nodes if node.ready()]
         for node in fit:
             with contextlib.closing(node.connect()) as connection, connection.cursor() as cursor:
-                # The others have it when they answer.
+                # An answer means that the other nodes have it too.
                 cursor.execute("SET SESSION wsrep_sync_wait = 15")
                 cursor.execute(statement if node is fit[0] else "SHOW DATABASES")
 
     def url(self, database: str) -> str:
-        """Through the front."""
+        """The database's URL through the front."""
         return f"mysql://root@127.0.0.1:{self.front.port}/{database}"
 
 

@@ -1,8 +1,8 @@
-"""Processes that start at once: forked from one that has imported the service and the command line already.
+"""Processes that start at once, forked from a process that has already imported the service and the command line.
 
-`python -m tests.support.nursery FD` is that process: it gets what to run over the socket FD, forks, and returns each
-child's process id and how it ended. A child is what `python -m MODULE ARGUMENTS` would be, but for the second of
-imports. `Nursery` talks to it.
+`python -m tests.support.nursery FD` is that process: it receives requests over the socket FD, forks, and reports each
+child's process id and exit status. A child behaves as `python -m MODULE ARGUMENTS`, without the second that imports
+take. `Nursery` is its client.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGE = 2**20
-"""Bytes of the longest."""
+"""The size in bytes of the longest request."""
 
 
 class Child:
     """The part of `subprocess.Popen` that tests need.
 
-    It is not ours to reap: between its end and the news of it its process id is nobody's, or another process's. So
-    signals go through a file descriptor that is its own, which it sent itself.
+    This process isn't its parent and doesn't reap it: between the child's end and the report of it, its process id may
+    belong to no process, or to another one. So signals go through the child's own pidfd, which the child has sent.
     """
 
     def __init__(self, news: socket.socket) -> None:
@@ -44,7 +44,7 @@ class Child:
     def __del__(self) -> None:
         os.close(self._pidfd)
 
-    def _hear(self, timeout: float | None) -> int:
+    def _receive(self, timeout: float | None) -> int:
         self._news.settimeout(timeout)
         self.returncode = int(self._news.recv(64))
         self._news.close()
@@ -53,29 +53,29 @@ class Child:
     def poll(self) -> int | None:
         if self.returncode is None:
             try:
-                return self._hear(0)
+                return self._receive(0)
             except BlockingIOError:
                 return None
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        return self._hear(timeout) if self.returncode is None else self.returncode
+        return self._receive(timeout) if self.returncode is None else self.returncode
 
     def send_signal(self, number: int) -> None:
-        """To one that has ended it does nothing."""
+        """Does nothing if the child has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
 
 class Nursery:
-    """The other end of that process."""
+    """The client of that process."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def _open(self) -> socket.socket:
-        """It is started when it is first needed."""
+        """Start the process when it is first needed."""
         if self._control is None:
             self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE)
@@ -94,7 +94,7 @@ class Nursery:
         stdout: IO[bytes] | int = 1,
         stderr: IO[bytes] | int = 2,
     ) -> Child:
-        """A child in a session of its own, in the checkout's root."""
+        """Start a child in its own session, in the checkout's root."""
         control = self._open()
         local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         standard = [stream if isinstance(stream, int) else stream.fileno() for stream in (stdin, stdout, stderr)]
@@ -132,7 +132,7 @@ class Nursery:
 
 
 def _become(request: dict, files: list[int]) -> None:  # type: ignore[type-arg]
-    """The state of an interpreter that has just started."""
+    """Set up the state of an interpreter that has just started."""
     news = socket.socket(fileno=files[0])
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -155,7 +155,7 @@ def _become(request: dict, files: list[int]) -> None:  # type: ignore[type-arg]
 
 
 def _serve(control: socket.socket) -> str | None:
-    """Fork what is asked for. Returns, in the parent, when nobody will ask again; in a child its module."""
+    """Fork for each request. Returns in the parent when no more requests can come; in a child, returns its module."""
     awake, wake = socket.socketpair()
     for end in (awake, wake):
         end.setblocking(False)
@@ -166,7 +166,7 @@ def _serve(control: socket.socket) -> str | None:
         ready, _, _ = select.select([control, awake], [], [])
         if awake in ready:
             awake.recv(1024)
-            _tell_of_the_ended(children)
+            _report_ended(children)
         if control in ready:
             message, files, _, _ = socket.recv_fds(control, MESSAGE, 4)
             if not message:
@@ -184,17 +184,17 @@ def _serve(control: socket.socket) -> str | None:
                 os.close(file)
 
 
-def _tell_of_the_ended(children: dict[int, socket.socket]) -> None:
+def _report_ended(children: dict[int, socket.socket]) -> None:
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             break
-        with children.pop(pid) as news, contextlib.suppress(OSError):  # nobody may want to know
+        with children.pop(pid) as news, contextlib.suppress(OSError):  # the client may have gone
             news.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 if __name__ == "__main__":
-    import api.app  # noqa: F401  # what `python -m api` would import by its name
+    import api.app  # noqa: F401  # what `python -m api` imports by name
     import lastbit.cli
     import lastbit.client  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a database, for trouble that a network makes: slow, cut, silent, away."""
+"""A TCP proxy in front of a database, for network failures: slow, cut, silent, unreachable."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Cut = Literal["before", "after"]
 
 
 COMMIT: Final = b"\x03COMMIT"
-"""The end of the packet that says it."""
+"""The end of the packet that contains the COMMIT."""
 
 
 class Proxy:
-    """Listens on a port of its own and passes on what comes. The modes may be changed at any time."""
+    """Listens on its own port and forwards everything. The modes can be changed at any time."""
 
     def __init__(self, port: int) -> None:
         self.target = port
         self.delay = 0.0
-        """Seconds that each piece of a client's is late."""
+        """Seconds by which each piece from a client is delayed."""
         self.cut: Cut | None = None
-        """Whether to break a connection at its COMMIT: before the server sees it, or after, before the answer."""
+        """Whether to break a connection at its COMMIT: before the server gets it, or after it, before the answer."""
         self.every = 7
         """Cut one of this many COMMITs."""
         self.cuts = 0
@@ -40,7 +40,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def leave(self) -> None:
-        """Break all connections, and those to come, until `come_back`."""
+        """Break all connections, and new ones, until `come_back`."""
         self.away = True
         self._break_all()
 
@@ -48,7 +48,7 @@ class Proxy:
         self.away = False
 
     def fall_silent(self) -> None:
-        """Keep connections, and pass nothing on, until `speak`."""
+        """Keep connections, but forward nothing, until `speak`."""
         self._flowing.clear()
 
     def speak(self) -> None:
@@ -57,7 +57,7 @@ class Proxy:
     def close(self) -> None:
         self._closed.set()
         self._flowing.set()
-        # A thread that waits in accept isn't woken by closing.
+        # Closing the socket doesn't wake a thread that waits in accept.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -89,16 +89,17 @@ class Proxy:
             threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, asks: bool) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, is_client: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._flowing.wait()
-                if asks and self.delay:
+                if is_client and self.delay:
                     self._closed.wait(self.delay)
-                if asks and data.endswith(COMMIT) and self._is_due():
+                if is_client and data.endswith(COMMIT) and self._is_due():
                     if self.cut == "before":
                         break
-                    # The other direction's thread waits for the answer, finds that the client is gone, and tidies up.
+                    # The other direction's thread waits for the answer, finds that the client is gone, and closes both
+                    # ends.
                     sink.sendall(data)
                     _break(source)
                     return

@@ -1,4 +1,4 @@
-"""Receivers of webhooks, as real servers: they verify what they get with the official library, and answer as told."""
+"""Receivers of webhooks, as real servers: they verify each request with the official library, and answer as set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 @dataclass
 class Got:
-    """One request. `valid`: its signature, by any of the secrets that the receiver knows."""
+    """One request. `valid` is whether its signature fits any of the receiver's secrets."""
 
     path: str
     headers: dict[str, str]
@@ -36,7 +36,7 @@ Reply = Callable[["Handler", Got], None]
 
 
 def status(code: int, **headers: str) -> Reply:
-    """Answers so."""
+    """Reply with this status."""
 
     def reply(handler: Handler, _: Got) -> None:
         handler.send_response(code)
@@ -49,7 +49,7 @@ def status(code: int, **headers: str) -> Reply:
 
 
 def raw(text: bytes) -> Reply:
-    """Writes this and closes the connection."""
+    """Write these bytes and close the connection."""
 
     def reply(handler: Handler, _: Got) -> None:
         handler.wfile.write(text)
@@ -66,21 +66,21 @@ class Receiver:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def replies(self, *script: Reply) -> None:
-        """Answer with these, in this order, and with the last one ever after."""
+        """Answer with these replies in order, and repeat the last one."""
         replies = list(script)
         lock = threading.Lock()
 
         def reply(handler: Handler, webhook: Got) -> None:
             with lock:
-                now = replies.pop(0) if len(replies) > 1 else replies[0]
-            now(handler, webhook)
+                current_reply = replies.pop(0) if len(replies) > 1 else replies[0]
+            current_reply(handler, webhook)
 
         self.reply = reply
 
     def wait_for(self, count: int, seconds: float = 60) -> list[Got]:
-        """Until so many requests have come."""
+        """Wait until `count` requests have come."""
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.got) >= count, seconds), f"{len(self.got)} of {count} came"
+            assert self.changed.wait_for(lambda: len(self.got) >= count, seconds), f"{len(self.got)} of {count} arrived"
             return list(self.got)
 
 
@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers["content-length"])
         body = self.rfile.read(length)
         if len(body) < length:
-            return  # its sender died over it; no server hands on half a request
+            return  # its sender died while sending; no server passes on half a request
         headers = {name.lower(): value for name, value in self.headers.items()}
         webhook = Got(self.path, headers, body, any(_verified(s, body, headers) for s in self.receiver.secrets))
         with self.receiver.changed:
@@ -115,7 +115,8 @@ def _verified(secret: str, body: bytes, headers: dict[str, str]) -> bool:
 
 @contextlib.contextmanager
 def receiving(*, tls: ssl.SSLContext | None = None, port: int = 0, secrets: Sequence[str] = ()) -> Iterator[Receiver]:
-    """A receiver on a free port, or on this one. Requests must be signed with one of `secrets`, or of later ones."""
+    """A receiver on a free port, or on the given one. Requests must be signed with one of `secrets`, or with a later
+    one."""
     handler = type("ItsHandler", (Handler,), {})
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     if tls is not None:

@@ -1,4 +1,4 @@
-"""Real servers for tests: a MariaDB of our own, and the service as a real process. Free ports, temporary folders."""
+"""Real servers for tests: a private MariaDB, and the service as a real process. Free ports, temporary folders."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 PORTS = range(11_000, 32_768)
-"""Below those that the system gives to connections going out: none of these sits on a server's port while that is down.
-And above the last one that a browser refuses."""
-_lot = random.SystemRandom()  # hypothesis sets the other one back before each example
+"""Below the range from which the system picks ports for outgoing connections, so that none of those occupies a server's
+port while the server is down; and above the last port that a browser refuses."""
+_lot = random.SystemRandom()  # hypothesis resets the default generator before each example
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that this process has not been given before: it may not be in use yet."""
+    """A port on which nothing listens, and that this process was not given before: it may not be in use yet."""
     while True:
         port = _lot.choice(PORTS)
         if port in _given:
@@ -45,21 +45,21 @@ def free_port() -> int:
 
 
 def memory() -> str | None:
-    """Where temporary folders go: memory, if at hand. Durability on disk is not what most tests are about, and fsync is
+    """The folder for temporary files: in memory, if possible. Most tests don't depend on durability, and fsync is
     slow."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @contextlib.contextmanager
 def sqlite_file() -> Iterator[str]:
-    """The URL of an empty SQLite file, gone when the context ends."""
+    """The URL of an empty SQLite file that is removed when the context ends."""
     with tempfile.TemporaryDirectory(prefix="lastbit-sqlite-", dir=memory()) as folder:
         yield f"sqlite:///{folder}/lastbit.db"
 
 
-def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float = 60) -> str:
-    """Read standard error, or standard output where that alone is a pipe, until a line has `word`; the rest is drained,
-    so that the process never blocks on it."""
+def wait_until_it_prints(process: subprocess.Popen[str], word: str, seconds: float = 60) -> str:
+    """Read standard error, or standard output if only that is a pipe, until a line contains `word`; the rest is
+    drained, so that the process never blocks on it."""
     stream = process.stderr or process.stdout
     assert stream is not None
     lines: list[str] = []
@@ -75,12 +75,13 @@ def wait_until_it_says(process: subprocess.Popen[str], word: str, seconds: float
     threading.Thread(target=listen, daemon=True).start()
     is_ready.wait(seconds)
     text = "".join(lines)
-    assert word in text, f"{process.args} did not say {word!r} but:\n{text}"
+    assert word in text, f"{process.args} did not print {word!r} but:\n{text}"
     return text
 
 
 class MariaDB:
-    """A server at its defaults, but for where it lives, `options` as on its command line, and its `environment`."""
+    """A server with default settings, except for its location, `options` for its command line, and its
+    `environment`."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class MariaDB:
         return [
             *(self.program, "--no-defaults", f"--user={self.user}", f"--datadir={self.folder}/data"),
             *(f"--socket={self.folder}/socket", f"--pid-file={self.folder}/pid", f"--port={self.port}"),
-            # Not the machine's: a server that starts clears what looks like its own there.
+            # Not the machine's: at startup a server deletes files there that look like its own.
             f"--tmpdir={self.folder}",
             *("--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"),
             *self.options,
@@ -131,7 +132,7 @@ class MariaDB:
     def start(self) -> None:
         environment = {**os.environ, **self.environment}
         self.process = subprocess.Popen(self.command(), env=environment, stderr=subprocess.PIPE, text=True)
-        wait_until_it_says(self.process, "ready for connections")
+        wait_until_it_prints(self.process, "ready for connections")
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self.process is not None:
@@ -144,7 +145,7 @@ class MariaDB:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def connect(self, database: str | None = None) -> pymysql.Connection:
-        # Where there may be TLS, PyMySQL reads all certificates of the machine for each connection.
+        # If TLS is possible, PyMySQL reads all certificates of the machine for each connection.
         return pymysql.connect(
             host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True, ssl_disabled=True
         )
@@ -166,7 +167,7 @@ class ServiceProcess:
     """`python -m api` (or another module) on a free port."""
 
     nursery: ClassVar[Nursery | None] = None
-    """Where there is one, services of one process are forked from it."""
+    """If it is set, services with one process are forked from it."""
 
     def __init__(
         self,
@@ -180,15 +181,15 @@ class ServiceProcess:
     ) -> None:
         self.database_url = database_url
         self.workers = workers
-        # A mutant is put in place in the service too.
+        # The mutant must be applied in the service too.
         self.module = (
             "tests.guarantees.programs.mutated_api" if module == "api" and "LASTBIT_MUTANT" in os.environ else module
         )
         self.environment = dict(environment or {})
         self.log = log
-        """Where its standard error goes, if not to ours."""
+        """The file for its standard error; without one, it goes to ours."""
         self.root = root
-        """The folder of its code."""
+        """The root folder of its code."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | Child | None = None
@@ -201,7 +202,7 @@ class ServiceProcess:
 
     def _spawn(self, log: IO[bytes] | None) -> None:
         arguments = ["--port", str(self.port), "--workers", str(self.workers), "--database-url", self.database_url]
-        # A line a request is of use only where somebody reads it.
+        # One log line per request is useful only if the log is kept.
         environment = {**({} if log else {"LASTBIT_LOG_LEVEL": "warning"}), **os.environ, **self.environment}
         nursery = _nursery(environment)
         if nursery is not None and self.workers == 1 and self.root == ROOT:
@@ -218,7 +219,7 @@ class ServiceProcess:
         )
 
     def wait_until_ready(self, seconds: float = 60) -> None:
-        """Ask /readyz until it says yes; each try waits for the connection, so nothing spins."""
+        """Poll /readyz until it succeeds; each try waits for the connection, so nothing spins."""
         assert self.process is not None
         transport = httpx.HTTPTransport(retries=0)
         pause = threading.Event()
@@ -243,7 +244,8 @@ class ServiceProcess:
         return self.process.wait(60)
 
     def remove(self) -> None:
-        """End the service by SIGKILL, which is fastest; under `make coverage` by SIGTERM, so that it writes figures."""
+        """End the service by SIGKILL, which is fastest; under `make coverage` by SIGTERM, so that it writes its
+        figures."""
         if "COVERAGE_PROCESS_CONFIG" in os.environ:
             with contextlib.suppress(TimeoutError, subprocess.TimeoutExpired):
                 self.stop(signal.SIGTERM)
@@ -251,14 +253,16 @@ class ServiceProcess:
 
 
 def _nursery(environment: Mapping[str, str]) -> Nursery | None:
-    """None for what the linker reads when a program begins, as a library of a false clock: a fork comes too late."""
+    """The nursery to use; None if the environment has variables that the linker reads at program start, such as a fake
+    clock's library: for a fork they come too late."""
     return None if "LD_PRELOAD" in environment else ServiceProcess.nursery
 
 
 def run_module(
     module: str, *arguments: str, stdin: str | bytes = "", environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m MODULE ARGUMENTS` in the checkout's root, to its end; by default with our environment."""
+    """Run `python -m MODULE ARGUMENTS` to its end in the checkout's root, by default with this process's
+    environment."""
     environment = os.environ if environment is None else environment
     input_bytes = stdin.encode() if isinstance(stdin, str) else stdin
     nursery = _nursery(environment)
@@ -278,7 +282,7 @@ def running_service(
 ) -> Iterator[ServiceProcess]:
     """A service that is gone when the context ends; `environment` are its LASTBIT_… settings."""
     with tempfile.TemporaryDirectory(prefix="lastbit-service-", dir=memory(), ignore_cleanup_errors=True) as folder:
-        # It is killed in the end, so what several workers share stays behind.
+        # It is killed in the end, so files that several workers share are left behind.
         environment = {"TMPDIR": folder, **environment}
         service = ServiceProcess(database_url, workers=workers, module=module, environment=environment).start()
         try:

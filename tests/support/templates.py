@@ -1,5 +1,5 @@
 """Databases with the current schema, copied from the first one that was migrated: a copy takes a hundredth of a second,
-the migrations a fifth. That they run, and from every release, is what `tests/storage/test_database.py` is about."""
+the migrations a fifth. `tests/storage/test_database.py` tests the migrations themselves, from every release."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _connect(database: Database, *, client_flag: int = 0) -> pymysql.Connection:
 
 
 def dump(database: Database) -> list[str]:
-    """The statements that make a MariaDB database what this one is."""
+    """The statements that turn an empty MariaDB database into a copy of this one."""
     statements = ["SET foreign_key_checks = 0"]
     with contextlib.closing(_connect(database)) as connection, connection.cursor() as cursor:
         cursor.execute("SHOW TABLES")

@@ -1,4 +1,4 @@
-"""Children of the nursery, where their end and the news of it are apart."""
+"""Children of the nursery between their end and the report of it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import sys
 from tests.support.nursery import Child
 
 
-def test_a_signal_to_a_child_that_has_ended_unheard_goes_nowhere() -> None:
-    """It has been reaped, so its process id may be another's by now."""
+def test_a_signal_to_a_child_whose_end_is_not_reported_yet_goes_nowhere() -> None:
+    """The child has been reaped, so its process id may already be another process's."""
     signals: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: signals.append(number))
     local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(9)"])
     pidfd = os.pidfd_open(process.pid)
-    socket.send_fds(remote, [str(os.getpid()).encode()], [pidfd])  # as if its number were ours now
+    socket.send_fds(remote, [str(os.getpid()).encode()], [pidfd])  # as if its process id were now ours
     os.close(pidfd)
     process.wait()
     child = Child(local)

@@ -1,12 +1,12 @@
 /**
- * Single acks, gathered into few calls, without a timer.
+ * Single acks, combined into few calls, without a timer.
  *
- * An acker has one call under way; what is given to it meanwhile goes, together, in the next. An idle acker sends at
- * once, a busy one sends large calls.
+ * An acker has one call under way; items that it gets meanwhile are sent together in the next one. An idle acker sends
+ * at once, a busy one sends large calls.
  *
  * It is safe to remove a message from its queue when the promise of its ack has resolved: the service has committed by
  * then, and `onCompleted` has returned for the item's batch. If it throws, the promise rejects, the message stays in
- * the queue, and its redelivery is told of the completion again.
+ * the queue, and its redelivery reports the completion again.
  */
 
 import { resolvePieces } from "./calls.js";
@@ -50,14 +50,14 @@ export class Acker {
 
   /**
    * Ack an item. The promise resolves after the commit, with the item's batch if that is complete, else with null. It
-   * rejects with `MalformedItem`, `AckerClosed`, `ItemRejected`, `ServiceError`, `ServiceUnreachable`, or what
-   * `onCompleted` threw. The signal ends the wait; it does not undo the ack.
+   * rejects with `MalformedItem`, `AckerClosed`, `ItemRejected`, `ServiceError`, `ServiceUnreachable`, or the error
+   * of `onCompleted`. The signal ends the wait; it does not undo the ack.
    */
   ack(item: string, options: CallOptions = {}): Promise<Completed | null> {
     return this.#put(item, { verb: "acks", reason: undefined }, options.signal);
   }
 
-  /** Mark an item as failed. Each reason needs a call of its own, so use few different ones. */
+  /** Mark an item as failed. Each reason needs its own call, so use few different ones. */
   fail(item: string, reason?: string, options: CallOptions = {}): Promise<Completed | null> {
     return this.#put(item, { verb: "failures", reason }, options.signal);
   }
@@ -76,7 +76,7 @@ export class Acker {
   async #put(item: string, kind: Kind, signal: AbortSignal | undefined): Promise<Completed | null> {
     checked(item);
     signal?.throwIfAborted();
-    // What onCompleted gives while the acker is closing still goes out.
+    // Items that onCompleted acks while the acker is closing are still sent.
     if (this.#closed && !this.#isNotifying) throw new AckerClosed();
     const settled = new Promise<Completed | null>((resolve, reject) => {
       this.#coalescer.put(item, kind, { resolve, reject });
@@ -87,7 +87,7 @@ export class Acker {
   }
 
   async #send(): Promise<void> {
-    // So that what is given in the same step goes in the same call.
+    // So that items of the same event-loop step go in the same call.
     await null;
     for (let call = this.#coalescer.take(); call !== undefined; call = this.#coalescer.take()) {
       await this.#settle(call);
@@ -120,7 +120,7 @@ export class Acker {
     }
   }
 
-  /** Call `onCompleted` for each complete batch; returns what it threw, by batch. */
+  /** Call `onCompleted` for each complete batch; returns its errors, by batch. */
   async #notify(result: AckResult): Promise<Map<number, unknown>> {
     const thrown = new Map<number, unknown>();
     this.#isNotifying = true;

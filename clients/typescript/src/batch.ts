@@ -96,7 +96,7 @@ export class BatchHandle {
     );
   }
 
-  /** Promise that no more items will come. `newly` in the result means that this seal completed the batch. */
+  /** Declare that no more items will come. `newly` in the result means that this seal completed the batch. */
   async seal(options: CallOptions = {}): Promise<Sealed> {
     const sealed: Sealed = await this.#service.ask("POST", batchPath(this.id, "seal"), signalOf(options), camel);
     this.#info = sealed;

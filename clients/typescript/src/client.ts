@@ -14,7 +14,7 @@ type Schemas = components["schemas"];
 const MOST_EVENTS = 1000;
 
 export interface OpenOptions extends KeyOptions {
-  /** A name of yours; need not be unique. */
+  /** A name of your choice; need not be unique. */
   key?: string;
   labels?: Record<string, string>;
   /** Items of one bitfield: a multiple of 8 from 64 to 32768. */
@@ -56,8 +56,8 @@ export type NewEvent = Schemas["NewEvent"];
 export type Fence = Schemas["Fence"];
 
 /**
- * A connection to a service. Its methods reject with `ServiceError` where the service refuses, and with
- * `ServiceUnreachable` where it does not answer. Throws `InvalidArgument`.
+ * A connection to a service. Its methods reject with `ServiceError` if the service refuses, and with
+ * `ServiceUnreachable` if it does not answer. Throws `InvalidArgument`.
  */
 export class Client {
   readonly #service: Service;
@@ -110,7 +110,7 @@ export class Client {
    * Ack items: one id, an iterable of ids, or `ItemIds` (sent as bitfields, any number).
    *
    * Large calls are split and the results merged. If a later part fails, earlier ones are applied (`error.partial`);
-   * it is safe to send all of it again. Rejects with `MalformedItem`.
+   * it is safe to repeat the whole call. Rejects with `MalformedItem`.
    */
   async ack(ids: Ids, options: CallOptions = {}): Promise<AckResult> {
     return resolve(this.#service, "acks", ids, undefined, options);
@@ -136,9 +136,9 @@ export class Client {
   }
 
   /**
-   * The events above the position `after`, and then new ones as they arrive, without end. It continues where it was
-   * after the service was unreachable. Store the `position` of the last event you finished, and pass it as `after`
-   * next time. Rejects with `PositionTrimmed`.
+   * The events above the position `after`, and then new ones as they arrive, without end. After the service was
+   * unreachable it continues where it stopped. Store the `position` of the last event you finished, and pass it as
+   * `after` next time. Rejects with `PositionTrimmed`.
    */
   async *follow(options: FollowOptions = {}): AsyncGenerator<Event, void, undefined> {
     let { after } = options;

@@ -29,7 +29,7 @@ import type { AckResult, Batch } from "./models.js";
 import type { components } from "./schema.js";
 
 export type Problem = components["schemas"]["Problem"];
-/** One thing that was wrong with a request: where, and what was expected. */
+/** One error in a request: its location, and the expected value. */
 export type Place = components["schemas"]["PlacedProblem"]["errors"][number];
 
 /** The base class of all errors of this package. */
@@ -98,7 +98,7 @@ export class VersionConflict extends Conflict {}
 /** The events after the requested position are no longer stored; `problem` has the position to continue from. */
 export class PositionTrimmed extends ServiceError {}
 export class OutOfOrder extends ServiceError {}
-/** The token makes more calls than it may. */
+/** The token makes more calls than its rate allows. */
 export class RateLimited extends ServiceError {}
 /** The service is overloaded, or its database is unreachable. */
 export class Unavailable extends ServiceError {}

@@ -30,7 +30,7 @@ export function parseItemId(text: unknown): ItemId | undefined {
 }
 
 /**
- * The ids of a run of numbers, computed when asked for: a billion ids take no memory.
+ * The ids of a range of numbers, computed on demand: a billion ids take no memory.
  *
  * It can be iterated any number of times. `at`, `has`, `indexOf` and `slice` take constant time.
  */
@@ -39,7 +39,7 @@ export class ItemIds implements Iterable<string> {
   readonly groupSize: number;
   /** The number of the first item. */
   readonly start: number;
-  /** How many ids there are. */
+  /** The number of ids. */
   readonly size: number;
 
   constructor(batch: number, groupSize: number, start: number, size: number) {

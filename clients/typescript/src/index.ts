@@ -1,4 +1,4 @@
-/** The client of Lastbit. `Client` is where to start. */
+/** The client of Lastbit. Start with `Client`. */
 
 export { Acker, type AckerOptions } from "./acker.js";
 export { BatchHandle, type PageOptions, type WaitOptions } from "./batch.js";

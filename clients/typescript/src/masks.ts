@@ -1,4 +1,4 @@
-/** Item ids on the wire: a list, or, for a run of numbers, one bitfield per group. Everything is made piece by piece. */
+/** Item ids in requests: a list, or, for a range of numbers, one bitfield per group. All are made piece by piece. */
 
 import { MalformedItem } from "./errors.js";
 import { ItemIds, parseItemId } from "./ids.js";
@@ -12,7 +12,7 @@ export const MOST_GROUPS = 4_096;
 /** Bytes of bitfields in a request. The service accepts 8 MiB; the rest is for the reason and the punctuation. */
 const MOST_BYTES = 8 * 2 ** 20 - 64 * 2 ** 10;
 
-/** One id, ids, or a run of ids. */
+/** One id, ids, or a range of ids. */
 export type Ids = string | ItemIds | Iterable<string>;
 
 /**
@@ -70,7 +70,7 @@ function* groupPieces(ids: ItemIds): Iterable<Piece> {
   if (groups.length > 0) yield { groups };
 }
 
-/** One mask for each group that the run touches, in ascending order. */
+/** One mask for each group that the range touches, in ascending order. */
 export function* masks(ids: ItemIds): Iterable<GroupMask> {
   const { batch, groupSize } = ids;
   const end = ids.start + ids.size;
@@ -80,7 +80,7 @@ export function* masks(ids: ItemIds): Iterable<GroupMask> {
     const low = number - group * groupSize;
     const high = Math.min(groupSize, low + end - number);
     const isFull = low === 0 && high === groupSize;
-    // Most groups of a long run are full, and all of these have the same mask.
+    // Most groups of a long range are full, and all of these have the same mask.
     const bits = isFull ? (full ??= bitsOf(0, groupSize)) : bitsOf(low, high);
     yield { batch, group, bits };
     number += high - low;

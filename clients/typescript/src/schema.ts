@@ -301,13 +301,13 @@ export interface paths {
         };
         /**
          * Read events
-         * @description Events above a position, in commit order; with `wait`, once there is one or the time is over.
+         * @description Events after a position, in commit order. With `wait`, waits until there is one.
          */
         get: operations["read_events"];
         put?: never;
         /**
          * Append events
-         * @description Append events of your own, in one transaction. An id that was there before is a repeat.
+         * @description Append custom events, in one transaction. An event whose id is already in the feed is a repeat.
          */
         post: operations["append_events"];
         delete?: never;
@@ -325,7 +325,7 @@ export interface paths {
         };
         /**
          * Stream events
-         * @description Follow the feed. A message's data is an event, as `GET /v1/events` shows it.
+         * @description Follow the feed. The data of a message is an event in the format of `GET /v1/events`.
          */
         get: operations["stream_events"];
         put?: never;
@@ -351,7 +351,7 @@ export interface paths {
         put?: never;
         /**
          * Create webhook
-         * @description Subscribe a URL to the events from now on. The answer has the secret, and no later one has it again.
+         * @description Subscribe a URL to all later events. Only this response contains the secret.
          */
         post: operations["create_webhook"];
         delete?: never;
@@ -376,7 +376,7 @@ export interface paths {
         post?: never;
         /**
          * Delete webhook
-         * @description Send it nothing more, and remove it with its deliveries.
+         * @description Delete a webhook with its deliveries. Nothing more is sent to it.
          */
         delete: operations["delete_webhook"];
         options?: never;
@@ -393,7 +393,7 @@ export interface paths {
         };
         /**
          * List deliveries
-         * @description Deliveries sent and due, newest event first, with every attempt.
+         * @description The webhook's deliveries, newest event first, with all attempts.
          */
         get: operations["list_deliveries"];
         put?: never;
@@ -435,7 +435,7 @@ export interface paths {
         put?: never;
         /**
          * Send test event
-         * @description Send one `webhook.test` event right away, and answer what came back. It is not in the feed.
+         * @description Send one `webhook.test` event at once, and return the receiver's response. The event is not in the feed.
          */
         post: operations["send_test_event"];
         delete?: never;
@@ -453,19 +453,19 @@ export interface paths {
         };
         /**
          * Get consumer group
-         * @description The consumer group's workers, the owner of each partition since when, and the position of each.
+         * @description A consumer group's workers, and the owner and position of each partition.
          */
         get: operations["get_consumer_group"];
         /**
          * Put consumer group
-         * @description Make a group, or change how long its workers may be silent and may take to drain. The number of partitions is
-         *     fixed. 201 where it is new, else 200.
+         * @description Create a group, or change its `ttl` and `release`. The number of partitions can't be changed. 201 if the group is
+         *     new, else 200.
          */
         put: operations["put_consumer_group"];
         post?: never;
         /**
          * Delete consumer group
-         * @description Remove the group with its positions. Refused while workers are in it.
+         * @description Delete a group with its positions. Refused while it has workers.
          */
         delete: operations["delete_consumer_group"];
         options?: never;
@@ -482,7 +482,7 @@ export interface paths {
         };
         /**
          * List consumer groups
-         * @description The groups, by name; the service's own too.
+         * @description The groups, by name, including the service's own.
          */
         get: operations["list_consumer_groups"];
         put?: never;
@@ -504,8 +504,8 @@ export interface paths {
         put?: never;
         /**
          * Sync worker
-         * @description Join or stay: renew the worker's lease, give back what is drained, take what its share asks for. May be repeated
-         *     at any time; the answer is all that it holds.
+         * @description Join the group or stay in it: renew the worker's lease, release drained partitions, and get assigned partitions.
+         *     It may be repeated at any time. The response has all partitions that the worker holds.
          */
         post: operations["sync_worker"];
         delete?: never;
@@ -526,7 +526,7 @@ export interface paths {
         post?: never;
         /**
          * Remove worker
-         * @description Leave: all that the worker holds is free at once. Nothing happens where it is not in the group.
+         * @description Leave the group. The worker's partitions are free at once. No effect if the worker is not in the group.
          */
         delete: operations["remove_worker"];
         options?: never;
@@ -544,8 +544,8 @@ export interface paths {
         get?: never;
         /**
          * Commit position
-         * @description Commit a window: merged into what is there, so it may be repeated and overtaken. 409 `stale_epoch` where the
-         *     partition is another owner's by now.
+         * @description Commit a window. It is merged with the stored position, so commits may be repeated or arrive in any order. 409
+         *     `stale_epoch`: the worker no longer owns the partition at this epoch.
          */
         put: operations["commit_position"];
         post?: never;
@@ -566,8 +566,8 @@ export interface paths {
         put?: never;
         /**
          * Apply entries
-         * @description Add each entry once, all in one transaction: those that are at or below their guard had been added before. The
-         *     messages of one source must come to a key in their order.
+         * @description Add each entry once, all in one transaction. An entry at or below the last added position of its source is a
+         *     repeat, so the entries of one source must reach a key in order.
          */
         post: operations["apply_entries"];
         delete?: never;
@@ -585,7 +585,7 @@ export interface paths {
         };
         /**
          * Get total
-         * @description The total of a key and the sub-counters that it is the sum of; 0 where nothing was ever added.
+         * @description The total of a key, and the sub-counters that add up to it. The total is 0 if nothing was ever added.
          */
         get: operations["get_total"];
         put?: never;
@@ -605,14 +605,14 @@ export interface paths {
         };
         /**
          * List totals
-         * @description The totals of the keys, by their bytes.
+         * @description The totals of the keys, ordered by the keys' bytes.
          */
         get: operations["list_totals"];
         put?: never;
         post?: never;
         /**
          * Delete tally
-         * @description Remove the tally and its guards: what is applied again counts again.
+         * @description Delete the tally and its guards. Entries that are applied again are added again.
          */
         delete: operations["delete_tally"];
         options?: never;
@@ -634,15 +634,15 @@ export interface paths {
         get: operations["list_instances"];
         /**
          * Put process
-         * @description Define a process, with the consumer group of its workers, or change how long these may be silent and may take to
-         *     drain. 201 where it is new, else 200.
+         * @description Define a process with the consumer group of its workers, or change the group's `ttl` and `release`. 201 if the
+         *     process is new, else 200.
          */
         put: operations["put_process"];
         post?: never;
         /**
          * Delete process
-         * @description Remove a process with its instances. Its commands can be pulled as long as their events are kept.
-         *     Refused while workers are in its group.
+         * @description Delete a process with its instances. Its commands can be read as long as their events are kept. Refused while its
+         *     consumer group has workers.
          */
         delete: operations["delete_process"];
         options?: never;
@@ -659,7 +659,7 @@ export interface paths {
         };
         /**
          * List processes
-         * @description The processes, by name, with the numbers of their instances.
+         * @description The processes, by name, with counts of their instances, parked events and timers.
          */
         get: operations["list_processes"];
         put?: never;
@@ -681,10 +681,10 @@ export interface paths {
         put?: never;
         /**
          * Handle event
-         * @description Do what an event does to an instance, once, in one transaction: its state, its commands, its timers.
+         * @description Store the effect of an event on an instance, once, in one transaction: its state, its commands, its timers.
          *
-         *     409 `stale_epoch`: the partition is another worker's by now. 409 `version_conflict`: compute it again from the
-         *     state as it is now.
+         *     409 `stale_epoch`: the worker no longer owns the partition at this epoch. 409 `version_conflict`: the state has
+         *     changed; compute the effect again from the current state.
          */
         post: operations["handle_event"];
         delete?: never;
@@ -704,7 +704,7 @@ export interface paths {
         put?: never;
         /**
          * Retry parked events
-         * @description Have the instance's parked events, or one of them, handled again.
+         * @description Handle the instance's parked events, or one of them, again.
          */
         post: operations["retry_parked_events"];
         delete?: never;
@@ -722,7 +722,7 @@ export interface paths {
         };
         /**
          * Get instance
-         * @description One instance: its state, the events that came to it, its timers and its commands.
+         * @description One instance: its state, its events, its timers and its commands.
          */
         get: operations["get_instance"];
         put?: never;
@@ -742,7 +742,7 @@ export interface paths {
         };
         /**
          * Read commands
-         * @description The commands above a position, in the order of the feed; with `wait`, once there is one or the time is over.
+         * @description The commands after a position, in the order of the feed. With `wait`, waits until there is one.
          */
         get: operations["read_commands"];
         put?: never;
@@ -762,7 +762,7 @@ export interface paths {
         };
         /**
          * Get health
-         * @description Alive.
+         * @description The process is alive.
          */
         get: operations["get_health"];
         put?: never;
@@ -782,7 +782,7 @@ export interface paths {
         };
         /**
          * Get readiness
-         * @description The database is reached, and its schema serves this release.
+         * @description The database is reachable, and its schema fits this release.
          */
         get: operations["get_readiness"];
         put?: never;
@@ -802,7 +802,7 @@ export interface paths {
         };
         /**
          * Get metrics
-         * @description Prometheus text.
+         * @description Metrics in Prometheus text format.
          */
         get: operations["get_metrics"];
         put?: never;
@@ -824,7 +824,7 @@ export interface paths {
         put?: never;
         /**
          * Ack items
-         * @description Idempotent, in any order, of any batches. Answered after the commit.
+         * @description Idempotent. Items may be of any batches and in any order. The response is sent after the commit.
          */
         post: operations["ack_items"];
         delete?: never;
@@ -844,7 +844,7 @@ export interface paths {
         put?: never;
         /**
          * Fail items
-         * @description Idempotent, in any order, of any batches. Answered after the commit.
+         * @description Idempotent. Items may be of any batches and in any order. The response is sent after the commit.
          */
         post: operations["fail_items"];
         delete?: never;
@@ -862,7 +862,7 @@ export interface components {
             id: string;
             /** Format: int64 */
             position: number;
-            /** @description it had been appended before, and stands where it stood */
+            /** @description an earlier call appended it, at this position */
             repeated: boolean;
         };
         /** AppendedEvents */
@@ -888,10 +888,10 @@ export interface components {
             at: string;
             /**
              * Format: int32
-             * @description of the receiver's answer, null where there was none
+             * @description the response's status; null if there was no response
              */
             status: number | null;
-            /** @description why there was no whole answer, in words */
+            /** @description the reason, in words, if there was no complete response */
             error: string | null;
             /** Format: int64 */
             milliseconds: number;
@@ -945,7 +945,7 @@ export interface components {
         };
         /** BatchDeliveries */
         BatchDeliveries: {
-            /** @description the newest 100 of the batch's events, in any state */
+            /** @description the newest 100 deliveries of the batch's events, in any state */
             deliveries: components["schemas"]["Delivery"][];
         };
         /** BatchPage */
@@ -963,11 +963,11 @@ export interface components {
         };
         /** Command */
         Command: {
-            /** @description made of process, instance and step: act on it once */
+            /** @description derived from process, instance and step; execute each id once */
             id: string;
             /**
              * Format: int64
-             * @description of its event in the feed
+             * @description the position of its event in the feed
              */
             position: number;
             process: string;
@@ -983,7 +983,7 @@ export interface components {
             commands: components["schemas"]["Command"][];
             /**
              * Format: int64
-             * @description the last position that was looked at: `after` of the next call
+             * @description the last position that was read; pass it as `after` to the next call
              */
             next: number;
             /**
@@ -1004,7 +1004,7 @@ export interface components {
             high: number;
             /**
              * Format: int64
-             * @description how many offsets between these are not done
+             * @description the number of unfinished offsets from `floor` to `high`
              */
             outstanding: number;
             token: string | null;
@@ -1024,18 +1024,18 @@ export interface components {
             types: string[] | null;
             label: string | null;
             /**
-             * @description disabled: its receiver answered 410 Gone
+             * @description disabled: its receiver responded with 410 Gone
              * @enum {string}
              */
             state: "active" | "disabled";
             /**
              * Format: int64
-             * @description up to which event of the feed its deliveries were planned
+             * @description the position in the feed up to which its deliveries were planned
              */
             position: number;
             /** Format: date-time */
             created_at: string;
-            /** @description what receivers verify signatures with; shown this once */
+            /** @description receivers verify signatures with it; it is never shown again */
             secret: string;
         };
         /** Delivery */
@@ -1044,27 +1044,27 @@ export interface components {
             webhook: number;
             /**
              * Format: int64
-             * @description of the event in the feed
+             * @description the event's position in the feed
              */
             position: number;
-            /** @description its id, which is the webhook-id of every try */
+            /** @description the event's id, which is the `webhook-id` of every attempt */
             event: string;
             type: string;
             /** Format: int64 */
             batch: number | null;
             /**
-             * @description dead: the last try has failed
+             * @description dead: all attempts failed, and no other will follow
              * @enum {string}
              */
             state: "pending" | "delivered" | "dead";
             /**
              * Format: int64
-             * @description since it was planned or redelivered
+             * @description the number of attempts since it was planned or redelivered
              */
             attempts: number;
             /** Format: date-time */
             next_attempt_at: string | null;
-            /** @description every attempt, the oldest first */
+            /** @description all attempts, oldest first */
             log: components["schemas"]["Attempt"][];
         };
         /** DeliveryPage */
@@ -1074,7 +1074,7 @@ export interface components {
         };
         /**
          * DrainedPartition
-         * @description A partition that is drained, at the epoch at which it was held.
+         * @description A drained partition, and the epoch at which the worker held it.
          */
         DrainedPartition: {
             /** Format: int64 */
@@ -1094,7 +1094,7 @@ export interface components {
              * @description 1-based, without gaps, in the order of the commits
              */
             position: number;
-            /** @description `batch:7:completed` of a batch's transition (`batch:7:completed:1` after a repair), else the user's own; unique */
+            /** @description unique; `batch:7:completed` for a batch's transition (`batch:7:completed:1` after a repair), otherwise the id that was appended */
             id: string;
             type: string;
             /** Format: int64 */
@@ -1109,7 +1109,7 @@ export interface components {
             events: components["schemas"]["Event"][];
             /**
              * Format: int64
-             * @description the last position that was looked at: `after` of the next call
+             * @description the last position that was read; pass it as `after` to the next call
              */
             next: number;
             /**
@@ -1132,7 +1132,7 @@ export interface components {
         ExtendBody: {
             /**
              * Format: int64
-             * @description how many items to issue
+             * @description the number of items to issue
              */
             count: number;
         };
@@ -1173,7 +1173,7 @@ export interface components {
             first: string;
             /** @description the id of the item at end-1 */
             last: string;
-            /** @description item id → reason, where one was given */
+            /** @description item id → reason, for the items with a reason */
             reasons: {
                 [key: string]: string;
             };
@@ -1192,7 +1192,7 @@ export interface components {
             name: string;
             /** Format: int64 */
             partitions: number;
-            /** @description how a key finds its partition: `crc32` of its bytes, modulo `partitions` */
+            /** @description a key's partition is the `crc32` of its bytes, modulo `partitions` */
             partition_of: string;
             /** Format: double */
             ttl: number;
@@ -1210,41 +1210,41 @@ export interface components {
             group: number;
             /**
              * Format: int64
-             * @description how many groups it gathers
+             * @description the number of groups in the tile
              */
             groups: number;
             /**
              * Format: int64
-             * @description items of these groups
+             * @description the number of issued items in these groups
              */
             issued: number;
             /**
              * Format: int64
-             * @description of these, how many are acked or failed
+             * @description the number of these that are acked or failed
              */
             resolved: number;
             /** Format: int64 */
             failed: number;
             /** Format: int64 */
             batch: number;
-            /** @description as wide as the group is issued, in whole bytes */
+            /** @description the bits of the group's issued items, in whole bytes */
             bits: components["schemas"]["Bitfields"];
         };
         /** GroupBody */
         GroupBody: {
             /**
              * Format: int64
-             * @description fixed from then on
+             * @description can't be changed later
              */
             partitions: number;
             /**
              * Format: double
-             * @description seconds that a worker may be silent; 10 at first
+             * @description seconds without a sync after which a worker loses its partitions; default 10
              */
             ttl?: number | null;
             /**
              * Format: double
-             * @description seconds that a worker has to drain what it is to give back; 30 at first
+             * @description seconds that a worker has to drain a partition that it must release; default 30
              */
             release?: number | null;
         };
@@ -1253,7 +1253,7 @@ export interface components {
             name: string;
             /** Format: int64 */
             partitions: number;
-            /** @description how a key finds its partition: `crc32` of its bytes, modulo `partitions` */
+            /** @description a key's partition is the `crc32` of its bytes, modulo `partitions` */
             partition_of: string;
             /** Format: double */
             ttl: number;
@@ -1274,7 +1274,7 @@ export interface components {
             name: string;
             /** Format: int64 */
             partitions: number;
-            /** @description how a key finds its partition: `crc32` of its bytes, modulo `partitions` */
+            /** @description a key's partition is the `crc32` of its bytes, modulo `partitions` */
             partition_of: string;
             /** Format: double */
             ttl: number;
@@ -1284,12 +1284,12 @@ export interface components {
             created_at: string;
             /**
              * Format: int64
-             * @description live ones
+             * @description the number of live workers
              */
             workers: number;
             /**
              * Format: int64
-             * @description partitions that have an owner
+             * @description the number of partitions with an owner
              */
             owned: number;
         };
@@ -1299,7 +1299,7 @@ export interface components {
             fence: components["schemas"]["ProcessFence"];
             /**
              * Format: int64
-             * @description of the state this was computed from; 0: there was none
+             * @description the version of the state that this was computed from; 0: there was none
              */
             version: number;
             /** @description the new state: any JSON, at most 1,048,576 bytes and 100 levels of nesting */
@@ -1307,23 +1307,23 @@ export interface components {
             commands?: components["schemas"]["NewCommand"][];
             timers?: components["schemas"]["NewTimer"][];
             /**
-             * @description the instance ends here: later events change nothing
+             * @description end the instance: later events change nothing
              * @default false
              */
             finish?: boolean;
-            /** @description the handler failed: park the event, and do nothing else of this */
+            /** @description the handler failed with this error: park the event, and ignore the other fields */
             error?: string | null;
         };
         /** HandledAnswer */
         HandledAnswer: {
             /**
-             * @description what became of the event
+             * @description the event's status
              * @enum {string}
              */
             status: "handled" | "parked" | "late" | "retrying";
-            /** @description that had been so before, and this call changed nothing */
+            /** @description the event had this status before, and this call changed nothing */
             repeated: boolean;
-            /** @description as it is now */
+            /** @description the instance as it is now */
             instance: components["schemas"]["ProcessInstance"] | null;
             commands: components["schemas"]["IssuedCommand"][];
         };
@@ -1339,17 +1339,17 @@ export interface components {
             partition: number;
             /**
              * Format: int64
-             * @description goes with every write on behalf of the partition
+             * @description send it with every write for the partition
              */
             epoch: number;
             /**
              * Format: int64
-             * @description null: nothing was committed yet
+             * @description null: nothing has been committed
              */
             floor: number | null;
             /** Format: int64 */
             high: number | null;
-            /** @description base64: what `AckWindow.restore` takes */
+            /** @description base64 of the snapshot for `AckWindow.restore` */
             outstanding: string | null;
             token: string | null;
         };
@@ -1360,7 +1360,7 @@ export interface components {
             /** Format: int64 */
             position: number;
             /**
-             * @description parked: its handler failed; late: it came after the instance's end
+             * @description parked: its handler failed; late: it arrived after the instance's end
              * @enum {string}
              */
             status: "handled" | "parked" | "retrying" | "late";
@@ -1376,7 +1376,7 @@ export interface components {
             status: "running" | "finished";
             /**
              * Format: int64
-             * @description goes up with every event that was handled
+             * @description increases with every handled event
              */
             version: number;
             state: unknown;
@@ -1388,13 +1388,13 @@ export interface components {
             finished_at: string | null;
             /**
              * Format: int64
-             * @description events whose handler failed
+             * @description the number of events whose handler failed
              */
             parked: number;
-            /** @description the newest 200 events that came to it, newest first */
+            /** @description its newest 200 events, newest first */
             history: components["schemas"]["InboxEntry"][];
             timers: components["schemas"]["ProcessTimer"][];
-            /** @description the newest 200, newest first */
+            /** @description its newest 200 commands, newest first */
             commands: components["schemas"]["Command"][];
         };
         /** InstancePage */
@@ -1408,23 +1408,23 @@ export interface components {
             step: string;
             /** Format: int64 */
             position: number;
-            /** @description it had been issued before, and stands where it stood */
+            /** @description an earlier call issued it, at this position */
             repeated: boolean;
         };
         /** NewCommand */
         NewCommand: {
-            /** @description its event's type is this after `command.` */
+            /** @description the type of its event is `command.` and this type */
             type: string;
-            /** @description an instance issues each step once; null: the type */
+            /** @description an instance issues each step once; null: the same as the type */
             step?: string | null;
             /** @description any JSON, at most 65,536 bytes and 100 levels of nesting */
             data?: unknown;
         };
         /** NewEvent */
         NewEvent: {
-            /** @description 1 to 255 visible ASCII characters; what begins with `batch:`, `command:`, `timer:` or `retry:` is the service's own */
+            /** @description 1 to 255 visible ASCII characters; ids that begin with `batch:`, `command:`, `timer:` or `retry:` are reserved */
             id: string;
-            /** @description what begins with `batch.`, `command.`, `timer.` or `retry.` is the service's own */
+            /** @description types that begin with `batch.`, `command.`, `timer.` or `retry.` are reserved */
             type: string;
             key?: string | null;
             /** @description any JSON, at most 65,536 bytes and 100 levels of nesting */
@@ -1438,51 +1438,51 @@ export interface components {
         };
         /** NewTimer */
         NewTimer: {
-            /** @description its name; a timer of that name is replaced */
+            /** @description its name; replaces a timer of the same name */
             timer: string;
             /**
              * Format: double
              * @description seconds from now; null: cancel it
              */
             after?: number | null;
-            /** @description any JSON, at most 65,536 bytes and 100 levels of nesting; it comes with the event */
+            /** @description any JSON, at most 65,536 bytes and 100 levels of nesting; it is the data of the timer's event */
             data?: unknown;
         };
         /** NewWebhook */
         NewWebhook: {
             /** @description http or https, without a user name; its host must resolve to public addresses only */
             url: string;
-            /** @description of events; null means all */
+            /** @description event types; null means all */
             types?: string[] | null;
-            /** @description a name of yours */
+            /** @description your name for the webhook */
             label?: string | null;
         };
         /** OpenBody */
         OpenBody: {
-            /** @description a name of yours; need not be unique */
+            /** @description your name for the batch; need not be unique */
             key?: string | null;
-            /** @description names and values of yours, to find the batch by */
+            /** @description your names and values, to find the batch by */
             labels?: {
                 [key: string]: string;
             };
             /**
              * Format: int64
-             * @description items of one bitfield
+             * @description items per bitfield
              * @default 8192
              */
             group_size?: number;
             /**
              * Format: int64
-             * @description extend by so many at once
+             * @description also extend the batch by this number of items
              * @default 0
              */
             items?: number;
             /**
-             * @description seal at once
+             * @description also seal the batch
              * @default false
              */
             sealed?: boolean;
-            /** @description the item of another batch that this batch is; acked when it succeeds */
+            /** @description the item of another batch that is acked when this batch succeeds */
             parent?: string | null;
             /**
              * Format: int64
@@ -1532,7 +1532,7 @@ export interface components {
             start: number;
             /**
              * Format: int64
-             * @description how many were issued
+             * @description the number of items that were issued
              */
             count: number;
             /** @description this call completed the batch */
@@ -1553,13 +1553,13 @@ export interface components {
             items: number;
             /**
              * Format: int64
-             * @description how many the batch has
+             * @description the batch's number of groups
              */
             groups: number;
             tiles: components["schemas"]["Tile"][];
             /**
              * Format: int64
-             * @description `start` of the next call, null at the end
+             * @description pass it as `start` to the next call; null at the end
              */
             next: number | null;
         };
@@ -1570,17 +1570,17 @@ export interface components {
             owner: string | null;
             /**
              * Format: int64
-             * @description goes up with every new owner
+             * @description increases with every new owner
              */
             epoch: number;
             /**
              * Format: date-time
-             * @description when the owner became it
+             * @description when the current owner got the partition
              */
             since: string | null;
             /**
              * Format: date-time
-             * @description when it is freed, drained or not
+             * @description when the owner loses the partition, even if it isn't drained
              */
             release_by: string | null;
             /**
@@ -1595,17 +1595,17 @@ export interface components {
             high: number | null;
             /**
              * Format: int64
-             * @description how many offsets between these are not done
+             * @description the number of unfinished offsets from `floor` to `high`
              */
             outstanding: number | null;
             /**
              * Format: int64
-             * @description the source's last offset, as a worker told
+             * @description the source's last offset, as a worker last reported it
              */
             head: number | null;
             /**
              * Format: int64
-             * @description from the floor to the head, or to `high` where that is higher
+             * @description the distance from `floor` to the higher of `head` and `high`
              */
             lag: number | null;
             token: string | null;
@@ -1619,11 +1619,11 @@ export interface components {
             epoch: number;
             /** @description base64 of `AckWindow.snapshot()` */
             snapshot: string;
-            /** @description what the source calls the floor; kept as it is */
+            /** @description the source's own name for the floor; stored unchanged */
             token?: string | null;
             /**
              * Format: int64
-             * @description the source's last offset, to tell the lag by
+             * @description the source's last offset, to compute the lag
              */
             head?: number | null;
         };
@@ -1636,7 +1636,7 @@ export interface components {
             partitions: number;
             /**
              * Format: int64
-             * @description its workers begin above this position where a partition has none of its own yet
+             * @description workers begin after this position in a partition without a committed position
              */
             after: number;
             /** Format: date-time */
@@ -1646,22 +1646,22 @@ export interface components {
         ProcessBody: {
             /**
              * Format: int64
-             * @description fixed from then on; 32 at first
+             * @description can't be changed later; default 32
              */
             partitions?: number | null;
             /**
              * Format: double
-             * @description seconds that a worker may be silent; 10 at first
+             * @description seconds without a sync after which a worker loses its partitions; default 10
              */
             ttl?: number | null;
             /**
              * Format: double
-             * @description seconds that a worker has to drain; 30 at first
+             * @description seconds that a worker has to drain a partition that it must release; default 30
              */
             release?: number | null;
             /**
              * Format: int64
-             * @description a new one begins above this position; null: all that is kept
+             * @description a new process begins after this position; null: with the first event that is kept
              */
             after?: number | null;
         };
@@ -1670,7 +1670,7 @@ export interface components {
             worker: string;
             /**
              * Format: int64
-             * @description of the instance's partition, as the worker's sync said
+             * @description the epoch of the instance's partition, from the worker's sync
              */
             epoch: number;
         };
@@ -1682,7 +1682,7 @@ export interface components {
             status: "running" | "finished";
             /**
              * Format: int64
-             * @description goes up with every event that was handled
+             * @description increases with every handled event
              */
             version: number;
             state: unknown;
@@ -1694,7 +1694,7 @@ export interface components {
             finished_at: string | null;
             /**
              * Format: int64
-             * @description events whose handler failed
+             * @description the number of events whose handler failed
              */
             parked: number;
         };
@@ -1707,21 +1707,21 @@ export interface components {
             partitions: number;
             /**
              * Format: int64
-             * @description its workers begin above this position where a partition has none of its own yet
+             * @description workers begin after this position in a partition without a committed position
              */
             after: number;
             /** Format: date-time */
             created_at: string;
             /**
              * Format: int64
-             * @description instances
+             * @description the number of running instances
              */
             running: number;
             /** Format: int64 */
             finished: number;
             /**
              * Format: int64
-             * @description events whose handler failed
+             * @description the number of events whose handler failed
              */
             parked: number;
             /** Format: int64 */
@@ -1759,7 +1759,7 @@ export interface components {
         };
         /** Reason */
         Reason: {
-            /** @description stable: `complete`, `ended`, `failed`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; more may come. Other fields are facts that belong to the code */
+            /** @description stable: `complete`, `ended`, `failed`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later releases may add codes. Other fields depend on the code */
             code: string;
             /** @description a sentence for people */
             text: string;
@@ -1770,7 +1770,7 @@ export interface components {
         Redelivered: {
             /**
              * Format: int64
-             * @description deliveries that are due again
+             * @description the number of deliveries that are due again
              */
             redelivered: number;
         };
@@ -1778,13 +1778,13 @@ export interface components {
         Redelivery: {
             /**
              * Format: int64
-             * @description of the event in the feed
+             * @description the event's position in the feed
              */
             position?: number | null;
             event?: null;
         } | {
             position?: null;
-            /** @description its id */
+            /** @description the event's id */
             event: string;
         };
         /** Repair */
@@ -1792,7 +1792,7 @@ export interface components {
             dry_run: boolean;
             /** @description counts or state disagreed with the bits */
             needed: boolean;
-            /** @description what disagreed, in words */
+            /** @description the discrepancies, in words */
             faults: string[];
             /**
              * Format: int64
@@ -1800,7 +1800,7 @@ export interface components {
              */
             groups: number;
             before: components["schemas"]["BatchCounts"];
-            /** @description as the repair left the batch, or would */
+            /** @description the batch after the repair; with `dry_run`, as it would be */
             after: components["schemas"]["BatchCounts"];
             /** @description this call completed the batch */
             newly: boolean;
@@ -1819,13 +1819,13 @@ export interface components {
         Retried: {
             /**
              * Format: int64
-             * @description events that are handled again
+             * @description the number of events that will be handled again
              */
             retrying: number;
         };
         /** RetryBody */
         RetryBody: {
-            /** @description its id; null: all that are parked, at most 1,000 */
+            /** @description the event's id; null: all parked events, at most 1,000 */
             event?: string | null;
         };
         /** SealedBatch */
@@ -1877,28 +1877,28 @@ export interface components {
             generation: number;
             /**
              * Format: int64
-             * @description of the last message that was added
+             * @description the offset of the last message that was added
              */
             offset: number;
             /** Format: int64 */
             child: number;
             /**
              * Format: int64
-             * @description what this source has brought
+             * @description the sum of this source's amounts
              */
             value: number;
         };
         /** SyncBody */
         SyncBody: {
-            /** @description stable and unique in the group */
+            /** @description the worker's name, stable and unique in the group */
             worker: string;
             /** @description random, new for each process: 1 to 64 visible ASCII characters */
             session: string;
-            /** @description partitions of `release` that it no longer works on, with the epochs at which it held them; a plain number, as earlier releases send it, stands for the partition at its current epoch */
+            /** @description partitions of `release` that the worker has drained, with the epochs at which it held them; a plain number, as clients of earlier releases send, means the partition at its current epoch */
             drained?: (components["schemas"]["DrainedPartition"] | number)[];
             /**
              * Format: int64
-             * @description the most partitions that it takes; null: any number
+             * @description the maximum number of partitions for this worker; null: no limit
              */
             capacity?: number | null;
         };
@@ -1909,13 +1909,13 @@ export interface components {
              * @description seconds until the lease ends; sync every third of it
              */
             ttl: number;
-            /** @description all that it holds now, those of `release` too */
+            /** @description all partitions that the worker holds, including those in `release` */
             assigned: components["schemas"]["Held"][];
-            /** @description of these, what to stop and drain: told again until it is drained */
+            /** @description assigned partitions to stop and drain; repeated until they are drained */
             release: number[];
             /**
              * Format: double
-             * @description seconds that this may take, from when it was told first
+             * @description seconds for draining, from the first response that listed a partition
              */
             release_within: number;
         };
@@ -1935,12 +1935,12 @@ export interface components {
             key: string;
             /** Format: int64 */
             value: number;
-            /** @description they sum up to the value; empty where nothing was ever added */
+            /** @description their values add up to `value`; empty if nothing was ever added */
             sources: components["schemas"]["SubCounter"][];
         };
         /** Tested */
         Tested: {
-            /** @description the webhook-id that was sent */
+            /** @description the `webhook-id` that was sent */
             event: string;
             delivered: boolean;
             /** Format: int32 */
@@ -1958,17 +1958,17 @@ export interface components {
             group: number;
             /**
              * Format: int64
-             * @description how many groups it gathers
+             * @description the number of groups in the tile
              */
             groups: number;
             /**
              * Format: int64
-             * @description items of these groups
+             * @description the number of issued items in these groups
              */
             issued: number;
             /**
              * Format: int64
-             * @description of these, how many are acked or failed
+             * @description the number of these that are acked or failed
              */
             resolved: number;
             /** Format: int64 */
@@ -1985,9 +1985,9 @@ export interface components {
             failed: number;
             /** Format: int64 */
             pending: number;
-            /** @description what the bits say */
+            /** @description the counts of the bits */
             counted: components["schemas"]["Counted"];
-            /** @description what disagrees, in words */
+            /** @description the discrepancies, in words */
             faults: string[];
         };
         /** Watermark */
@@ -1997,7 +1997,7 @@ export interface components {
              * @description the smallest pending number: every item below it is resolved
              */
             watermark: number;
-            /** @description the id of the item there, null where none is pending */
+            /** @description the id of that item; null if none is pending */
             item: string | null;
         };
         /** Webhook */
@@ -2008,13 +2008,13 @@ export interface components {
             types: string[] | null;
             label: string | null;
             /**
-             * @description disabled: its receiver answered 410 Gone
+             * @description disabled: its receiver responded with 410 Gone
              * @enum {string}
              */
             state: "active" | "disabled";
             /**
              * Format: int64
-             * @description up to which event of the feed its deliveries were planned
+             * @description the position in the feed up to which its deliveries were planned
              */
             position: number;
             /** Format: date-time */
@@ -2028,7 +2028,7 @@ export interface components {
         /** Worker */
         Worker: {
             worker: string;
-            /** @description its lease has not ended */
+            /** @description whether its lease is valid */
             live: boolean;
             /** Format: int64 */
             capacity: number | null;
@@ -2040,12 +2040,12 @@ export interface components {
             lease_until: string;
             /**
              * Format: int64
-             * @description how many it holds
+             * @description the number of partitions that it holds
              */
             partitions: number;
             /**
              * Format: int64
-             * @description how many of these it is to give back
+             * @description the number of these that it must release
              */
             releasing: number;
         };
@@ -2077,7 +2077,7 @@ export interface components {
             applied: number;
             /** Format: int64 */
             repeated: number;
-            /** @description every complete batch of which the call brought an issued item */
+            /** @description every complete batch for which the call contained an issued item */
             completed: components["schemas"]["CompletedBatch"][];
             rejected: components["schemas"]["RejectedItem"][];
         };
@@ -2128,7 +2128,7 @@ export interface components {
         };
         /**
          * TallyEntries
-         * @description Entries in the order in which their messages came.
+         * @description Entries in the order of their messages.
          */
         TallyEntries: {
             entries: components["schemas"]["TallyEntry"][];
@@ -2147,7 +2147,8 @@ export interface components {
         };
         /**
          * TallySource
-         * @description Where a message stands in the log that it, or what it was made of, was read from first.
+         * @description The position of a message in the source log. A message that was derived from another has the position of the
+         *         original.
          */
         TallySource: {
             topic: string;
@@ -2157,13 +2158,13 @@ export interface components {
             offset: number;
             /**
              * Format: int64
-             * @description which of the messages that were made of the one at `offset`
+             * @description the index among the messages derived from `offset`
              * @default 0
              */
             child?: number;
             /**
              * Format: int64
-             * @description another value for a topic that was created again, from offset 0
+             * @description use another value if the topic is deleted and created again, with offsets from 0
              * @default 0
              */
             generation?: number;
@@ -2180,7 +2181,7 @@ export interface components {
             /** Format: int64 */
             epoch: number;
         };
-        /** @description An error (RFC 9457). Some have more fields; the code tells which. */
+        /** @description An error (RFC 9457). Some have more fields, depending on the code. */
         Problem: components["schemas"]["PlacedProblem"] | components["schemas"]["PlainProblem"] | components["schemas"]["PositionTrimmedProblem"] | components["schemas"]["VersionConflictProblem"];
         PlainProblem: {
             /**
@@ -2193,7 +2194,7 @@ export interface components {
             /** Format: int32 */
             status: number;
             /**
-             * @description stable; go by this one (enum property replaced by openapi-typescript)
+             * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "method_not_allowed" | "not_found" | "not_implemented" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
@@ -2211,13 +2212,13 @@ export interface components {
             /** Format: int32 */
             status: number;
             /**
-             * @description stable; go by this one (enum property replaced by openapi-typescript)
+             * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             code: "idempotency_key_reused" | "invalid_request" | "out_of_order";
             /** @description a sentence for people */
             detail: string;
-            /** @description what was wrong, and where */
+            /** @description the errors and their places in the request */
             errors: {
                 place: string;
                 expected: string;
@@ -2234,7 +2235,7 @@ export interface components {
             /** Format: int32 */
             status: number;
             /**
-             * @description stable; go by this one (enum property replaced by openapi-typescript)
+             * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             code: "position_trimmed";
@@ -2257,7 +2258,7 @@ export interface components {
             /** Format: int32 */
             status: number;
             /**
-             * @description stable; go by this one (enum property replaced by openapi-typescript)
+             * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             code: "version_conflict";
@@ -2286,7 +2287,7 @@ export interface operations {
                 /** @description name:value; several mean and */
                 label?: string[];
                 limit?: number;
-                /** @description `next` of the page before; no other is taken */
+                /** @description `next` of the previous page */
                 cursor?: string;
             };
             header?: never;
@@ -2998,7 +2999,7 @@ export interface operations {
         parameters: {
             query?: {
                 limit?: number;
-                /** @description `next` of the page before; no other is taken */
+                /** @description `next` of the previous page */
                 cursor?: string;
             };
             header?: never;
@@ -3092,7 +3093,7 @@ export interface operations {
         parameters: {
             query?: {
                 limit?: number;
-                /** @description `next` of the page before; no other is taken */
+                /** @description `next` of the previous page */
                 cursor?: string;
             };
             header?: never;
@@ -3849,12 +3850,12 @@ export interface operations {
     read_events: {
         parameters: {
             query?: {
-                /** @description by default all that are kept */
+                /** @description default: before the first event that is kept */
                 after?: number;
                 limit?: number;
                 /** @description seconds to wait for the first event */
                 wait?: number;
-                /** @description several mean or */
+                /** @description repeat it to allow several types */
                 type?: string[];
                 batch?: number;
             };
@@ -4054,14 +4055,14 @@ export interface operations {
     stream_events: {
         parameters: {
             query?: {
-                /** @description by default the feed's end, as it is now */
+                /** @description default: the current end of the feed */
                 after?: number;
-                /** @description several mean or */
+                /** @description repeat it to allow several types */
                 type?: string[];
                 batch?: number;
             };
             header?: {
-                /** @description the position to resume after; comes before `after` */
+                /** @description the position to resume after; takes precedence over `after` */
                 "last-event-id"?: string;
             };
             path?: never;
@@ -4069,7 +4070,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Server-Sent Events; `id` is the position */
+            /** @description Server-sent events; `id` is the position */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -4151,7 +4152,7 @@ export interface operations {
         parameters: {
             query?: {
                 limit?: number;
-                /** @description `next` of the page before; no other is taken */
+                /** @description `next` of the previous page */
                 cursor?: string;
             };
             header?: never;
@@ -4503,7 +4504,7 @@ export interface operations {
             query?: {
                 state?: "pending" | "delivered" | "dead";
                 limit?: number;
-                /** @description `next` of the page before; no other is taken */
+                /** @description `next` of the previous page */
                 cursor?: string;
             };
             header?: never;
@@ -4932,7 +4933,7 @@ export interface operations {
                     "application/json": components["schemas"]["Group"];
                 };
             };
-            /** @description it is new */
+            /** @description created */
             201: {
                 headers: {
                     [name: string]: unknown;
@@ -5120,7 +5121,7 @@ export interface operations {
         parameters: {
             query?: {
                 limit?: number;
-                /** @description `next` of the page before; no other is taken */
+                /** @description `next` of the previous page */
                 cursor?: string;
             };
             header?: never;
@@ -5313,7 +5314,7 @@ export interface operations {
     remove_worker: {
         parameters: {
             query?: {
-                /** @description leave only if it is this session that is in the group */
+                /** @description leave only if the worker's current session is this one */
                 session?: string;
             };
             header?: never;
@@ -5523,7 +5524,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 254 letters, digits, `.`, `_`, `:` or `-`
                  * @example screws
                  */
                 tally: string;
@@ -5638,7 +5639,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 254 letters, digits, `.`, `_`, `:` or `-`
                  * @example screws
                  */
                 tally: string;
@@ -5721,16 +5722,16 @@ export interface operations {
     list_totals: {
         parameters: {
             query?: {
-                /** @description only keys that begin so */
+                /** @description only keys that begin with this text */
                 prefix?: string;
                 limit?: number;
-                /** @description `next` of the page before; no other is taken */
+                /** @description `next` of the previous page */
                 cursor?: string;
             };
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 254 letters, digits, `.`, `_`, `:` or `-`
                  * @example screws
                  */
                 tally: string;
@@ -5814,7 +5815,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 254 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 254 letters, digits, `.`, `_`, `:` or `-`
                  * @example screws
                  */
                 tally: string;
@@ -5893,16 +5894,16 @@ export interface operations {
     list_instances: {
         parameters: {
             query?: {
-                /** @description parked: those with parked events */
+                /** @description parked: instances with parked events */
                 status?: "running" | "finished" | "parked";
                 limit?: number;
-                /** @description `next` of the page before; no other is taken */
+                /** @description `next` of the previous page */
                 cursor?: string;
             };
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`
                  * @example shipping
                  */
                 process: string;
@@ -5995,7 +5996,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`
                  * @example shipping
                  */
                 process: string;
@@ -6017,7 +6018,7 @@ export interface operations {
                     "application/json": components["schemas"]["Process"];
                 };
             };
-            /** @description it is new */
+            /** @description created */
             201: {
                 headers: {
                     [name: string]: unknown;
@@ -6119,7 +6120,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`
                  * @example shipping
                  */
                 process: string;
@@ -6288,7 +6289,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`
                  * @example shipping
                  */
                 process: string;
@@ -6405,7 +6406,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`
                  * @example shipping
                  */
                 process: string;
@@ -6513,7 +6514,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description a letter or digit, then up to 199 of these and of `.` `_` `:` `-`
+                 * @description a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`
                  * @example shipping
                  */
                 process: string;
@@ -6609,7 +6610,7 @@ export interface operations {
                 limit?: number;
                 /** @description seconds to wait for the first command */
                 wait?: number;
-                /** @description several mean or */
+                /** @description repeat it to allow several types */
                 type?: string[];
                 process?: string;
             };
@@ -6855,7 +6856,7 @@ export interface operations {
             query?: never;
             header?: {
                 /**
-                 * @description 1 to 255 visible ASCII characters; kept with what the call completes, so that its retry sees `newly` again
+                 * @description 1 to 255 visible ASCII characters; kept with the batches that the call completes, so that its retry sees `newly` again
                  * @example catalog-42
                  */
                 "Idempotency-Key"?: string;
@@ -6952,7 +6953,7 @@ export interface operations {
             query?: never;
             header?: {
                 /**
-                 * @description 1 to 255 visible ASCII characters; kept with what the call completes, so that its retry sees `newly` again
+                 * @description 1 to 255 visible ASCII characters; kept with the batches that the call completes, so that its retry sees `newly` again
                  * @example catalog-42
                  */
                 "Idempotency-Key"?: string;

@@ -19,13 +19,13 @@ export interface ClientOptions {
   fetch?: typeof globalThis.fetch;
 }
 
-/** What each call takes. */
+/** The options of each call. */
 export interface CallOptions {
   /** Aborts the call, which then rejects with the signal's reason. The request may have been carried out. */
   signal?: AbortSignal;
 }
 
-/** A call under an idempotency key of your own. */
+/** A call with your own idempotency key. */
 export interface KeyOptions extends CallOptions {
   idempotencyKey?: string;
 }
@@ -66,13 +66,13 @@ export class Service {
       throw new InvalidArgument(`a timeout is a number of seconds above 0, not ${this.#timeout}`);
     }
     this.#retry = { ...DEFAULT_RETRY, ...options.retry };
-    // Called without `this`, as browsers demand.
+    // Called without `this`, as browsers require.
     const fetch = options.fetch ?? globalThis.fetch;
     this.#fetch = (input, init) => fetch(input, init);
   }
 
   /**
-   * Send a request, with retries; the result is what `decode` makes of the JSON of a 2xx response. Rejects with
+   * Send a request, with retries; the result is the decoded JSON of a 2xx response. Rejects with
    * `InvalidArgument`, `ServiceError`, `ServiceUnreachable`, `UnexpectedAnswer`, or the reason of the signal.
    */
   async ask<T>(method: string, path: string, request: Request, decode: (json: any, answer: Answer) => T): Promise<T> {
@@ -80,7 +80,7 @@ export class Service {
     try {
       return decode(JSON.parse(answer.text), answer);
     } catch (cause) {
-      const fault = `without what it asks for (${String(cause).slice(0, 300)})`;
+      const fault = `without the expected content (${String(cause).slice(0, 300)})`;
       throw new UnexpectedAnswer(this.url, `${method} ${path}`, answer.status, fault);
     }
   }
@@ -217,7 +217,7 @@ function baseUrl(text: string): string {
     // Refused below.
   }
   const fits = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash && !url.username;
-  if (!fits) throw new InvalidArgument(`${text} is no address of a service: expected a URL like ${DEFAULT_URL}`);
+  if (!fits) throw new InvalidArgument(`${text} is not the address of a service: expected a URL like ${DEFAULT_URL}`);
   return text.replace(/\/+$/, "");
 }
 

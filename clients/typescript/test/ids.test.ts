@@ -19,7 +19,7 @@ test("a billion ids take no memory", () => {
   assert.ok(process.memoryUsage().heapUsed - before < 10_000_000);
 });
 
-test("ids are iterated across groups, as often as one likes", () => {
+test("ids can be iterated across groups, any number of times", () => {
   const ids = new ItemIds(3, 64, 62, 70);
   const expected = Array.from({ length: 70 }, (_, position) => itemId(3, 62 + position, 64));
   assert.deepEqual([...ids], expected);
@@ -31,7 +31,7 @@ test("ids are iterated across groups, as often as one likes", () => {
   }
 });
 
-test("slices are those of an array", () => {
+test("slices equal those of an array", () => {
   const ids = new ItemIds(3, 64, 62, 10);
   const all = [...ids];
   for (const bounds of [[], [3], [2, 5], [-4], [-4, -1], [5, 2], [0, 99], [-99, 3], [10]] as [number?, number?][]) {
@@ -39,7 +39,7 @@ test("slices are those of an array", () => {
   }
 });
 
-test("an id that is not among them has no position", () => {
+test("an id of another batch or range has no position", () => {
   const ids = new ItemIds(3, 64, 62, 10);
   for (const other of ["3:0:61", "3:1:8", "4:0:62", "3:0:64", "03:0:62", "3:0:62 ", "", "3:0"]) {
     assert.equal(ids.indexOf(other), -1, other);

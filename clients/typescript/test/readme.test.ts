@@ -13,7 +13,7 @@ test("the programs in README.md run", async () => {
   const programs = [...page.matchAll(/^```js\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?/gms)];
   assert.ok(programs.length >= 4);
   for (const [number, [, code, output]] of programs.entries()) {
-    // Inside the package, so that its own name leads to what users import.
+    // Inside the package, so that the package's name resolves as it does for users.
     const path = new URL(`build/readme-${number}.mjs`, HERE);
     await writeFile(path, code!);
     const { stdout, stderr } = await promisify(execFile)(process.execPath, [path.pathname], { timeout: 60_000 });

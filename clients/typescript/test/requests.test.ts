@@ -1,4 +1,4 @@
-/** Against a server of our own that fails in known ways. */
+/** Tests with a local server that fails in known ways. */
 
 import assert from "node:assert/strict";
 import { type IncomingMessage, type ServerResponse, createServer } from "node:http";
@@ -24,7 +24,7 @@ import {
 const ANSWER = JSON.stringify({ applied: 1, repeated: 0, completed: [], rejected: [] });
 type Handler = (request: IncomingMessage, response: ServerResponse, count: number) => void;
 
-/** A client of a server that answers each request by `handle`, and the requests that came. */
+/** A client of a server that answers each request by `handle`, and the received requests. */
 async function served(context: TestContext, handle: Handler, options: ClientOptions = {}) {
   const requests: IncomingMessage[] = [];
   const server = createServer((request, response) => {
@@ -45,7 +45,7 @@ function problem(response: ServerResponse, status: number, code: string, facts: 
   response.end(JSON.stringify({ type: `urn:lastbit:problem:${code}`, title: "t", status, code, detail: "d", ...facts }));
 }
 
-test("a temporary failure is retried under the same idempotency key", async (context) => {
+test("a temporary failure is retried with the same idempotency key", async (context) => {
   const { client, requests } = await served(context, (request, response, count) => {
     if (count === 1) return problem(response, 503, "unavailable", {}, { "retry-after": "0" });
     if (count === 2) return void request.socket.destroy();
@@ -80,7 +80,7 @@ test("attempts are limited, and the last answer is the error", async (context) =
   assert.equal(requests.length, 3);
 });
 
-test("a wait beyond the deadline is not begun", async (context) => {
+test("a wait beyond the deadline is not started", async (context) => {
   const { client, requests } = await served(context, (_, response) =>
     problem(response, 429, "rate_limited", {}, { "retry-after": "3600" }),
   );
@@ -117,7 +117,7 @@ test("a delete whose answer was lost has succeeded", async (context) => {
   await client.batch(1).delete();
 });
 
-test("other software at the address is recognised", async (context) => {
+test("other software at the address is detected", async (context) => {
   const { client } = await served(context, (request, response) => {
     if (request.method === "POST") return void response.end("<html>");
     if (request.url === "/v1/batches/3") return void response.end("[]");
@@ -128,7 +128,7 @@ test("other software at the address is recognised", async (context) => {
   await assert.rejects(client.batch(3).refresh(), UnexpectedAnswer);
 });
 
-test("an address where nobody listens is named", async (context) => {
+test("an address without a listener is named", async (context) => {
   const { client } = await served(context, () => undefined, { url: "http://127.0.0.1:9", retry: { attempts: 2, base: 0 } });
   await assert.rejects(client.ack("1:0:0"), (error) => {
     assert.ok(error instanceof ServiceUnreachable);
@@ -137,7 +137,7 @@ test("an address where nobody listens is named", async (context) => {
   });
 });
 
-test("a silent server is given up after the timeout", async (context) => {
+test("a call to a silent server ends after the timeout", async (context) => {
   const { client, requests } = await served(context, () => undefined, { timeout: 0.05, retry: { attempts: 2, base: 0 } });
   await assert.rejects(client.ack("1:0:0"), /nothing came within 0.05 s/);
   assert.equal(requests.length, 2);
@@ -174,7 +174,7 @@ test("a token is sent, and invalid options are refused", async (context) => {
   await assert.rejects(client.batch(1).extend(1, { idempotencyKey: "a b" }), InvalidArgument);
 });
 
-test("what was applied before a failure is in the error", async (context) => {
+test("the results before a failure are in the error", async (context) => {
   const { client } = await served(context, (_, response, count) =>
     count === 1 ? void response.end(ANSWER) : problem(response, 413, "too_large"),
   );

@@ -1,4 +1,4 @@
-/** Against a live service, whose address LASTBIT_URL has. */
+/** Tests with a live service, at the address in LASTBIT_URL. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -31,7 +31,7 @@ async function collected<T>(values: AsyncIterable<T>): Promise<T[]> {
 test("open, extend, ack, fail, seal, wait", async () => {
   const batch = await client.open({ key: "flow", labels: { team_name: "search" }, groupSize: 64 });
   assert.equal(batch.state, "open");
-  assert.deepEqual(batch.info.labels, { team_name: "search" }); // names of the user's own stay as they are
+  assert.deepEqual(batch.info.labels, { team_name: "search" }); // the user's own names are unchanged
   const ids = await batch.extend(100);
   assert.equal(ids.size, 100);
 
@@ -75,7 +75,7 @@ test("a million ids are acked as bitfields", async () => {
   assert.deepEqual(result.completed.map((done) => [done.batch, done.newly]), [[batch.id, true]]);
 });
 
-test("a completion in an earlier part of a call stays new in the result", async () => {
+test("a completion in an earlier part of a call is still new in the result", async () => {
   const one = await client.open({ items: 1, sealed: true });
   const many = await client.open({ items: 10_000 });
   const result = await client.ack(
@@ -101,7 +101,7 @@ test("an idempotency key gives the same batch and the same ids", async () => {
   assert.equal((await first.refresh()).items, 15);
 });
 
-test("refusals are errors of their class", async () => {
+test("refusals have their own error classes", async () => {
   await assert.rejects(client.batch(9_000_000).refresh(), BatchNotFound);
   const batch = await client.open({ sealed: true });
   assert.equal(batch.newly, true);
@@ -148,7 +148,7 @@ test("batches are listed page by page", async () => {
   assert.deepEqual(listed.map((batch) => batch.id), opened.reverse());
 });
 
-test("the feed has each end once, and is followed", async () => {
+test("the feed has each end once, and can be followed", async () => {
   const batch = await client.open({ items: 1, sealed: true });
   const controller = new AbortController();
   const following = (async () => {
@@ -204,7 +204,7 @@ test("an acker keeps the order of an ack and a failure of one item", async () =>
   assert.deepEqual([state.acked, state.failed], [1, 1]);
 });
 
-test("what onCompleted throws reaches the promises of that batch alone", async () => {
+test("an error of onCompleted rejects only the promises of its batch", async () => {
   const broken = await client.open({ items: 2, sealed: true, key: "broken" });
   const fine = await client.open({ items: 1, sealed: true, key: "fine" });
   const reason = new Error("publishing failed");
@@ -221,7 +221,7 @@ test("what onCompleted throws reaches the promises of that batch alone", async (
   await acker.close();
 });
 
-test("a signal ends the wait for an ack and not the ack", async () => {
+test("a signal ends the wait for an ack, but not the ack", async () => {
   const batch = await client.open({ items: 1, sealed: true });
   const acker = client.acker();
   const controller = new AbortController();

@@ -1,4 +1,4 @@
-/** What the compiler accepts and refuses; `npm test` compiles this file. */
+/** Code that the compiler must accept or refuse; `npm test` compiles this file. */
 
 import { test } from "node:test";
 
@@ -37,7 +37,7 @@ export const failures: Schemas["Failures"][] = [
 export const opened: Schemas["OpenBody"][] = [
   {},
   { key: "k", labels: { team: "search" }, items: 5 },
-  // @ts-expect-error the wire has snake_case
+  // @ts-expect-error the contract has snake_case
   { groupSize: 64 },
 ];
 export const redelivered: Schemas["Redelivery"][] = [

@@ -1,7 +1,7 @@
-"""Checks whether a database is fit for the service, for operators before and after it starts.
+"""Checks of a database's settings, for operators. They may run before the service starts and while it runs.
 
 Each rule checks one thing. Its verdict is fine, unsafe (acks could be lost, or reads be stale) or broken (the service
-can't work); unless it is fine, the finding says what to do. Nothing is written.
+can't work). Unless the verdict is fine, the finding advises what to do. Nothing is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Finding", "Verdict", "as_json", "check", "clock_ahead"]
 
 
 def check(database: Database, *, workers: int = 1) -> list[Finding]:
-    """All findings, the most important ones first. `workers` is how many server processes will run."""
+    """All findings, the most important ones first. `workers` is the number of server processes that will run."""
     if database.is_embedded:
         file = sqlite.path_of(database.url.database or "")
         if not file.exists():
@@ -30,7 +30,7 @@ def check(database: Database, *, workers: int = 1) -> list[Finding]:
                     "database",
                     Verdict.BROKEN,
                     f"there is no file {file}",
-                    "start the service, which makes it, or name the right one with LASTBIT_DATABASE_URL",
+                    "start the service, which creates it, or set LASTBIT_DATABASE_URL to another file",
                 )
             ]
         return _run(database, lambda tx: sqlite.rules(tx, file))

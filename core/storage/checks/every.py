@@ -1,4 +1,4 @@
-"""Checks for every database: its schema, its clock, and whether it can be written to."""
+"""Checks for every database: its schema, its clock, and whether the account can write to it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from core.storage import schema
 from core.storage.checks.findings import Finding, Verdict
 
 CLOCKS: Final = 2.0
-"""Seconds that the database's clock may differ from this machine's. The service uses only the database's, for example
-to sign webhooks, and receivers reject timestamps that are minutes off. A difference suggests that the database's clock
-is wrong."""
+"""The allowed difference, in seconds, between the database's clock and this machine's. The service uses only the
+database's clock, for example to sign webhooks, and receivers reject timestamps that are minutes off. A difference
+suggests that the database's clock is wrong."""
 
 
 def database_schema(tx: Connection) -> Finding:
@@ -29,7 +29,7 @@ def database_schema(tx: Connection) -> Finding:
 
 
 def clock_ahead(tx: Connection) -> float:
-    """Seconds that the database's clock is ahead of this machine's, at least; negative where it is behind."""
+    """The seconds by which the database's clock is at least ahead of this machine's; negative if it is behind."""
     before = datetime.now(UTC)
     database_time: datetime = tx.execute(sa.select(tables.utc_now())).scalar_one()
     after = datetime.now(UTC)
@@ -44,12 +44,12 @@ def clock_ahead(tx: Connection) -> float:
 def clock(tx: Connection) -> Finding:
     difference = clock_ahead(tx)
     if abs(difference) <= CLOCKS:
-        return Finding("clock", Verdict.FINE, "the database's agrees with this machine's")
+        return Finding("clock", Verdict.FINE, "the database's clock agrees with this machine's")
     return Finding(
         "clock",
         Verdict.UNSAFE,
-        f"the database's is {abs(difference):,.0f} s {'ahead of' if difference > 0 else 'behind'} this machine's",
-        "let both follow the same time (NTP); batches expire and webhooks are signed by the database's",
+        f"the database's clock is {abs(difference):,.0f} s {'ahead of' if difference > 0 else 'behind'} this machine's",
+        "synchronize both clocks (NTP); the expiry of batches and the signatures of webhooks use the database's clock",
     )
 
 
@@ -64,7 +64,7 @@ def writes(tx: Connection) -> Finding:
                 "writes",
                 Verdict.BROKEN,
                 f"{verb} on {table.name} is refused: {words(error)}",
-                "GRANT SELECT, INSERT, UPDATE, DELETE to the account, on a server that takes writes",
+                "GRANT SELECT, INSERT, UPDATE, DELETE to the account, on a server that accepts writes",
             )
     return Finding("writes", Verdict.FINE, "the account may write to each table")
 

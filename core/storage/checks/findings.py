@@ -15,7 +15,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`about` is stable, for scripts; `do` says what to do where the verdict isn't fine."""
+    """`about` is a stable name, for scripts. `says` describes the state. `do` is advice if the verdict isn't fine."""
 
     about: str
     verdict: Verdict

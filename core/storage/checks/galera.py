@@ -12,13 +12,13 @@ from core.storage.checks.findings import Finding, Verdict
 from core.storage.galera import SYNC_WAIT
 
 MEMBERS: Final = 3
-"""With fewer, losing one leaves the rest without a majority."""
+"""In a cluster with fewer members, losing one leaves the rest without a majority."""
 SYNCED: Final = "4"
 
 
-def rules(tx: Connection, look: Mapping[str, str]) -> Iterator[Finding]:
-    """All checks of a node; none if the server isn't one. `look` has the server's variables."""
-    if look.get("wsrep_on") != "ON":
+def rules(tx: Connection, variables: Mapping[str, str]) -> Iterator[Finding]:
+    """All checks of a node; none if the server isn't one. `variables`: the server's global variables."""
+    if variables.get("wsrep_on") != "ON":
         return
     rows = tx.exec_driver_sql(
         "SHOW GLOBAL STATUS WHERE Variable_name IN ('wsrep_ready', 'wsrep_cluster_status', 'wsrep_cluster_size', "
@@ -27,9 +27,9 @@ def rules(tx: Connection, look: Mapping[str, str]) -> Iterator[Finding]:
     status = {str(name).lower(): str(value) for name, value in rows}
     yield _membership(status)
     yield _size(status)
-    yield _reads(tx, look)
-    yield _majority(look)
-    yield _rows(look)
+    yield _reads(tx, variables)
+    yield _majority(variables)
+    yield _rows(variables)
     yield _keys(tx)
 
 
@@ -39,15 +39,15 @@ def _membership(status: Mapping[str, str]) -> Finding:
         return Finding(
             "cluster",
             Verdict.BROKEN,
-            f"the node takes no part in its cluster ({state}): it refuses whatever it is asked",
+            f"the node is not part of its cluster ({state}), so it refuses all statements",
             "see the runbook: a node that is out of its cluster",
         )
     if status.get("wsrep_local_state") != SYNCED:
         return Finding(
             "cluster",
             Verdict.UNSAFE,
-            f"the node is {state}, not Synced: what is read there waits until it has caught up",
-            "have the front lead to nodes that are Synced only",
+            f"the node is {state}, not Synced: reads wait until it has caught up",
+            "configure the load balancer to use only nodes that are Synced",
         )
     return Finding("cluster", Verdict.FINE, "a node of a Galera cluster, Synced")
 
@@ -55,42 +55,42 @@ def _membership(status: Mapping[str, str]) -> Finding:
 def _size(status: Mapping[str, str]) -> Finding:
     size = int(status.get("wsrep_cluster_size") or 0)
     if size >= MEMBERS:
-        return Finding("cluster_size", Verdict.FINE, f"it has {size} members")
+        return Finding("cluster_size", Verdict.FINE, f"the cluster has {size} members")
     return Finding(
         "cluster_size",
         Verdict.UNSAFE,
-        f"the cluster has {size} {'member' if size == 1 else 'members'} now: when one more is lost, all of it stops",
-        "bring the others back; a cluster needs three nodes, or two and an arbitrator",
+        f"the cluster has {size} {'member' if size == 1 else 'members'} now: if it loses another one, it stops",
+        "start the other nodes again; a cluster needs three nodes, or two and an arbitrator",
     )
 
 
-def _reads(tx: Connection, look: Mapping[str, str]) -> Finding:
+def _reads(tx: Connection, variables: Mapping[str, str]) -> Finding:
     session = dict(
         tuple(row)
         for row in tx.exec_driver_sql(
             "SHOW SESSION VARIABLES WHERE Variable_name IN ('wsrep_sync_wait', 'wsrep_dirty_reads')"
         )
     )
-    if look.get("wsrep_dirty_reads") == "ON" or session.get("wsrep_dirty_reads") == "ON":
+    if variables.get("wsrep_dirty_reads") == "ON" or session.get("wsrep_dirty_reads") == "ON":
         return Finding(
             "cluster_reads",
             Verdict.BROKEN,
-            "wsrep_dirty_reads is on: a node that is cut off from its cluster answers with what it had",
+            "wsrep_dirty_reads is on: a node that is disconnected from its cluster returns old data",
             "SET GLOBAL wsrep_dirty_reads = OFF, and in the server's configuration",
         )
     if session.get("wsrep_sync_wait") != str(SYNC_WAIT):
         return Finding(
             "cluster_reads",
             Verdict.BROKEN,
-            f"our session came out with wsrep_sync_wait {session.get('wsrep_sync_wait')}, not {SYNC_WAIT}: what was "
-            "answered on one node may be unknown on another",
-            "something between the service and the server, like a proxy, changes its sessions: connect without it",
+            f"wsrep_sync_wait is {session.get('wsrep_sync_wait')} in the service's session, not {SYNC_WAIT}: changes "
+            "that were committed on one node may be invisible on another",
+            "something between the service and the server, such as a proxy, changes sessions: connect without it",
         )
-    return Finding("cluster_reads", Verdict.FINE, "our sessions wait for what was committed on other nodes")
+    return Finding("cluster_reads", Verdict.FINE, "the service's sessions wait for commits of other nodes")
 
 
-def _majority(look: Mapping[str, str]) -> Finding:
-    options = look.get("wsrep_provider_options", "")
+def _majority(variables: Mapping[str, str]) -> Finding:
+    options = variables.get("wsrep_provider_options", "")
     enabled = [
         name for name in ("pc.ignore_sb", "pc.ignore_quorum") if re.search(rf"{name}\s*=\s*(true|yes|1)\b", options)
     ]
@@ -99,16 +99,20 @@ def _majority(look: Mapping[str, str]) -> Finding:
     return Finding(
         "cluster_majority",
         Verdict.BROKEN,
-        f"{' and '.join(enabled)} is on: separated parts of the cluster would both go on, and diverge",
-        "take it out of wsrep_provider_options",
+        f"{' and '.join(enabled)} is on: separated parts of the cluster would both continue, and diverge",
+        "remove it from wsrep_provider_options",
     )
 
 
-def _rows(look: Mapping[str, str]) -> Finding:
+def _rows(variables: Mapping[str, str]) -> Finding:
     expected = {"binlog_format": "ROW", "innodb_autoinc_lock_mode": "2"}
-    wrong = [f"{name} is {look.get(name)}, not {value}" for name, value in expected.items() if look.get(name) != value]
+    wrong = [
+        f"{name} is {variables.get(name)}, not {value}"
+        for name, value in expected.items()
+        if variables.get(name) != value
+    ]
     if not wrong:
-        return Finding("cluster_format", Verdict.FINE, "rows are replicated, and each node gives out ids of its own")
+        return Finding("cluster_format", Verdict.FINE, "rows are replicated, and nodes assign different ids")
     return Finding(
         "cluster_format", Verdict.BROKEN, "; ".join(wrong), "set both in the configuration of each node, and restart it"
     )
@@ -128,5 +132,5 @@ def _keys(tx: Connection) -> Finding:
         "cluster_keys",
         Verdict.UNSAFE,
         f"without a primary key: {names}",
-        "these are not the service's own; give them keys, or a database of their own",
+        "these tables are not the service's own; add primary keys, or move them to another database",
     )

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL: may they be written to, do they keep what they said, are our sessions as we ask for them?"""
+"""Checks for MariaDB and MySQL: write access, durability, and the settings of the service's sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from core.storage.checks.findings import Finding, Verdict
 from core.storage.database import LOCK_WAIT, Database
 
 PACKET: Final = 16 * 2**20
-"""Bytes that a server takes in one packet by default. A flush sends less than 4 MiB."""
+"""The default maximum of bytes in one packet. A flush sends less than 4 MiB."""
 MARIADB: Final = (10, 6)
 MYSQL: Final = (8, 0)
 
@@ -31,18 +31,18 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
         schema_found = every.database_schema(tx)
         yield schema_found
         rows = tx.exec_driver_sql("SHOW GLOBAL VARIABLES")
-        look = {str(name).lower(): str(value) for name, value in rows if value is not None}
-        yield _read_only(look)
+        variables = {str(name).lower(): str(value) for name, value in rows if value is not None}
+        yield _read_only(variables)
         if schema_found.verdict is Verdict.FINE:
             yield every.writes(tx)
             yield _engines(tx)
         yield _replica(tx)
-        yield from _durability(look)
+        yield from _durability(variables)
         yield from _session(tx)
-        yield from galera.rules(tx, look)
-        yield _binary_log(look)
-        yield _packet(look)
-        yield _connections(look, database, workers)
+        yield from galera.rules(tx, variables)
+        yield _binary_log(variables)
+        yield _packet(variables)
+        yield _connections(variables, database, workers)
         yield every.clock(tx)
         transaction.rollback()
 
@@ -59,21 +59,21 @@ def _version(version: str) -> Finding:
         return Finding("version", Verdict.FINE, f"{kind} {version}")
     minimum = ".".join(map(str, oldest))
     return Finding(
-        "version", Verdict.UNSAFE, f"{kind} {version} is older than {minimum}", f"upgrade to {minimum} at least"
+        "version", Verdict.UNSAFE, f"{kind} {version} is older than {minimum}", f"upgrade to at least {minimum}"
     )
 
 
-def _read_only(look: dict[str, str]) -> Finding:
+def _read_only(variables: dict[str, str]) -> Finding:
     enabled = [
-        name for name in ("read_only", "super_read_only", "innodb_read_only") if look.get(name, "OFF") not in _OFF
+        name for name in ("read_only", "super_read_only", "innodb_read_only") if variables.get(name, "OFF") not in _OFF
     ]
     if not enabled:
-        return Finding("read_only", Verdict.FINE, "the server takes writes")
+        return Finding("read_only", Verdict.FINE, "the server accepts writes")
     return Finding(
         "read_only",
         Verdict.BROKEN,
-        f"the server takes no writes: {', '.join(enabled)} is on",
-        "name the primary in LASTBIT_DATABASE_URL; or, where this is it, SET GLOBAL read_only = 0",
+        f"the server accepts no writes: {', '.join(enabled)} is on",
+        "set LASTBIT_DATABASE_URL to the primary; if this server is the primary, SET GLOBAL read_only = 0",
     )
 
 
@@ -89,12 +89,12 @@ def _engines(tx: Connection) -> Finding:
         ).bindparams(sa.bindparam("names", names, expanding=True))
     ).all()
     if not rows:
-        return Finding("engine", Verdict.FINE, "each table is InnoDB's")
-    engines = ", ".join(f"{name} is {engine}'s" for name, engine in rows)
+        return Finding("engine", Verdict.FINE, "all tables use InnoDB")
+    engines = ", ".join(f"{name} uses {engine}" for name, engine in rows)
     return Finding(
         "engine",
         Verdict.BROKEN,
-        f"not each table has transactions: {engines}",
+        f"some tables have no transactions: {engines}",
         "ALTER TABLE … ENGINE = InnoDB for each",
     )
 
@@ -108,71 +108,69 @@ def _replica(tx: Connection) -> Finding:
                 raise
             continue  # another kind of server, or an account without the privilege
         if not rows:
-            return Finding("replica", Verdict.FINE, "the server is nobody's replica")
+            return Finding("replica", Verdict.FINE, "the server is not a replica")
         break
     else:
         # This needs no privilege, but shows only a running replica.
         running = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slave_running', 'Slaves_running')"
         if all(str(value) in _OFF for _, value in tx.exec_driver_sql(running)):
-            return Finding(
-                "replica", Verdict.FINE, "the server replicates from nobody now, as far as the account can see"
-            )
+            return Finding("replica", Verdict.FINE, "the server is not a replica, as far as the account can see")
     return Finding(
         "replica",
         Verdict.UNSAFE,
-        "the server is a replica: what it says may be old, so an ack may be refused whose item was just issued",
-        "name the primary in LASTBIT_DATABASE_URL; the service neither reads from replicas nor writes to them safely",
+        "the server is a replica: its data may be old, so acks of items that were just issued may be rejected",
+        "set LASTBIT_DATABASE_URL to the primary; neither reading from a replica nor writing to it is safe",
     )
 
 
-def _durability(look: dict[str, str]) -> Iterator[Finding]:
-    flush = look.get("innodb_flush_log_at_trx_commit", "")
+def _durability(variables: dict[str, str]) -> Iterator[Finding]:
+    flush = variables.get("innodb_flush_log_at_trx_commit", "")
     if flush == "1":
-        yield Finding("durability", Verdict.FINE, "the log is flushed at each commit")
-    elif look.get("wsrep_on") == "ON":
+        yield Finding("durability", Verdict.FINE, "the server flushes its log at each commit")
+    elif variables.get("wsrep_on") == "ON":
         yield Finding(
             "durability",
             Verdict.UNSAFE,
-            f"innodb_flush_log_at_trx_commit is {flush}: acks that were answered are on the other nodes too, and are "
-            "lost when the machines of all nodes fail within about a second, as by one power supply",
-            "SET GLOBAL innodb_flush_log_at_trx_commit = 1 on each node, or know that nothing fails all of them",
+            f"innodb_flush_log_at_trx_commit is {flush}: acknowledged acks are on other nodes too, but are "
+            "lost if the machines of all nodes fail within about a second, for example with a shared power supply",
+            "SET GLOBAL innodb_flush_log_at_trx_commit = 1 on each node, or be sure that they can't fail together",
         )
     else:
         yield Finding(
             "durability",
             Verdict.UNSAFE,
-            f"innodb_flush_log_at_trx_commit is {flush}: acks that were answered are lost when the machine fails"
-            + (", or the server" if flush == "0" else ""),
+            f"innodb_flush_log_at_trx_commit is {flush}: acknowledged acks are lost if the machine fails"
+            + (" or the server crashes" if flush == "0" else ""),
             "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the server's configuration",
         )
-    if look.get("log_bin", "OFF") in _OFF:
-        yield Finding("binary_log", Verdict.FINE, "there is none")
-    elif look.get("sync_binlog") == "1":
-        yield Finding("binary_log", Verdict.FINE, "it is flushed at each commit")
+    if variables.get("log_bin", "OFF") in _OFF:
+        yield Finding("binary_log", Verdict.FINE, "the server writes no binary log")
+    elif variables.get("sync_binlog") == "1":
+        yield Finding("binary_log", Verdict.FINE, "the server flushes its binary log at each commit")
     else:
         yield Finding(
             "binary_log",
             Verdict.UNSAFE,
-            f"sync_binlog is {look.get('sync_binlog')}: after a failure of the machine replicas, and what is recovered "
-            "from the binary log, miss commits that were answered",
+            f"sync_binlog is {variables.get('sync_binlog')}: after a machine failure, replicas and recoveries from "
+            "the binary log lack acknowledged commits",
             "SET GLOBAL sync_binlog = 1, and in the server's configuration",
         )
-    if look.get("innodb_doublewrite", "ON") in _OFF:
+    if variables.get("innodb_doublewrite", "ON") in _OFF:
         yield Finding(
             "doublewrite",
             Verdict.UNSAFE,
-            "innodb_doublewrite is off: a page that was half written when the machine failed can't be mended",
-            "leave it on, unless the file system writes 16 KiB atomically",
+            "innodb_doublewrite is off: a page that was half written when the machine failed can't be restored",
+            "turn it on, unless the file system writes 16 KiB atomically",
         )
     else:
-        yield Finding("doublewrite", Verdict.FINE, "pages that were half written can be mended")
-    method = look.get("innodb_flush_method", "")
+        yield Finding("doublewrite", Verdict.FINE, "half-written pages can be restored")
+    method = variables.get("innodb_flush_method", "")
     if method.lower() in ("nosync", "littlesync"):
         yield Finding(
             "flush_method",
             Verdict.UNSAFE,
-            f"innodb_flush_method is {method}: nothing is flushed when the server says so",
-            "take it out of the server's configuration",
+            f"innodb_flush_method is {method}: the server doesn't flush its files",
+            "remove it from the server's configuration",
         )
 
 
@@ -183,11 +181,11 @@ def _session(tx: Connection) -> Iterator[Finding]:
     ).all()
     session = {str(name).lower(): str(value) for name, value in rows}
     isolation = session.get("transaction_isolation") or session.get("tx_isolation", "")
-    proxy = "something between the service and the server, like a proxy, changes its sessions: connect without it"
+    proxy = "something between the service and the server, such as a proxy, changes sessions: connect without it"
     if isolation == "READ-COMMITTED":
-        yield Finding("isolation", Verdict.FINE, "our sessions are READ COMMITTED")
+        yield Finding("isolation", Verdict.FINE, "the service's sessions are READ COMMITTED")
     else:
-        yield Finding("isolation", Verdict.BROKEN, f"our session came out as {isolation}, not READ-COMMITTED", proxy)
+        yield Finding("isolation", Verdict.BROKEN, f"the service's session is {isolation}, not READ-COMMITTED", proxy)
     expected = {"time_zone": "+00:00", "innodb_lock_wait_timeout": str(LOCK_WAIT)}
     wrong = [
         f"{name} is {session.get(name)}, not {value}" for name, value in expected.items() if session[name] != value
@@ -195,41 +193,41 @@ def _session(tx: Connection) -> Iterator[Finding]:
     if "STRICT_ALL_TABLES" not in session["sql_mode"]:
         wrong.append("sql_mode is not strict")
     if wrong:
-        yield Finding("session", Verdict.BROKEN, "our session came out otherwise: " + "; ".join(wrong), proxy)
+        yield Finding("session", Verdict.BROKEN, "the service's session has wrong settings: " + "; ".join(wrong), proxy)
     else:
-        yield Finding("session", Verdict.FINE, f"strict, in UTC, waits {LOCK_WAIT} s for a lock")
+        yield Finding("session", Verdict.FINE, f"strict, in UTC, with a lock wait timeout of {LOCK_WAIT} s")
 
 
-def _binary_log(look: dict[str, str]) -> Finding:
-    if look.get("log_bin", "OFF") not in _OFF and look.get("binlog_format") == "STATEMENT":
+def _binary_log(variables: dict[str, str]) -> Finding:
+    if variables.get("log_bin", "OFF") not in _OFF and variables.get("binlog_format") == "STATEMENT":
         return Finding(
             "binlog_format",
             Verdict.BROKEN,
-            "binlog_format is STATEMENT, which READ COMMITTED can't be written with",
+            "binlog_format is STATEMENT, which doesn't support READ COMMITTED",
             "SET GLOBAL binlog_format = 'MIXED' or 'ROW', and in the server's configuration",
         )
-    return Finding("binlog_format", Verdict.FINE, "READ COMMITTED can be written to the binary log, where there is one")
+    return Finding("binlog_format", Verdict.FINE, "the binary log, if there is one, supports READ COMMITTED")
 
 
-def _packet(look: dict[str, str]) -> Finding:
-    size = int(look.get("max_allowed_packet", PACKET))
+def _packet(variables: dict[str, str]) -> Finding:
+    size = int(variables.get("max_allowed_packet", PACKET))
     if size >= PACKET:
         return Finding("packet", Verdict.FINE, f"max_allowed_packet is {size // 2**20} MiB")
     return Finding(
         "packet",
         Verdict.UNSAFE,
-        f"max_allowed_packet is {size:,} bytes: large calls may be refused forever",
+        f"max_allowed_packet is {size:,} bytes: the server may always refuse large calls",
         "SET GLOBAL max_allowed_packet = 16777216, which is the default, and in the server's configuration",
     )
 
 
-def _connections(look: dict[str, str], database: Database, workers: int) -> Finding:
-    limit, needed = int(look.get("max_connections", 0)), workers * database.most_connections
+def _connections(variables: dict[str, str], database: Database, workers: int) -> Finding:
+    limit, needed = int(variables.get("max_connections", 0)), workers * database.most_connections
     if limit > needed:
-        return Finding("connections", Verdict.FINE, f"max_connections is {limit}, the service takes {needed} at most")
+        return Finding("connections", Verdict.FINE, f"max_connections is {limit}, the service uses at most {needed}")
     return Finding(
         "connections",
         Verdict.UNSAFE,
-        f"max_connections is {limit}, the service may want {needed}",
-        f"SET GLOBAL max_connections = {needed + 50} or more: other replicas, jobs and people connect too",
+        f"max_connections is {limit}, the service may use {needed}",
+        f"SET GLOBAL max_connections = {needed + 50} or more: other replicas, jobs and operators connect too",
     )

@@ -1,4 +1,4 @@
-"""Checks for SQLite: is its file on a file system that locks, flushes and persists?"""
+"""Checks for SQLite. Among others, they check that the file system of its file locks, flushes and persists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rules(tx: Connection, file: Path) -> Iterator[Finding]:
         yield Finding("version", Verdict.FINE, f"SQLite {sqlite3.sqlite_version}")
     else:
         problem = f"SQLite {sqlite3.sqlite_version} is older than {number}"
-        yield Finding("version", Verdict.BROKEN, problem, f"run a Python that has SQLite {number} at least")
+        yield Finding("version", Verdict.BROKEN, problem, f"use a Python with at least SQLite {number}")
     schema_found = every.database_schema(tx)
     yield schema_found
     journal = str(tx.exec_driver_sql("PRAGMA journal_mode").scalar_one())
@@ -40,7 +40,7 @@ def rules(tx: Connection, file: Path) -> Iterator[Finding]:
         yield Finding(
             "journal",
             Verdict.UNSAFE,
-            f"journal_mode stays {journal}, not WAL: who reads keeps out who writes",
+            f"journal_mode stays {journal}, not WAL: readers block writers",
             "put the file on a local disk",
         )
     synchronous = int(tx.exec_driver_sql("PRAGMA synchronous").scalar_one())
@@ -50,14 +50,14 @@ def rules(tx: Connection, file: Path) -> Iterator[Finding]:
         yield Finding(
             "durability",
             Verdict.UNSAFE,
-            f"synchronous came out as {synchronous}: acks that were answered are lost when the machine fails",
-            "run a SQLite that was not built to ignore it",
+            f"synchronous is {synchronous}, not FULL: acknowledged acks are lost if the machine fails",
+            "use a build of SQLite that supports synchronous = FULL",
         )
     yield _file_system(file)
     tx.rollback()
     if schema_found.verdict is Verdict.FINE:
         yield _writes(tx, file)
-    yield Finding("clock", Verdict.FINE, "the database's is this machine's")
+    yield Finding("clock", Verdict.FINE, "the database uses this machine's clock")
 
 
 def _writes(tx: Connection, file: Path) -> Finding:
@@ -68,7 +68,7 @@ def _writes(tx: Connection, file: Path) -> Finding:
             finding = every.writes(writer)
             transaction.rollback()
     except DBAPIError as error:
-        return Finding("writes", Verdict.BROKEN, f"nothing can be written: {every.words(error)}", advice)
+        return Finding("writes", Verdict.BROKEN, f"the file can't be written to: {every.words(error)}", advice)
     return finding if finding.verdict is Verdict.FINE else Finding("writes", Verdict.BROKEN, finding.says, advice)
 
 
@@ -78,26 +78,26 @@ def _file_system(file: Path) -> Finding:
     except OSError:
         kind = None
     if kind is None:
-        return Finding("file_system", Verdict.FINE, "of a kind that can't be told; it has to be a local disk")
+        return Finding("file_system", Verdict.FINE, "its type can't be determined; it must be a local disk")
     if kind in NETWORK or kind.startswith("fuse."):
         return Finding(
             "file_system",
             Verdict.UNSAFE,
-            f"the file is on {kind}, where locks and flushes may not hold: it can be torn, and acks lost",
+            f"the file is on {kind}, whose locks and flushes are unreliable: the file can be damaged, and acks lost",
             "put the file on a local disk, or use MariaDB",
         )
     if kind in MEMORY:
         return Finding(
             "file_system",
             Verdict.UNSAFE,
-            f"the file is on {kind}, in memory: it is gone when the machine or the container stops",
+            f"the file is on {kind}, in memory: it is lost when the machine or the container stops",
             "put the file on a local disk",
         )
     return Finding("file_system", Verdict.FINE, f"{kind}, a local disk")
 
 
 def file_system(path: Path, mounts: str) -> str | None:
-    """The type of the file system of `path`, from the lines of /proc/self/mountinfo; None if it isn't there."""
+    """The type of the file system of `path`; None if it isn't known. `mounts`: the lines of /proc/self/mountinfo."""
     best: tuple[int, str] | None = None
     for line in mounts.splitlines():
         mount, _, right = line.partition(" - ")

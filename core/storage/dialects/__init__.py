@@ -1,4 +1,4 @@
-"""All that differs between databases, one file per database; `dialect` lists the differences.
+"""All differences between databases, one file per database. `dialect` lists the differences.
 
 No other package asks which database it uses. A new database is a file here that implements `Dialect`, and a line in
 `_DIALECTS`; a new difference is a member of `Dialect`. Column types are SQLAlchemy's and stay in `core.tables`.

@@ -1,4 +1,4 @@
-"""The interface for all that differs between databases."""
+"""The interface for the differences between databases."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Dialect(abc.ABC):
     """The differences. Statements are text without parameters; their values are integers, and bytes in hexadecimal."""
 
     is_embedded: ClassVar[bool]
-    """The database is a file that one service has for itself: it migrates the schema when it starts, and runs the
-    janitor and the dispatcher. Transactions that write run one after another."""
+    """The database is a file that only one service uses. The service migrates the schema when it starts, and runs the
+    janitor and the dispatcher. Writing transactions run one after another."""
     locks_rows: ClassVar[bool]
     """Transactions lock the rows that they write. If not, they lock the whole database when they begin."""
     patches_blobs: ClassVar[bool]
@@ -34,10 +34,14 @@ class Dialect(abc.ABC):
     """The statement before a transaction whose reads all see the same state; "" if every transaction is one."""
 
     @abc.abstractmethod
-    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
-        """An engine of at most `connections` connections, whose statements wait for a lock for `lock_wait` seconds.
+    def one_time(self, tx: Connection) -> str:
+        """The database's time, as an expression whose value is the same wherever it stands in one statement."""
 
-        Raises `errors.Misconfigured` for a URL that can't serve.
+    @abc.abstractmethod
+    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
+        """An engine with at most `connections` connections. Their statements wait up to `lock_wait` seconds for a lock.
+
+        Raises `errors.Misconfigured` for an unsuitable URL.
         """
 
     @abc.abstractmethod
@@ -46,7 +50,7 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def by_primary_key(self, table: str) -> str:
-        """The table in a FROM clause, to be searched by its primary key and no other index."""
+        """The table in a FROM clause, with a hint to use only its primary key."""
 
     @abc.abstractmethod
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
@@ -67,6 +71,15 @@ class Dialect(abc.ABC):
     @abc.abstractmethod
     def records(self, rows: Rows) -> Sequence[Sequence[Any]]:
         """See `statements.records`."""
+
+    @abc.abstractmethod
+    def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
+        """Statements that insert rows into `batches`. The result of the last one has the ids, for `batch_ids`, and the
+        time of the INSERT."""
+
+    @abc.abstractmethod
+    def batch_ids(self, rows: Rows, count: int) -> list[int]:
+        """The ids in the last result of `insert_batches`, in the order of its `count` rows: they ascend."""
 
     @abc.abstractmethod
     def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:

@@ -1,8 +1,8 @@
 """MariaDB and MySQL.
 
 In an ack transaction, most of a statement's cost is not in the database but in the driver's parsing of columns and
-rows, and in a thread switch for each round trip. So statements go in one packet, and integers come back as one
-concatenated value instead of rows.
+rows, and in a thread switch for each round trip. So several statements are sent in one packet, and integers are
+returned as one concatenated value instead of rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from core.storage.dialects.dialect import Dialect, Rows
 LOCK_WAIT: Final = "lastbit_lock_wait"
 """An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included."""
 CONCATENATED: Final = 16 * 2**20
-"""Bytes of a concatenated value, at most; sessions set it. 512 groups take about 20 KB."""
+"""Maximum bytes of a concatenated value; each session sets it. 512 groups take about 20 KB."""
 ROWS: Final = 24
-"""Up to this many rows come as rows. The server makes a temporary table to concatenate them, which costs about as much
-as parsing this many rows in the driver."""
+"""Up to this number, rows are not concatenated. The server makes a temporary table to concatenate rows, which costs
+about as much as parsing this number of rows in the driver."""
 REASONS: Final = 4096
-"""Rows of one INSERT into `failures`."""
+"""Maximum rows of one INSERT into `failures`."""
 
 
 class MariaDB(Dialect):
@@ -42,6 +42,9 @@ class MariaDB(Dialect):
     begin_writing: ClassVar[dict[str, Any]] = {}
     begin_snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
+    def one_time(self, tx: Connection) -> str:
+        return self.now
+
     def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
         session = (
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
@@ -52,7 +55,7 @@ class MariaDB(Dialect):
             isolation_level="READ COMMITTED",
             hide_parameters=True,  # an error's text ends up in logs; secrets are among the parameters
             **engines.pool(connections),
-            # Every transaction was committed or rolled back by now; another ROLLBACK would be a useless round trip.
+            # Every transaction has ended when its connection is returned, so a ROLLBACK would be a useless round trip.
             pool_reset_on_return=None,
             connect_args={
                 "charset": "utf8mb4",
@@ -66,6 +69,9 @@ class MariaDB(Dialect):
 
         @sa.event.listens_for(engine, "do_connect")
         def connect(_: object, __: object, arguments: Any, keywords: Any) -> _Connection:
+            # PyMySQL would encode the password as Latin-1, but statements such as CREATE USER are UTF-8.
+            if isinstance(keywords.get("password"), str):
+                keywords["password"] = keywords["password"].encode()
             return _Connection(*arguments, **keywords)
 
         @sa.event.listens_for(engine, "connect")
@@ -111,7 +117,7 @@ class MariaDB(Dialect):
                 dialect=tx.dialect,
                 connection_invalidated=faults.is_lost(error),
             )
-            # There may be unread responses on this connection, so nobody else may use it.
+            # The connection may have unread responses, so it must not be used again.
             if not isinstance(error, pymysql.err.IntegrityError | pymysql.err.OperationalError) or faults.is_lost(
                 error
             ):
@@ -137,12 +143,26 @@ class MariaDB(Dialect):
         records = [record.split(" ") for record in _text(text).split(";")]
         if len(records) != count:
             raise RuntimeError(
-                f"{count} rows came as {len(records)}: group_concat_max_len is not as our session set it"
+                f"expected {count} concatenated rows, got {len(records)}: something has changed group_concat_max_len"
             )
         return records
 
+    def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
+        insert = f"INSERT INTO batches ({columns}) VALUES {','.join(rows)}"  # noqa: S608
+        if getattr(tx.dialect, "is_mariadb", False):
+            return [f"{insert} RETURNING id, created_at"]
+        # MySQL has no RETURNING. It gives the rows of one INSERT ids at equal distances, and remembers the first.
+        look = "SELECT id, created_at, @@SESSION.auto_increment_increment FROM batches WHERE id = LAST_INSERT_ID()"
+        return [insert, look]
+
+    def batch_ids(self, rows: Rows, count: int) -> list[int]:
+        if len(rows[0]) == 3:
+            first, _, distance = rows[0]
+            return [first + place * distance for place in range(count)]
+        return sorted(row[0] for row in rows)
+
     def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
-        # The reason is sent once, as digits.
+        # The reason is sent once, in hexadecimal.
         name = f"SET @lastbit_reason = _utf8mb4 x'{reason.encode().hex()}'"
         for first in range(0, len(items), REASONS):
             values = ",".join(
@@ -160,7 +180,7 @@ def _hurried(tx: Connection, texts: Sequence[str]) -> Sequence[str]:
 
 
 def _announce(listeners: Iterable[Callable[..., object]], tx: Connection, cursor: Any, texts: Sequence[str]) -> None:
-    """Notify the engine's listeners, such as tracing, of these statements too."""
+    """Call the engine's listeners, such as tracing, for each of these statements."""
     for listener in listeners:
         for text in texts:
             listener(tx, cursor, text, (), None, False)
@@ -171,8 +191,9 @@ def _text(value: str | bytes) -> str:
 
 
 class _Connection(pymysql.connections.Connection):  # type: ignore[misc]  # it has no types
-    """Shares one TLS context. PyMySQL reads all certificates of the machine for each connection that may use TLS, even
-    if it won't verify any: it holds the GIL for a tenth of a second, fifty times after an outage."""
+    """A connection that shares one TLS context. PyMySQL reads all certificates of the machine for each connection that
+    may use TLS, even if it won't verify any. This holds the GIL for a tenth of a second, and after an outage fifty
+    connections are made."""
 
     _shared: ssl.SSLContext | None = None
 

@@ -1,5 +1,5 @@
-"""SQLite: a file, in which one transaction writes at a time. It has no round trips to save, so statements are executed
-one by one."""
+"""SQLite: a file to which one transaction writes at a time. There are no round trips to save, so statements are
+executed one by one."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ class SQLite(Dialect):
     begin_writing: ClassVar[dict[str, Any]] = {"lastbit_begin": "IMMEDIATE"}
     begin_snapshot = ""
 
+    def one_time(self, tx: Connection) -> str:
+        # In a larger statement, SQLite would call the function once for each place.
+        return f"'{tx.exec_driver_sql('SELECT lastbit_now()').scalar_one()}'"
+
     def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url.database):
-            raise errors.Misconfigured("SQLite in memory forgets what it has answered; expected a file: sqlite:///PATH")
+            raise errors.Misconfigured("SQLite in memory loses all data at the end; expected a file: sqlite:///PATH")
         engine = sa.create_engine(
             url,
             **engines.pool(connections),
@@ -42,13 +46,13 @@ class SQLite(Dialect):
             with contextlib.closing(connection.cursor()) as cursor:
                 cursor.execute("PRAGMA journal_mode = WAL")
                 cursor.execute("PRAGMA synchronous = FULL")
-            # Deterministic in SQLite's sense: it is constant during one statement.
+            # It is deterministic in SQLite's sense: constant during one statement.
             connection.create_function("lastbit_now", 0, _now, deterministic=True)
 
         @sa.event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
-            # A deferred transaction that turns from reader to writer can fail with BUSY at any statement, so writers
-            # begin with IMMEDIATE.
+            # A deferred transaction that reads first and then writes can fail with BUSY at any statement. So writing
+            # transactions begin with IMMEDIATE.
             kind = connection.get_execution_options().get("lastbit_begin", "DEFERRED")
             connection.exec_driver_sql(f"BEGIN {kind}")
 
@@ -76,6 +80,12 @@ class SQLite(Dialect):
 
     def records(self, rows: Rows) -> Sequence[Sequence[Any]]:
         return rows
+
+    def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
+        return [f"INSERT INTO batches ({columns}) VALUES {','.join(rows)} RETURNING id, created_at"]  # noqa: S608
+
+    def batch_ids(self, rows: Rows, count: int) -> list[int]:
+        return sorted(row[0] for row in rows)
 
     def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
         insert = f"INSERT INTO failures (batch_id, number, reason, failed_at) VALUES (?, ?, ?, {self.now})"  # noqa: S608

@@ -1,5 +1,5 @@
-"""Where streams come from: what `run_ordered` reads, and who is told of what was handled. Any iterable of (offset,
-record) will do; these are brokers. Each module says what its order is worth.
+"""Sources for `run_ordered` that read from brokers, and commit to them. Any other iterable of (offset, record) pairs
+can be a source too. Each module's docstring describes the order that its broker guarantees.
 
     rabbitmq        RabbitQueue (classic, quorum), RabbitStream
     redis_streams   RedisStream

@@ -69,7 +69,7 @@ class KafkaClient(Protocol):
     def committed(self, places: Sequence[Place]) -> Iterable[Position]: ...
 
     def commit(self, positions: Sequence[Position]) -> bool:
-        """Whether the commit took effect. False: a rebalance is under way, and `poll` will report it."""
+        """Whether the commit took effect. False: a rebalance is in progress, and `poll` will report it."""
 
     def pause(self) -> None:
         """Pause all assigned partitions."""
@@ -217,7 +217,7 @@ def _restored(position: Position) -> AckWindow:
         snapshot = Snapshot.decode(base64.b64decode(position.metadata, validate=True))
     except (CorruptSnapshot, ValueError):  # other software's metadata, or none
         return AckWindow()
-    # If the floor does not match, somebody has moved the offset since, and the offset counts.
+    # If the floor does not match, another program has changed the offset since. Then only the offset is valid.
     return AckWindow.restore(snapshot) if snapshot.floor + 1 == position.offset else AckWindow()
 
 
@@ -280,7 +280,7 @@ class KafkaTopics(Session[tuple[_Partition, int, Any]]):
         except WindowClosed:
             return False  # revoked after it was read and before it was handled
         except WindowFull:
-            # The window learns of acks at commits; there may be new ones since the last.
+            # The window receives acks only at commits. Pass on those since the last commit.
             self._take_in()
             partition.window.wait_for_room(POLL)
             return None

@@ -4,8 +4,8 @@ A queue forgets acked messages. Its offsets are delivery tags, which count the d
 invalid on the next channel. Messages that were not acked are delivered again from their old place in the queue, so the
 order of a key holds across sessions as long as there is one consumer at a time.
 
-A stream is a log: it keeps records as its retention says, its offsets are those of the log, and the reader must store
-its own position.
+A stream is a log: it keeps records according to its retention, its offsets are those of the log, and the reader must
+store its own position.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Consumer(Session[tuple[int, Message]]):
         if not self._connection.is_open:
             return  # it is closing already
         # pika would first cancel the consumer and reject messages that still arrive for it; a quorum queue puts those
-        # behind all waiting ones, out of order. pika does not reject for a consumer it does not know: then all messages
+        # behind all waiting ones, out of order. pika rejects none for an unknown consumer: then all messages
         # return with the channel to their old places.
         self._channel._consumers.clear()
         # Closing waits for the broker's reply, so the acks sent before have taken effect.

@@ -4,8 +4,8 @@ XREADGROUP, not XREAD: Redis keeps a list of the group's pending entries, which 
 restarted reader needs no stored position: it first reads its pending entries, in order, and then new ones. With XREAD
 it would store one id, and all entries above it would replay.
 
-One thing could go wrong, a lost response: Redis has added its entries to the list, but the reader has never seen them.
-A second request for new entries would return later ones. So no request is repeated: a connection failure ends the
+One thing could go wrong, a lost response: Redis has added its entries to the list, but the reader has not received
+them. A second request for new entries would return later ones. So no request is repeated: a connection failure ends the
 reading, and the next reader starts with the list.
 """
 
@@ -51,7 +51,7 @@ class RedisStream:
     another pending list, and entries of one key would be divided between the two. At most `capacity` entries are handed
     out, from the first unfinished one. `options` are those of redis-py's client; text is decoded by default. Iterating
     raises redis-py's own errors. `trimmed` counts entries that were trimmed from the stream while outstanding: they
-    cannot be handled any more, so they are logged and acked.
+    can no longer be handled, so they are logged and acked.
     """
 
     def __init__(

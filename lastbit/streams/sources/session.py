@@ -20,7 +20,7 @@ from lastbit.errors import UsedAfterFork
 from lastbit.streams.errors import SessionEnded
 
 LOOK = 0.1
-"""Seconds after which a waiting reader gets None, so that it can stop for reasons of its own."""
+"""Seconds after which a waiting reader gets None, so that it can check whether to stop."""
 
 T = TypeVar("T")
 Done = Callable[[], None]
@@ -110,7 +110,7 @@ class Session(ABC, Generic[T]):
                 item = self._inbox.get(timeout=LOOK)
             if self._stopped.is_set():
                 break
-            # Before buffered items: the broker has taken those back by now.
+            # Checked before buffered items, as the broker will deliver those again in another session.
             if self._ended is not None:
                 raise self._ended
             yield item

@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 class Unsettled(Generic[T]):
-    """Offsets of a session, and what the broker calls each. The caller passes `window` to `run_ordered`; otherwise only
-    records up to the floor are acked."""
+    """Offsets of a session, and the broker's name for each. The caller should pass `window` to `run_ordered`; otherwise
+    only records up to the floor are acked."""
 
     def __init__(self, window: AckWindow) -> None:
         self.window = window
@@ -31,7 +31,7 @@ class Unsettled(Generic[T]):
             self._handed_out[offset] = at_broker
 
     def resolved(self, floor: int) -> dict[int, T]:
-        """Finished records that the broker does not know of yet, in order."""
+        """Finished records whose acks the broker has not received yet, in order."""
         snapshot = Snapshot.decode(self.window.snapshot())
         with self._lock:
             return {
@@ -41,7 +41,7 @@ class Unsettled(Generic[T]):
             }
 
     def settle(self, offsets: Iterable[int]) -> None:
-        """The broker has been sent these acks."""
+        """Record that these acks were sent to the broker."""
         with self._lock:
             for offset in offsets:
                 self._handed_out.pop(offset, None)

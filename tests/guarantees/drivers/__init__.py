@@ -1,3 +1,3 @@
-"""Helpers that drive the service in a scenario: load, rounds of a race, sessions that hold rows locked, releases beside
-each other, journaled batches.
+"""Helpers that drive the service in a scenario: load, race rounds, sessions that hold row locks, two releases on one
+database, journaled batches.
 """

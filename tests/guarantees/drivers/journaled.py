@@ -1,8 +1,8 @@
-"""Batches that are journaled from their first ack, beside others that aren't: the same guarantees hold for all of them.
+"""Batches that are journaled from their first ack, next to batches that aren't: both must keep the same guarantees.
 
-In production a batch is journaled once acks have come in no order to many of its groups (see `core.bits.journal.pays`).
-Here its id decides, so that small batches are, and every entry of theirs may be the one that is folded.
-"""
+In production a batch becomes journaled once many of its groups were acked in no particular order (see
+`core.bits.journal.is_worthwhile`). Here the batch's id decides, so that small batches are journaled too and any of
+their entries may trigger the fold."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from core.bits.cache import BitfieldCache
 
 
 def everything(patches: pytest.MonkeyPatch, numbers: int = 6) -> None:
-    """Each batch is journaled, each ack is an entry, and a journal of so many numbers is folded."""
+    """Journal every batch: each ack becomes an entry, and a journal that names `numbers` items is folded."""
     _often(patches, numbers)
-    patches.setattr(BitfieldCache, "journaled", lambda cache, batch: True)
+    patches.setattr(BitfieldCache, "is_journaled", lambda cache, batch: True)
 
 
 def _often(patches: pytest.MonkeyPatch, numbers: int) -> None:
@@ -32,25 +32,26 @@ def _often(patches: pytest.MonkeyPatch, numbers: int) -> None:
 
 
 def mix(patches: pytest.MonkeyPatch, numbers: int = 20) -> None:
-    """Of three batches, one is journaled, one isn't, and of one only every other process (or service, where there are
-    several in one) thinks so: the others learn it in the middle of a transaction. A journal of so many numbers is
-    folded. And of three threes, one is locked as in production (the rows of small calls with their groups, those of
-    large ones last), one has its rows locked last, and one so or so by thread."""
+    """Journal batches by id: one in three always, one in three never, and one in three only in every other process (or
+    service, if a process has several), so that the others find out within a transaction. A journal that names `numbers`
+    items is folded. The lock order varies too: of every nine batches, three are locked as in production (small calls
+    lock rows together with their groups, large calls last), three always lock their rows last, and three do so in every
+    other thread."""
     _often(patches, numbers)
-    _locked_so_or_so(patches)
-    original = BitfieldCache.journaled
+    _mix_lock_orders(patches)
+    original = BitfieldCache.is_journaled
     caches: list[BitfieldCache] = []
 
-    def journaled(cache: BitfieldCache, batch: int) -> bool:
+    def is_journaled(cache: BitfieldCache, batch: int) -> bool:
         if not any(cache is other for other in caches):
             caches.append(cache)
         odd = (next(place for place, other in enumerate(caches) if other is cache) + os.getpid()) % 2 == 1
         return original(cache, batch) or batch % 3 == 0 or (batch % 3 == 1 and odd)
 
-    patches.setattr(BitfieldCache, "journaled", journaled)
+    patches.setattr(BitfieldCache, "is_journaled", is_journaled)
 
 
-def _locked_so_or_so(patches: pytest.MonkeyPatch) -> None:
+def _mix_lock_orders(patches: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     original = flush._is_little
 
@@ -58,7 +59,7 @@ def _locked_so_or_so(patches: pytest.MonkeyPatch) -> None:
         thread = threading.get_ident()
         if thread not in threads:
             threads.append(thread)
-        three = units[0].batch // 3 % 3 if units else 0
-        return original(units) if three == 0 else three == 1 and threads.index(thread) % 2 == 0
+        kind = units[0].batch // 3 % 3 if units else 0
+        return original(units) if kind == 0 else kind == 1 and threads.index(thread) % 2 == 0
 
     patches.setattr(flush, "_is_little", is_little)

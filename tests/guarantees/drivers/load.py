@@ -1,7 +1,7 @@
-"""Load over HTTP that remembers what was answered, so that it can be held against the database afterwards.
+"""HTTP load that records the answers, so that a test can compare them with the database afterwards.
 
-Each thread opens batches of its own, acks their items one by one, and between them items of a batch that all share. A
-request that is not answered, or answered 503, is sent again under its Idempotency-Key until it is.
+Each thread opens its own batches and acks their items one by one. In between it acks items of a batch that all threads
+share. A request that got no answer, or a 503, is sent again under its Idempotency-Key until it is answered.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from typing import Any
 
 import httpx
 
-from core.acks.combiner import Inline
 from core.batches.batch import Opening
 from core.batches.ranges import Range
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
 
 OWN = 6
-"""Items of a thread's own batches."""
+"""Items in a thread's own batch."""
 SHARED = 10**7
 GROUP = 64
 
 
-class _Stopped(Exception):  # it is an order, not an error
+class _Stopped(Exception):  # a signal, not an error
     pass
 
 
 class Load:
-    """`with load:` runs it. The public attributes hold what was answered."""
+    """`with load:` runs the threads. The public attributes record the answers."""
 
     def __init__(self, url: str, shared_batch: int, *, threads: int = 4, timeout: float = 20) -> None:
         self.url = url
         self.shared = shared_batch
         self.opened: set[int] = set()
         self.acked: dict[int, set[int]] = {}
-        """Batch → numbers whose acks were answered 200."""
+        """Batch id → item numbers whose acks got a 200."""
         self.answered = 0
-        """Such acks."""
+        """The number of acks that got a 200."""
         self.finished: list[int] = []
-        """Batches whose every ack was answered."""
+        """Batches all of whose acks were answered."""
         self.newly: Counter[int] = Counter()
         self.statuses: Counter[int] = Counter()
         self.lost = 0
-        """Requests that were sent, and not answered."""
+        """Requests that were sent and got no answer."""
         self._timeout = timeout
         self._numbers = itertools.count()
         self._stop = threading.Event()
@@ -70,15 +70,15 @@ class Load:
         assert not self._trouble, self._trouble
 
     def reaches(self, count: int, seconds: float = 60) -> None:
-        """Wait until so many more acks are answered 200."""
+        """Wait until `count` more acks have got a 200."""
         with self._changed:
             goal = self.answered + count
             reached_goal = self._changed.wait_for(lambda: self.answered >= goal or bool(self._trouble), seconds)
         assert not self._trouble, self._trouble
         assert reached_goal, f"{goal - self.answered} acks of {count} are missing after {seconds} s: {self.statuses}"
 
-    def hears(self, condition: Callable[[], bool], seconds: float = 60) -> None:
-        """Wait until the condition holds, looking at it after each answer and each lost one."""
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait until the condition holds; it is checked after each answer and each lost request."""
         with self._changed:
             assert self._changed.wait_for(condition, seconds), (self.statuses, self.lost)
 
@@ -89,13 +89,13 @@ class Load:
                     self._batch(client)
         except _Stopped:
             pass
-        except BaseException as error:  # noqa: BLE001  # it is raised in the test's own thread
+        except BaseException as error:  # noqa: BLE001  # raised again in the test's own thread
             with self._changed:
                 self._trouble.append(error)
                 self._changed.notify_all()
 
     def _target(self) -> str:
-        """The service that is asked now."""
+        """The URL of the service that gets the next request."""
         return self.url
 
     def _batch(self, client: httpx.Client) -> None:
@@ -123,7 +123,7 @@ class Load:
             try:
                 response = client.post(self._target() + path, json=body, headers=headers)
             except httpx.ConnectError:
-                pass  # nobody has heard it
+                pass  # the request got no answer
             except httpx.TransportError:
                 losses = 1
             with self._changed:
@@ -135,12 +135,12 @@ class Load:
                 answer: dict[str, Any] = response.json()
                 return answer
             assert response is None or response.status_code == 503, response.text
-            self._pause.wait(0.02)  # an unreachable service is asked again soon, but not in a busy loop
+            self._pause.wait(0.02)  # retry an unreachable service soon, but not in a busy loop
         raise _Stopped
 
 
 def open_shared(database: Database) -> int:
-    """The batch that all share."""
+    """Open the batch that all threads share."""
     return Service(database, combiner=Inline).batches.open(Opening(items=SHARED, group_size=GROUP)).batch.id
 
 
@@ -153,7 +153,7 @@ def _pending(service: Service, batch: int) -> Iterator[Range]:
 
 
 def check(load: Load, database: Database) -> None:
-    """No answer contradicts what is stored: whatever was answered 200 is there, once, and all of it adds up."""
+    """No answer contradicts the database: every request that got a 200 is stored once, and the counts agree."""
     assert load.finished
     service = Service(database, combiner=Inline)
     for batch in (*load.opened, load.shared):

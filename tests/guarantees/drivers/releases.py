@@ -1,5 +1,5 @@
-"""Releases of the service beside each other on one database: an earlier commit of this repository, this checkout, and
-one that is still to come; and load that asks all of them, on the same batches."""
+"""Several releases of the service on one database: an earlier commit of this repository, this checkout, and a simulated
+later release; and load that sends requests to all of them, on the same batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from core.acks.combiner import Inline
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
@@ -26,14 +26,14 @@ from tests.guarantees.models.service import events_of
 from tests.support.servers import ROOT, ServiceProcess
 
 EARLIER = "3aeaca27cb473415f415b70215e9923c2bb6b784"
-"""The last commit of this repository with the schema of revision 0003: it has the feed and webhooks, and knows of no
-consumer groups, tallies and processes."""
+"""The last commit of this repository with the schema of revision 0003: it has the feed and webhooks, but no consumer
+groups, tallies or processes."""
 CODE = ("api", "core", "jobs", "lastbit", "migrations", "senders")
 
 
 @dataclass(frozen=True)
 class Release:
-    """Code in a folder of its own, run by this environment's Python."""
+    """A copy of the code in its own folder, run by this environment's Python."""
 
     root: Path
 
@@ -50,7 +50,7 @@ class Release:
             service.stop(9)
 
     def migration(self, database_url: str) -> subprocess.Popen[bytes]:
-        """`python -m api migrate`, under way."""
+        """Start `python -m api migrate` without waiting for it."""
         command = [sys.executable, "-m", "api", "migrate", "--database-url", database_url]
         return subprocess.Popen(command, cwd=self.root, env={**os.environ, **self._environment})
 
@@ -59,7 +59,7 @@ class Release:
             assert process.wait(60) == 0
 
     def works_on(self, database_url: str) -> None:
-        """Its janitor and its dispatcher do what they have to do, and find nothing wrong."""
+        """Run one pass of its janitor and its dispatcher; neither may find anything wrong."""
         for_both = f"['--database-url', {database_url!r}]"
         script = (
             "from jobs import dispatcher, janitor\n"
@@ -77,7 +77,8 @@ THIS = Release(ROOT)
 
 
 def earlier(folder: Path) -> Release:
-    """As the repository remembers it. A checkout without its history is a failure in CI, a skip at home."""
+    """The earlier release, from the git history. A checkout without that history fails in CI and is skipped
+    elsewhere."""
     archive = folder / "earlier.tar"
     process = subprocess.run(
         ["git", "-C", str(ROOT), "archive", "--output", str(archive), EARLIER], capture_output=True, text=True
@@ -91,9 +92,9 @@ def earlier(folder: Path) -> Release:
 
 
 def later(folder: Path, *statements: str) -> Release:
-    """This checkout with one migration more, which executes these statements: revision 9999."""
+    """This checkout with one more migration, revision 9999, that executes the statements."""
     for name in CODE:
-        shutil.copytree(ROOT / name, folder / name)  # with what is compiled already
+        shutil.copytree(ROOT / name, folder / name)  # including the compiled files
     newest = schema.newest()
     (folder / "migrations/versions/v9999_later.py").write_text(
         f"from alembic import op\n\nrevision = '9999'\ndown_revision = {newest!r}\n\n\n"
@@ -103,8 +104,8 @@ def later(folder: Path, *statements: str) -> Release:
 
 
 class Everything(Load):
-    """Each verb, on batches that all of the services share: each request goes to another of them, by chance. All its
-    batches end succeeded, one half by a seal and one half by an item."""
+    """Every verb, on batches that all services share; each request goes to a random service. All batches end succeeded,
+    half of them by a seal and half by an item."""
 
     def __init__(self, *services: ServiceProcess) -> None:
         shared_batch = httpx.post(f"{services[0].url}/v1/batches", json={"items": SHARED, "group_size": GROUP}).json()
@@ -112,7 +113,7 @@ class Everything(Load):
         self._asked = services
 
     def moves_to(self, *services: ServiceProcess, count: int = 60) -> None:
-        """Ask these from now on, for so many acks at least."""
+        """Send requests to these services from now on, until at least `count` more acks are answered."""
         self._asked = services
         self.reaches(count)
 
@@ -126,14 +127,14 @@ class Everything(Load):
         first = random.random() < 0.5
         if first:
             self._seal(client, batch)
-        for number in (*range(5), 2):  # one comes twice
+        for number in (*range(5), 2):  # one item is acked twice
             self._ack(client, batch, number)
             self._ack(client, self.shared, next(self._numbers))
         given_up = self._ask(client, "/v1/failures", {"items": [f"{batch}:0:5"], "reason": "a dead letter"})
         assert given_up["applied"] + given_up["repeated"] == 1, given_up
         with self._changed:
             self.newly.update(entry["batch"] for entry in given_up["completed"] if entry["newly"])
-        self._ack(client, batch, 5)  # and it is redriven
+        self._ack(client, batch, 5)  # the failed item is acked again
         if not first:
             self._seal(client, batch)
         self._waits(client, batch)
@@ -156,7 +157,7 @@ class Everything(Load):
 
 
 def assert_nothing_lost(load: Everything, url: str) -> None:
-    """All answered requests are stored once; each transition is one event; the feed has no gap."""
+    """Each request that was answered is stored once, each transition has one event, and the feed has no gap."""
     with Database(url) as database:
         check(load, database)
         service = Service(database, combiner=Inline)

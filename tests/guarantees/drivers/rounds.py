@@ -1,13 +1,13 @@
-"""Rounds of a race: a few calls let loose at once, each on sessions of its own, thousands of times.
+"""Race rounds: a few calls start at the same moment, each on its own sessions, thousands of times.
 
-The batches of all rounds are written beforehand, in bulk. Each runner is a thread with its own connections; a barrier
-starts a round, and the last one to arrive there judges the round before. In each round one runner, drawn by lot, leads:
-the others begin when it has executed its first k statements, k drawn by lot too, so that over the rounds they meet at
-every statement; from there on they run free. Idle statements, thrown in at random, shift them further. Nothing sleeps.
-The machine decides the winner of a race, and it may be the same runner in all of forty rounds. So every seventh round
-is no race: its leader, each runner in turn, finishes before the others begin. That way each order occurs in any case.
+The batches of all rounds are written beforehand, in bulk. Each runner is a thread with its own connections. A barrier
+starts a round, and the last runner to reach it judges the previous round. In each round one random runner leads: the
+others start after it has executed its first k statements, with k random too, so that over many rounds they meet at
+every statement. From there on nothing holds them back. Idle statements, executed at random, shift them further. Nothing
+sleeps. The machine decides who wins a race, and the same runner may win forty rounds in a row. Every seventh round is
+therefore no race: its leader, each runner in turn, finishes before the others start. That way every order occurs.
 
-`recount` is the referee: it counts the bits by itself, not by the code under test.
+`recount` is the referee: it counts the bits itself, without the code under test.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import sqlalchemy as sa
 from core import errors, tables
 from core.acks import parents
 from core.acks.call import AckResult, Call, Completed
-from core.acks.combiner import Inline
 from core.batches.lifecycle import State, Verb
 from core.bits import journal
+from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
 
@@ -37,12 +37,13 @@ ROUNDS = 40_000 if os.environ.get("LASTBIT_SOAK") == "1" else 400
 GROUP = 64
 """The group size of all batches here."""
 HEAD_START = 7
-"""The leader of a round executes fewer statements than this before the others begin."""
+"""The leader of a round executes fewer statements than this before the others start."""
 ALONE_EVERY = 7
-"""One round of so many has a leader that is through before the others begin. Prime to what the rounds' shapes go by."""
+"""In one round out of this many, the leader finishes before the others start. The number is coprime to the number of
+shapes."""
 
 Move = Callable[[Service, int], Any]
-"""A runner's action in a round, given its own service and the round's number. An error of core counts as an answer."""
+"""A runner's action in a round, given its own service and the round's number. A core error counts as an answer."""
 
 
 def ack(
@@ -57,21 +58,21 @@ def ack(
 
 
 def nobody_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Suppress payments, as if each process died between the end of a child and its payment."""
+    """Suppress payments, as if each process died after a child ended and before its parent was paid."""
     result: Future[None] = Future()
     result.set_result(None)
     monkeypatch.setattr(parents.Payer, "pay", lambda self, *children: result)
 
 
-def told(answer: AckResult | Exception, batch: int) -> Completed | None:
-    """The completion of the batch in the answer; an unexpected error is raised."""
+def completion_of(answer: AckResult | Exception, batch: int) -> Completed | None:
+    """The batch's completion in the answer, or None; an unexpected error is raised."""
     if isinstance(answer, Exception):
         raise answer
     return answer.completed.get(batch)
 
 
 def newly(answer: AckResult | Exception, batch: int) -> bool:
-    outcome = told(answer, batch)
+    outcome = completion_of(answer, batch)
     return outcome is not None and outcome.newly
 
 
@@ -83,8 +84,8 @@ def prepare(
     state: State | str = State.SEALED,
     columns: Callable[[int], Mapping[str, Any]] = lambda number: {},
 ) -> list[int]:
-    """Write `count` batches and return their ids. `shape` says of each how many items it has, and how many of them,
-    from the group's first on, are acked in which groups; a group that isn't named has no row."""
+    """Write `count` batches and return their ids. `shape` returns a batch's number of items, and a map from groups to
+    the number of acked items at the group's start; a group that isn't in the map has no row."""
     now = datetime.now(UTC)
     with database.engine.begin() as tx:
         first = (tx.scalar(sa.select(sa.func.max(tables.batches.c.id))) or 0) + 1
@@ -121,7 +122,7 @@ def prepare(
 
 
 class _Start:
-    """The start of one round: who leads, and when the others follow."""
+    """The start of a round: which runner leads, and when the others follow."""
 
     def __init__(self, dice: random.Random, runners: int, number: int) -> None:
         solo, rest = divmod(number, ALONE_EVERY)
@@ -130,7 +131,7 @@ class _Start:
         self.others_begin = threading.Event()
 
     def executed(self, runner: int) -> None:
-        """A runner has executed a statement."""
+        """Record that a runner has executed a statement."""
         if runner == self.leader:
             self.left -= 1
             if self.left <= 0:
@@ -140,8 +141,8 @@ class _Start:
 def race(
     database: Database, rounds: int, *moves: Move, check: Callable[..., None], urls: Sequence[str] | None = None
 ) -> None:
-    """Run the moves against each other, and `check(number, *answers)` after each round, while nothing else runs. With
-    `urls`, each runner goes to the database by a way of its own."""
+    """Run the moves against each other, and `check(number, *answers)` after each round while nothing else runs. With
+    `urls`, each runner connects to the database through its own URL."""
     number = -1
     answers: list[Any] = [None] * len(moves)
     trouble: list[BaseException] = []
@@ -182,8 +183,8 @@ def race(
                     start.others_begin.set()
             barrier.wait(120)
         except threading.BrokenBarrierError:
-            pass  # somebody else is in trouble and says so
-        except BaseException as error:  # noqa: BLE001  # it is raised below, in the test's own thread
+            pass  # another runner failed and reports its error
+        except BaseException as error:  # noqa: BLE001  # raised below, in the test's own thread
             trouble.append(error)
             barrier.abort()
         finally:
@@ -197,14 +198,14 @@ def race(
     if trouble:
         trouble[0].add_note(f"in round {number}")
         raise trouble[0]
-    assert number == rounds, "the runners broke off, and nobody says why"
+    assert number == rounds, "the runners stopped early without an error"
 
 
 def recount(database: Database) -> dict[int, Any]:
-    """Check every batch's counts against its bits and its state against its counts; return the rows by id."""
+    """Check each batch's counts against its bits and its state against its counts; return the batch rows by id."""
     with database.engine.connect() as tx:
         batches = {row.id: row for row in tx.execute(sa.select(tables.batches))}
-        journaled = {id: journal.recent(tx, id, row.group_size) for id, row in batches.items() if row.journal_next}
+        journals = {id: journal.recent(tx, id, row.group_size) for id, row in batches.items() if row.journal_next}
         groups = tx.execute(sa.select(tables.item_groups)).all()
     counted = {batch: [0, 0] for batch in batches}
     for row in groups:
@@ -215,19 +216,21 @@ def recount(database: Database) -> dict[int, Any]:
         resolved = first if row.resolved is None else int.from_bytes(row.resolved, "little")
         failed = 0 if row.failed is None else int.from_bytes(row.failed, "little")
         position = f"batch {row.batch_id}, group {row.group_no}"
-        assert resolved < 1 << issued, f"{position}: bits are set of items that were never issued"
-        assert not failed & ~resolved, f"{position}: items are failed and not resolved"
+        assert resolved < 1 << issued, f"{position}: bits of items that were never issued are set"
+        assert not failed & ~resolved, f"{position}: items are failed but not resolved"
         assert (resolved.bit_count(), failed.bit_count()) == (row.resolved_count, row.failed_count), position
-        for index in journaled.get(row.batch_id, {}).pop(row.group_no, ()):
+        for index in journals.get(row.batch_id, {}).pop(row.group_no, ()):
             resolved |= 1 << index
-            assert not failed >> index & 1, f"{position}: item {index} is failed, and the journal names it"
+            assert not failed >> index & 1, f"{position}: item {index} is failed, but the journal names it"
         counted[row.batch_id][0] += resolved.bit_count() - failed.bit_count()
         counted[row.batch_id][1] += failed.bit_count()
-    for id, without_row in journaled.items():
+    for id, without_row in journals.items():
         counted[id][0] += sum(len(set(indexes)) for indexes in without_row.values())
     for number, batch in batches.items():
-        assert [batch.acked, batch.failed] == counted[number], f"batch {number}: counts and bits disagree"
+        assert [batch.acked, batch.failed] == counted[number], f"batch {number}: counts and bits differ"
         pending = batch.items - batch.acked - batch.failed
         assert batch.state != State.COMPLETE or not pending, f"batch {number} is complete with {pending} pending"
-        assert batch.state != State.SEALED or pending, f"batch {number} is sealed, nothing is pending: not complete"
+        assert batch.state != State.SEALED or pending, (
+            f"batch {number} is sealed with nothing pending, but not complete"
+        )
     return batches

@@ -1,4 +1,4 @@
-"""Sessions of somebody else on our database, which hold rows locked."""
+"""Sessions outside the service that hold row locks on its database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.storage.database import Database
 
 @contextlib.contextmanager
 def locked(database: Database, *batches: int, groups: bool = False) -> Iterator[None]:
-    """Another session holds the rows of the batches, or those of their groups."""
+    """Hold locks on the rows of the batches, or on those of their groups, in another session."""
     url = database.url
     ids = ",".join(map(str, batches))
     with contextlib.closing(
@@ -31,5 +31,5 @@ def locked(database: Database, *batches: int, groups: bool = False) -> Iterator[
 
 
 def lock_waits() -> float:
-    """Transactions of this process that waited for a lock in vain."""
+    """The number of this process's transactions whose wait for a lock timed out."""
     return REGISTRY.get_sample_value("lastbit_transaction_seconds_count", {"outcome": "lock_wait"}) or 0.0

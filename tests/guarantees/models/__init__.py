@@ -1,3 +1,3 @@
-"""Models that the service's answers and rows are compared with. A new noun gets its model here, and
-its scenarios in a `test_` file of the folder above.
+"""Models to compare the service's answers and rows with. A new noun gets its model here, and its scenarios in a `test_`
+file of the folder above.
 """

@@ -1,5 +1,5 @@
-"""A process for the tests, worked as the SDK's workers do, but step by step: an order ships once its card was charged,
-its items were reserved and its batch is complete."""
+"""A process for the tests. It does what the SDK's workers do, but step by step: an order ships once its card is
+charged, its items are reserved and its batch is complete."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from core import errors, feed
-from core.consumer_groups.groups import Fence
 from core.consumer_groups.leases import Caller
+from core.consumer_groups.positions import Fence
 from core.processes import outbox, timers
 from core.processes.instances import Handled, Handling
 from core.service import Service
@@ -29,7 +29,7 @@ sessions = itertools.count()
 
 @dataclass
 class Outcome:
-    """The outcome of a function for an event."""
+    """The result of a process function for one event."""
 
     state: Any
     commands: list[outbox.NewCommand] = field(default_factory=list)
@@ -41,7 +41,7 @@ Function = Callable[[Any, feed.Event], Outcome]
 
 
 def ship(state: Any, event: feed.Event) -> Outcome:
-    """Accepts events in any order; the state is the set of events seen."""
+    """Ship once all needed events have come, in any order; the state is the set of event types so far."""
     types = sorted({*(state or []), event.type})
     if set(NEEDED) <= set(types):
         return Outcome(types, [outbox.NewCommand("ship", "ship", json.dumps({"order": event.key}))], finish=True)
@@ -49,13 +49,13 @@ def ship(state: Any, event: feed.Event) -> Outcome:
 
 
 def ship_again_and_again(state: Any, event: feed.Event) -> Outcome:
-    """One that never finishes, and asks for its step with every event from the last needed one on."""
+    """Never finish, and issue the step again with each event after the last needed one."""
     outcome = ship(state, event)
     return Outcome(outcome.state, outcome.commands)
 
 
 def ship_in_time(state: Any, event: feed.Event) -> Outcome:
-    """Cancels the order when its time is over."""
+    """Cancel the order when its time-out fires."""
     if event.type == timers.event_type(PROCESS):
         return Outcome(state, [outbox.NewCommand("cancel", "cancel")], finish=True)
     outcome = ship(state, event)
@@ -71,7 +71,7 @@ def poisoned(state: Any, event: feed.Event) -> Outcome:
 
 
 class Worker:
-    """A worker that owns all partitions until another one is created."""
+    """A worker that owns all partitions until another worker is created."""
 
     def __init__(self, service: Service, name: str = "w1", function: Function = ship) -> None:
         self.service = service
@@ -86,7 +86,7 @@ class Worker:
         assert len(self.epochs) == PARTITIONS
 
     def compute(self, instance: str, event: feed.Event) -> Handling:
-        """From the instance as it is now."""
+        """Handle the event on the instance's current state, without storing the result."""
         try:
             before = self.service.processes.instance(PROCESS, instance).instance
             version, state = before.version, json.loads(before.state or "null")
@@ -101,7 +101,8 @@ class Worker:
         return Handling(*fence_values, json.dumps(outcome.state), outcome.commands, outcome.timers, outcome.finish)
 
     def deliver(self, event: feed.Event, instance: str | None = None) -> Handled:
-        """As often as the instance goes on in between."""
+        """Handle the event and store the result; compute it again whenever another event changed the instance in
+        between."""
         if event.type == f"{feed.RETRY}.{PROCESS}":
             inner = json.loads(event.data or "")
             parked = inner["event"]
@@ -123,7 +124,7 @@ class Worker:
 
 
 def append(service: Service, *events: tuple[str, str]) -> list[feed.Event]:
-    """(instance, type) each, as they then stand in the feed."""
+    """Append (instance, type) pairs; return the events as the feed stores them."""
     positions = service.feed.append([feed.NewEvent(f"{key}:{type}", type, key) for key, type in events])
     events_by_position = {event.position: event for event in everything(service)}
     return [events_by_position[position.position] for position in positions]
@@ -141,7 +142,7 @@ def everything(service: Service) -> list[feed.Event]:
 
 
 def commands(service: Service) -> list[tuple[str, str]]:
-    """(instance, type) of all that were issued; each must stand in the feed, too, where it says."""
+    """The (instance, type) pair of each issued command; each must also be in the feed at its position."""
     issued = service.processes.commands(0, 1000).commands
     events_by_position = {event.position: event for event in everything(service)}
     for command in issued:
@@ -152,7 +153,7 @@ def commands(service: Service) -> list[tuple[str, str]]:
 
 
 def run(service: Service, request: dict[str, Any]) -> None:
-    """A handling, `asdict`, in a process that dies at some point of it (see `dying`)."""
+    """Run a handling, given as a dictionary, in a process that dies at some point of it (see `dying`)."""
     arguments = dict(request["handling"])
     issued = [outbox.NewCommand(**command) for command in arguments.pop("commands")]
     service.processes.handle(Handling(**arguments | {"commands": issued}))

@@ -1,14 +1,15 @@
-"""The model that the database is held against: plain sets of numbers, one request after the other, no bits, no SQL.
+"""The model to compare the database with: plain sets of numbers, one request after the other, no bits, no SQL.
 
-A *request* is a dictionary, {"verb": "ack", "items": [[7, 0, 1]], …}, so that it can be sent to another process as it
-is. `perform` runs one on a service, `Model.perform` on the model, and both answer in the same words; `differences`
-compares all that can be read of the batches.
+A *request* is a dictionary such as {"verb": "ack", "items": [[7, 0, 1]], …}, so that it can be sent to another process.
+`perform` runs one on a service and `Model.perform` runs one on the model; both return answers of the same form.
+`assert_equal` compares everything that can be read of the batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 from core import errors, janitor, tables, tallies
 from core.acks.call import Call
 from core.batches import batch as batches
+from core.batches import expiry
 from core.batches.lifecycle import State, Verb
 from core.service import Service
 from lastbit.ids import ItemId
@@ -32,13 +34,13 @@ DEFAULTS = {
     "expires_in": None,
     "parent": None,
 }
-"""The defaults of an opening, so that openings with the same meaning are equal."""
+"""The defaults of an opening, so that openings with the same meaning compare equal."""
 LONG_AGO = 40
-"""Days by which `time_passes` moves a batch into the past: longer than any patience of the janitor."""
+"""Days by which `time_passes` moves a batch into the past: longer than all of the janitor's periods."""
 
 
 def bits(indexes: set[int]) -> str:
-    """A mask as hexadecimal digits."""
+    """The mask of the indexes, as hexadecimal digits."""
     width = max(indexes, default=-1) // 8 + 1
     return sum(1 << index for index in indexes).to_bytes(width, "little").hex()
 
@@ -49,7 +51,7 @@ def indexes_of(mask: str) -> set[int]:
 
 
 def perform(service: Service, request: Request) -> Answer:
-    """Run the request on the service. An error of core is an answer; anything else is raised."""
+    """Run the request on the service. A core error counts as an answer; any other error is raised."""
     try:
         return _perform(service, request)
     except errors.CoreError as error:
@@ -80,7 +82,7 @@ def _perform(service: Service, request: Request) -> Answer:
             service.batches.delete(request["batch"])
             return {}
         case "janitor":
-            report = janitor.run_once(service.database, janitor.Policy())
+            report = janitor.run_once(service.database, expiry.Policy())
             return {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)}
         case "tally":
             applied = service.tallies.apply(request["tally"], [tally_entry(entry) for entry in request["entries"]])
@@ -114,14 +116,14 @@ def _opening(request: Request) -> batches.Opening:
 
 
 def tally_entry(entry: Mapping[str, Any]) -> tallies.Entry:
-    """From an entry as it travels."""
+    """Convert an entry from the form in which requests carry it."""
     source = entry["source"]
     place = source["topic"], source["partition"], source.get("generation", 0), source["offset"], source.get("child", 0)
     return tallies.Entry(entry["key"], entry["delta"], *place)
 
 
 def call(request: Request) -> Call:
-    """The call that an ack or fail request is."""
+    """Convert an ack or fail request to a call."""
     return Call.of(
         Verb(request["verb"]),
         [tuple(item) for item in request.get("items", ())],
@@ -145,11 +147,11 @@ class ModelBatch:
     completed_by: Any = None
     succeeded_by: Any = None
     parent: tuple[int, int] | None = None
-    """The batch and the number of the item that it is."""
+    """The batch and item number of the parent item that this batch stands for."""
     events: list[str] = field(default_factory=list)
-    """Its events, as in the feed."""
+    """Its events in the feed."""
     idle: bool = False
-    """It was not changed since `time_passes`."""
+    """Whether the batch is unchanged since `time_passes`."""
     ended_long_ago: bool = False
 
     @property
@@ -166,18 +168,18 @@ class ModelBatch:
 
 
 class Model:
-    """Each request as the contract has it, on plain sets."""
+    """The contract of each request, on plain sets."""
 
     def __init__(self) -> None:
         self.batches: dict[int, ModelBatch] = {}
         self.deleted: dict[int, list[str]] = {}
-        """Batches that are gone → what the feed still tells of them."""
+        """Deleted batches → the events that the feed still has of them."""
         self.opens: dict[str, tuple[int, dict[str, Any]]] = {}
         self.owing: list[ModelBatch] = []
-        """Batches that ended, whose parent's item is to be resolved when the request is done."""
+        """Batches that ended during the request, and whose parent's item must be resolved before it returns."""
 
     def perform(self, request: Request, batch_id: int | None = None) -> Answer:
-        """Apply the request; `batch_id` is the id that a new batch got."""
+        """Apply the request; `batch_id` is the id that the service gave a new batch."""
         answer: Answer = getattr(self, f"_{request['verb']}")(request, batch_id)
         while self.owing:
             self._pay(self.owing.pop(0))
@@ -188,14 +190,14 @@ class Model:
             self.owing.append(batch)
 
     def _pay(self, child: ModelBatch) -> None:
-        """Resolve the child's item in its parent: an ordinary ack or failure whose answer nobody receives."""
+        """Resolve the child's item in its parent, by an ordinary ack or failure whose answer is dropped."""
         assert child.parent is not None
         parent = self.batches.get(child.parent[0])
         if parent is None or parent.state in (State.EXPIRED, State.CANCELLED):
             return
         is_acked = child.state is State.COMPLETE and not child.failed
         outcome = "completed with failures" if child.state is State.COMPLETE else str(child.state)
-        reason = None if is_acked else f"batch {child.id}, which this item is, {outcome}"
+        reason = None if is_acked else f"batch {child.id}, which stands for this item, {outcome}"
         answer: Answer = {"applied": 0, "repeated": 0, "completed": {}}
         request = {"verb": "ack" if is_acked else "fail", "reason": reason}
         self._resolve(parent, {child.parent[1]}, request, object(), answer)
@@ -231,7 +233,7 @@ class Model:
             return {"error": impossible}
         assert new_id is not None
         assert new_id not in self.batches
-        assert new_id not in self.deleted, "an id came back"
+        assert new_id not in self.deleted, "an id was reused"
         items, sealed = opening["items"], opening["sealed"]
         state = State.COMPLETE if sealed and not items else State.SEALED if sealed else State.OPEN
         batch = ModelBatch(new_id, opening["key"], opening["group_size"], items, state)
@@ -312,7 +314,8 @@ class Model:
 
     def _janitor(self, _: Request, __: object) -> Answer:
         expired = []
-        # Ascending in each state, and each pays at once: so a parent is idle, or not, as its children left it.
+        # In ascending order in each state, and each batch pays its parent at once: whether a parent is idle depends on
+        # its children.
         for state in (State.OPEN, State.SEALED):
             for batch in sorted(self.batches.values(), key=lambda batch: batch.id):
                 if batch.state is state and batch.idle and not self._has_live_children(batch):
@@ -403,7 +406,7 @@ class Model:
             }
 
     def _settle(self, batch: ModelBatch, fingerprint: Any) -> None:
-        """After a change: is it complete now, and has it succeeded?"""
+        """Complete the batch if the last change allows it, and mark it succeeded if nothing failed."""
         if batch.state is State.SEALED and not batch.pending:
             batch.end(State.COMPLETE)
             batch.completed_by = fingerprint
@@ -421,11 +424,7 @@ class Model:
         columns = tables.batches.c
         with service.database.engine.begin() as tx:
             row = tx.execute(sa.select(columns.updated_at, columns.ended_at).where(columns.id == batch_id)).one()
-            past = {
-                name: value - janitor.timedelta(days=LONG_AGO)
-                for name, value in row._mapping.items()
-                if value is not None
-            }
+            past = {name: value - timedelta(days=LONG_AGO) for name, value in row._mapping.items() if value is not None}
             tx.execute(sa.update(tables.batches).where(columns.id == batch_id).values(past))
 
 
@@ -446,7 +445,7 @@ def spans(numbers: set[int]) -> list[tuple[int, int]]:
 
 
 def assert_equal(service: Service, model: Model, *, limit: int = 1000) -> None:
-    """All that can be read of each batch is what the model says; ranges are read in pages of `limit`."""
+    """Everything that can be read of each batch matches the model; ranges are read in pages of `limit`."""
     for batch_id in model.deleted:
         with_error = perform(service, {"verb": "seal", "batch": batch_id})
         assert with_error == {"error": "batch_not_found"}

@@ -1,16 +1,16 @@
-"""Logs, services that republish them, and consumers that count them: made by chance, with all that goes wrong.
+"""Random logs, services that republish them, and consumers that count them, with everything that can go wrong.
 
 A `World` has root logs (topics, partitions, generations; offsets with gaps), a chain of republishers, and consumers
-that bring what comes out at its end to a tally. Its keys are its own, so that many worlds share a tally and its calls.
-It keeps the order that a tally needs: the messages of a root partition reach a key in order. A stage reads each
-partition in its order and routes by key; keys only grow by a letter a stage, so that each has one way; and when a stage
-comes back with another number of partitions, its old ones are drained first.
+that send the last stage's messages to a tally. Its keys are its own, so that many worlds can share a tally and its
+calls. It keeps the order that a tally needs: the messages of a root partition reach a key in order. A stage reads each
+partition in order and routes by key; a stage only appends a letter to a key, so that each key has one route; and when a
+stage restarts with another number of partitions, its old ones are drained first.
 
-All else is chance: a stage makes none to three messages of one, dies between two of them or after some, comes back at
-an old position and publishes again; a consumer gathers as much as it likes, loses answers, sends again in another cut,
-dies, comes back at an old position, and goes on beside its successor.
+Everything else is random. A stage turns a message into up to three, dies between two of them or later, restarts at an
+old position and publishes again. A consumer gathers a random number of messages, loses answers, sends the messages
+again in different chunks, dies, restarts at an old position, and keeps running next to its successor.
 
-`truth` is computed from the root logs, by what the stages make of a message, and by nothing else.
+`truth` depends on the root logs and the stages' functions alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Log:
 
 
 Epoch = list[Log]
-"""The partitions of a topic, until their number changes."""
+"""The partitions of a topic, for as long as their number stays the same."""
 
 
 class World:
@@ -53,14 +53,14 @@ class World:
         self.name = f"w{seed}"
         self.dice = random.Random(seed)
         self._passes = [self.dice.random() < 0.25 for _ in range(self.dice.randint(0, STAGES))]
-        """Of each stage: it makes exactly one message of one."""
+        """For each stage, whether it turns a message into exactly one."""
         self.roots = list(self._root_logs())
         epochs: list[Epoch] = [self.roots]
         for stage in range(len(self._passes)):
             epochs = self._republished(stage, epochs)
         self._epochs = epochs
         self._committed: dict[int, int] = {}
-        """By the id of a log: how many of its records are done with, as the broker knows it."""
+        """By the id of a log: how many of its records the broker counts as committed."""
 
     def _root_logs(self) -> Iterator[Log]:
         for topic in ("fastened", "loosened")[: self.dice.randint(1, 2)]:
@@ -75,7 +75,7 @@ class World:
                     yield log
 
     def _made_of(self, stage: int, record: Record) -> list[tuple[str, int]]:
-        """Keys and numbers; the same whenever it is asked for."""
+        """The keys and numbers that a stage makes of a record; the same on every call."""
         if self._passes[stage]:
             return [(record.key, record.number)]
         dice = random.Random(f"{self.name}:{stage}:{record.key}:{record.number}")
@@ -83,7 +83,7 @@ class World:
 
     @staticmethod
     def deltas(record: Record) -> dict[str, int]:
-        """The deltas of a record of the last stage, for two keys."""
+        """The deltas, for two keys, that a record of the last stage brings."""
         return {record.key: record.number % 9 - 3, f"{record.key}#": 1}
 
     def truth(self) -> dict[str, int]:
@@ -103,7 +103,7 @@ class World:
         for life in range(self.dice.randint(0, 3), -1, -1):
             if life and self.dice.random() < 0.3 and epochs[-1]:
                 epochs.append(self._topic(stage))
-            steps = self.dice.randint(1, 8) if life else None  # it dies after so many; the last life ends
+            steps = self.dice.randint(1, 8) if life else None  # it dies after this many steps; the last life ends
             self._live(stage, sources, epochs[-1], offsets, steps)
         return epochs
 
@@ -138,7 +138,7 @@ class World:
                 read[id(log)] += 1
                 if self.dice.random() < 0.3:
                     offsets[id(log)] = read[id(log)]
-            # The next epoch is not begun before this one is done with.
+            # Finish this epoch before the next one starts.
             offsets.update(read)
 
     def consumed(self) -> Iterator[list[Any]]:
@@ -157,7 +157,7 @@ class World:
         yield from filter(None, self._consumer(dies=False))
 
     def _consumer(self, *, dies: bool) -> Iterator[list[Any]]:
-        """A life of a consumer: its calls, and an empty list where nothing reaches the service."""
+        """The calls of one consumer's life, with an empty list for each step in which no call reaches the service."""
         dice = self.dice
         remaining = dice.randint(0, 12) if dies else None
         for epoch in self._epochs:
@@ -171,7 +171,7 @@ class World:
                     if remaining < 0:
                         return
                 if pending:
-                    # Once more, in another cut, and with more behind it.
+                    # Send the messages again, in different chunks and with more messages after them.
                     gatherer = Gatherer(dice.randint(1, 12))
                     for message in pending:
                         gatherer.put(message)
@@ -212,7 +212,7 @@ class World:
         class Window:
             def ack(self, offset: int) -> None:
                 assert offset == record.offset
-                # Acked in the order of reading, as calls keep it.
+                # Calls keep the order in which messages were read.
                 assert acked[id(log)] in (place - 1, place)
                 acked[id(log)] = place
 

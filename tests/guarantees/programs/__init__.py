@@ -1,3 +1,3 @@
-"""Programs that tests start as processes of their own: parts of the service that die at a chosen point, or run with a
-mutant in place.
+"""Programs that tests start as separate processes: parts of the service that die at a chosen point, or that run with a
+mutant.
 """

@@ -1,11 +1,11 @@
-"""Requests that die: a process runs one on a database and ends, by `os._exit`, at a chosen point of it.
+"""Requests that die: a process runs one request on a database and exits, by `os._exit`, at a chosen point of it.
 
 The points of a request are: before each statement, before each COMMIT, and after each COMMIT, which is before the
-answer. After a statement is before the next one: nothing that lasts happens in between. They are counted at the driver,
-so that each statement of an executemany is one.
+answer. "After a statement" is the same as "before the next one", as nothing durable happens in between. The points are
+counted in the driver, so that each statement of an executemany counts.
 
-`python -m tests.guarantees.programs.dying` is a server for that: it reads a job a line, forks, lets the child die, and
-says where it did. `Mortals` talks to it.
+`python -m tests.guarantees.programs.dying` is the server: it reads one job a line, forks, lets the child die, and
+prints where it died. `Mortals` is its client.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import pytest
 import sqlalchemy as sa
 
 from core import logs
-from core.acks.combiner import Combiner, Inline
 from core.batches import purge
-from core.consumer_groups.groups import Fence
+from core.commits.combiner import Combiner, Inline
 from core.consumer_groups.leases import Caller
+from core.consumer_groups.positions import Fence
 from core.dispatcher import Dispatcher
 from core.service import Service
 from core.storage.database import Database
 from core.webhooks.backoff import Backoff
-from core.webhooks.subscriptions import SendResult
+from core.webhooks.sender import SendResult
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees import mutants
 from tests.guarantees.drivers import journaled
@@ -46,14 +46,14 @@ from tests.support.servers import ROOT
 
 @dataclass(frozen=True)
 class Death:
-    """`where` says at which point, `commits` how many COMMITs had been done by then."""
+    """`where` describes the point; `commits` is the number of COMMITs done before it."""
 
     where: str
     commits: int
 
 
 class Mortals:
-    """The server's other end."""
+    """The client of the server that this module runs."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -67,7 +67,7 @@ class Mortals:
     def run(
         self, url: str, request: Request, point: int, *, with_combiner: bool = False, with_journal: bool = False
     ) -> Death | None:
-        """Perform the request in a process that dies at the `point`th point; None where it ended before that."""
+        """Perform the request in a process that dies at the `point`th point; None if the request ended before that."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         job = {"url": url, "request": request, "point": point, "combined": with_combiner, "journaled": with_journal}
@@ -84,7 +84,7 @@ class Mortals:
 
 
 class _Points:
-    """Counts the points that are passed, and ends the process at one of them."""
+    """Counts the points that the request passes, and ends the process at one of them."""
 
     def __init__(self, point: int, pipe: int) -> None:
         self.left = point
@@ -96,7 +96,7 @@ class _Points:
     def passed(self, place: str) -> None:
         if not self.armed:
             return
-        with self._one_dies:  # never released by the thread that ends the process: no other one writes as well
+        with self._one_dies:  # the thread that ends the process never releases it, so no other thread can write
             if not self.left:
                 os.write(self.said, json.dumps({"where": place, "commits": self.commits}).encode())
                 os._exit(9)
@@ -120,7 +120,7 @@ class _Points:
         pymysql.connections.Connection.commit = watched_commit
 
     def watch_sqlite(self, database: Database) -> None:
-        # The trace is called before each statement, BEGIN and COMMIT too.
+        # The trace callback runs before each statement, including BEGIN and COMMIT.
         @sa.event.listens_for(database.engine, "connect")
         def trace(connection: Any, _: object) -> None:
             connection.set_trace_callback(lambda text: self.passed(f"before {text[:60]}"))
@@ -136,7 +136,7 @@ class _Points:
 
 
 class Written:
-    """A sender whose receiver is a file: a line for each event, which is there though the process dies."""
+    """A sender whose receiver is a file: it appends a line for each event, which survives the process."""
 
     def __init__(self, log: Path) -> None:
         self._sent = log
@@ -151,7 +151,7 @@ class Written:
 
 
 def dispatch(database: Database, log: Path) -> None:
-    """Deliver all that is due, one after the other."""
+    """Deliver everything that is due, one delivery after the other."""
     dispatcher = Dispatcher(database, Written(log), backoff=Backoff(), lease=timedelta(minutes=1), threads=1)
     while dispatcher.run_once():
         dispatcher.settle()
@@ -160,16 +160,17 @@ def dispatch(database: Database, log: Path) -> None:
 
 def _live_and_die(job: dict[str, Any], pipe: int) -> None:
     points = _Points(job["point"], pipe)
-    purge.CHUNK = 2  # type: ignore[misc]  # so that a purge has several chunks
+    purge.CHUNK = 2  # type: ignore[misc]  # several chunks for each purge
     if job["journaled"]:
         journaled.everything(pytest.MonkeyPatch())
     database = Database(job["url"])
-    service = Service(database, combiner=Combiner if job["combined"] else Inline)
+    combiner = Combiner if job["combined"] else Inline
+    service = Service(database, combiner=combiner, writes=combiner)
     if database.is_embedded:
         points.watch_sqlite(database)
     else:
         points.watch_mysql()
-    database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))  # it is connected before it counts
+    database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))  # connect before the points are counted
     points.armed = True
     request = job["request"]
     match request["verb"]:
@@ -188,20 +189,20 @@ def _live_and_die(job: dict[str, Any], pipe: int) -> None:
 
 
 def _fork(job: dict[str, Any]) -> str:
-    hear, say = os.pipe()
+    reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        os.close(hear)
+        os.close(reader)
         try:
-            _live_and_die(job, say)
-        except BaseException as error:  # noqa: BLE001  # the parent wants to know
-            os.write(say, json.dumps({"trouble": repr(error)}).encode())
+            _live_and_die(job, writer)
+        except BaseException as error:  # noqa: BLE001  # report every error to the parent
+            os.write(writer, json.dumps({"trouble": repr(error)}).encode())
         os._exit(0)
-    os.close(say)
-    with os.fdopen(hear) as pipe:
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
         output = pipe.read()
     os.waitpid(child, 0)
-    return output or json.dumps({"trouble": "the child said nothing"})
+    return output or json.dumps({"trouble": "the child returned nothing"})
 
 
 @contextlib.contextmanager
@@ -215,6 +216,6 @@ def mortals() -> Iterator[Mortals]:
 
 if __name__ == "__main__":
     mutants.from_environment()
-    logs.configure("error")  # to standard error: the other output is the answers'
+    logs.configure("error")  # to standard error; standard output carries the answers
     for line in sys.stdin:
         print(_fork(json.loads(line)), flush=True)

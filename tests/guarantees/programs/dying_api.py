@@ -1,5 +1,5 @@
-"""The service, as `python -m api`, but it exits between a commit and its answer: after the first ack (LASTBIT_DIE_AFTER
-is `ack`) or seal (`seal`) that completed a batch."""
+"""`python -m api`, except that it exits between a commit and its answer: after the first ack (if LASTBIT_DIE_AFTER is
+`ack`) or seal (if it is `seal`) that completed a batch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 from typing import Any
 
 from api.__main__ import main
+from core.batches.batch import Sealed
 from core.service.acks import AckService
-from core.service.batches import BatchService
+from core.service.writes import WriteService
 
 
 def _exit_when_complete(verb: str) -> None:
-    commit, seal = AckService._commit, BatchService.seal
+    commit, commit_writes = AckService._commit, WriteService._commit
 
     def dying_commit(self: AckService, units: Any, *, lock_waits: int) -> Any:
         outcomes = commit(self, units, lock_waits=lock_waits)
@@ -21,16 +22,16 @@ def _exit_when_complete(verb: str) -> None:
             os._exit(9)
         return outcomes
 
-    def dying_seal(self: BatchService, batch: int, idempotency_key: str | None = None) -> Any:
-        sealed = seal(self, batch, idempotency_key)
-        if sealed.newly:
+    def dying_commit_of_writes(self: WriteService, operations: Any, *, lock_waits: int) -> Any:
+        outcomes = commit_writes(self, operations, lock_waits=lock_waits)
+        if any(isinstance(outcome.value, Sealed) and outcome.value.newly for outcome in outcomes):
             os._exit(9)
-        return sealed
+        return outcomes
 
     if verb == "ack":
         AckService._commit = dying_commit  # type: ignore[method-assign]
     else:
-        BatchService.seal = dying_seal  # type: ignore[method-assign]
+        WriteService._commit = dying_commit_of_writes  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The dispatcher, as `python -m jobs.dispatcher`, but it exits between an answer and its record."""
+"""`python -m jobs.dispatcher`, except that it exits after a receiver's answer and before recording it."""
 
 from __future__ import annotations
 

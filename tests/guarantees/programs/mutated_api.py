@@ -1,4 +1,4 @@
-"""`python -m api`, with the mutant in place that the environment names."""
+"""`python -m api`, with the mutant that the environment names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Imported by interpreters that run under libfaketime (`tests.support.clocks.WallClock`). libfaketime has one defect:
-it also shifts the end of a sleep that goes by a clock it leaves alone. After a jump back, `time.sleep` fails. Waits
-with a lock are right."""
+it also shifts the end of a sleep that uses a clock it otherwise leaves alone, so that `time.sleep` fails after a jump
+back. Waits for a lock are unaffected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The combiner: group commit for concurrent acks. One per process.
+"""The combiner: group commit for concurrent calls.
+
+A process has one for acks, and one for opens, extends, seals and
+appends.
+
+A *unit* is a call's part for one batch, a *flush* is one transaction, and a *lane* is a queue with its thread.
 
 Calls that arrive during a transaction wait, and are merged by group into the next one: one lock, one write and one
 fsync for many callers, which are answered after that commit. An idle service acks immediately, and the size of a flush
@@ -10,7 +15,7 @@ What could go wrong, and why it can't:
 
 *One hot batch starves the others.* Each batch has its own queue, and a flush takes units from the queues in turn.
 
-*One large call stalls all others.* A flush is bounded in groups and in cost: rows, bytes and ids (see `call`). Larger
+*One large call stalls all others.* A flush is bounded in groups and in cost: rows, bytes and ids (see `lanes`). Larger
 calls are applied piece by piece, and other calls have their turn between two pieces (see `lanes`). The number of
 reasons that a redrive removes is known only under the locks; the flush itself bounds it, and leaves a part of the unit
 to the next one (`Outcome.rest`).
@@ -48,10 +53,10 @@ from typing import Any, Final, Protocol
 import structlog
 
 from core import errors, metrics
-from core.acks.admission import Admission
-from core.acks.aside import Aside
-from core.acks.call import Call, Outcome, Unit
-from core.acks.lanes import Backlog, Deliver, Lane, Pending, Waiting
+from core.commits.admission import Admission
+from core.commits.aside import Aside
+from core.commits.lanes import Backlog, Deliver, Lane, Pending, Waiting
+from core.commits.operation import Call, Outcome, Unit
 from core.errors import Fault
 
 MAX_WAITING: Final = 50_000
@@ -59,19 +64,25 @@ MAX_WAITING: Final = 50_000
 MAX_BYTES: Final = 256 * 2**20
 """Bytes of large units that may wait: about 60 calls of 4,096 masks each."""
 
-TOO_MANY: Final = "more acks arrive than can be committed"
-
 log = structlog.get_logger(__name__)
+
+
+def too_many(what: str) -> str:
+    """Why a call is refused; `what` is the plural of what the combiner commits."""
+    return f"more {what} arrive than can be committed"
+
+
+TOO_MANY: Final = too_many("acks")
 
 
 class Commit(Protocol):
     """Apply units in one transaction, commit it, and return an outcome for each unit. `lock_waits` is the maximum
     number of full lock waits; 0: only a brief one. Raises the exceptions of `database.Database.write`."""
 
-    def __call__(self, units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]: ...
+    def __call__(self, units: Sequence[Any], /, *, lock_waits: int) -> Sequence[Outcome]: ...
 
 
-class Acks(Protocol):
+class GroupCommit(Protocol):
     """The interface of `Combiner` and `Inline`."""
 
     def submit(self, call: Call, deliver: Deliver, receiver: Any = None) -> None:
@@ -99,7 +110,7 @@ class Inline:
 
     def submit(self, call: Call, deliver: Deliver, receiver: Any = None) -> None:
         units = call.chunks()
-        pending = Pending(call.verb, len(units), deliver, receiver)
+        pending = Pending(call, len(units), deliver, receiver)
         for first in units:
             unit: Unit | None = first
             while unit is not None and pending.error is None:
@@ -124,7 +135,7 @@ class Inline:
 
 class Combiner:
     """See the module's docstring. `commit` is called from the combiner's own threads. Without `admission`, waits are
-    not bounded in time."""
+    not bounded in time. `what` names what is committed, in the plural, in messages and logs."""
 
     def __init__(
         self,
@@ -133,14 +144,16 @@ class Combiner:
         max_waiting: int = MAX_WAITING,
         max_bytes: int = MAX_BYTES,
         admission: Admission | None = None,
+        what: str = "acks",
     ) -> None:
         self._commit = commit
+        self._what = what
         self._max_waiting = max_waiting
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._backlog = Backlog()
         self._admission = admission
-        self._main = Lane(self._lock, self._backlog, self._flush, self._send_away, admission)
+        self._main = Lane(self._lock, self._backlog, self._flush, self._send_away, admission, what)
         self._aside = Aside(self._lock, self._backlog, self._flush_aside)
         self._stopping = False
         self._started = False
@@ -148,7 +161,7 @@ class Combiner:
     def submit(self, call: Call, deliver: Deliver, receiver: Any = None) -> None:
         """Queue the call, which is finished after the commit. Raises `errors.Overloaded` without queueing anything."""
         units = call.measured()
-        pending = Pending(call.verb, len(units), deliver, receiver)
+        pending = Pending(call, len(units), deliver, receiver)
         if not units:
             deliver([pending])
             return
@@ -158,11 +171,11 @@ class Combiner:
             if self._stopping:
                 raise errors.Unavailable("the service is stopping")
             if self.is_full():
-                raise errors.Overloaded(TOO_MANY)
+                raise errors.Overloaded(too_many(self._what))
             if backlog.units and backlog.units + len(units) > self._max_waiting:
-                raise errors.Overloaded(f"{backlog.units:,} acks are waiting already")
+                raise errors.Overloaded(f"{backlog.units:,} {self._what} are waiting already")
             if backlog.bytes and backlog.bytes + size > self._max_bytes:
-                raise errors.Overloaded(f"{backlog.bytes:,} bytes of acks are waiting already")
+                raise errors.Overloaded(f"{backlog.bytes:,} bytes of {self._what} are waiting already")
             if not self._started:
                 self._started = True
                 self._main.thread.start()
@@ -192,7 +205,7 @@ class Combiner:
         self._aside.stop()
 
     def _send_away(self, surplus: list[Waiting]) -> None:
-        self._fail(surplus, errors.Overloaded(TOO_MANY))
+        self._fail(surplus, errors.Overloaded(too_many(self._what)))
 
     def _fail(self, units: list[Waiting], error: Exception) -> None:
         if not isinstance(error, errors.CoreError):
@@ -243,7 +256,7 @@ class Combiner:
                 self._aside.set_aside(batch, [*retries, *self._main.give_up(batch)], is_broken=not is_locked)
 
     def _flush_aside(self, batch: int, units: list[Waiting]) -> None:
-        """Runs in a thread of `aside`."""
+        """Runs in a thread of the lane for batches set aside."""
         error = self._attempt(units, lock_waits=1, is_aside=True)
         with self._lock:
             if error is None:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from core.acks.call import FLUSH_COST, Unit
-from core.acks.lanes import FLUSH_UNITS, Backlog, Load, Pending, Waiting
+from core.commits.lanes import FLUSH_COST, FLUSH_UNITS, Backlog, Load, Pending, Waiting
+from core.commits.operation import Unit
 
 THREADS: Final = 4
 TRIES: Final = 4

@@ -17,10 +17,14 @@ from typing import Any, Final, TypeAlias
 import structlog
 
 from core import metrics
-from core.acks.admission import Admission
-from core.acks.call import FLUSH_COST, UNIT_GROUPS, AckResult, Outcome, Unit
-from core.batches.lifecycle import Verb
+from core.commits.admission import Admission
+from core.commits.operation import Call, Outcome, Unit
 
+UNIT_GROUPS: Final = 512
+"""The maximum number of groups that one flush locks."""
+FLUSH_COST: Final = 4096
+"""The maximum cost of one flush, in units of about 10 µs. A flush of this cost takes about 50 ms, and delays all other
+calls by as much."""
 FLUSH_UNITS: Final = 4096
 """The maximum number of units in one flush."""
 FLUSH_SECONDS: Final = 0.05
@@ -38,11 +42,11 @@ class Pending:
     complete, or `error` is set. Units of one call may be in several lanes, so calls are settled under the combiner's
     lock."""
 
-    __slots__ = ("answer", "deliver", "error", "left", "to", "verb")
+    __slots__ = ("answer", "call", "deliver", "error", "left", "to")
 
-    def __init__(self, verb: Verb, units: int, deliver: Deliver, receiver: Any) -> None:
-        self.verb = verb
-        self.answer = AckResult()
+    def __init__(self, call: Call, units: int, deliver: Deliver, receiver: Any) -> None:
+        self.call: Any = call
+        self.answer: Any = call.new_answer()
         self.error: Exception | None = None
         self.left = units
         """The number of units and pieces that are not settled yet."""
@@ -54,6 +58,8 @@ class Pending:
         """Add the outcome of a unit. Returns whether the call is finished now."""
         if self.error is not None:
             return False
+        if outcome.error is not None:
+            return self.fail(outcome.error)
         self.answer.add(outcome)
         self.left -= 1
         return not self.left
@@ -113,7 +119,7 @@ class Load:
                 return False
             if unit.divisible:
                 rest, unit = unit, unit.take(UNIT_GROUPS - self._count, self._most_cost - self.cost)
-                if rest.indexes or rest.masks:
+                if not rest.is_empty():
                     pending.left += 1
                     self.rests.append((rest, pending))
                 new_groups = len(unit.groups() - groups)
@@ -134,7 +140,9 @@ class Lane:
         flush: Callable[[list[Waiting]], None],
         send_away: Callable[[list[Waiting]], None],
         admission: Admission | None = None,
+        what: str = "acks",
     ) -> None:
+        self._what = what
         self.queues: OrderedDict[int, deque[Waiting]] = OrderedDict()
         self.wake = threading.Condition(lock)
         self.stopping = False
@@ -154,7 +162,7 @@ class Lane:
         self._flush = flush
         self._send_away = send_away
         self.admission = admission
-        self.thread = threading.Thread(target=self._run, name="combiner", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"combiner-{what}", daemon=True)
 
     def put(self, unit: Unit, pending: Pending) -> None:
         queue = self.queues.get(unit.batch)
@@ -272,10 +280,10 @@ class Lane:
         limit = admission.limit
         surplus: list[Waiting] = []
         if before is None and limit is not None:
-            log.warning("acks_shed", waiting=self.waiting, limit=limit)
+            self._warn_of_refusals(limit)
             surplus = self.shorten(limit) if self.waiting > limit else []
         elif before is not None and limit is None:
-            log.warning("acks_shed_no_more", waiting=self.waiting)
+            self._warn_of_refusals(None)
         return self.take(admission.flush_limit(now, FLUSH_UNITS)), surplus
 
     def _sleep(self, until: int, seconds: float | None) -> None:
@@ -283,3 +291,14 @@ class Lane:
         self.wake_at = until
         self.wake.wait_for(lambda: self.waiting >= until or self.stopping, seconds)
         self.wake_at = None
+
+    def _warn_of_refusals(self, limit: int | None) -> None:
+        """Log that refusals begin or, without a limit, that they end."""
+        if self._what == "acks" and limit is not None:
+            log.warning("acks_shed", waiting=self.waiting, limit=limit)
+        elif self._what == "acks":
+            log.warning("acks_shed_no_more", waiting=self.waiting)
+        elif limit is not None:
+            log.warning("writes_shed", waiting=self.waiting, limit=limit)
+        else:
+            log.warning("writes_shed_no_more", waiting=self.waiting)

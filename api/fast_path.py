@@ -1,0 +1,249 @@
+"""The fast path for opening, extending, sealing and reading batches, and for appending events.
+
+An HTTP framework around such a request costs several times as much as the request's share of a merged transaction. So
+plain requests are parsed, queued and answered here, without a task, as the ack routes are (see `acks.fast_path`).
+
+No rule is implemented twice. Only requests that the ordinary path would certainly accept are served here. All others
+take the ordinary path, even when their body has arrived already: those with an unusual head, a query, a body that the
+route's model refuses, a limited token or a token with rates, or an item as the parent.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from prometheus_client import Histogram
+from pydantic import ValidationError
+
+from api import problems
+from api.access.rules import Rule, digest_of, rule_of
+from api.acks.fast_path import AckProtocol, Exchange, Plain
+from api.metrics import REQUESTS
+from api.problems import Problem
+from api.routes import batches, events, models
+from api.routes.models import Reply
+from api.routes.writes import Reads, Writes
+from api.server import bodies
+from api.server.connection import WatchedProtocol
+from api.server.middleware import WIRE_HEADER, request_id
+from core import errors, feed
+from core.batches.writing import Extend
+from core.service.batches import opening_of, seal_of
+from core.writes import Append, Operation
+from lastbit.ids import INTEGER_LIMIT
+from lastbit.tokens import Token
+
+log = structlog.get_logger(__name__)
+
+_KEY: Final = re.compile(rb"[\x21-\x7e]{1,255}")
+
+Start = Callable[["Call"], None]
+"""Queues the work of a call, which is answered later. Raises `_NotPlain` before anything is queued."""
+
+
+class _NotPlain(Exception):  # never leaves this module
+    """The request must take the ordinary path."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb that is served here. `pattern` matches the target; its group is the batch."""
+
+    method: str
+    pattern: re.Pattern[bytes]
+    route: str
+    rule: Rule
+    start: Start
+
+    def measured(self, status: int) -> Histogram:
+        return REQUESTS.labels(self.method, self.route, str(status))
+
+
+class Call(Exchange):
+    """One request on this path, and its response."""
+
+    __slots__ = ("_protocol", "batch", "content", "path", "started", "verb")
+
+    def __init__(self, protocol: FastProtocol, verb: Verb, batch: int, caller: Token, key: bytes | None) -> None:
+        super().__init__(protocol, caller, key)
+        self._protocol: FastProtocol = protocol
+        self.verb = verb
+        self.batch = batch
+        self.content = b""
+        self.path = protocol.url.decode()
+        self.started = time.perf_counter()
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return None if self.key is None else self.key.decode()
+
+    def begin(self, content: bytes) -> None:
+        self.content = content
+        protocol = self._protocol
+        try:
+            self.verb.start(self)
+        except _NotPlain:
+            protocol.take_ordinary_path(content)
+        except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
+            self.refuse(error)
+        finally:
+            protocol.give_room(self)
+
+    def parsed(self, model: type[models.Body]) -> Any:
+        """The body as the route's model has it."""
+        try:
+            return model.model_validate(bodies.parsed(self.content or b"{}"))
+        except (ValidationError, Problem, RecursionError):
+            raise _NotPlain from None
+
+    def write(self, operation: Operation, reply: Callable[[Any], Reply]) -> None:
+        """Queue the operation, and respond with what `reply` makes of its result."""
+
+        def receive(pending: Any) -> None:
+            if pending.error is not None:
+                self.refuse(pending.error)
+            else:
+                self.answer(reply(pending.answer.value))
+
+        writes: Writes = self._protocol.acks.state.writes
+        writes.submit(operation, receive)
+
+    def read(self) -> None:
+        """Read the batch, and respond with it."""
+        reads: Reads = self._protocol.acks.state.reads
+        reads.submit(self.batch, self._respond_to_read)
+
+    def _respond_to_read(self, result: Any) -> None:
+        if result.error is not None:
+            self.refuse(result.error)
+        else:
+            self.answer(batches.read(result.state))
+
+    def answer(self, reply: Reply) -> None:
+        name = request_id(self.request_id)
+        lines = b"%b: %b\r\n" % (WIRE_HEADER, name.encode())
+        if reply.headers:
+            lines += "".join([f"{header}: {value}\r\n" for header, value in reply.headers.items()]).lower().encode()
+        self.respond(reply.status, reply.content, lines)
+        self._log(reply.status, name)
+
+    def refuse(self, error: Exception) -> None:
+        name = request_id(self.request_id)
+        if isinstance(error, Problem):
+            problem = error
+        elif isinstance(error, errors.CoreError) and error.code != "internal":
+            problem = problems.from_core(error)
+        else:
+            log.error("request_failed", method=self.verb.method, path=self.path, request_id=name, exc_info=error)
+            problem = problems.internal()
+        self.respond_with(problem, b"%b: %b\r\n" % (WIRE_HEADER, name.encode()))
+        self._log(problem.status, name)
+
+    def _log(self, status: int, name: str) -> None:
+        seconds = time.perf_counter() - self.started
+        facts = {"token": self.caller.name} if self.caller.name else {}
+        verb = self.verb
+        log.info(
+            "request",
+            method=verb.method,
+            path=self.path,
+            status=status,
+            ms=round(seconds * 1000, 1),
+            request_id=name,
+            **facts,
+        )
+        verb.measured(status).observe(seconds)
+
+
+class FastProtocol(AckProtocol):
+    """See the module."""
+
+    def open_cycle(self) -> None:
+        method = self.parser.get_method()
+        for verb in _VERBS.get(method, ()):
+            match = verb.pattern.fullmatch(self.url)
+            if match is not None:
+                head = self.plain(method)
+                call = None if head is None else self._call(verb, int(match[1]) if match.lastindex else 0, head)
+                if call is not None:
+                    self.cycle = call  # type: ignore[assignment]  # it has the attributes of a cycle that uvicorn uses
+                    return
+                break
+        super().open_cycle()
+
+    def _call(self, verb: Verb, batch: int, head: Plain) -> Call | None:
+        if head.names_site or batch >= INTEGER_LIMIT or (head.length and not bodies.is_json(head.content_type)):
+            return None
+        if head.key is not None and not _KEY.fullmatch(head.key):
+            return None
+        tokens = self.acks.access.tokens
+        digest = digest_of(head.authorization)
+        if digest is None and (tokens.required or head.authorization is not None):
+            return None
+        caller = tokens.find(digest or b"")
+        if caller is None or not caller.has(verb.rule.roles) or caller.prefix is not None:
+            return None
+        if caller.requests is not None or caller.items is not None:
+            return None
+        call = Call(self, verb, batch, caller, head.key)
+        call.length = head.length
+        call.request_id = head.request_id
+        return call
+
+    def take_ordinary_path(self, content: bytes) -> None:
+        """Hand the current request, whose head and body have arrived, to the application."""
+        self.cycle = None  # type: ignore[assignment]  # as before a connection's first request
+        WatchedProtocol.open_cycle(self)
+        cycle: Any = self.cycle
+        if content:
+            super().on_body(content)
+        cycle.more_body = False
+        cycle.message_event.set()
+
+
+def _open(call: Call) -> None:
+    body: models.OpenBody = call.parsed(models.OpenBody)
+    if body.parent is not None:
+        raise _NotPlain
+    call.write(opening_of(body.opening(), call.idempotency_key), batches.opened)
+
+
+def _extend(call: Call) -> None:
+    body: models.ExtendBody = call.parsed(models.ExtendBody)
+    operation = Extend(batch=call.batch, count=body.count, idempotency_key=call.idempotency_key)
+    call.write(operation, batches.extended)
+
+
+def _seal(call: Call) -> None:
+    call.parsed(models.EmptyBody)
+    call.write(seal_of(call.batch, call.idempotency_key), batches.sealed)
+
+
+def _append(call: Call) -> None:
+    body: events.NewEvents = call.parsed(events.NewEvents)
+    if body.fence is not None:
+        raise _NotPlain
+    new = [feed.NewEvent(event.id, event.type, event.key, event.data) for event in body.events]
+    call.write(Append(events=new, cost=max(1, len(new))), lambda results: events.appended(new, results))
+
+
+def _get(call: Call) -> None:
+    if call.content:
+        raise _NotPlain
+    call.read()
+
+
+_ID: Final = rb"/v1/batches/(0|[1-9][0-9]{0,15})"
+_ALL: Final = (
+    Verb("POST", re.compile(rb"/v1/batches"), "/v1/batches", rule_of(batches.open_batch), _open),
+    Verb("POST", re.compile(_ID + rb"/items"), "/v1/batches/{id}/items", rule_of(batches.extend_batch), _extend),
+    Verb("POST", re.compile(_ID + rb"/seal"), "/v1/batches/{id}/seal", rule_of(batches.seal_batch), _seal),
+    Verb("POST", re.compile(rb"/v1/events"), "/v1/events", rule_of(events.append_events), _append),
+    Verb("GET", re.compile(_ID), "/v1/batches/{id}", rule_of(batches.get_batch), _get),
+)
+_VERBS: Final = {method.encode(): tuple(verb for verb in _ALL if verb.method == method) for method in ("GET", "POST")}

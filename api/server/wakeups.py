@@ -1,0 +1,46 @@
+"""Results that other threads hand to the event loop, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Result(Protocol):
+    """`to` is called with the result itself, in the event loop."""
+
+    @property
+    def to(self) -> Any: ...
+
+
+class Wakeups:
+    """Passes results to their receivers. One call into the loop serves all results of a delivery."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._finished: deque[Sequence[Result]] = deque()
+        self.deliver = self._deliver
+        """One bound method, so that senders can group results by it. It may be called in any thread."""
+
+    def _deliver(self, results: Sequence[Result]) -> None:
+        self._finished.append(results)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so are all connections
+            self._loop.call_soon_threadsafe(self._pass_on)
+
+    def _pass_on(self) -> None:
+        while self._finished:
+            for result in self._finished.popleft():
+                result.to(result)
+
+
+def settle(future: asyncio.Future[Any], error: Exception | None, value: Any) -> None:
+    """End the future, unless its request was cancelled."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)

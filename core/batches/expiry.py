@@ -1,0 +1,133 @@
+"""Expiry: ends batches that have been idle for too long, and removes batches that ended long ago.
+
+Batches are read in bounded pages. Each change is a separate transaction that checks again under the batch's lock, and
+can be repeated. A batch that is being acked never expires: every ack updates `updated_at` under the same lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import errors, tables
+from core.batches import batch as batches
+from core.batches import nesting, purge
+from core.batches.lifecycle import LIVE, State, is_idle
+from core.storage.database import Database
+
+PAGE: Final = 500
+"""Batches that one statement reads."""
+
+_table = tables.batches.c
+_FACTS: Final = (_table.id, _table.state, _table.updated_at, _table.expires_in)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The maximum idle times of open and of sealed batches. `keep` is the time for which ended batches and finished
+    instances of processes are kept, `keep_events` that for events."""
+
+    open_idle: timedelta = timedelta(days=7)
+    sealed_idle: timedelta = timedelta(days=30)
+    keep: timedelta = timedelta(days=30)
+    keep_events: timedelta = timedelta(days=30)
+
+
+def idle(database: Database, policy: Policy) -> Iterator[Any]:
+    """The rows (`id`, `state`, …) of the live batches that have been idle for too long."""
+    for row, now in _walk(database, LIVE):
+        if _is_idle(row, now, policy):
+            yield row
+
+
+def half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
+    """The batches whose deletion was started, then those that ended at least `keep` ago, oldest first."""
+    for row, _ in _walk(database, frozenset({State.DELETING})):
+        yield row.id
+    latest = database.read(lambda tx: tx.execute(sa.select(tables.utc_now())).scalar_one()) - keep
+    last: Any = None
+    while True:
+        query = sa.select(_table.id, _table.state, _table.ended_at).where(_table.ended_at <= latest)
+        if last is not None:
+            after_last = sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)
+            query = query.where(_table.ended_at >= last.ended_at, after_last)
+        query = query.order_by(_table.ended_at, _table.id).limit(PAGE)
+        rows = database.read(lambda tx, query=query: tx.execute(query).all())  # type: ignore[misc]
+        # Not in the query: the server might use the index on the state, and read all ended batches.
+        yield from (row.id for row in rows if row.state != State.DELETING)
+        if len(rows) < PAGE:
+            return
+        last = rows[-1]
+
+
+def _walk(database: Database, states: frozenset[State]) -> Iterator[tuple[Any, datetime]]:
+    """The batches in these states with the database's time, ordered by id within each state. One statement per page."""
+    for state in sorted(states):
+        after = 0
+        while True:
+            query = (
+                sa.select(*_FACTS, tables.utc_now().label("now"))
+                .where(_table.state == state, _table.id > after)
+                .order_by(_table.id)
+                .limit(PAGE)
+            )
+            rows = database.read(lambda tx, query=query: tx.execute(query).all())  # type: ignore[misc]
+            for row in rows:
+                yield row, row.now
+            if len(rows) < PAGE:
+                break
+            after = rows[-1].id
+
+
+def _is_idle(batch: Any, now: datetime, policy: Policy) -> bool:
+    return is_idle(
+        State(batch.state),
+        batch.updated_at,
+        batch.expires_in,
+        now=now,
+        open_idle=policy.open_idle,
+        sealed_idle=policy.sealed_idle,
+    )
+
+
+def expire(database: Database, batch_id: int, policy: Policy) -> batches.Batch | None:
+    """Expire the batch if it is still idle and has no live children. Return the expired batch, or None. The caller must
+    pay the batch's debt to its parent, if any. Raises `errors.LockTimeout` at once if the batch is locked."""
+
+    def work(tx: Connection) -> batches.Batch | None:
+        try:
+            batch, now = batches.lock(tx, batch_id)
+        except errors.BatchNotFound:
+            return None
+        # A child is opened under its parent's lock, so none can be opened in between.
+        if not _is_idle(batch, now, policy) or nesting.has_live_children(tx, batch_id):
+            return None
+        return batches.end(tx, batch, State.EXPIRED, now)
+
+    return database.write(work, repeatable=True, lock_waits=0)
+
+
+def remove(database: Database, batch_id: int, policy: Policy) -> bool:
+    """Mark the batch for deletion if it is still due, and purge it. A batch that another janitor has marked is purged
+    too, as that janitor may have been killed. Return whether the batch was removed. Raises `errors.LockTimeout` at once
+    if the batch is locked."""
+
+    def condemn(tx: Connection) -> bool:
+        try:
+            batch, now = batches.lock(tx, batch_id)
+        except errors.BatchNotFound:
+            return True
+        if batch.ended_at is None or now - batch.ended_at < policy.keep or batch.parent_due is not None:
+            return False
+        purge.mark(tx, batch_id)
+        return True
+
+    if not database.write(condemn, repeatable=True, lock_waits=0):
+        return False
+    purge.purge(database, batch_id)
+    return True

@@ -1,0 +1,458 @@
+"""Opening, extending and sealing: many operations, on one batch or on many, in one transaction with few statements.
+
+The rows of all batches that are extended or sealed are locked first, by one statement, in the order of their ids.
+Then the operations are judged one by one, in the order of their arrival, each by the state that the ones before it
+left. A refused operation changes nothing and doesn't affect the others. At the end, one statement for each kind of
+change writes the rows.
+
+These verbs lock batch rows and no groups, so they can't deadlock with acks, which lock groups first (lock order
+everywhere: item_groups → batches → feed_head). One exception: a seal that completes a journaled batch writes its
+groups, which acks also write only under the lock of that row (see `journal`).
+
+What could go wrong, and why it can't:
+
+*A producer lost the response to its extend, and the batch was sealed since.* The Idempotency-Key is looked up *under
+the batch's lock and before the state is judged*, so the repeated extend still returns its numbers.
+
+*Two opens with one key.* Both may find no batch with the key. One inserts it; the other one's INSERT waits for that
+commit, fails, and its transaction begins again (`faults.BeginAgain`). In one transaction, the second operation finds
+what the first one opened.
+
+*A batch is extended and sealed in the same transaction.* The operations are judged in order, by rows in memory whose
+lock is held until the commit. The rows are written once, with the final values.
+
+*The ids of the new batches are confused.* One INSERT has all rows; the database assigns ascending ids to them in their
+order, and `Dialect.batch_ids` returns these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy.engine import Connection
+
+from core import errors, feed
+from core.batches import batch as batches
+from core.batches import nesting
+from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
+from core.batches.lifecycle import State, completes, judge
+from core.bits import folding
+from core.commits.operation import Done, Operation
+from core.storage import dialects
+from core.storage.statements import LIST, Pipeline, chunks, packets
+from lastbit.ids import MAX_ITEMS
+
+_COLUMNS: Final = tuple("batch_key" if f.name == "key" else f.name for f in fields(Batch))
+_INSERTED: Final = (
+    *("batch_key", "labels", "group_size", "items", "acked", "failed", "state", "full_prefix", "expires_in"),
+    *("open_key", "open_hash", "open_count", "completed_by", "succeeded_by", "created_at", "updated_at", "sealed_at"),
+    *("ended_at", "parent_due", "parent_batch", "parent_number", "parent_group_size"),
+)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Open(Operation):
+    """Open a batch. `fingerprint` identifies the request. `prefix` is the one that the caller is limited to; its
+    idempotency keys are separate from those of other callers.
+
+    Its result is an `Opened`. Errors: `IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for a parent that can't
+    have this child.
+    """
+
+    opening: Opening
+    idempotency_key: str | None = None
+    fingerprint: bytes
+    prefix: str | None = None
+    cost: int = 8
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self.idempotency_key is not None
+
+    @property
+    def must_be_alone(self) -> bool:
+        """A parent's row is locked, and its bits are read, before anything else of the transaction."""
+        return self.opening.parent is not None
+
+    @property
+    def open_key(self) -> str | None:
+        """The stored key. Keys of opens are global, except that callers limited to different prefixes can't collide."""
+        if self.idempotency_key is None or self.prefix is None:
+            return self.idempotency_key
+        return "limited:" + hashlib.sha256(json.dumps([self.prefix, self.idempotency_key]).encode()).hexdigest()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Extend(Operation):
+    """Issue `count` more numbers. Its result is an `Extended`. Errors: `BatchNotFound`, `BatchEnded`,
+    `IdempotencyKeyReused`, `InvalidRequest` (more items than a batch can hold)."""
+
+    count: int
+    idempotency_key: str | None = None
+    cost: int = 4
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self.idempotency_key is not None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Seal(Operation):
+    """Declare that no more items will be added; completes the batch if none is pending. `fingerprint` identifies the
+    request. Its result is a `Sealed`. Errors: `BatchNotFound`, `BatchEnded` (expired, cancelled)."""
+
+    fingerprint: bytes
+    cost: int = 8
+
+
+@dataclass(slots=True)
+class Applied:
+    """What a transaction has done so far. `outcomes` has an entry for each operation that is judged. The statements
+    that write the rows wait in the pipeline."""
+
+    outcomes: dict[Operation, Done] = field(default_factory=dict)
+    events: list[feed.NewEvent] = field(default_factory=list)
+    unfinished: list[Callable[[], None]] = field(default_factory=list)
+
+    def has_events(self) -> bool:
+        return bool(self.events or self.unfinished)
+
+    def finish(self) -> list[feed.NewEvent]:
+        """Fill in the missing outcomes; this may first run the waiting statements. Returns the events to append."""
+        for step in self.unfinished:
+            step()
+        self.unfinished.clear()
+        return self.events
+
+
+def write(pipeline: Pipeline, operations: Sequence[Open | Extend | Seal]) -> Applied:
+    """Apply the operations in order. Raises `faults.BeginAgain` if the transaction must be run again."""
+    applied = Applied()
+    opens = [operation for operation in operations if isinstance(operation, Open)]
+    changes = [operation for operation in operations if not isinstance(operation, Open)]
+    parents: dict[Open, Any] = {}
+    for operation in opens:
+        if operation.opening.parent is not None:
+            # Before the key is looked up: two opens with the same key and parent run one after the other, and the
+            # second finds the key instead of an item that has a child already.
+            parents[operation] = nesting.lock_parent(pipeline.tx, operation.opening.parent)
+    found = _look(pipeline, opens, changes)
+    _change(pipeline, changes, found, applied)
+    _open(pipeline, opens, found, parents, applied)
+    return applied
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the first round trip has read."""
+
+    locked: dict[int, Batch]
+    now: datetime | None
+    extended: dict[tuple[int, str], tuple[int, int]]
+    """(start, count) of earlier extends, by batch and key."""
+    opened: dict[str, Batch]
+    """The batches that were opened with these keys."""
+
+
+def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation]) -> _Found:
+    """Lock the batches of `changes`, and look up all idempotency keys, in one round trip."""
+    dialect = dialects.of(pipeline.tx)
+    columns = ", ".join(_COLUMNS)
+    ids = sorted({operation.batch for operation in changes})
+    extend_keys = sorted(
+        {(o.batch, o.idempotency_key) for o in changes if isinstance(o, Extend) and o.idempotency_key is not None}
+    )
+    open_keys = sorted({key for o in opens if (key := o.open_key) is not None})
+    locks = [
+        f"SELECT {columns}, {dialect.now} FROM {dialect.by_primary_key('batches')} "  # noqa: S608
+        f"WHERE id IN ({','.join(map(str, part))}) ORDER BY id{dialect.for_update}"
+        for part in chunks(ids, LIST)
+    ]
+    looks = [
+        "SELECT batch_id, idempotency_key, start, count FROM extends WHERE "  # noqa: S608
+        + " OR ".join(f"(batch_id = {batch} AND idempotency_key = {_text(dialect, key)})" for batch, key in part)
+        for part in chunks(extend_keys, LIST)
+    ]
+    keys = [
+        f"SELECT open_key, {columns} FROM batches "  # noqa: S608
+        f"WHERE open_key IN ({','.join(_text(dialect, key) for key in part)})"
+        for part in chunks(open_keys, LIST)
+    ]
+    texts = [*locks, *looks, *keys]
+    results = pipeline.ask(*texts) if texts else []
+    lock_rows = [row for rows in results[: len(locks)] for row in rows]
+    look_rows = [row for rows in results[len(locks) : len(locks) + len(looks)] for row in rows]
+    key_rows = [row for rows in results[len(locks) + len(looks) :] for row in rows]
+    locked = [_batch(row[:-1]) for row in lock_rows]
+    return _Found(
+        {batch.id: batch for batch in locked if batch.state is not State.DELETING},
+        _time(lock_rows[0][-1]) if lock_rows else None,
+        {(batch, _string(key) or ""): (start, count) for batch, key, start, count in look_rows},
+        {_string(row[0]) or "": _batch(row[1:]) for row in key_rows},
+    )
+
+
+def _change(pipeline: Pipeline, changes: Sequence[Extend | Seal], found: _Found, applied: Applied) -> None:
+    """Judge extends and seals, and write the batches that they change."""
+    current = dict(found.locked)
+    issued: list[tuple[int, str, int, int]] = []
+    for operation in changes:
+        batch = current.get(operation.batch)
+        try:
+            if batch is None or found.now is None:
+                raise errors.BatchNotFound(operation.batch)
+            if isinstance(operation, Seal):
+                result: Any = _seal(pipeline.tx, batch, operation, found.now, applied)
+            else:
+                result = _extend(batch, operation, found)
+                if operation.idempotency_key is not None and not result.replayed:
+                    issued.append((batch.id, operation.idempotency_key, result.start, result.count))
+                    found.extended[batch.id, operation.idempotency_key] = result.start, result.count
+        except errors.CoreError as error:
+            applied.outcomes[operation] = Done(error=error)
+        else:
+            current[batch.id] = result.batch
+            applied.outcomes[operation] = Done(result)
+    changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
+    pipeline.later(*_updates(changed))
+    dialect = dialects.of(pipeline.tx)
+    rows = [f"({batch},{_text(dialect, key)},{start},{count})" for batch, key, start, count in issued]
+    head = "INSERT INTO extends (batch_id, idempotency_key, start, count) VALUES "
+    pipeline.later(*(head + ",".join(part) for part in packets(rows)))
+
+
+def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
+    key, count = operation.idempotency_key, operation.count
+    before = None if key is None else found.extended.get((batch.id, key))
+    if before is not None:
+        start, before_count = before
+        if before_count != count:
+            raise errors.IdempotencyKeyReused(key or "", f"it extended batch {batch.id} by {before_count}")
+        return Extended(batch, start, count, replayed=True)
+    judge("extend", batch.id, batch.state)
+    start = batch.items
+    if start + count > MAX_ITEMS:
+        raise errors.InvalidRequest(
+            "body.count",
+            f"expected at most {MAX_ITEMS - start}: a batch holds at most 10^12 items, this one has {start}",
+        )
+    assert found.now is not None
+    return Extended(replace(batch, items=start + count, updated_at=found.now), start, count, replayed=False)
+
+
+def _seal(tx: Connection, batch: Batch, operation: Seal, now: datetime, applied: Applied) -> Sealed:
+    fingerprint = operation.fingerprint
+    judge("seal", batch.id, batch.state)
+    if batch.state is not State.OPEN:
+        return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
+    values: dict[str, Any] = {"state": State.SEALED, "sealed_at": now, "updated_at": now}
+    newly = completes(State.SEALED, batch.items, batch.acked, batch.failed)
+    newly_succeeded = newly and batch.failed == 0
+    if newly:
+        values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
+        if batch.journal_next:
+            values["journal_next"] = folding.fold(tx, batch.id, batch.group_size, batch.items, batch.journal_next)
+    if newly_succeeded:
+        values["succeeded_by"] = fingerprint
+    if newly and batch.parent_batch is not None:
+        values["parent_due"] = nesting.owed(State.COMPLETE, batch.failed)
+    after = replace(batch, **values)
+    names = ["sealed", *(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
+    applied.events += batches.events(after, names)
+    return Sealed(after, newly, newly_succeeded)
+
+
+def _open(
+    pipeline: Pipeline, opens: Sequence[Open], found: _Found, parents: Mapping[Open, Any], applied: Applied
+) -> None:
+    """Insert the batches of all opens whose key is new."""
+    new: list[Open] = []
+    repeats: list[Open] = []
+    first_of: dict[str, Open] = {}
+    parent_columns: dict[str, Any] = {}
+    for operation in opens:
+        key, parent = operation.open_key, operation.opening.parent
+        try:
+            if key is not None and key in found.opened:
+                applied.outcomes[operation] = Done(_replayed(found.opened[key], operation))
+                continue
+            if key is not None and key in first_of:
+                repeats.append(operation)
+                continue
+            if parent is not None:
+                parent_columns = nesting.adopt(pipeline.tx, parent, parents[operation])
+        except errors.CoreError as error:
+            applied.outcomes[operation] = Done(error=error)
+            continue
+        new.append(operation)
+        if key is not None:
+            first_of[key] = operation
+    if not new:
+        return
+    insert = _insert(pipeline, new, parent_columns, applied)
+
+    def finish() -> None:
+        insert()
+        for operation in repeats:
+            opened: Opened = applied.outcomes[first_of[operation.open_key or ""]].value
+            try:
+                applied.outcomes[operation] = Done(_replayed(opened.batch, operation))
+            except errors.CoreError as error:
+                applied.outcomes[operation] = Done(error=error)
+
+    applied.unfinished.append(finish)
+
+
+def _replayed(batch: Batch, operation: Open) -> Opened:
+    if batch.open_hash != operation.opening.fingerprint():
+        raise errors.IdempotencyKeyReused(operation.idempotency_key or "", f"it opened batch {batch.id}")
+    newly = batch.completed_by == operation.fingerprint
+    return Opened(batch, 0, batch.open_count, newly, replayed=True)
+
+
+def _insert(
+    pipeline: Pipeline, opens: Sequence[Open], parent_columns: Mapping[str, Any], applied: Applied
+) -> Callable[[], None]:
+    """Insert the batches in the next round trip. Returns what records their outcomes and events after it."""
+    dialect = dialects.of(pipeline.tx)
+    values = [_new_row(operation, parent_columns) for operation in opens]
+    now_literal = dialect.one_time(pipeline.tx)
+    rows = [
+        f"({','.join(now_literal if row[name] is _NOW else _literal(dialect, row[name]) for name in _INSERTED)})"
+        for row in values
+    ]
+    columns = ", ".join(_INSERTED)
+    parts = [
+        (len(part), pipeline.query(*dialect.insert_batches(pipeline.tx, columns, part))[-1]) for part in packets(rows)
+    ]
+
+    def record() -> None:
+        results: list[tuple[int, datetime]] = []
+        for count, answer in parts:
+            now = _time(answer.rows()[0][1])
+            results += [(id, now) for id in dialect.batch_ids(answer.rows(), count)]
+        for operation, row, (id, now) in zip(opens, values, results, strict=True):
+            facts: dict[str, Any] = {
+                name: now if value is _NOW else value for name, value in row.items() if name != "open_key"
+            }
+            facts |= {"key": facts.pop("batch_key"), "labels": dict(operation.opening.labels)}
+            batch = Batch(id=id, journal_next=0, repairs=0, **facts)
+            newly = batch.state is State.COMPLETE
+            names = ["opened", *(["sealed"] if operation.opening.sealed else [])]
+            names += ["completed", "succeeded"] if newly else []
+            applied.events += batches.events(batch, names)
+            applied.outcomes[operation] = Done(Opened(batch, 0, operation.opening.items, newly, replayed=False))
+
+    return record
+
+
+class _Now:
+    """The database's time when a row is inserted."""
+
+
+_NOW: Final = _Now()
+
+
+def _new_row(operation: Open, parent_columns: Mapping[str, Any]) -> dict[str, Any]:
+    opening, fingerprint = operation.opening, operation.fingerprint
+    state = State.SEALED if opening.sealed else State.OPEN
+    newly = completes(state, opening.items, 0, 0)
+    return {
+        "batch_key": opening.key,
+        "labels": json.dumps(dict(opening.labels)),
+        "group_size": opening.group_size,
+        "items": opening.items,
+        "acked": 0,
+        "failed": 0,
+        "state": State.COMPLETE if newly else state,
+        "full_prefix": 0,
+        "expires_in": opening.expires_in,
+        "open_key": operation.open_key,
+        "open_hash": opening.fingerprint() if operation.idempotency_key is not None else None,
+        "open_count": opening.items,
+        "completed_by": fingerprint if newly else None,
+        "succeeded_by": fingerprint if newly else None,
+        "created_at": _NOW,
+        "updated_at": _NOW,
+        "sealed_at": _NOW if opening.sealed else None,
+        "ended_at": _NOW if newly else None,
+        "parent_due": nesting.owed(State.COMPLETE, 0) if newly and parent_columns else None,
+        "parent_batch": parent_columns.get("parent_batch"),
+        "parent_number": parent_columns.get("parent_number"),
+        "parent_group_size": parent_columns.get("parent_group_size"),
+    }
+
+
+def _updates(changed: Iterable[tuple[Batch, Batch]]) -> list[str]:
+    """UPDATEs that write the changed columns of each batch, given before and after: one for each set of columns."""
+    by_columns: dict[tuple[str, ...], dict[int, list[Any]]] = {}
+    for before, after in changed:
+        pairs = [(name, getattr(after, name)) for name in _CHANGEABLE if getattr(after, name) != getattr(before, name)]
+        columns = tuple(name for name, _ in pairs)
+        by_columns.setdefault(columns, {})[after.id] = [value for _, value in pairs]
+    texts = []
+    for columns, rows in by_columns.items():
+        for part in chunks(sorted(rows), LIST):
+            assignments = []
+            for place, column in enumerate(columns):
+                literals = {id: _plain(rows[id][place]) for id in part}
+                if len(set(literals.values())) == 1:
+                    assignments.append(f"{column} = {literals[part[0]]}")
+                else:
+                    cases = " ".join(f"WHEN {id} THEN {literal}" for id, literal in literals.items())
+                    assignments.append(f"{column} = CASE id {cases} END")
+            ids = ",".join(map(str, part))
+            texts.append(f"UPDATE batches SET {', '.join(assignments)} WHERE id IN ({ids})")  # noqa: S608
+    return [text for text in texts if " SET  WHERE " not in text]
+
+
+_CHANGEABLE: Final = (
+    *("items", "state", "sealed_at", "ended_at", "completed_by", "succeeded_by", "journal_next", "parent_due"),
+    "updated_at",
+)
+
+
+def _text(dialect: dialects.Dialect, value: str) -> str:
+    return dialect.text(value.encode().hex())
+
+
+def _literal(dialect: dialects.Dialect, value: Any) -> str:
+    """The SQL literal of a value, which may be a client's text."""
+    if isinstance(value, str) and not isinstance(value, State):
+        return _text(dialect, value)
+    return _plain(value)
+
+
+def _plain(value: Any) -> str:
+    """The SQL literal of a value of ours."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    if isinstance(value, datetime):
+        return f"'{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'"
+    return str(value) if isinstance(value, int) else f"'{value}'"
+
+
+def _batch(row: Sequence[Any]) -> Batch:
+    """The batch in a row with `_COLUMNS`, as the driver returns it."""
+    facts = dict(zip((f.name for f in fields(Batch)), row, strict=True))
+    for name in ("key", "labels", "state", "parent_due"):
+        facts[name] = _string(facts[name])
+    for name in ("created_at", "updated_at", "sealed_at", "ended_at"):
+        facts[name] = None if facts[name] is None else _time(facts[name])
+    return Batch(**{**facts, "labels": json.loads(facts["labels"]), "state": State(facts["state"])})
+
+
+def _string(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _time(value: str | datetime) -> datetime:
+    """A driver's value of the database's time, which is in UTC."""
+    return (datetime.fromisoformat(value) if isinstance(value, str) else value).replace(tzinfo=UTC)

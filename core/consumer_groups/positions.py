@@ -1,0 +1,127 @@
+"""Positions: the progress of each partition, and the fence, which refuses writes by anyone but its owner.
+
+A partition's row has its owner, its epoch and its position. A transaction that writes for a partition locks this row
+and checks that the writer is still the owner at the epoch it was given (`fence`). Every new owner gets a higher epoch,
+so only the current owner can write, however long a former owner was paused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import errors, metrics, tables
+from core.consumer_groups import groups
+from core.storage import galera
+from lastbit.streams.errors import CorruptSnapshot
+from lastbit.streams.snapshot import Snapshot
+
+SNAPSHOT: Final = 65_535
+"""Maximum bytes of a stored snapshot. A window of 65,536 consecutive offsets takes at most an eighth of that. If a
+snapshot is larger, the events of the part that doesn't fit are replayed."""
+
+_positions = tables.positions.c
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A partition: its owner and its position. `outstanding` counts the unresolved offsets between `floor` and `high`;
+    `head` is the last offset of the source that a worker reported."""
+
+    partition: int
+    owner: str | None
+    epoch: int
+    since: datetime | None
+    release_by: datetime | None
+    floor: int | None
+    high: int | None
+    outstanding: int | None
+    head: int | None
+    token: str | None
+    updated_at: datetime | None
+
+    @property
+    def lag(self) -> int | None:
+        """The number of known offsets above the floor; None if nothing has been committed."""
+        if self.floor is None or self.high is None:
+            return None
+        return max(self.high, self.head or 0) - self.floor
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The condition of a guarded write: `worker` must own the partition at this `epoch`."""
+
+    group: str
+    partition: int
+    worker: str
+    epoch: int
+
+
+def of_group(snapshot: Connection, name: str) -> list[Position]:
+    """The positions of the consumer group's partitions, in the partitions' order."""
+    query = sa.select(*_SHOWN).where(_positions.group_name == name).order_by(_positions.partition_no)
+    return [Position(*row) for row in snapshot.execute(query)]
+
+
+_SHOWN: Final = (
+    *(_positions.partition_no, _positions.owner, _positions.epoch, _positions.owned_since, _positions.release_by),
+    *(_positions.floor, _positions.high, _positions.outstanding_count, _positions.head, _positions.token),
+    _positions.updated_at,
+)
+
+
+def fence(tx: Connection, group: str, partition: int, worker: str, epoch: int) -> None:
+    """Raise `errors.StaleEpoch` unless the worker owns the partition at this epoch. Otherwise it stays the owner until
+    the commit. Call this before any write on the worker's behalf. Also raises `errors.ConsumerGroupNotFound`."""
+    conditions = (_positions.group_name == group, _positions.partition_no == partition)
+    row = tx.execute(sa.select(_positions.owner, _positions.epoch).where(*conditions).with_for_update()).first()
+    if row is None:
+        groups.find(tx, group)
+    if row is None or row.owner != worker or row.epoch != epoch:
+        metrics.STALE_EPOCHS.inc()
+        raise errors.StaleEpoch(group, partition, worker, epoch)
+    galera.guard(tx, _positions.epoch, *conditions)
+
+
+def commit(
+    tx: Connection, holds: Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None
+) -> Position:
+    """Merge a window's snapshot into the partition's position, and return the position. A repeated or older snapshot
+    changes nothing. The `token` of the snapshot with the higher floor is kept.
+
+    Raises `errors.StaleEpoch`, `errors.ConsumerGroupNotFound`.
+    """
+    fence(tx, holds.group, holds.partition, holds.worker, holds.epoch)
+    conditions = (_positions.group_name == holds.group, _positions.partition_no == holds.partition)
+    row = tx.execute(
+        sa.select(_positions.floor, _positions.high, _positions.outstanding, _positions.token).where(*conditions)
+    ).one()
+    earlier = None if row.floor is None else _stored(row)
+    result = (snapshot if earlier is None else earlier.merge(snapshot)).within(SNAPSHOT)
+    values: dict[str, Any] = {
+        "floor": result.floor,
+        "high": result.high,
+        "outstanding": result.encode(),
+        "outstanding_count": len(result.outstanding),
+        "updated_at": tables.utc_now(),
+    }
+    if token is not None and (earlier is None or snapshot.floor >= earlier.floor):
+        values["token"] = token
+    if head is not None:
+        values["head"] = head
+    tx.execute(sa.update(tables.positions).where(*conditions).values(values))
+    return Position(*tx.execute(sa.select(*_SHOWN).where(*conditions)).one())
+
+
+def _stored(row: Any) -> Snapshot:
+    """The stored snapshot. If it can't be decoded, only its floor is used: events above it are replayed, none is
+    skipped."""
+    try:
+        return Snapshot.decode(row.outstanding)
+    except CorruptSnapshot:
+        return Snapshot(row.floor, row.floor)

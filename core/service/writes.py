@@ -1,0 +1,65 @@
+"""Writing verbs that share transactions: queued, merged, and answered after the commit (see `core.writes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from core import writes
+from core.batches.batch import Opened, Sealed
+from core.commits.combiner import Commit, GroupCommit, Inline
+from core.commits.lanes import Deliver, Pending
+from core.commits.operation import Done
+from core.service.acks import AckService
+from core.storage.database import Database
+
+LOCK_WAIT: Final = 0.25
+"""Seconds that a merged transaction waits for a lock. Other transactions usually take less."""
+
+
+def _settle(calls: Sequence[Pending]) -> None:
+    for pending in calls:
+        if pending.error is not None:
+            pending.to.set_exception(pending.error)
+        else:
+            pending.to.set_result(pending.answer.value)
+
+
+class WriteService:
+    def __init__(self, database: Database, acks: AckService, combiner: Callable[[Commit], GroupCommit]) -> None:
+        self._database = database
+        self._acks = acks
+        self._combiner = combiner(self._commit)
+        self._alone = Inline(self._commit)
+
+    def run(self, operation: writes.Operation) -> Any:
+        """Queue the operation, and return its result after the commit. Raises its error, `errors.Overloaded`,
+        `errors.Unavailable`."""
+        future: Future[Any] = Future()
+        self.submit(operation, _settle, future)
+        return future.result()
+
+    def submit(self, operation: writes.Operation, deliver: Deliver, recipient: Any) -> None:
+        """Queue the operation. `deliver` is called once for all operations that ended in the same commit, in another
+        thread. One that must have a transaction of its own is committed by the caller's thread, which then waits.
+        Raises `errors.Overloaded`."""
+        (self._alone if operation.must_be_alone else self._combiner).submit(operation, deliver, recipient)
+
+    def is_full(self) -> bool:
+        """Whether `submit` would raise `errors.Overloaded` now."""
+        return self._combiner.is_full()
+
+    def stop(self) -> None:
+        """Answer the operations in progress, and accept no more."""
+        self._combiner.stop()
+
+    def _commit(self, operations: Sequence[writes.Operation], *, lock_waits: int) -> list[Done]:
+        if lock_waits:
+            outcomes = writes.commit(self._database, operations, lock_waits=lock_waits - 1)
+        else:
+            outcomes = writes.commit(self._database, operations, lock_waits=0, lock_wait=LOCK_WAIT)
+        for outcome in outcomes:
+            if isinstance(outcome.value, Opened | Sealed) and outcome.value.batch.parent_due is not None:
+                outcome.paid = self._acks.payment(outcome.value.batch.id)
+        return outcomes

@@ -1,0 +1,84 @@
+"""The transaction that writing verbs share: opens, extends and seals of batches, and appends to the feed.
+
+Calls that arrive during a transaction share the next one (see `commits`). Each has its own outcome: a refused operation
+doesn't affect the others, as it changes nothing. Only an open with a parent has a transaction of its own, as it reads
+the parent's bits. The locks are a part of the one order (see `consumer_groups.groups`): positions → batches →
+feed_head. A new verb becomes an `Operation` in its noun's package, and a line in `flush`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sqlalchemy.engine import Connection
+
+from core import errors, feed
+from core.batches import batch as batches
+from core.batches import writing
+from core.batches.writing import Extend, Open, Seal
+from core.commits import operation as calls
+from core.commits.operation import Done
+from core.consumer_groups import positions
+from core.storage.database import Database
+from core.storage.statements import Pipeline
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Append(calls.Operation):
+    """Append the events whose ids are new; with a `fence`, only if it holds. Its result is a list of `feed.Appended`,
+    one for each event. Errors: `StaleEpoch`, `ConsumerGroupNotFound`."""
+
+    events: Sequence[feed.NewEvent]
+    fence: positions.Fence | None = None
+
+
+Operation: TypeAlias = Open | Extend | Seal | Append
+
+
+def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:
+    """Apply the operations. The caller commits. Raises `faults.BeginAgain` if the transaction must be run again."""
+    outcomes: dict[calls.Operation, Done] = {}
+    appends = [operation for operation in operations if isinstance(operation, Append)]
+    fences = {append.fence for append in appends if append.fence is not None}
+    for fence in sorted(fences, key=lambda fence: (fence.group, fence.partition)):
+        try:
+            positions.fence(tx, fence.group, fence.partition, fence.worker, fence.epoch)
+        except errors.CoreError as error:
+            outcomes |= {append: Done(error=error) for append in appends if append.fence == fence}
+    pipeline = Pipeline(tx)
+    writes = writing.write(pipeline, [operation for operation in operations if not isinstance(operation, Append)])
+    appends = [append for append in appends if append not in outcomes]
+    if writes.has_events() or any(append.events for append in appends):
+        answers = feed.write(pipeline, writes.finish, [append.events for append in appends])
+    else:
+        answers = [[] for _ in appends]
+    pipeline.flush()
+    outcomes |= {append: Done(answer) for append, answer in zip(appends, answers, strict=True)} | writes.outcomes
+    return [outcomes[operation] for operation in operations]
+
+
+def commit(
+    database: Database, operations: Sequence[Operation], *, lock_waits: int = 4, lock_wait: float | None = None
+) -> list[Done]:
+    """Apply the operations in one transaction and commit it. The parameters and exceptions are those of
+    `Database.write`; a `LockTimeout` names the batches whose rows are locked."""
+    try:
+        return database.write(
+            flush,
+            operations,
+            repeatable=all(operation.is_repeatable for operation in operations),
+            lock_waits=lock_waits,
+            lock_wait=lock_wait,
+        )
+    except errors.LockTimeout as error:
+        error.batches = database.read(batches.locked, {operation.batch for operation in operations})
+        raise
+    except errors.OutcomeUnknown as error:
+        # Only the callers of operations that can't be repeated need to know.
+        repeatable = [operation for operation in operations if operation.is_repeatable]
+        if not repeatable:
+            raise
+        outcomes = iter(commit(database, repeatable, lock_waits=lock_waits, lock_wait=lock_wait))
+        return [next(outcomes) if operation.is_repeatable else Done(error=error) for operation in operations]

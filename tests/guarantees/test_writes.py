@@ -1,0 +1,350 @@
+"""Writing verbs that share a transaction: each has the outcome that it would have alone, and none affects another."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVarTuple, Unpack
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core import errors, feed, tables, writes
+from core.batches.batch import Opened, Opening
+from core.batches.lifecycle import State
+from core.batches.writing import Extend, Open, Seal
+from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
+from core.commits.operation import Done
+from core.service import Service
+from core.service.batches import opening_of, seal_of
+from core.storage.database import Database
+from core.writes import Append
+from lastbit.ids import MAX_ITEMS
+from tests.guarantees.drivers.strangers import locked
+from tests.support import templates
+from tests.support.servers import sqlite_file
+
+Args = TypeVarTuple("Args")
+
+
+@pytest.fixture(params=[Inline, Combiner])
+def any_service(request: pytest.FixtureRequest, database: Database) -> Iterator[Service]:
+    """A service whose writes share transactions, and one in which each has its own."""
+    combiner: Callable[[Commit], GroupCommit] = request.param
+    service = Service(database, writes=combiner)
+    yield service
+    service.stop()
+
+
+def merged(database: Database, *operations: writes.Operation) -> list[Done]:
+    """The outcomes of the operations in one transaction."""
+    return database.write(writes.flush, operations)
+
+
+def open_batch(database: Database, **facts: Any) -> int:
+    (outcome,) = merged(database, opening_of(Opening(**facts)))
+    opened: Opened = outcome.value
+    return opened.batch.id
+
+
+def events_of(database: Database) -> list[feed.Event]:
+    return database.snapshot(feed.read, None, 1000).events
+
+
+def test_many_callers_at_once_get_numbers_of_their_own(any_service: Service) -> None:
+    """Sixteen threads extend one batch; no two extends share a number, and no number is missing."""
+    batch = any_service.batches.open(Opening()).batch.id
+
+    def extend_often(count: int) -> list[range]:
+        extensions = [any_service.batches.extend(batch, count) for _ in range(20)]
+        return [range(extension.start, extension.start + extension.count) for extension in extensions]
+
+    with ThreadPoolExecutor(16) as pool:
+        ranges = list(itertools.chain.from_iterable(pool.map(extend_often, range(1, 17))))
+    numbers = sorted(itertools.chain.from_iterable(ranges))
+    assert numbers == list(range(20 * sum(range(1, 17))))
+    assert any_service.batches.get(batch).items == len(numbers)
+
+
+def test_many_callers_at_once_get_batches_of_their_own(any_service: Service) -> None:
+    """Each batch has the key and the labels of its request, and the feed announces each once, without a gap."""
+
+    def open_some(caller: int) -> list[tuple[int, str]]:
+        openings = [Opening(key=f"{caller}-{number}", labels={"caller": f"ü{caller}"}, items=1) for number in range(10)]
+        return [
+            (any_service.batches.open(opening, f"k{opening.key}").batch.id, opening.key or "") for opening in openings
+        ]
+
+    with ThreadPoolExecutor(16) as pool:
+        opened = dict(itertools.chain.from_iterable(pool.map(open_some, range(16))))
+    assert len(opened) == 160
+    for batch, key in opened.items():
+        state = any_service.batches.get(batch)
+        assert (state.key, state.labels) == (key, {"caller": f"ü{key.partition('-')[0]}"})
+    events = events_of(any_service.database)
+    assert [event.position for event in events] == list(range(1, 161))
+    assert sorted((event.batch, event.key) for event in events) == sorted(opened.items())
+
+
+class Gate:
+    """Holds the first commit until `opened`, so that later operations wait and share the next one."""
+
+    def __init__(self, commit: Commit) -> None:
+        self._commit = commit
+        self.arrived = threading.Semaphore(0)
+        self.opened = threading.Event()
+        self.sizes: list[int] = []
+
+    def __call__(self, units: Sequence[Any], /, *, lock_waits: int) -> Any:
+        self.sizes.append(len(units))
+        self.arrived.release()
+        assert self.opened.wait(60)
+        return self._commit(units, lock_waits=lock_waits)
+
+
+def test_operations_that_arrive_during_a_commit_share_the_next_one(database: Database) -> None:
+    gates: list[Gate] = []
+
+    def with_gate(commit: Commit) -> Combiner:
+        gates.append(Gate(commit))
+        return Combiner(gates[0], what="writes")
+
+    service = Service(database, writes=with_gate)
+    try:
+        with ThreadPoolExecutor(9) as pool:
+            first = pool.submit(service.batches.open, Opening())
+            assert gates[0].arrived.acquire(timeout=60)
+            others = [pool.submit(service.batches.open, Opening(items=number)) for number in range(1, 9)]
+            while service.writes._combiner._backlog.units < 9:  # type: ignore[attr-defined]
+                threading.Event().wait(0.001)
+            gates[0].opened.set()
+            ids = {first.result(60).batch.id, *(other.result(60).batch.id for other in others)}
+        assert [other.result().count for other in others] == list(range(1, 9))
+        assert (len(ids), gates[0].sizes) == (9, [1, 8])
+    finally:
+        gates[0].opened.set()
+        service.stop()
+
+
+def test_a_refused_operation_does_not_affect_its_neighbours(database: Database) -> None:
+    sealed, large = open_batch(database, items=1, sealed=True), open_batch(database, items=MAX_ITEMS - 1)
+    live = open_batch(database)
+    outcomes = merged(
+        database,
+        Extend(batch=live, count=1),
+        Extend(batch=10**9, count=1),
+        Extend(batch=sealed, count=1),
+        Extend(batch=large, count=2),
+        Append(events=[feed.NewEvent("a", "x")]),
+        opening_of(Opening(items=3)),
+        Extend(batch=large, count=1),
+        Extend(batch=live, count=5),
+    )
+    assert [type(outcome.error) for outcome in outcomes] == [
+        *(type(None), errors.BatchNotFound, errors.BatchSealed, errors.InvalidRequest),
+        *(type(None), type(None), type(None), type(None)),
+    ]
+    assert (outcomes[-1].value.start, outcomes[-1].value.batch.items) == (1, 6)
+    service = Service(database)
+    assert [service.batches.get(batch).items for batch in (live, sealed, large)] == [6, 1, MAX_ITEMS]
+
+
+def test_operations_on_one_batch_take_place_in_their_order(database: Database) -> None:
+    """An extend before the seal is accepted, one after it is refused, and a repeated one returns its numbers."""
+    batch = open_batch(database)
+    outcomes = merged(
+        database,
+        Extend(batch=batch, count=2, idempotency_key="once"),
+        seal_of(batch),
+        Extend(batch=batch, count=2),
+        Extend(batch=batch, count=2, idempotency_key="once"),
+        Extend(batch=batch, count=3, idempotency_key="once"),
+        seal_of(batch),
+    )
+    assert [type(outcome.error) for outcome in outcomes] == [
+        *(type(None), type(None), errors.BatchSealed),
+        *(type(None), errors.IdempotencyKeyReused, type(None)),
+    ]
+    assert (outcomes[3].value.replayed, outcomes[3].value.start) == (True, 0)
+    assert outcomes[1].value.batch.items == 2
+    assert Service(database).batches.get(batch) == outcomes[-1].value.batch
+    assert [event.type for event in events_of(database)] == ["batch.opened", "batch.sealed"]
+
+
+def test_an_empty_batch_that_is_sealed_in_a_shared_transaction_completes_once(database: Database) -> None:
+    batch = open_batch(database)
+    first, second = merged(database, seal_of(batch, "a"), seal_of(batch, "b"))
+    assert (first.value.newly, second.value.newly) == (True, False)
+    assert first.value.batch.state is State.COMPLETE
+    types = [event.type for event in events_of(database)]
+    assert types == ["batch.opened", "batch.sealed", "batch.completed", "batch.succeeded"]
+
+
+def test_opens_with_one_key_in_one_transaction_make_one_batch(database: Database) -> None:
+    same, other = Opening(key="a", items=2), Opening(key="b")
+    outcomes = merged(
+        database, opening_of(same, "k"), opening_of(same, "k"), opening_of(other, "k"), opening_of(other, "l")
+    )
+    first, again, refused, neighbour = outcomes
+    assert (first.value.replayed, again.value.replayed, again.value.count) == (False, True, 2)
+    assert first.value.batch == again.value.batch
+    assert isinstance(refused.error, errors.IdempotencyKeyReused)
+    assert neighbour.value.batch.key == "b"
+    assert len(events_of(database)) == 2
+
+
+def test_an_event_that_two_callers_append_stands_once(database: Database) -> None:
+    first, second = merged(
+        database,
+        Append(events=[feed.NewEvent("a", "x"), feed.NewEvent("b", "x")]),
+        Append(events=[feed.NewEvent("b", "x"), feed.NewEvent("c", "x", "ü", '"ü"')]),
+    )
+    assert [(event.position, event.repeated) for event in first.value] == [(1, False), (2, False)]
+    assert [(event.position, event.repeated) for event in second.value] == [(2, True), (3, False)]
+    assert [(event.id, event.key, event.data) for event in events_of(database)][-1] == ("c", "ü", '"ü"')
+
+
+def test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit took place and its response was lost: repeatable operations run again, as repeats."""
+    batch = open_batch(database)
+    write, calls = database.write, itertools.count()
+
+    def lose_the_first_response(work: Callable[[Unpack[Args]], Any], *args: Any, **options: Any) -> Any:
+        result = write(work, *args, **options)
+        if next(calls) == 0:
+            raise errors.OutcomeUnknown("the connection broke")
+        return result
+
+    monkeypatch.setattr(database, "write", lose_the_first_response)
+    operations = [
+        *(Extend(batch=batch, count=1), Extend(batch=batch, count=2, idempotency_key="k"), opening_of(Opening(), "o")),
+        *(opening_of(Opening()), Append(events=[feed.NewEvent("a", "x")])),
+    ]
+    outcomes = writes.commit(database, operations)
+    assert [type(outcome.error) for outcome in outcomes] == [
+        *(errors.OutcomeUnknown, type(None), type(None), errors.OutcomeUnknown, type(None))
+    ]
+    assert outcomes[1].value.replayed
+    assert outcomes[2].value.replayed
+    assert outcomes[4].value[0].repeated
+    assert Service(database).batches.get(batch).items == 3
+    assert Service(database).batches.get(outcomes[2].value.batch.id) == outcomes[2].value.batch
+
+
+@pytest.mark.mariadb
+def test_a_locked_batch_does_not_delay_the_others(mariadb_database: Database) -> None:
+    """The locked batch leaves the shared transaction. Its operations end after its lock is released."""
+    service = Service(mariadb_database, writes=lambda commit: Combiner(commit, what="writes"))
+    try:
+        stuck, free = (service.batches.open(Opening()).batch.id for _ in range(2))
+        with ThreadPoolExecutor(1) as pool, locked(mariadb_database, stuck):
+            waiting = pool.submit(service.batches.extend, stuck, 1)
+            for _ in range(20):
+                service.batches.extend(free, 1)
+            assert not waiting.done()
+        assert waiting.result(60).batch.items == 1
+        assert service.batches.get(free).items == 20
+    finally:
+        service.stop()
+
+
+@pytest.mark.mariadb
+def test_a_retried_extend_gets_its_numbers_though_the_batch_was_sealed_while_it_waited(
+    mariadb_database: Database,
+) -> None:
+    """The key is looked up under the lock: the first attempt and the seal are committed just before it."""
+    service = Service(mariadb_database)
+    batch = service.batches.open(Opening()).batch.id
+    is_first = True
+
+    with Database(str(mariadb_database.url)) as other:
+
+        def commit_first(_: Any, __: Any, text: str, *___: Any) -> None:
+            nonlocal is_first
+            if text.endswith(" FOR UPDATE") and is_first:
+                is_first = False
+                merged(other, Extend(batch=batch, count=2, idempotency_key="k"), seal_of(batch))
+
+        sa.event.listen(mariadb_database.engine, "before_cursor_execute", commit_first)
+        extension = service.batches.extend(batch, 2, "k")
+    assert (extension.start, extension.replayed, extension.batch.state) == (0, True, State.SEALED)
+
+
+KEYS = st.sampled_from([None, "k", "l"])
+OPERATIONS = st.lists(
+    st.one_of(
+        st.builds(lambda items, sealed, key: ("open", items, sealed, key), st.integers(0, 2), st.booleans(), KEYS),
+        st.builds(lambda batch, count, key: ("extend", batch, count, key), st.integers(1, 4), st.integers(0, 3), KEYS),
+        st.builds(lambda batch, key: ("seal", batch, key), st.integers(1, 4), KEYS),
+        st.builds(lambda ids: ("append", *ids), st.lists(st.sampled_from("abc"), max_size=3)),
+    ),
+    max_size=12,
+)
+
+
+def operation_of(words: tuple[Any, ...]) -> writes.Operation:
+    match words:
+        case ("open", items, sealed, key):
+            # The key decides the fingerprint; without one it is random.
+            opening = Opening(items=items, sealed=sealed)
+            return Open(opening=opening, idempotency_key=key, fingerprint=opening.fingerprint())
+        case ("extend", batch, count, key):
+            return Extend(batch=batch, count=count, idempotency_key=key)
+        case ("seal", batch, key):
+            return Seal(batch=batch, fingerprint=(key or "none").encode().ljust(32, b"."))
+        case ("append", *ids):
+            return Append(events=[feed.NewEvent(id, "x") for id in ids])
+    raise AssertionError(words)
+
+
+def contents(database: Database) -> list[Any]:
+    """The rows of batches, extends and feed, without times."""
+    with database.engine.connect() as tx:
+        batches = [
+            tuple(value for name, value in row.items() if not name.endswith("_at"))
+            for row in tx.execute(sa.select(tables.batches).order_by("id")).mappings()
+        ]
+        extends = sorted(map(tuple, tx.execute(sa.select(tables.extends))))
+        events = sorted(tx.execute(sa.select(tables.feed.c.event_id, tables.feed.c.type, tables.feed.c.data)).all())
+    return [batches, extends, list(map(tuple, events))]
+
+
+def result_of(outcome: Done) -> Any:
+    """An outcome without times and positions."""
+    if outcome.error is not None:
+        return type(outcome.error), str(outcome.error)
+    value = outcome.value
+    if isinstance(value, list):
+        return [event.repeated for event in value]
+    batch = value.batch
+    facts = [getattr(value, name) for name in value.__slots__ if name != "batch"]
+    return type(value), facts, batch.id, batch.items, batch.state, batch.acked
+
+
+@given(OPERATIONS, st.integers(0, 3))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_shared_transactions_have_the_outcomes_of_separate_ones(words: list[tuple[Any, ...]], prepared: int) -> None:
+    """Opens take effect after the extends and seals of their transaction, so no extend or seal names a new batch."""
+    with (
+        sqlite_file() as alone_url,
+        sqlite_file() as together_url,
+        Database(alone_url) as alone,
+        Database(together_url) as together,
+    ):
+        for database in (alone, together):
+            templates.migrate(database)
+            for _ in range(prepared):
+                open_batch(database)
+        changes = [word for word in words if word[0] in ("extend", "seal") and word[1] <= prepared]
+        opens_and_appends = [word for word in words if word[0] not in ("extend", "seal")]
+        operations = [*changes, *opens_and_appends]
+        separate = [result_of(merged(alone, operation_of(word))[0]) for word in operations]
+        shared = [result_of(outcome) for outcome in merged(together, *map(operation_of, operations))]
+        assert shared == separate
+        assert contents(together) == contents(alone)

@@ -1,0 +1,194 @@
+"""The fast path of open, extend, seal, read and append gives the same responses as the ordinary path."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.http.test_fast_path import JSON, Wire
+from tests.support.servers import ServiceProcess, running_service, sqlite_file
+
+KEY = "Idempotency-Key: k\r\n"
+UNSEEN = 10**9
+CHANGING = ("date", "connection", "content-length")
+"""Headers that differ between two calls, or between a connection that stays and one that doesn't."""
+TIMES = ("created_at", "updated_at", "sealed_at", "ended_at")
+
+
+def request(method: str, path: str, body: Any = None, headers: str = JSON) -> bytes:
+    """`body` is sent as JSON; bytes are sent as they are, and None has no length."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    length = "" if body is None else f"Content-Length: {len(content)}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: lastbit\r\n{headers}{length}\r\n"
+    return head.encode() + (b"" if body is None else content)
+
+
+@pytest.fixture(scope="module")
+def service_() -> Iterator[ServiceProcess]:
+    with sqlite_file() as url, running_service(url, LASTBIT_DISPATCHER_EVERY="0", LASTBIT_JANITOR_EVERY="0") as running:
+        # Ids that are part of no other number in a response.
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
+            file.execute("INSERT INTO sqlite_sequence VALUES ('batches', 7000000)")
+        yield running
+
+
+def ask(port: int, sent: bytes, *, ordinary: bool = False) -> tuple[int, dict[str, str], Any]:
+    """The response on a new connection. A request that closes its connection takes the ordinary path."""
+    wire = Wire(port)
+    try:
+        wire.send(
+            sent.replace(b"Host: lastbit\r\n", b"Host: lastbit\r\nConnection: close\r\n", 1) if ordinary else sent
+        )
+        return wire.answer()
+    finally:
+        wire.close()
+
+
+def took_the_fast_path(headers: dict[str, str]) -> bool:
+    """The fast path writes its own headers first, Starlette those of the body."""
+    names = list(headers)
+    return names.index("cache-control") < names.index("content-type")
+
+
+def without_numbers(document: Any, ids: dict[int, str]) -> Any:
+    """A document without times, positions and ids, which differ between two calls."""
+    if isinstance(document, dict):
+        return {
+            name: without_numbers(value, ids)
+            for name, value in document.items()
+            if name not in (*TIMES, "position", "request_id")
+        }
+    if isinstance(document, list):
+        return [without_numbers(value, ids) for value in document]
+    if isinstance(document, int) and document in ids:
+        return ids[document]
+    if isinstance(document, str):
+        for number, name in ids.items():
+            document = document.replace(str(number), name)
+    return document
+
+
+OPEN, APPEND, GET = "/v1/batches", "/v1/events", "/v1/batches/{b}"
+EXTEND, SEAL = f"{GET}/items", f"{GET}/seal"
+EVENT = {"id": "e{b}", "type": "t"}
+FAST: list[tuple[str, str, Any, str]] = [
+    ("POST", OPEN, {}, JSON),
+    ("POST", OPEN, {"key": "ü", "labels": {"a": "ß"}, "items": 3, "sealed": True, "expires_in": 60}, JSON),
+    ("POST", OPEN, {"items": 0, "sealed": True, "group_size": 64}, "Content-Type: application/json; charset=utf-8\r\n"),
+    ("POST", OPEN, {"key": None, "parent": None}, JSON + "X-Request-Id: mine\r\n"),
+    ("POST", EXTEND, {"count": 5}, JSON),
+    ("POST", EXTEND.replace("{b}", str(UNSEEN)), {"count": 5}, JSON),
+    ("POST", EXTEND, {"count": 10**12}, JSON),
+    ("POST", SEAL, {}, JSON),
+    ("POST", SEAL, None, ""),
+    ("POST", SEAL.replace("{b}", str(UNSEEN)), {}, JSON),
+    ("GET", GET, None, ""),
+    ("GET", GET.replace("{b}", str(UNSEEN)), None, ""),
+    ("POST", APPEND, {"events": [{**EVENT, "key": "ü", "data": {"a": ["ß", 1.5, None]}}]}, JSON),
+    ("POST", APPEND, {"events": []}, JSON),
+    ("POST", APPEND, {"events": [EVENT, EVENT]}, JSON),
+]
+ORDINARY: list[tuple[str, str, Any, str]] = [
+    ("POST", OPEN, {"items": "3"}, JSON),
+    ("POST", OPEN, {"items": True}, JSON),
+    ("POST", OPEN, {"items": -1}, JSON),
+    ("POST", OPEN, {"itmes": 1}, JSON),
+    ("POST", OPEN, {"labels": {"a:b": "c"}}, JSON),
+    ("POST", OPEN, {"parent": "{b}:0:0"}, JSON),
+    ("POST", OPEN, {"parent": "nothing"}, JSON),
+    ("POST", OPEN, b"{", JSON),
+    ("POST", OPEN, b"\xff\xfe", JSON),
+    ("POST", OPEN, b"[" * 2000, JSON),
+    ("POST", OPEN, {}, ""),
+    ("POST", OPEN, {}, "Content-Type: text/plain\r\n"),
+    ("POST", OPEN, {}, JSON + f"Idempotency-Key: {'k' * 256}\r\n"),
+    ("POST", OPEN, {}, JSON + "Origin: http://elsewhere.example\r\n"),
+    ("POST", OPEN, {}, JSON + "Authorization: Basic abc\r\n"),
+    ("POST", OPEN + "?items=1", {}, JSON),
+    ("POST", EXTEND, {}, JSON),
+    ("POST", EXTEND, {"count": 1.0}, JSON),
+    ("POST", EXTEND.replace("{b}", "007"), {"count": 1}, JSON),
+    ("POST", EXTEND.replace("{b}", str(10**16 - 1)), {"count": 1}, JSON),
+    ("POST", SEAL, {"really": True}, JSON),
+    ("GET", GET + "?wait=0", None, ""),
+    ("GET", GET + "?wait=x", None, ""),
+    ("GET", GET + "/", None, ""),
+    ("DELETE", OPEN, None, ""),
+    ("POST", APPEND, {"events": [{"id": "e", "type": "batch.opened"}]}, JSON),
+    ("POST", APPEND, {"events": [{"id": "batch:1:opened", "type": "t"}]}, JSON),
+    ("POST", APPEND, {"events": [EVENT], "fence": {"group": "g", "partition": 0, "worker": "w", "epoch": 1}}, JSON),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "is_fast"), [*((case, True) for case in FAST), *((case, False) for case in ORDINARY)], ids=str
+)
+def test_both_paths_give_the_same_response(
+    service_: ServiceProcess, case: tuple[str, str, Any, str], is_fast: bool
+) -> None:
+    """Each is asked about a new batch of its own."""
+    method, path, body, headers = case
+    responses = []
+    for ordinary in (False, True):
+        _, _, opened = ask(service_.port, request("POST", OPEN, {"items": 1}))
+        batch = opened["id"]
+        text = json.dumps(body) if body is not None and not isinstance(body, bytes) else body
+        own_body = text.replace("{b}", str(batch)).encode() if isinstance(text, str) else text
+        sent = request(method, path.replace("{b}", str(batch)), own_body, headers)
+        status, received, document = ask(service_.port, sent, ordinary=ordinary)
+        if not ordinary:
+            assert took_the_fast_path(received) is is_fast
+        assert received.pop("x-request-id") == "mine" or "mine" not in headers
+        ids = {batch: "B"} | ({document["id"]: "NEW"} if path.partition("?")[0] == OPEN and status == 201 else {})
+        facts = {name: value for name, value in received.items() if name not in CHANGING}
+        responses.append((status, without_numbers(facts, ids), without_numbers(document, ids)))
+    assert responses[0] == responses[1]
+
+
+def test_a_repeat_on_either_path_is_replayed(service_: ServiceProcess) -> None:
+    """The paths share their keys."""
+    documents = []
+    for place, ordinary in enumerate((False, True, False)):
+        sent = request("POST", OPEN, {"items": 7}, JSON + "Idempotency-Key: shared\r\n")
+        status, headers, document = ask(service_.port, sent, ordinary=ordinary)
+        assert status == 201
+        assert headers.get("idempotency-replayed") == ("true" if place else None)
+        documents.append(document)
+    assert documents[0] == documents[1] == documents[2]
+
+
+def test_requests_that_arrive_together_are_answered_in_their_order(service_: ServiceProcess) -> None:
+    """The later ones wait, whichever path each of them takes."""
+    _, _, opened = ask(service_.port, request("POST", OPEN, {}))
+    batch = opened["id"]
+    extend = f"/v1/batches/{batch}/items"
+    wire = Wire(service_.port)
+    try:
+        wire.send(
+            request("POST", extend, {"count": 1})
+            + request("POST", extend, {"count": "many"})
+            + request("POST", extend, {"count": 2})
+            + request("GET", f"/v1/batches/{batch}")
+        )
+        answers = [wire.answer() for _ in range(4)]
+    finally:
+        wire.close()
+    assert [status for status, _, _ in answers] == [201, 422, 201, 200]
+    assert [answers[0][2]["items"], answers[2][2]["items"], answers[3][2]["items"]] == [1, 3, 3]
+
+
+def test_a_request_whose_body_comes_slowly_is_answered(service_: ServiceProcess) -> None:
+    """In many pieces, valid and invalid: the second one is handed to the ordinary path once it is complete."""
+    for body, expected in (({"items": 3}, 201), ({"items": "3"}, 422)):
+        wire = Wire(service_.port)
+        try:
+            wire.send(*(bytes([byte]) for byte in request("POST", OPEN, body)))
+            status, _, document = wire.answer()
+        finally:
+            wire.close()
+        assert status == expected, document

@@ -1,0 +1,281 @@
+"""The number of round trips to MariaDB that each verb makes, alone and when sixty-four callers share a transaction.
+
+A round trip is a packet to the server and its response: one statement, several in one packet, COMMIT or ROLLBACK. A
+change that needs fewer of them lowers its number here. `pytest -s` prints the table with the first words of each
+packet.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pymysql
+import pytest
+
+from core import writes
+from core.acks.call import Call
+from core.batches import batch as batches
+from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
+from core.batches.writing import Extend
+from core.commits.combiner import Inline
+from core.consumer_groups.leases import Caller
+from core.consumer_groups.positions import Fence
+from core.feed import NewEvent
+from core.processes.instances import Handling
+from core.processes.outbox import NewCommand
+from core.service import Service
+from core.service.batches import opening_of, seal_of
+from core.storage.database import Database
+from core.tallies import Entry
+from core.webhooks import deliveries
+from core.webhooks.backoff import Backoff
+from core.webhooks.sender import SendResult
+from core.writes import Append
+from lastbit.streams.snapshot import Snapshot
+
+ROUND_TRIPS = {
+    "open, 10 items, sealed": 3,
+    "open with an Idempotency-Key": 4,
+    "extend": 3,
+    "seal": 4,
+    "seal again": 2,
+    "status": 2,
+    "watermark": 5,
+    "a page of 50 events": 4,
+    "append one event": 3,
+    "one tally entry": 4,
+    "one position": 5,
+    "ack, the first of its group": 4,
+    "ack": 3,
+    "ack that completes": 8,
+    "process event": 9,
+    "process event that finishes": 15,
+    "claim a delivery": 5,
+    "record a delivery": 4,
+}
+
+_names = (f"name-{number}" for number in itertools.count())
+
+
+class _Sender:
+    """Webhooks can only be created if there is a sender; this one never sends."""
+
+    def check(self, url: str) -> None: ...
+
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def service(mariadb_database: Database) -> Iterator[Service]:
+    service_ = Service(mariadb_database, combiner=Inline, sender=_Sender())
+    yield service_
+    service_.stop()
+
+
+def _batch(service: Service, *, sealed: bool = False, acked: int = 0) -> int:
+    batch = service.batches.open(Opening(items=10, sealed=sealed)).batch.id
+    for number in range(acked):
+        service.acks.ack(Call.of(Verb.ACK, [(batch, 0, number)])).result()
+    return batch
+
+
+def _events(service: Service, count: int) -> int:
+    """Append events; returns the position of the first."""
+    events = [NewEvent(next(_names), "robot.moved", "key", '{"x": 1}') for _ in range(count)]
+    return service.feed.append(events)[0].position
+
+
+Measured = Callable[[], Any]
+"""The call whose round trips are counted; everything that it needs is prepared before."""
+
+
+def _open(service: Service, key: str | None = None) -> Measured:
+    return lambda: service.batches.open(Opening(items=10, sealed=True), key)
+
+
+def _extend(service: Service) -> Measured:
+    batch = _batch(service)
+    return lambda: service.batches.extend(batch, 10)
+
+
+def _seal(service: Service, *, again: bool = False) -> Measured:
+    batch = _batch(service, sealed=again)
+    return lambda: service.batches.seal(batch)
+
+
+def _ack(service: Service, *, before: int) -> Measured:
+    batch = _batch(service, sealed=True, acked=before)
+    return lambda: service.acks.ack(Call.of(Verb.ACK, [(batch, 0, before)])).result()
+
+
+def _look(service: Service, *, watermark: bool = False) -> Measured:
+    batch = _batch(service, sealed=True, acked=5)
+    return lambda: service.batches.watermark(batch) if watermark else service.batches.get(batch)
+
+
+def _page(service: Service) -> Measured:
+    first = _events(service, 60)
+    return lambda: service.feed.read(first - 1, 50)
+
+
+def _append(service: Service) -> Measured:
+    return lambda: _events(service, 1)
+
+
+def _tally(service: Service) -> Measured:
+    tally = next(_names)
+    service.tallies.apply(tally, [Entry("key", 1, "moves", 0, 0, 0, 0)])
+    return lambda: service.tallies.apply(tally, [Entry("key", 1, "moves", 0, 0, 1, 0)])
+
+
+def _position(service: Service) -> Measured:
+    group = next(_names)
+    service.consumer_groups.put(group, 1)
+    [lease] = service.consumer_groups.sync(group, Caller("w", "s")).assigned
+    return lambda: service.consumer_groups.commit(Fence(group, 0, "w", lease.epoch), Snapshot(7, 7))
+
+
+def _handle(service: Service, *, finish: bool) -> Measured:
+    process = next(_names)
+    service.processes.define(process, partitions=1)
+    [lease] = service.consumer_groups.sync(f"process.{process}", Caller("w", "s")).assigned
+
+    def handle(version: int, *, finish: bool) -> None:
+        event = next(_names)
+        position = service.feed.append([NewEvent(event, "robot.moved", "i")])[0].position
+        commands = [NewCommand("done", "done")] if finish else []
+        handlings.append(
+            Handling(process, "i", event, position, "w", lease.epoch, version, "{}", commands, finish=finish)
+        )
+
+    handlings: list[Handling] = []
+    handle(0, finish=False)
+    if finish:
+        service.processes.handle(handlings.pop())
+        handle(1, finish=True)
+    return lambda: service.processes.handle(handlings[0])
+
+
+def _due(service: Service) -> None:
+    """One due delivery, and no other."""
+    url = "https://example.com/hook"
+    for webhook in service.webhooks.page(None, 100)[0]:
+        service.webhooks.delete(webhook.id)
+    webhook = service.webhooks.create(url, ["robot.moved"], None).webhook.id
+    _events(service, 1)
+    service.database.write_in_chunks(deliveries.plan, webhook)
+
+
+def _claim_of(service: Service) -> list[deliveries.Claim]:
+    return service.database.write(deliveries.claim, timedelta(minutes=1), 1, {}, 1)[0]
+
+
+def _claim(service: Service) -> Measured:
+    _due(service)
+    return lambda: _claim_of(service)
+
+
+def _record(service: Service) -> Measured:
+    _due(service)
+    [claim] = _claim_of(service)
+    return lambda: service.database.write(deliveries.record, claim, SendResult(204, None, 1), Backoff(), 0.5)
+
+
+VERBS: dict[str, Callable[[Service], Measured]] = {
+    "open, 10 items, sealed": _open,
+    "open with an Idempotency-Key": lambda service: _open(service, next(_names)),
+    "extend": _extend,
+    "seal": _seal,
+    "seal again": lambda service: _seal(service, again=True),
+    "status": _look,
+    "watermark": lambda service: _look(service, watermark=True),
+    "a page of 50 events": _page,
+    "append one event": _append,
+    "one tally entry": _tally,
+    "one position": _position,
+    "ack, the first of its group": lambda service: _ack(service, before=0),
+    "ack": lambda service: _ack(service, before=1),
+    "ack that completes": lambda service: _ack(service, before=9),
+    "process event": lambda service: _handle(service, finish=False),
+    "process event that finishes": lambda service: _handle(service, finish=True),
+    "claim a delivery": _claim,
+    "record a delivery": _record,
+}
+
+
+class _Wire:
+    """Records the packets that are sent to one database."""
+
+    def __init__(self, patches: pytest.MonkeyPatch, database: Database) -> None:
+        self.packets: list[str] = []
+        original = pymysql.connections.Connection._execute_command
+        name = str(database.url.database).encode()
+
+        def execute(connection: Any, command: int, sql: Any) -> None:
+            if connection.db == name:
+                self.packets.append(sql.decode(errors="replace") if isinstance(sql, bytes | bytearray) else sql)
+            original(connection, command, sql)
+
+        patches.setattr(pymysql.connections.Connection, "_execute_command", execute)
+
+
+def test_each_verb_makes_the_round_trips_of_the_table(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = _Wire(monkeypatch, service.database)
+    round_trips = {}
+    for name, prepare in VERBS.items():
+        prepare(service)()  # the first call of a process fills caches
+        measured = prepare(service)
+        wire.packets.clear()
+        measured()
+        round_trips[name] = len(wire.packets)
+        print(
+            f"{name}: {len(wire.packets)}",
+            *(f"  {' '.join(packet.split())[:100]}" for packet in wire.packets),
+            sep="\n",
+        )
+    assert round_trips == ROUND_TRIPS
+
+
+CALLERS = 64
+MERGED: Mapping[str, Callable[[Service], Sequence[writes.Operation]]] = {
+    "open, 10 items, sealed": lambda service: [opening_of(Opening(items=10, sealed=True)) for _ in range(CALLERS)],
+    "open with an Idempotency-Key": lambda service: [opening_of(Opening(), next(_names)) for _ in range(CALLERS)],
+    "extend one batch": lambda service: [Extend(batch=batch, count=1) for batch in [_batch(service)] * CALLERS],
+    "extend a batch each": lambda service: [Extend(batch=_batch(service), count=1) for _ in range(CALLERS)],
+    "seal": lambda service: [seal_of(_batch(service)) for _ in range(CALLERS)],
+    "append one event": lambda service: [Append(events=[NewEvent(next(_names), "x")]) for _ in range(CALLERS)],
+}
+MERGED_ROUND_TRIPS = {
+    "open, 10 items, sealed": 3,
+    "open with an Idempotency-Key": 4,
+    "extend one batch": 3,
+    "extend a batch each": 3,
+    "seal": 4,
+    "append one event": 3,
+    "status": 2,
+}
+"""The COMMIT, or the ROLLBACK of a read, is one of them."""
+
+
+def test_many_callers_make_the_round_trips_of_one(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations of sixty-four callers in one transaction, and reads in one statement."""
+    wire = _Wire(monkeypatch, service.database)
+    round_trips = {}
+    _batch(service)  # connect
+    for name, prepare in MERGED.items():
+        operations = prepare(service)
+        wire.packets.clear()
+        outcomes = writes.commit(service.database, operations)
+        round_trips[name] = len(wire.packets)
+        assert all(outcome.error is None for outcome in outcomes)
+        print(f"{name}, {CALLERS} callers: {round_trips[name]}")
+    ids = {_batch(service) for _ in range(CALLERS)}
+    wire.packets.clear()
+    assert service.database.read(batches.by_id, ids).keys() == ids
+    round_trips["status"] = len(wire.packets)
+    assert round_trips == MERGED_ROUND_TRIPS
