@@ -24,7 +24,7 @@ from typing import Final, TypeVar, TypeVarTuple, Unpack
 import sqlalchemy as sa
 import tenacity
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from core import errors, metrics
 from core.storage import continuity, dialects, faults
@@ -263,7 +263,7 @@ class Database:
         try:
             with self.engine.connect() as connection:
                 yield connection
-        except DBAPIError as error:
+        except SQLAlchemyError as error:
             if faults.classify(error) is errors.Fault.OUTAGE:
                 raise errors.Unavailable(faults.outage(error)) from error
             raise

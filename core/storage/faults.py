@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, ResourceClosedError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from core.errors import Fault
@@ -88,7 +88,8 @@ def classify(error: BaseException) -> Fault | None:
     """Classify a driver's error. None: the error is a bug in this code."""
     if isinstance(error, BeginAgain):
         return Fault.CONFLICT
-    if isinstance(error, PoolTimeout):
+    # The second one: an engine's first connection died while SQLAlchemy asked the server for its version and settings.
+    if isinstance(error, PoolTimeout | ResourceClosedError):
         return Fault.OUTAGE
     if not isinstance(error, DBAPIError):
         return None

@@ -120,6 +120,29 @@ def test_an_unreachable_database_is_unavailable() -> None:
         assert "secret" not in repr(database)
 
 
+def test_a_first_connection_that_dies_while_it_is_prepared_is_an_outage(
+    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy asks the server for its version and settings then. It reports the loss in its own way."""
+    with Database(mariadb_url) as database, monkeypatch.context() as patch:
+        dialect = database.engine.dialect
+        ask = dialect._get_default_schema_name  # type: ignore[attr-defined]
+
+        def lose(connection: Connection) -> str:
+            name: str = ask(connection)
+            connection.invalidate()
+            return name
+
+        patch.setattr(dialect, "_get_default_schema_name", lose)
+        for call in (database.read, database.write, database.snapshot):
+            with pytest.raises(errors.Unavailable):
+                call(lambda tx: tx.exec_driver_sql("SELECT 1"))
+        with pytest.raises(errors.Unavailable), database.connection():
+            pass
+        patch.undo()
+        assert database.read(lambda tx: tx.exec_driver_sql("SELECT 1").scalar()) == 1
+
+
 def test_a_restart_of_the_server_is_survived() -> None:
     """The pooled connections are dead then; the next transaction opens a new one, and no committed data is lost."""
     server = MariaDB()
