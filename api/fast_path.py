@@ -1,10 +1,10 @@
-"""The fast path for opening, extending, sealing and reading batches, and for appending events.
+"""The fast path for opening, extending, sealing and reading batches, and for appending and reading events.
 
 An HTTP framework around such a request costs several times as much as the request's share of a merged transaction. So
 plain requests are parsed, queued and answered here, without a task, as the ack routes are (see `acks.fast_path`).
 
 No rule is implemented twice. Only requests that the ordinary path would certainly accept are served here. All others
-take the ordinary path, even when their body has arrived already: those with an unusual head, a query, a body that the
+take the ordinary path, even when their body has arrived already: those with an unusual head or query, a body that the
 route's model refuses, a limited token or a token with rates, or an item as the parent.
 """
 
@@ -27,7 +27,7 @@ from api.metrics import REQUESTS
 from api.problems import Problem
 from api.routes import batches, events, models
 from api.routes.models import Reply
-from api.routes.writes import Reads, Writes
+from api.routes.writes import Reads, Shared, Writes
 from api.server import bodies
 from api.server.connection import WatchedProtocol
 from api.server.middleware import WIRE_HEADER, request_id
@@ -52,7 +52,7 @@ class _NotPlain(Exception):  # never leaves this module
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb that is served here. `pattern` matches the target; its group is the batch."""
+    """A verb that is served here. `pattern` matches the target; its first group is the batch or the position."""
 
     method: str
     pattern: re.Pattern[bytes]
@@ -67,15 +67,18 @@ class Verb:
 class Call(Exchange):
     """One request on this path, and its response."""
 
-    __slots__ = ("_protocol", "batch", "content", "path", "started", "verb")
+    __slots__ = ("_protocol", "batch", "content", "path", "started", "target", "verb")
 
-    def __init__(self, protocol: FastProtocol, verb: Verb, batch: int, caller: Token, key: bytes | None) -> None:
+    def __init__(
+        self, protocol: FastProtocol, verb: Verb, target: re.Match[bytes], caller: Token, key: bytes | None
+    ) -> None:
         super().__init__(protocol, caller, key)
         self._protocol: FastProtocol = protocol
         self.verb = verb
-        self.batch = batch
+        self.target = target
+        self.batch = _first_number(target)
         self.content = b""
-        self.path = protocol.url.decode()
+        self.path = protocol.url.partition(b"?")[0].decode()
         self.started = time.perf_counter()
 
     @property
@@ -113,16 +116,18 @@ class Call(Exchange):
         writes: Writes = self._protocol.acks.state.writes
         writes.submit(operation, receive)
 
-    def read(self) -> None:
-        """Read the batch, and respond with it."""
-        reads: Reads = self._protocol.acks.state.reads
-        reads.submit(self.batch, self._respond_to_read)
+    def read(self, kind: Callable[[Reads], Shared[Any, Any]], question: Any, reply: Callable[[Any], Reply]) -> None:
+        """Queue a read of this kind, and respond with what `reply` makes of its value."""
+        if self.content:
+            raise _NotPlain
 
-    def _respond_to_read(self, result: Any) -> None:
-        if result.error is not None:
-            self.refuse(result.error)
-        else:
-            self.answer(batches.read(result.state))
+        def receive(result: Any) -> None:
+            if result.error is not None:
+                self.refuse(result.error)
+            else:
+                self.answer(reply(result.value))
+
+        kind(self._protocol.acks.state.reads).submit(question, receive)
 
     def answer(self, reply: Reply) -> None:
         name = request_id(self.request_id)
@@ -169,15 +174,16 @@ class FastProtocol(AckProtocol):
             match = verb.pattern.fullmatch(self.url)
             if match is not None:
                 head = self.plain(method)
-                call = None if head is None else self._call(verb, int(match[1]) if match.lastindex else 0, head)
+                call = None if head is None else self._call(verb, match, head)
                 if call is not None:
                     self.cycle = call  # type: ignore[assignment]  # it has the attributes of a cycle that uvicorn uses
                     return
                 break
         super().open_cycle()
 
-    def _call(self, verb: Verb, batch: int, head: Plain) -> Call | None:
-        if head.names_site or batch >= INTEGER_LIMIT or (head.length and not bodies.is_json(head.content_type)):
+    def _call(self, verb: Verb, target: re.Match[bytes], head: Plain) -> Call | None:
+        number = _first_number(target)
+        if head.names_site or number >= INTEGER_LIMIT or (head.length and not bodies.is_json(head.content_type)):
             return None
         if head.key is not None and not _KEY.fullmatch(head.key):
             return None
@@ -190,7 +196,7 @@ class FastProtocol(AckProtocol):
             return None
         if caller.requests is not None or caller.items is not None:
             return None
-        call = Call(self, verb, batch, caller, head.key)
+        call = Call(self, verb, target, caller, head.key)
         call.length = head.length
         call.request_id = head.request_id
         return call
@@ -233,17 +239,39 @@ def _append(call: Call) -> None:
 
 
 def _get(call: Call) -> None:
-    if call.content:
+    call.read(lambda reads: reads.batches, call.batch, batches.read)
+
+
+def _watermark(call: Call) -> None:
+    call.read(lambda reads: reads.watermarks, call.batch, batches.watermark)
+
+
+def _page(call: Call) -> None:
+    limit = int(call.target[2] or events.LIMIT)
+    if limit > feed.FIRST:
         raise _NotPlain
-    call.read()
+    call.read(lambda reads: reads.pages, feed.Span(_first_number(call.target), limit), events.paged)
+
+
+def _first_number(target: re.Match[bytes]) -> int:
+    return int(target[1]) if target.lastindex else 0
 
 
 _ID: Final = rb"/v1/batches/(0|[1-9][0-9]{0,15})"
+_PAGE: Final = rb"/v1/events\?after=(0|[1-9][0-9]{0,15})(?:&limit=([1-9][0-9]{0,2}))?"
 _ALL: Final = (
     Verb("POST", re.compile(rb"/v1/batches"), "/v1/batches", rule_of(batches.open_batch), _open),
     Verb("POST", re.compile(_ID + rb"/items"), "/v1/batches/{id}/items", rule_of(batches.extend_batch), _extend),
     Verb("POST", re.compile(_ID + rb"/seal"), "/v1/batches/{id}/seal", rule_of(batches.seal_batch), _seal),
     Verb("POST", re.compile(rb"/v1/events"), "/v1/events", rule_of(events.append_events), _append),
     Verb("GET", re.compile(_ID), "/v1/batches/{id}", rule_of(batches.get_batch), _get),
+    Verb(
+        "GET",
+        re.compile(_ID + rb"/watermark"),
+        "/v1/batches/{id}/watermark",
+        rule_of(batches.get_watermark),
+        _watermark,
+    ),
+    Verb("GET", re.compile(_PAGE), "/v1/events", rule_of(events.read_events), _page),
 )
 _VERBS: Final = {method.encode(): tuple(verb for verb in _ALL if verb.method == method) for method in ("GET", "POST")}

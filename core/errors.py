@@ -46,6 +46,15 @@ class CoreError(Exception):
     code: ClassVar[str] = "internal"
 
 
+def copy_of(error: Exception) -> Exception:
+    """The same error for another caller. Raising an error changes its traceback and its context, so callers that wait
+    for one result can't share the object. The original is the copy's cause."""
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error
+    return copy
+
+
 class InvalidRequest(CoreError):
     """`place` is the path of the invalid value in the request; `expected` describes a valid one."""
 

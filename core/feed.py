@@ -16,24 +16,28 @@ late reader gets an error, and no reader sees a gap.
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, tables
-from core.storage import dialects, galera, limits
+from core.storage import dialects, galera, limits, statements
 from core.storage.database import APPENDED, Database
-from core.storage.statements import LIST, Pipeline, chunks, packets
+from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
 
 CHUNK: Final = 1000
 """Events that are removed in one transaction."""
 FIRST: Final = 128
-"""Events that the first statement of a page reads: even the largest ones don't exceed a page's bytes."""
+"""Events that the first statement of a page reads: even the largest ones don't exceed a page's bytes. Pages of at most
+this many share their reads."""
+SMALL: Final = 2048
+"""Maximum characters of an event's data for which its JSON stays in memory with it."""
 BATCH: Final = "batch"
 COMMAND: Final = "command"
 TIMER: Final = "timer"
@@ -46,9 +50,10 @@ _head = tables.feed_head.c
 _feed = tables.feed.c
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
-    """An event of the feed. `data` is JSON as text; `at` the database's time when it was appended."""
+    """An event of the feed, which never changes. `data` is JSON as text; `at` the database's time when it was
+    appended."""
 
     position: int
     id: str
@@ -57,6 +62,8 @@ class Event:
     key: str | None
     data: str | None
     at: datetime
+    _encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
+    """The result of `encoded`, as many readers get the same event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +127,7 @@ def write(
     )
     new = list(own())
     position: int = head.rows()[0][0]
-    positions = {
-        event_id.decode() if isinstance(event_id, bytes) else event_id: place
-        for look in looks
-        for event_id, place in look.rows()
-    }
+    positions = {as_text(event_id): place for look in looks for event_id, place in look.rows()}
     answers: list[list[Appended]] = []
     for part in lists:
         appended: list[Appended] = []
@@ -215,12 +218,7 @@ def read(
     Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position beyond the feed's end.
     """
     position, trimmed = snapshot.execute(sa.select(_head.position, _head.trimmed)).one()
-    if after is None:
-        after = trimmed
-    if after < trimmed:
-        raise errors.PositionTrimmed(after, trimmed)
-    if after > position:
-        raise errors.InvalidRequest("query.after", f"expected at most {position}, the feed's last position")
+    start = _checked(after, position, trimmed)
     query = sa.select(tables.feed).order_by(_feed.position)
     if types:
         query = query.where(_feed.type.in_(types))
@@ -230,12 +228,73 @@ def read(
         query = query.where(tables.begins(_feed.event_key, prefix))
 
     def above(last: Event | None, count: int) -> list[Event]:
-        start = after if last is None else last.position
-        return [event(row) for row in snapshot.execute(query.where(_feed.position > start).limit(count))]
+        reached = start if last is None else last.position
+        return [event(row) for row in snapshot.execute(query.where(_feed.position > reached).limit(count))]
 
     rows = limits.stepwise(above, size, first=min(limit, FIRST), most=size_limit)
     events, has_more = limits.within(rows, size, limit, size_limit)
     return EventPage(events, events[-1].position if has_more else position, position)
+
+
+def _checked(after: int | None, position: int, trimmed: int) -> int:
+    """The position from which a page starts, in a feed with these events."""
+    if after is None:
+        return trimmed
+    if after < trimmed:
+        raise errors.PositionTrimmed(after, trimmed)
+    if after > position:
+        raise errors.InvalidRequest("query.after", f"expected at most {position}, the feed's last position")
+    return after
+
+
+class Span(NamedTuple):
+    """The arguments of a `read` of at most `FIRST` events without a filter."""
+
+    after: int | None
+    limit: int
+
+
+def pages(snapshot: Connection, spans: Collection[Span]) -> dict[Span, EventPage | errors.CoreError]:
+    """`read` for each of the spans. Events that several pages have are read once. Positions have no gap, so a span is
+    a range of positions."""
+    [[(position, trimmed)]] = statements.run(snapshot, "SELECT position, trimmed FROM feed_head WHERE id = 1")
+    results: dict[Span, EventPage | errors.CoreError] = {}
+    starts: dict[Span, int] = {}
+    for span in spans:
+        try:
+            starts[span] = _checked(span.after, position, trimmed)
+        except errors.CoreError as error:
+            results[span] = error
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted({(start, min(start + span.limit, position)) for span, start in starts.items()}):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    texts = [
+        "SELECT position, event_id, type, batch_id, event_key, data, appended_at FROM feed "  # noqa: S608
+        f"WHERE position > {start} AND position <= {end} ORDER BY position"
+        for start, end in joined
+        if start < end
+    ]
+    events = [_from_values(*row) for rows in statements.run(snapshot, *texts) for row in rows]
+    for span, start in starts.items():
+        end = min(start + span.limit, position)
+        first, last = (bisect.bisect_right(events, place, key=_position) for place in (start, end))
+        page, is_cut = limits.within(events[first:last], size, span.limit)
+        results[span] = EventPage(page, page[-1].position if is_cut else end, position)
+    return results
+
+
+def _position(event: Event) -> int:
+    return event.position
+
+
+def _from_values(
+    position: int, id: Any, type: Any, batch: int | None, key: Any, data: str | None, at: str | datetime
+) -> Event:
+    """The event in a row as the driver returns it."""
+    return Event(position, as_text(id) or "", as_text(type) or "", batch, as_text(key), data, as_time(at))
 
 
 def size(event: Event) -> int:
@@ -297,6 +356,14 @@ def time(at: datetime) -> str:
 
 def encoded(event: Event) -> bytes:
     """The event as JSON; its data is JSON already."""
-    facts = {"position": event.position, "id": event.id, "type": event.type, "batch": event.batch, "key": event.key}
-    head = json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode()
-    return b'%b,"data":%b,"at":"%b"}' % (head[:-1], (event.data or "null").encode(), time(event.at).encode())
+    text = event._encoded
+    if text is None:
+        facts = {"position": event.position, "id": event.id, "type": event.type, "batch": event.batch, "key": event.key}
+        data = event.data or "null"
+        text = f'{_json(facts)[:-1]},"data":{data},"at":"{time(event.at)}"}}'.encode()
+        if len(data) <= SMALL:
+            event._encoded = text
+    return text
+
+
+_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -118,7 +118,7 @@ async def get_batch(
     """One batch; with `wait`, once it is in a terminal state or the time is over."""
     service = _service(request)
     if not wait:
-        return read(await _reads(request).get(batch)).response()
+        return read(await _reads(request).batches.get(batch)).response()
     async with _waiting(request).watch(batch) as end_event:
         state = await run_in_threadpool(service.batches.get, batch)
         if state.state in TERMINAL:
@@ -311,11 +311,9 @@ def _counts(batch: Batch) -> dict[str, Any]:
     "/{id}/watermark", response_model=models.Watermark, responses=documented("batch_not_found", "invalid_request")
 )
 @needs(Role.READ, is_limited=True)
-def get_watermark(batch: BatchId, request: Request) -> dict[str, Any]:
+async def get_watermark(batch: BatchId, request: Request) -> Response:
     """The smallest pending number."""
-    state, number = _service(request).batches.watermark(batch)
-    item = item_id(state.id, number, state.group_size) if number < state.items else None
-    return {"watermark": number, "item": item}
+    return watermark(await _reads(request).watermarks.get(batch)).response()
 
 
 @router.get(
@@ -348,6 +346,13 @@ def _shown_to(caller: Token, reasons: list[Reason]) -> Iterator[Reason]:
 def read(batch: Batch) -> Reply:
     """The response to a read of the batch."""
     return Reply.of(models.shown(batch))
+
+
+def watermark(result: tuple[Batch, int]) -> Reply:
+    """The response to a read of the batch's watermark."""
+    batch, number = result
+    item = item_id(batch.id, number, batch.group_size) if number < batch.items else None
+    return Reply.of({"watermark": number, "item": item})
 
 
 def opened(result: Opened) -> Reply:

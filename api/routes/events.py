@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
@@ -22,7 +21,7 @@ from api.routes.free_json import DATA, Data
 from api.routes.long_polls import Follower, Waiting, text_of
 from api.routes.models import Body, Key, Reply
 from api.routes.route import JsonRoute
-from api.routes.writes import Writes
+from api.routes.writes import Reads, Writes
 from core import errors, feed
 from core.consumer_groups import positions
 from core.service import Service
@@ -33,6 +32,8 @@ from lastbit.tokens import Role, Token
 router = APIRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
 
 MAX_EVENTS: Final = 1000
+LIMIT: Final = 100
+"""Events of a page, unless the query has another limit."""
 STREAM_READ: Final = 500
 STREAM_BYTES: Final = 2**20
 """Maximum bytes of event data per write to a stream. They stay in memory while a slow follower reads."""
@@ -153,7 +154,7 @@ def _fence(body: NewEvents, caller: Token) -> positions.Fence | None:
 async def read_events(
     request: Request,
     after: Annotated[Position | None, Query(description="default: before the first event that is kept")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = LIMIT,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first event")] = 0,
     types: Types = [],  # noqa: B006
     batch: OfBatch = None,
@@ -164,8 +165,11 @@ async def read_events(
     def read() -> feed.EventPage:
         return service.feed.read(after, limit, types=types, batch=batch, prefix=prefix)
 
+    if not wait and limit <= feed.FIRST and batch is None and prefix is None and not types:
+        reads: Reads = request.app.state.reads
+        return paged(await reads.pages.get(feed.Span(after, limit))).response()
     if not wait:
-        return _page(await run_in_threadpool(read))
+        return paged(await run_in_threadpool(read)).response()
     until = time.monotonic() + wait
     async with waiting.follow(types, batch, prefix) as follower:
         # Followers that call again at once are served from memory, not from the database.
@@ -176,7 +180,7 @@ async def read_events(
         while not page.events and await woken(follower, until) and not waiting.closed:
             follower.woken.clear()
             page = await waiting.read(follower, page.next, limit)
-    return _page(page)
+    return paged(page).response()
 
 
 @router.get(
@@ -262,30 +266,17 @@ async def woken(follower: Follower, until: float) -> bool:
     return True
 
 
-SMALL: Final = 2048
-"""Maximum characters of an event's data for which the encoded message is cached."""
-
-
 def _messages(page: feed.EventPage) -> bytes:
     return b"".join(map(_message, page.events))
 
 
 def _message(event: feed.Event) -> bytes:
-    return _small_message(event) if len(event.data or "") <= SMALL else _any_message(event)
-
-
-@functools.lru_cache(maxsize=4096)
-def _small_message(event: feed.Event) -> bytes:
-    """`_any_message`, cached, as many followers get the same event."""
-    return _any_message(event)
-
-
-def _any_message(event: feed.Event) -> bytes:
     return b"id: %d\ndata: %b\n\n" % (event.position, feed.encoded(event))
 
 
-def _page(page: feed.EventPage) -> Response:
-    return Response(text_of(page, _json), media_type="application/json")
+def paged(page: feed.EventPage) -> Reply:
+    """The response to a read of a page."""
+    return Reply(text_of(page, _json), 200, models.EMPTY)
 
 
 def _json(page: feed.EventPage) -> bytes:

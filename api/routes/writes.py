@@ -1,20 +1,19 @@
-"""Verbs that share transactions or statements, as the event loop sees them: awaited, without a thread for each."""
+"""Verbs that share transactions, as the event loop sees them: awaited, without a thread for each."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
 from starlette.concurrency import run_in_threadpool
 
 from api.metrics import REFUSED
 from api.server.wakeups import Wakeups, settle
 from core import errors, writes
-from core.batches.batch import Batch
 from core.commits.lanes import Pending
 from core.service import Service
-from core.service.reads import BatchRead
+from core.service.reads import Question, Read, SharedReads, Value
 
 
 class Writes:
@@ -44,24 +43,34 @@ class Writes:
             raise
 
 
-class Reads:
-    """Reads batches. One per event loop."""
+class Shared(Generic[Question, Value]):
+    """Reads of one kind."""
 
-    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
-        self._service = service.reads
+    def __init__(self, reads: SharedReads[Question, Value], wakeups: Wakeups, loop: asyncio.AbstractEventLoop) -> None:
+        self._reads = reads
+        self._wakeups = wakeups
         self._loop = loop
-        self._wakeups = Wakeups(loop)
 
-    async def get(self, batch: int) -> Batch:
-        """The batch, as it is now. Raises `errors.BatchNotFound`, `errors.Unavailable`."""
-        future: asyncio.Future[Batch] = self._loop.create_future()
-        self.submit(batch, lambda result: settle(future, result.error, result.state))
+    async def get(self, question: Question) -> Value:
+        """The value as it is now. Raises the errors of this kind of read, `errors.Overloaded`, `errors.Unavailable`."""
+        future: asyncio.Future[Value] = self._loop.create_future()
+        self.submit(question, lambda read: settle(future, read.error, read.value))
         return await future
 
-    def submit(self, batch: int, receive: Callable[[BatchRead], object]) -> None:
-        """Read the batch. `receive` is called in the event loop. Raises `errors.Overloaded`."""
+    def submit(self, question: Question, receive: Callable[[Read[Question, Value]], object]) -> None:
+        """Queue a read. `receive` is called in the event loop. Raises `errors.Overloaded`."""
         try:
-            self._service.submit(BatchRead(batch, receive), self._wakeups.deliver)
+            self._reads.submit(Read(question, receive), self._wakeups.deliver)
         except errors.Overloaded:
             REFUSED.labels("requests").inc()
             raise
+
+
+class Reads:
+    """The kinds of shared reads (see `core.service.reads`). One per event loop."""
+
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        wakeups = Wakeups(loop)
+        self.batches = Shared(service.reads.batches, wakeups, loop)
+        self.watermarks = Shared(service.reads.watermarks, wakeups, loop)
+        self.pages = Shared(service.reads.pages, wakeups, loop)

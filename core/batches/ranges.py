@@ -10,9 +10,10 @@ later than the batch, they might be missing and their items would look pending.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import sqlalchemy as sa
 from bitarray import bitarray
@@ -20,8 +21,8 @@ from sqlalchemy.engine import Connection
 
 from core import tables
 from core.batches.batch import Batch
-from core.bits import bitfield, journal
-from core.storage import limits
+from core.bits import bitfield, group_rows, journal
+from core.storage import limits, statements
 from lastbit.watermark import Piece, first_unresolved
 
 SCAN: Final = 4096
@@ -29,8 +30,8 @@ SCAN: Final = 4096
 STEP: Final = 256
 """Maximum rows of one statement."""
 FIRST: Final = 4
-"""Maximum rows of the first statement, if the first row is usually enough. Each further statement reads four times as
-many."""
+"""Groups of each batch that the first statement for watermarks reads, as the first one is usually enough. Each further
+statement reads four times as many."""
 REASONS: Final = 1000
 """The maximum number of reasons on one page."""
 
@@ -44,6 +45,14 @@ class Range:
     start: int
     end: int
     reasons: dict[int, str] = field(default_factory=dict)
+
+
+class _Row(NamedTuple):
+    """The row of a group."""
+
+    group_no: int
+    resolved: bytes | None
+    resolved_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +81,12 @@ def _rows(
 
 
 def _touched(
-    tx: Connection, batch: Batch, first_group: int, columns: list[Any], step: int = STEP
+    recent: Mapping[int, Sequence[int]], rows: Iterable[Any], first_group: int
 ) -> Iterator[tuple[int, Any, Sequence[int]]]:
-    """(group, row or None, indexes in the journal) of the groups from `first_group` on that have a row or are in the
-    journal, ascending."""
-    recent = journal.recent(tx, batch.id, batch.group_size) if batch.journal_next else {}
+    """(group, row or None, indexes in the journal) of the groups from `first_group` on that have one of the rows or are
+    in the journal, ascending. `recent` is the journal."""
     journal_groups = [group for group in sorted(recent, reverse=True) if group >= first_group]
-    for row in _rows(tx, batch, first_group, columns, step):
+    for row in rows:
         while journal_groups and journal_groups[-1] < row.group_no:
             group = journal_groups.pop()
             yield group, None, recent[group]
@@ -124,7 +132,9 @@ def _pending(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, in
     size = batch.group_size
     position = max(start, batch.full_prefix * size)
     columns = tables.item_groups.c
-    groups = _touched(tx, batch, position // size, [columns.resolved, columns.resolved_count])
+    first_group = position // size
+    recent = journal.recent(tx, batch.id, size) if batch.journal_next else {}
+    groups = _touched(recent, _rows(tx, batch, first_group, [columns.resolved, columns.resolved_count]), first_group)
     for count, (group, row, indexes) in enumerate(groups):
         first = group * size
         if first >= batch.items:
@@ -198,25 +208,46 @@ def _with_reasons(tx: Connection, batch: Batch, result: RangePage) -> RangePage:
     return RangePage(ranges, next_start)
 
 
-def watermark(snapshot: Connection, batch: Batch) -> int:
-    """The smallest pending number, or `batch.items` if none is pending. The search begins at the full-prefix hint.
-    `batch` must be from the same snapshot."""
-    return first_unresolved(batch.full_prefix * batch.group_size, _pieces(snapshot, batch), batch.items)
+def watermarks(snapshot: Connection, batches: Collection[Batch]) -> dict[int, int]:
+    """The smallest pending number of each batch, or `batch.items` if none is pending. The search begins at the
+    full-prefix hint. One statement reads the first groups of all batches, which must be from the same snapshot."""
+    if not batches:
+        return {}
+    group_sizes = {batch.id: batch.group_size for batch in batches if batch.journal_next}
+    recent = journal.recent_by_batch(snapshot, group_sizes)
+    first_groups = {batch.id: range(batch.full_prefix, batch.full_prefix + FIRST) for batch in batches}
+    condition = group_rows.among(first_groups)
+    text = f"SELECT batch_id, group_no, resolved, resolved_count FROM item_groups WHERE {condition}"  # noqa: S608
+    rows: dict[int, list[_Row]] = {batch.id: [] for batch in batches}
+    for id, *values in sorted(map(tuple, statements.run(snapshot, text)[0])):
+        rows[id].append(_Row(*values))
+    return {
+        batch.id: first_unresolved(
+            batch.full_prefix * batch.group_size,
+            _pieces(snapshot, batch, recent.get(batch.id, {}), rows[batch.id]),
+            batch.items,
+        )
+        for batch in batches
+    }
 
 
-def _pieces(tx: Connection, batch: Batch) -> Iterator[Piece]:
-    """The groups with a row or journal entries, from the full-prefix hint on. Bits are read only if a group isn't
-    full."""
+def _pieces(
+    tx: Connection, batch: Batch, recent: Mapping[int, Sequence[int]], first_rows: Sequence[_Row]
+) -> Iterator[Piece]:
+    """The groups with a row or journal entries, from the full-prefix hint on. `first_rows` are the rows of the first
+    groups. Further rows are read only if the first groups are full."""
     size = batch.group_size
+    start, end = batch.full_prefix, batch.full_prefix + FIRST
+    first_recent = {group: indexes for group, indexes in recent.items() if group < end}
+    yield from map(_piece, _touched(first_recent, first_rows, start), itertools.repeat(size))
+    yield end * size, 0, None
     columns = tables.item_groups.c
-    for group, row, indexes in _touched(tx, batch, batch.full_prefix, [columns.resolved_count], FIRST):
-        if row is not None and row.resolved_count == size:
-            yield group * size, size, None
-            continue
-        if row is not None:
-            row = tx.execute(
-                sa.select(columns.resolved, columns.resolved_count).where(
-                    columns.batch_id == batch.id, columns.group_no == group
-                )
-            ).one()
-        yield group * size, size, _resolved(row, indexes, size)
+    rows = _rows(tx, batch, end, [columns.resolved, columns.resolved_count], step=4 * FIRST)
+    yield from map(_piece, _touched(recent, rows, end), itertools.repeat(size))
+
+
+def _piece(touched: tuple[int, Any, Sequence[int]], size: int) -> Piece:
+    """The group as a piece. A full one has no blob."""
+    group, row, indexes = touched
+    is_full = row is not None and row.resolved_count == size
+    return group * size, size, None if is_full else _resolved(row, indexes, size)

@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -44,10 +44,9 @@ from core.batches.lifecycle import State, completes, judge
 from core.bits import folding
 from core.commits.operation import Done, Operation
 from core.storage import dialects
-from core.storage.statements import LIST, Pipeline, chunks, packets
+from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
 from lastbit.ids import MAX_ITEMS
 
-_COLUMNS: Final = tuple("batch_key" if f.name == "key" else f.name for f in fields(Batch))
 _INSERTED: Final = (
     *("batch_key", "labels", "group_size", "items", "acked", "failed", "state", "full_prefix", "expires_in"),
     *("open_key", "open_hash", "open_count", "completed_by", "succeeded_by", "created_at", "updated_at", "sealed_at"),
@@ -162,14 +161,13 @@ class _Found:
 def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation]) -> _Found:
     """Lock the batches of `changes`, and look up all idempotency keys, in one round trip."""
     dialect = dialects.of(pipeline.tx)
-    columns = ", ".join(_COLUMNS)
     ids = sorted({operation.batch for operation in changes})
     extend_keys = sorted(
         {(o.batch, o.idempotency_key) for o in changes if isinstance(o, Extend) and o.idempotency_key is not None}
     )
     open_keys = sorted({key for o in opens if (key := o.open_key) is not None})
     locks = [
-        f"SELECT {columns}, {dialect.now} FROM {dialect.by_primary_key('batches')} "  # noqa: S608
+        f"SELECT {batches.COLUMNS}, {dialect.now} FROM {dialect.by_primary_key('batches')} "  # noqa: S608
         f"WHERE id IN ({','.join(map(str, part))}) ORDER BY id{dialect.for_update}"
         for part in chunks(ids, LIST)
     ]
@@ -179,7 +177,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
         for part in chunks(extend_keys, LIST)
     ]
     keys = [
-        f"SELECT open_key, {columns} FROM batches "  # noqa: S608
+        f"SELECT open_key, {batches.COLUMNS} FROM batches "  # noqa: S608
         f"WHERE open_key IN ({','.join(_text(dialect, key) for key in part)})"
         for part in chunks(open_keys, LIST)
     ]
@@ -188,12 +186,12 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     lock_rows = [row for rows in results[: len(locks)] for row in rows]
     look_rows = [row for rows in results[len(locks) : len(locks) + len(looks)] for row in rows]
     key_rows = [row for rows in results[len(locks) + len(looks) :] for row in rows]
-    locked = [_batch(row[:-1]) for row in lock_rows]
+    locked = [batches.from_values(row[:-1]) for row in lock_rows]
     return _Found(
         {batch.id: batch for batch in locked if batch.state is not State.DELETING},
-        _time(lock_rows[0][-1]) if lock_rows else None,
-        {(batch, _string(key) or ""): (start, count) for batch, key, start, count in look_rows},
-        {_string(row[0]) or "": _batch(row[1:]) for row in key_rows},
+        as_time(lock_rows[0][-1]) if lock_rows else None,
+        {(batch, as_text(key) or ""): (start, count) for batch, key, start, count in look_rows},
+        {as_text(row[0]) or "": batches.from_values(row[1:]) for row in key_rows},
     )
 
 
@@ -334,7 +332,7 @@ def _insert(
     def record() -> None:
         results: list[tuple[int, datetime]] = []
         for count, answer in parts:
-            now = _time(answer.rows()[0][1])
+            now = as_time(answer.rows()[0][1])
             results += [(id, now) for id in dialect.batch_ids(answer.rows(), count)]
         for operation, row, (id, now) in zip(opens, values, results, strict=True):
             facts: dict[str, Any] = {
@@ -437,22 +435,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, datetime):
         return f"'{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'"
     return str(value) if isinstance(value, int) else f"'{value}'"
-
-
-def _batch(row: Sequence[Any]) -> Batch:
-    """The batch in a row with `_COLUMNS`, as the driver returns it."""
-    facts = dict(zip((f.name for f in fields(Batch)), row, strict=True))
-    for name in ("key", "labels", "state", "parent_due"):
-        facts[name] = _string(facts[name])
-    for name in ("created_at", "updated_at", "sealed_at", "ended_at"):
-        facts[name] = None if facts[name] is None else _time(facts[name])
-    return Batch(**{**facts, "labels": json.loads(facts["labels"]), "state": State(facts["state"])})
-
-
-def _string(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _time(value: str | datetime) -> datetime:
-    """A driver's value of the database's time, which is in UTC."""
-    return (datetime.fromisoformat(value) if isinstance(value, str) else value).replace(tzinfo=UTC)

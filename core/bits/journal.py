@@ -112,10 +112,19 @@ def decode(entry: bytes) -> array[int]:
 
 def recent(tx: Connection, batch: int, group_size: int) -> dict[int, Sequence[int]]:
     """The items in the journal that the rows of the groups may lack, by group. Read it before the groups."""
-    state = JournalState(0)
-    for _, entry, numbers in statements.run(tx, select({batch: None}))[0]:
-        state.take_in(entry, numbers, group_size)
-    return {group: unfolded_items.indexes for group, unfolded_items in state.unfolded.items()}
+    return recent_by_batch(tx, {batch: group_size})[batch]
+
+
+def recent_by_batch(tx: Connection, group_sizes: Mapping[int, int]) -> dict[int, dict[int, Sequence[int]]]:
+    """`recent` of each of these batches, given with their group sizes."""
+    states = {batch: JournalState(0) for batch in group_sizes}
+    if states:
+        for batch, entry, numbers in statements.run(tx, select(dict.fromkeys(states)))[0]:
+            states[batch].take_in(entry, numbers, group_sizes[batch])
+    return {
+        batch: {group: unfolded_items.indexes for group, unfolded_items in state.unfolded.items()}
+        for batch, state in states.items()
+    }
 
 
 def union(group: Group, indexes: Iterable[int]) -> Group:

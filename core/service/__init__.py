@@ -5,8 +5,8 @@
 batch. A new verb becomes a method of its noun; its SQL goes into the noun's package in `core`.
 
 Methods block, so they are called from threads. Acks are queued: `acks.ack` returns a future that is done after the
-commit. So are the verbs that share transactions: `writes.submit` takes their operations. `reads.submit` reads a batch,
-with others that are read at the same time.
+commit. So are the verbs that share transactions: `writes.submit` takes their operations. `reads` has the reads that
+share transactions.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Service:
         self.acks = AckService(database, facts, combiner)
         self.writes = WriteService(database, self.acks, writes)
         self.reads = ReadService(database, max_waiting_reads)
-        self.batches = BatchService(database, facts, self.acks, self.writes)
-        self.feed = FeedService(database, self.writes)
+        self.batches = BatchService(database, facts, self.acks, self.writes, self.reads)
+        self.feed = FeedService(database, self.writes, self.reads)
         self.tallies = TallyService(database)
         self.webhooks = WebhookService(database, sender)
         self.consumer_groups = ConsumerGroupService(database)

@@ -16,6 +16,7 @@ from core.batches.batch import Batch
 from core.batches.lifecycle import State
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
+from core.service.reads import ReadService
 from core.service.writes import WriteService
 from core.storage.database import Database
 from lastbit.ids import ItemId
@@ -41,8 +42,11 @@ def seal_of(batch: int, idempotency_key: str | None = None) -> writing.Seal:
 class BatchService:
     """Methods that take a batch's id raise `errors.BatchNotFound`."""
 
-    def __init__(self, database: Database, facts: BatchFacts, acks: AckService, writes: WriteService) -> None:
+    def __init__(
+        self, database: Database, facts: BatchFacts, acks: AckService, writes: WriteService, reads: ReadService
+    ) -> None:
         self._database = database
+        self._reads = reads
         self._facts = facts
         self._acks = acks
         self._writes = writes
@@ -119,14 +123,9 @@ class BatchService:
 
         return self._database.snapshot(read)
 
-    def watermark(self, batch_id: int) -> tuple[Batch, int]:
+    def watermark(self, batch: int) -> tuple[Batch, int]:
         """The batch, and its smallest pending number. Without pending items, that is the number of its items."""
-
-        def read(tx: Connection) -> tuple[Batch, int]:
-            batch = batches.get(tx, batch_id)
-            return batch, ranges.watermark(tx, batch)
-
-        return self._database.snapshot(read)
+        return self._reads.watermarks.get(batch)
 
     def bits(self, batch_id: int, group: int) -> group_counts.Bits:
         """Raises `errors.GroupNotFound`."""

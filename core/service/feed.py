@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Sequence
 
 from core import feed, writes
 from core.consumer_groups import positions
+from core.service.reads import ReadService
 from core.service.writes import WriteService
 from core.storage.database import Database
 
 
 class FeedService:
-    def __init__(self, database: Database, write_service: WriteService) -> None:
+    def __init__(self, database: Database, write_service: WriteService, reads: ReadService) -> None:
         self._database = database
         self._writes = write_service
+        self._reads = reads
 
     def append(self, events: Sequence[feed.NewEvent], fence: positions.Fence | None = None) -> list[feed.Appended]:
         """Append the events; returns the position of each. With a `fence`, only if it holds: raises
@@ -33,6 +35,8 @@ class FeedService:
         size_limit: int | None = None,
     ) -> feed.EventPage:
         """See `feed.read`. Raises `errors.PositionTrimmed`; `InvalidRequest` for a position from the future."""
+        if limit <= feed.FIRST and batch is None and prefix is None and size_limit is None and not types:
+            return self._reads.pages.get(feed.Span(after, limit))
         return self._database.snapshot(
             lambda tx: feed.read(tx, after, limit, types=types, batch=batch, prefix=prefix, size_limit=size_limit)
         )

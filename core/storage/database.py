@@ -224,6 +224,7 @@ class Database:
         def attempt() -> T:
             with self._connected() as tx:
                 try:
+                    tx.begin()  # for the statements that SQLAlchemy doesn't see
                     if first:
                         tx.exec_driver_sql(first)
                     return work(tx, *args)

@@ -9,6 +9,7 @@ never a client's text. How it is done depends on the database (see `dialects`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.engine import Connection
@@ -42,6 +43,16 @@ def packets(rows: Sequence[str]) -> Iterator[list[str]]:
         size += len(row)
     if part:
         yield part
+
+
+def as_text(value: str | bytes | None) -> str | None:
+    """The text in a driver's value."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def as_time(value: str | datetime) -> datetime:
+    """The time in a driver's value: the database stores times in UTC."""
+    return (datetime.fromisoformat(value) if isinstance(value, str) else value).replace(tzinfo=UTC)
 
 
 def run(tx: Connection, *statements: str) -> list[Rows]:

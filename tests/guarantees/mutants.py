@@ -114,6 +114,7 @@ _ANY_ORDER = "test_events_in_any_order_with_repeats_issue_one_command"
 _LATE = "test_a_late_event_does_not_restart_a_finished_instance"
 _PRUNED = "test_a_redelivered_event_that_was_pruned_is_a_repeat"
 
+_READS = "../storage/test_reads.py::"
 _DELETED = "../storage/test_ranges.py::test_a_batch_deleted_while_it_is_read_is_read_completely"
 
 _JOURNAL = "test_journal.py::"
@@ -755,7 +756,7 @@ MUTANTS = [
     ),
     Mutant(
         "the-watermark-is-read-in-no-snapshot",
-        "core.service.batches:BatchService.watermark",
+        "core.service.reads:ReadService._watermarks",
         "self._database.snapshot",
         "self._database.read",
         _DELETED,
@@ -812,15 +813,43 @@ MUTANTS = [
     ),
     Mutant(
         "a-read-is-answered-by-an-earlier-statement",
-        "core.service.reads:ReadService._run",
+        "core.service.reads:SharedReads._run",
         "        self._read([read for read, _ in part])\n",
         "        self._read([read for read, _ in part])\n"
         "        with self._wake:\n"
         "            late, self._waiting = self._waiting, []\n"
         "        for read, _ in late:\n"
-        "            read.state = part[0][0].state\n"
+        "            read.value = part[0][0].value\n"
         "        part += late\n",
-        "../storage/test_reads.py::test_a_read_is_not_answered_by_a_statement_that_began_before_it",
+        _READS + "test_a_read_is_not_answered_by_a_transaction_that_began_before_it",
+    ),
+    Mutant(
+        "readers-share-one-error",
+        "core.service.reads:SharedReads._read",
+        "errors.copy_of(error)",
+        "error",
+        _READS + "test_a_failed_transaction_fails_the_reads_that_share_it",
+    ),
+    Mutant(
+        "shared-pages-are-read-without-a-snapshot",
+        "core.service.reads:ReadService._pages",
+        "self._database.snapshot(",
+        "self._database.read(",
+        _READS + "test_a_page_trimmed_while_it_is_read_is_read_completely",
+    ),
+    Mutant(
+        "a-shared-page-begins-where-its-neighbour-does",
+        "core.feed:pages",
+        "for place in (start, end)",
+        "for place in (joined[0][0], end)",
+        _READS + "test_pages_that_share_a_transaction_are_those_that_are_read_alone",
+    ),
+    Mutant(
+        "the-watermark-forgets-the-journal-of-the-first-groups",
+        "core.batches.ranges:_pieces",
+        "_touched(first_recent, ",
+        "_touched({}, ",
+        _READS + "test_watermarks_of_many_batches_are_those_of_each",
     ),
     # Operations that share a transaction.
     Mutant(
@@ -1297,7 +1326,7 @@ MUTANTS = [
     ),
     Mutant(
         "trimmed-events-are-a-gap",
-        "core.feed:read",
+        "core.feed:_checked",
         "after < trimmed",
         "False",
         "test_feed.py::test_a_reader_of_trimmed_positions_gets_an_error",

@@ -66,12 +66,12 @@ def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(mariadb_d
                 except Regret:
                     pass
 
-    def follow(read: dict[int, str]) -> None:
+    def follow(read: dict[int, str], limit: int) -> None:
         with Database(url) as database:
             service, after = Service(database), start
             while True:
                 last = stop.is_set()
-                page = service.feed.read(after, 100)
+                page = service.feed.read(after, limit)
                 for event in page.events:
                     assert event.position == after + 1, f"{event.position} came after {after}"
                     after = event.position
@@ -87,7 +87,9 @@ def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(mariadb_d
             trouble.append(error)
 
     reads: list[dict[int, str]] = [{}, {}]
-    followers = [threading.Thread(target=guarded, args=(follow, read)) for read in reads]
+    # Pages that share their reads, and larger ones, which don't.
+    limits = (feed.FIRST, feed.FIRST + 1)
+    followers = [threading.Thread(target=guarded, args=(follow, *pair)) for pair in zip(reads, limits, strict=True)]
     writers = [threading.Thread(target=guarded, args=(write, writer)) for writer in range(WRITERS)]
     for thread in (*followers, *writers):
         thread.start()

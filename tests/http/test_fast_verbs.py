@@ -61,7 +61,7 @@ def without_numbers(document: Any, ids: dict[int, str]) -> Any:
         return {
             name: without_numbers(value, ids)
             for name, value in document.items()
-            if name not in (*TIMES, "position", "request_id")
+            if name not in (*TIMES, "position", "last", "request_id")
         }
     if isinstance(document, list):
         return [without_numbers(value, ids) for value in document]
@@ -74,7 +74,8 @@ def without_numbers(document: Any, ids: dict[int, str]) -> Any:
 
 
 OPEN, APPEND, GET = "/v1/batches", "/v1/events", "/v1/batches/{b}"
-EXTEND, SEAL = f"{GET}/items", f"{GET}/seal"
+EXTEND, SEAL, WATERMARK = f"{GET}/items", f"{GET}/seal", f"{GET}/watermark"
+PAGE = "/v1/events?after="
 EVENT = {"id": "e{b}", "type": "t"}
 FAST: list[tuple[str, str, Any, str]] = [
     ("POST", OPEN, {}, JSON),
@@ -89,6 +90,10 @@ FAST: list[tuple[str, str, Any, str]] = [
     ("POST", SEAL.replace("{b}", str(UNSEEN)), {}, JSON),
     ("GET", GET, None, ""),
     ("GET", GET.replace("{b}", str(UNSEEN)), None, ""),
+    ("GET", WATERMARK, None, ""),
+    ("GET", WATERMARK.replace("{b}", str(UNSEEN)), None, "X-Request-Id: mine\r\n"),
+    ("GET", PAGE + "0&limit=1", None, ""),
+    ("GET", PAGE + "1&limit=1", None, "X-Request-Id: mine\r\n"),
     ("POST", APPEND, {"events": [{**EVENT, "key": "ü", "data": {"a": ["ß", 1.5, None]}}]}, JSON),
     ("POST", APPEND, {"events": []}, JSON),
     ("POST", APPEND, {"events": [EVENT, EVENT]}, JSON),
@@ -118,6 +123,20 @@ ORDINARY: list[tuple[str, str, Any, str]] = [
     ("GET", GET + "?wait=0", None, ""),
     ("GET", GET + "?wait=x", None, ""),
     ("GET", GET + "/", None, ""),
+    ("GET", WATERMARK + "?x=1", None, ""),
+    ("GET", WATERMARK.replace("{b}", "007"), None, ""),
+    ("GET", WATERMARK, {}, JSON),
+    ("GET", PAGE + "01&limit=1", None, ""),
+    ("GET", PAGE + "0&limit=0", None, ""),
+    ("GET", PAGE + "0&limit=1001", None, ""),
+    ("GET", PAGE + "0&limit=1&limit=2", None, ""),
+    ("GET", PAGE + "0&limit=1&wait=0", None, ""),
+    ("GET", PAGE + "0&limit=1&type=batch.opened", None, ""),
+    ("GET", PAGE + "0&limit=1&batch=x", None, ""),
+    ("GET", PAGE + str(10**16 - 1), None, ""),
+    ("GET", PAGE + "-1", None, ""),
+    ("GET", "/v1/events?limit=1&after=0", None, ""),
+    ("GET", "/v1/events?limit=1", None, ""),
     ("DELETE", OPEN, None, ""),
     ("POST", APPEND, {"events": [{"id": "e", "type": "batch.opened"}]}, JSON),
     ("POST", APPEND, {"events": [{"id": "batch:1:opened", "type": "t"}]}, JSON),
@@ -148,6 +167,31 @@ def test_both_paths_give_the_same_response(
         facts = {name: value for name, value in received.items() if name not in CHANGING}
         responses.append((status, without_numbers(facts, ids), without_numbers(document, ids)))
     assert responses[0] == responses[1]
+
+
+def test_both_paths_give_the_same_pages(service_: ServiceProcess) -> None:
+    """Also with a position that the feed hasn't reached."""
+    events = [{"id": f"page:{number}", "type": "t", "key": "ü", "data": {"n": number}} for number in range(300)]
+    _, _, appended = ask(service_.port, request("POST", APPEND, {"events": events}))
+    last = appended["events"][-1]["position"]
+    for query, is_fast in (
+        (str(last - 300), True),
+        (f"{last - 300}&limit=128", True),
+        (f"{last - 300}&limit=129", False),
+        (f"{last - 3}&limit=7", True),
+        (str(last), True),
+        (str(last + 1), True),
+    ):
+        (_, headers, fast), (_, _, ordinary) = (
+            ask(service_.port, request("GET", PAGE + query), ordinary=ordinary) for ordinary in (False, True)
+        )
+        assert took_the_fast_path(headers) is is_fast
+        fast.pop("request_id", None), ordinary.pop("request_id", None)
+        assert fast == ordinary
+        if "events" in fast:
+            assert [event["id"] for event in fast["events"]] == [
+                f"page:{event['position'] - last + 299}" for event in fast["events"]
+            ]
 
 
 def test_a_repeat_on_either_path_is_replayed(service_: ServiceProcess) -> None:

@@ -1,103 +1,262 @@
-"""Reads that share a statement: each sees what was committed before it was asked for."""
+"""Reads that share a transaction: each sees what was committed before it was asked for."""
 
 from __future__ import annotations
 
 import queue
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from core import errors
+from core import errors, feed
+from core.acks.call import Call
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
+from core.commits.combiner import Inline
 from core.service import Service
-from core.service.reads import BatchRead, ReadService
+from core.service.reads import Read, ReadService, SharedReads
 from core.storage.database import Database
 
 UNSEEN = 10**9
+SIZE = 64
+KINDS: dict[str, Callable[[ReadService], SharedReads[Any, Any]]] = {
+    "batches": lambda reads: reads.batches,
+    "watermarks": lambda reads: reads.watermarks,
+    "pages": lambda reads: reads.pages,
+}
 
 
 class Reader:
-    """A `ReadService` whose statements stop after they have read, until `go_on` is set."""
+    """A `ReadService` whose transactions stop after they have read, until `go_on` is set."""
 
-    def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        self.statements: queue.SimpleQueue[set[int]] = queue.SimpleQueue()
+    def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch, kind: str, **options: Any) -> None:
+        self.transactions: queue.SimpleQueue[set[Any]] = queue.SimpleQueue()
         self.go_on = threading.Event()
-        self.results: queue.SimpleQueue[BatchRead] = queue.SimpleQueue()
-        read = database.read
-
-        def read_and_wait(work: Callable[..., Any], ids: set[int]) -> Any:
-            states = read(work, ids)
-            self.statements.put(ids)
-            assert self.go_on.wait(60)
-            return states
-
-        monkeypatch.setattr(database, "read", read_and_wait)
+        self.results: queue.SimpleQueue[Read[Any, Any]] = queue.SimpleQueue()
         self.service = ReadService(database, **options)
+        self.kind = KINDS[kind](self.service)
+        answer = self.kind._answer
 
-    def look(self, batch: int) -> BatchRead:
-        look = BatchRead(batch, None)
-        self.service.submit(look, self._deliver)
-        return look
+        def answer_and_wait(questions: Collection[Any]) -> Any:
+            values = answer(questions)
+            self.transactions.put(set(questions))
+            assert self.go_on.wait(60)
+            return values
 
-    def _deliver(self, reads: Sequence[BatchRead]) -> None:
-        for look in reads:
-            self.results.put(look)
+        monkeypatch.setattr(self.kind, "_answer", answer_and_wait)
+
+    def read(self, question: Any) -> Read[Any, Any]:
+        read: Read[Any, Any] = Read(question, None)
+        self.kind.submit(read, self._deliver)
+        return read
+
+    def _deliver(self, reads: Sequence[Read[Any, Any]]) -> None:
+        for read in reads:
+            self.results.put(read)
 
 
-def test_a_read_is_not_answered_by_a_statement_that_began_before_it(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_read_is_not_answered_by_a_transaction_that_began_before_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    writer = Service(database)
-    batch = writer.batches.open(Opening()).batch.id
-    reader = Reader(database, monkeypatch)
-    first = reader.look(batch)
-    assert reader.statements.get(timeout=60) == {batch}
+    writer = Service(database, combiner=Inline)
+    batch = writer.batches.open(Opening(items=8)).batch.id
+    head = writer.feed.head()
+    if kind == "pages":
+        question, missing, error = feed.Span(head, 9), feed.Span(UNSEEN, 9), errors.InvalidRequest
+    else:
+        question, missing, error = batch, UNSEEN, errors.BatchNotFound  # type: ignore[assignment]
+    reader = Reader(database, monkeypatch, kind)
+    first = reader.read(question)
+    assert reader.transactions.get(timeout=60) == {question}
     writer.batches.extend(batch, 5)
-    second, third = reader.look(batch), reader.look(UNSEEN)
+    writer.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
+    writer.feed.append([feed.NewEvent("new", "t")])
+    second, third, fourth = reader.read(question), reader.read(missing), reader.read(question)
     reader.go_on.set()
     reader.service.stop()
-    assert {reader.results.get(timeout=60) for _ in range(3)} == {first, second, third}
-    assert reader.statements.get(timeout=60) == {batch, UNSEEN}
-    assert first.state is not None
-    assert second.state is not None
-    assert (first.state.items, second.state.items) == (0, 5)
-    assert isinstance(third.error, errors.BatchNotFound)
+    assert {reader.results.get(timeout=60) for _ in range(4)} == {first, second, third, fourth}
+    assert reader.transactions.get(timeout=60) == {question, missing}
+    assert isinstance(third.error, error)
+    assert second.value is fourth.value
+    assert first.value is not None
+    assert second.value is not None
+    facts: Callable[[Any], Any] = {
+        "batches": lambda batch: (batch.items, batch.acked),
+        "watermarks": lambda result: (result[0].items, result[1]),
+        "pages": lambda page: ([event.id for event in page.events], page.next - head, page.last - head),
+    }[kind]
+    assert (facts(first.value), facts(second.value)) == {
+        "batches": ((8, 0), (13, 1)),
+        "watermarks": ((8, 0), (13, 1)),
+        "pages": (([], 0, 0), (["new"], 1, 1)),
+    }[kind]
 
 
 def test_reads_beyond_the_bound_are_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(database, monkeypatch, max_waiting=2)
-    reader.look(UNSEEN)
-    reader.statements.get(timeout=60)
-    reader.look(UNSEEN)
-    reader.look(UNSEEN)
+    reader = Reader(database, monkeypatch, "batches", max_waiting=2)
+    reader.read(UNSEEN)
+    reader.transactions.get(timeout=60)
+    reader.read(UNSEEN)
+    reader.read(UNSEEN)
     with pytest.raises(errors.Overloaded, match="too many requests are waiting"):
-        reader.look(UNSEEN)
+        reader.read(UNSEEN)
     reader.go_on.set()
     reader.service.stop()
     with pytest.raises(errors.Unavailable, match="stopping"):
-        reader.look(UNSEEN)
+        reader.read(UNSEEN)
 
 
-def test_a_failed_statement_fails_the_reads_that_share_it(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread goes on: the next read is served."""
-    batch = Service(database).batches.open(Opening()).batch.id
-    service, results, read = ReadService(database), queue.SimpleQueue[BatchRead](), database.read
-    is_broken = True
+def test_no_more_pages_than_the_bound_share_a_transaction(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.service.reads.PAGES", 3)
+    Service(database, combiner=Inline).feed.append([feed.NewEvent(f"e{number}", "t") for number in range(10)])
+    reader = Reader(database, monkeypatch, "pages")
+    reader.read(feed.Span(0, 1))
+    reader.transactions.get(timeout=60)
+    for after in range(5):
+        reader.read(feed.Span(after, 1))
+    reader.go_on.set()
+    reader.service.stop()
+    assert [len(reader.transactions.get(timeout=60)) for _ in range(2)] == [3, 2]
+    assert {reader.results.get(timeout=60).error for _ in range(6)} == {None}
 
-    def read_or_fail(work: Callable[..., Any], ids: set[int]) -> Any:
-        if is_broken:
-            raise errors.Unavailable("gone")
-        return read(work, ids)
 
-    monkeypatch.setattr(database, "read", read_or_fail)
-    reads = [BatchRead(batch, None), BatchRead(batch, None)]
-    service.submit(reads[0], lambda finished: [results.put(look) for look in finished] and None)
-    assert isinstance(results.get(timeout=60).error, errors.Unavailable)
-    is_broken = False
-    service.submit(reads[1], lambda finished: [results.put(look) for look in finished] and None)
-    state = results.get(timeout=60).state
-    assert state is not None
-    assert state.id == batch
-    service.stop()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failed_transaction_fails_the_reads_that_share_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Each has an error object of its own, as each caller raises it. The thread goes on: the next read is served."""
+    writer = Service(database)
+    question: Any = writer.batches.open(Opening()).batch.id
+    if kind == "pages":
+        question = feed.Span(0, 1)
+    reader = Reader(database, monkeypatch, kind)
+    reader.read(question)
+    reader.transactions.get(timeout=60)
+    answer = reader.kind._answer
+
+    def fail(questions: Collection[Any]) -> Any:
+        monkeypatch.setattr(reader.kind, "_answer", answer)
+        raise errors.Unavailable("gone")
+
+    monkeypatch.setattr(reader.kind, "_answer", fail)
+    failing = [reader.read(question) for _ in range(2)]
+    reader.go_on.set()
+    assert reader.results.get(timeout=60).error is None
+    assert {reader.results.get(timeout=60) for _ in range(2)} == set(failing)
+    mine, other = (read.error for read in failing)
+    assert type(mine) is type(other) is errors.Unavailable
+    assert str(mine) == str(other) == "gone"
+    assert mine is not other
+    reader.read(question)
+    assert reader.results.get(timeout=60).error is None
+    reader.service.stop()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.BatchNotFound(7),
+        errors.InvalidRequest("query.after", "expected 1"),
+        errors.PositionTrimmed(1, 2),
+        OSError(28, "No space left on device"),
+        KeyError("k"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_copy_of_an_error_equals_it(error: Exception) -> None:
+    copy = errors.copy_of(error)
+    assert copy is not error
+    assert (type(copy), str(copy), copy.args, vars(copy)) == (type(error), str(error), error.args, vars(error))
+    assert copy.__cause__ is error
+
+
+def test_pages_that_share_a_transaction_are_those_that_are_read_alone(database: Database) -> None:
+    """Ranges that overlap, touch, repeat, are apart, end with the feed, begin beyond it or before its first event."""
+    service = Service(database, combiner=Inline)
+    large = '"' + "x" * 3000 + '"'
+    start = service.feed.head()
+    service.feed.append([feed.NewEvent(f"e{n}", "t", f"k{n}" if n % 2 else None, large) for n in range(60)])
+    end = service.feed.head()
+    afters = [None, *range(start, start + 8), start + 30, start + 38, end - 3, end - 1, end, end + 1, UNSEEN]
+    spans = [feed.Span(after, limit) for after in afters for limit in (1, 4, feed.FIRST)]
+    for trimmed in (False, True):
+        if trimmed:
+            feed.trim(database, timedelta(0), needed=lambda tx: start + 5)
+        pages = database.snapshot(feed.pages, spans)
+        for span in spans:
+            page = pages[span]
+            if isinstance(page, errors.CoreError):
+                with pytest.raises(type(page), match=re.escape(str(page))):
+                    database.snapshot(feed.read, *span)
+            else:
+                assert page == database.snapshot(feed.read, *span)
+
+
+def test_a_shared_page_ends_at_the_bound_of_bytes(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.storage.limits.BYTES", 100)
+    service = Service(database, combiner=Inline)
+    start = service.feed.head()
+    service.feed.append([feed.NewEvent(f"e{n}", "t", None, '"' + "x" * 40 + '"') for n in range(6)])
+    spans = [feed.Span(start, 5), feed.Span(start + 1, 1), feed.Span(start + 4, 5)]
+    pages = database.snapshot(feed.pages, spans)
+    assert [page == database.snapshot(feed.read, *span) for span, page in pages.items()] == [True] * 3
+    assert [page.next - start for page in pages.values() if isinstance(page, feed.EventPage)] == [2, 2, 6]
+
+
+def test_a_page_trimmed_while_it_is_read_is_read_completely(database: Database) -> None:
+    """Between the statement that reads the head and the one that reads the events."""
+    service = Service(database, combiner=Inline)
+    start = service.feed.head()
+    service.feed.append([feed.NewEvent(f"e{n}", "t") for n in range(5)])
+    trimmed = False
+
+    def trim(*arguments: Any) -> None:
+        nonlocal trimmed
+        if not trimmed and "FROM feed " in str(arguments[2]):
+            trimmed = True
+            with Database(database.url.render_as_string(hide_password=False)) as other:
+                feed.trim(other, timedelta(0))
+
+    sa.event.listen(database.engine, "before_cursor_execute", trim)
+    page = service.feed.read(start, 5)
+    assert trimmed
+    assert [event.id for event in page.events] == [f"e{n}" for n in range(5)]
+    with pytest.raises(errors.PositionTrimmed):
+        service.feed.read(start, 5)
+
+
+def test_watermarks_of_many_batches_are_those_of_each(database: Database) -> None:
+    """Nothing acked, a hole in the first or a later group, full groups before the hint moves, complete, journaled."""
+    service = Service(database, combiner=Inline)
+    acked: list[set[int]] = [
+        set(),
+        set(range(5)),
+        {1, 2, 3},
+        set(range(3 * SIZE)) - {2 * SIZE + 7},
+        set(range(9 * SIZE)),
+        set(range(40 * SIZE)) - {39 * SIZE},
+        {number for number in range(40 * SIZE) if number % SIZE != 9},
+        set(range(40 * SIZE + 10)),
+    ]
+    expected = {}
+    for numbers in acked:
+        batch = service.batches.open(Opening(group_size=SIZE, items=40 * SIZE + 10)).batch.id
+        items = [(batch, number // SIZE, number % SIZE) for number in sorted(numbers)]
+        service.acks.ack(Call.of(Verb.ACK, items)).result()
+        expected[batch] = min(set(range(40 * SIZE + 10)) - numbers, default=40 * SIZE + 10)
+    wide = service.batches.open(Opening(group_size=2048, items=50 * 2048)).batch.id
+    for number in range(3):
+        items = [(wide, group, number) for group in range(50) if (group, number) != (0, 2)]
+        service.acks.ack(Call.of(Verb.ACK, items)).result()
+    assert service.batches.get(wide).journal_next
+    expected[wide] = 2
+    reads = ReadService(database)
+    results = reads.watermarks._answer({*expected, UNSEEN})
+    assert isinstance(results.pop(UNSEEN), errors.BatchNotFound)
+    assert {id: result[1] for id, result in results.items() if isinstance(result, tuple)} == expected
+    assert all(reads.watermarks.get(id)[1] == number for id, number in expected.items())

@@ -17,18 +17,18 @@ import pytest
 
 from core import writes
 from core.acks.call import Call
-from core.batches import batch as batches
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.batches.writing import Extend
 from core.commits.combiner import Inline
 from core.consumer_groups.leases import Caller
 from core.consumer_groups.positions import Fence
-from core.feed import NewEvent
+from core.feed import NewEvent, Span
 from core.processes.instances import Handling
 from core.processes.outbox import NewCommand
 from core.service import Service
 from core.service.batches import opening_of, seal_of
+from core.service.reads import SharedReads
 from core.storage.database import Database
 from core.tallies import Entry
 from core.webhooks import deliveries
@@ -44,7 +44,7 @@ ROUND_TRIPS = {
     "seal": 4,
     "seal again": 2,
     "status": 2,
-    "watermark": 5,
+    "watermark": 4,
     "a page of 50 events": 4,
     "append one event": 3,
     "one tally entry": 4,
@@ -258,6 +258,8 @@ MERGED_ROUND_TRIPS = {
     "seal": 4,
     "append one event": 3,
     "status": 2,
+    "watermark": 4,
+    "a page of 50 events": 4,
 }
 """The COMMIT, or the ROLLBACK of a read, is one of them."""
 
@@ -274,8 +276,17 @@ def test_many_callers_make_the_round_trips_of_one(service: Service, monkeypatch:
         round_trips[name] = len(wire.packets)
         assert all(outcome.error is None for outcome in outcomes)
         print(f"{name}, {CALLERS} callers: {round_trips[name]}")
-    ids = {_batch(service) for _ in range(CALLERS)}
-    wire.packets.clear()
-    assert service.database.read(batches.by_id, ids).keys() == ids
-    round_trips["status"] = len(wire.packets)
+    ids = {_batch(service, sealed=True, acked=place % 3) for place in range(CALLERS)}
+    first = _events(service, 2 * CALLERS)
+    reads: dict[str, tuple[SharedReads[Any, Any], set[Any]]] = {
+        "status": (service.reads.batches, ids),
+        "watermark": (service.reads.watermarks, ids),
+        "a page of 50 events": (service.reads.pages, {Span(first + place, 50) for place in range(CALLERS)}),
+    }
+    for name, (kind, questions) in reads.items():
+        wire.packets.clear()
+        values = kind._answer(questions)
+        round_trips[name] = len(wire.packets)
+        assert values.keys() == questions
+        assert not any(isinstance(value, Exception) for value in values.values())
     assert round_trips == MERGED_ROUND_TRIPS
