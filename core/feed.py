@@ -101,7 +101,8 @@ def append(tx: Connection, events: Sequence[NewEvent]) -> range:
     if not events:
         return range(0)
     position = lock(tx)
-    _insert(tx, events, position)
+    pipeline = Pipeline(tx)
+    _insert(pipeline, events, position)
     return range(position + 1, position + 1 + len(events))
 
 
@@ -115,8 +116,7 @@ def write(
     transaction must lock nothing after that.
     """
     events = [event for part in lists for event in part]
-    tx = pipeline.tx
-    dialect = dialects.of(tx)
+    dialect = dialects.of(pipeline.tx)
     ids = list(dict.fromkeys(event.id for event in events))
     head, *looks = pipeline.query(
         f"SELECT position FROM feed_head WHERE id = 1{dialect.for_update}",  # noqa: S608
@@ -139,18 +139,7 @@ def write(
             appended.append(Appended(positions[event.id], repeated=not is_new))
         answers.append(appended)
     if new:
-        now = dialect.one_time(tx)
-        rows = [
-            f"({position + place},{_text(dialect, event.id)},{_text(dialect, event.type)},"
-            f"{'NULL' if event.batch is None else event.batch},{_text(dialect, event.key)},"
-            f"{_text(dialect, event.data)},{now})"
-            for place, event in enumerate(new, 1)
-        ]
-        columns = "position, event_id, type, batch_id, event_key, data, appended_at"
-        pipeline.later(*(f"INSERT INTO feed ({columns}) VALUES {','.join(part)}" for part in packets(rows)))  # noqa: S608
-        pipeline.later(f"UPDATE feed_head SET position = {position + len(new)} WHERE id = 1")  # noqa: S608
-        pipeline.flush()
-        tx.info[APPENDED] = position + len(new)
+        _insert(pipeline, new, position)
     return answers
 
 
@@ -179,21 +168,22 @@ def hold(tx: Connection) -> tuple[int, int]:
     return row.position, row.trimmed
 
 
-def _insert(tx: Connection, events: Sequence[NewEvent], position: int) -> None:
+def _insert(pipeline: Pipeline, events: Sequence[NewEvent], position: int) -> None:
+    """Insert the events after this position, which is the locked head's, and update the head."""
+    dialect = dialects.of(pipeline.tx)
+    now = dialect.one_time(pipeline.tx)
     rows = [
-        {
-            "position": position + place,
-            "event_id": event.id,
-            "type": event.type,
-            "batch_id": event.batch,
-            "event_key": event.key,
-            "data": event.data,
-        }
+        f"({position + place},{_text(dialect, event.id)},{_text(dialect, event.type)},"
+        f"{'NULL' if event.batch is None else event.batch},{_text(dialect, event.key)},"
+        f"{_text(dialect, event.data)},{now})"
         for place, event in enumerate(events, 1)
     ]
-    tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)
-    tx.execute(sa.update(tables.feed_head).values(position=position + len(events)).where(_head.id == 1))
-    tx.info[APPENDED] = position + len(events)
+    columns = "position, event_id, type, batch_id, event_key, data, appended_at"
+    last = position + len(events)
+    pipeline.later(*(f"INSERT INTO feed ({columns}) VALUES {','.join(part)}" for part in packets(rows)))  # noqa: S608
+    pipeline.later(f"UPDATE feed_head SET position = {last} WHERE id = 1")  # noqa: S608
+    pipeline.flush()
+    pipeline.tx.info[APPENDED] = last
 
 
 def head(tx: Connection) -> int:

@@ -7,7 +7,7 @@ absolute values are written (MariaDB assigns from left to right within an UPDATE
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from core import errors, feed, tables
 from core.acks.call import Completed, Unit
 from core.batches import batch as batches
-from core.batches import nesting
+from core.batches import batch_rows, nesting
 from core.batches.lifecycle import TAKES_ACKS, State, completes
 from core.storage import dialects, faults, statements
 from core.storage.statements import Pipeline, chunks
@@ -197,28 +197,36 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
             complete[batch] = Complete(batch, key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
         writes.append(change)
     pipeline.later(*(_update(dialects.of(tx), part) for part in chunks(writes, _ROWS)))
-    pipeline.flush()
-    _announce(tx, [batch_row for batch_row in complete.values() if batch_row.completed_now or batch_row.succeeded_now])
+    _announce(
+        pipeline, [batch_row for batch_row in complete.values() if batch_row.completed_now or batch_row.succeeded_now]
+    )
     return complete
 
 
-def _announce(tx: Connection, endings: Sequence[Complete]) -> None:
-    """Write the events of the transitions, and the debts of the batches to their parents."""
+def _announce(pipeline: Pipeline, endings: Sequence[Complete]) -> None:
+    """Execute the waiting statements, and write the events of the transitions, and the debts of the batches to their
+    parents."""
     if not endings:
+        pipeline.flush()
         return
-    rows = batches.by_id(tx, [ending.id for ending in endings])
-    events = []
-    for ending in endings:
-        row = rows[ending.id]
-        ending.key = row.key
-        if row.parent_batch is not None:
-            batches.update(tx, ending.id, parent_due=nesting.owed(State.COMPLETE, ending.failed))
-            ending.owes = True
-        if ending.completed_now:
-            events.append(batches.event(row, "completed"))
-        if ending.succeeded_now:
-            events.append(batches.event(row, "succeeded"))
-    feed.append(tx, events)
+    answers = pipeline.query(*batches.selects([ending.id for ending in endings]))
+
+    def events() -> list[feed.NewEvent]:
+        ended = {batch.id: batch for answer in answers for batch in map(batches.from_values, answer.rows())}
+        new: list[feed.NewEvent] = []
+        debts: list[tuple[batches.Batch, batches.Batch]] = []
+        for ending in endings:
+            batch = ended[ending.id]
+            ending.key = batch.key
+            if batch.parent_batch is not None:
+                debts.append((batch, replace(batch, parent_due=nesting.owed(State.COMPLETE, ending.failed))))
+                ending.owes = True
+            names = ["completed"] if ending.completed_now else []
+            new += batches.events(batch, [*names, "succeeded"] if ending.succeeded_now else names)
+        pipeline.later(*batch_rows.updates(debts))
+        return new
+
+    feed.write(pipeline, events, [])
 
 
 _ROWS: Final = 64

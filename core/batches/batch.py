@@ -182,12 +182,16 @@ def fixed(tx: Connection, ids: Collection[int]) -> dict[int, Fixed]:
 
 def by_id(tx: Connection, ids: Collection[int]) -> dict[int, Batch]:
     """Read without a lock; ids that don't exist are left out."""
-    texts = [
+    batches = [from_values(row) for rows in statements.run(tx, *selects(ids)) for row in rows]
+    return {batch.id: batch for batch in batches}
+
+
+def selects(ids: Collection[int]) -> list[str]:
+    """Statements that read batches without a lock. Their rows are arguments of `from_values`."""
+    return [
         f"SELECT {COLUMNS} FROM batches WHERE id IN ({','.join(map(str, part))}) AND state <> '{State.DELETING}'"  # noqa: S608
         for part in chunks(sorted(ids), LIST)
     ]
-    batches = [from_values(row) for rows in statements.run(tx, *texts) for row in rows]
-    return {batch.id: batch for batch in batches}
 
 
 def event(batch: Batch, name: str) -> feed.NewEvent:

@@ -29,16 +29,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import batch as batches
-from core.batches import nesting
+from core.batches import batch_rows, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
 from core.batches.lifecycle import State, completes, judge
 from core.bits import folding
@@ -173,19 +173,21 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     ]
     looks = [
         "SELECT batch_id, idempotency_key, start, count FROM extends WHERE "  # noqa: S608
-        + " OR ".join(f"(batch_id = {batch} AND idempotency_key = {_text(dialect, key)})" for batch, key in part)
+        + " OR ".join(
+            f"(batch_id = {batch} AND idempotency_key = {batch_rows.text(dialect, key)})" for batch, key in part
+        )
         for part in chunks(extend_keys, LIST)
     ]
     keys = [
         f"SELECT open_key, {batches.COLUMNS} FROM batches "  # noqa: S608
-        f"WHERE open_key IN ({','.join(_text(dialect, key) for key in part)})"
+        f"WHERE open_key IN ({','.join(batch_rows.text(dialect, key) for key in part)})"
         for part in chunks(open_keys, LIST)
     ]
     texts = [*locks, *looks, *keys]
     results = pipeline.ask(*texts) if texts else []
-    lock_rows = [row for rows in results[: len(locks)] for row in rows]
-    look_rows = [row for rows in results[len(locks) : len(locks) + len(looks)] for row in rows]
-    key_rows = [row for rows in results[len(locks) + len(looks) :] for row in rows]
+    lock_rows = [row for result in results[: len(locks)] for row in result]
+    look_rows = [row for result in results[len(locks) : len(locks) + len(looks)] for row in result]
+    key_rows = [row for result in results[len(locks) + len(looks) :] for row in result]
     locked = [batches.from_values(row[:-1]) for row in lock_rows]
     return _Found(
         {batch.id: batch for batch in locked if batch.state is not State.DELETING},
@@ -217,11 +219,11 @@ def _change(pipeline: Pipeline, changes: Sequence[Extend | Seal], found: _Found,
             current[batch.id] = result.batch
             applied.outcomes[operation] = Done(result)
     changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
-    pipeline.later(*_updates(changed))
+    pipeline.later(*batch_rows.updates(changed))
     dialect = dialects.of(pipeline.tx)
-    rows = [f"({batch},{_text(dialect, key)},{start},{count})" for batch, key, start, count in issued]
+    keys = [f"({batch},{batch_rows.text(dialect, key)},{start},{count})" for batch, key, start, count in issued]
     head = "INSERT INTO extends (batch_id, idempotency_key, start, count) VALUES "
-    pipeline.later(*(head + ",".join(part) for part in packets(rows)))
+    pipeline.later(*(head + ",".join(part) for part in packets(keys)))
 
 
 def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
@@ -320,13 +322,14 @@ def _insert(
     dialect = dialects.of(pipeline.tx)
     values = [_new_row(operation, parent_columns) for operation in opens]
     now_literal = dialect.one_time(pipeline.tx)
-    rows = [
-        f"({','.join(now_literal if row[name] is _NOW else _literal(dialect, row[name]) for name in _INSERTED)})"
-        for row in values
-    ]
+
+    def literal(value: Any) -> str:
+        return now_literal if value is _NOW else batch_rows.literal(dialect, value)
+
+    texts = [f"({','.join(literal(row[name]) for name in _INSERTED)})" for row in values]
     columns = ", ".join(_INSERTED)
     parts = [
-        (len(part), pipeline.query(*dialect.insert_batches(pipeline.tx, columns, part))[-1]) for part in packets(rows)
+        (len(part), pipeline.query(*dialect.insert_batches(pipeline.tx, columns, part))[-1]) for part in packets(texts)
     ]
 
     def record() -> None:
@@ -384,54 +387,3 @@ def _new_row(operation: Open, parent_columns: Mapping[str, Any]) -> dict[str, An
         "parent_number": parent_columns.get("parent_number"),
         "parent_group_size": parent_columns.get("parent_group_size"),
     }
-
-
-def _updates(changed: Iterable[tuple[Batch, Batch]]) -> list[str]:
-    """UPDATEs that write the changed columns of each batch, given before and after: one for each set of columns."""
-    by_columns: dict[tuple[str, ...], dict[int, list[Any]]] = {}
-    for before, after in changed:
-        pairs = [(name, getattr(after, name)) for name in _CHANGEABLE if getattr(after, name) != getattr(before, name)]
-        columns = tuple(name for name, _ in pairs)
-        by_columns.setdefault(columns, {})[after.id] = [value for _, value in pairs]
-    texts = []
-    for columns, rows in by_columns.items():
-        for part in chunks(sorted(rows), LIST):
-            assignments = []
-            for place, column in enumerate(columns):
-                literals = {id: _plain(rows[id][place]) for id in part}
-                if len(set(literals.values())) == 1:
-                    assignments.append(f"{column} = {literals[part[0]]}")
-                else:
-                    cases = " ".join(f"WHEN {id} THEN {literal}" for id, literal in literals.items())
-                    assignments.append(f"{column} = CASE id {cases} END")
-            ids = ",".join(map(str, part))
-            texts.append(f"UPDATE batches SET {', '.join(assignments)} WHERE id IN ({ids})")  # noqa: S608
-    return [text for text in texts if " SET  WHERE " not in text]
-
-
-_CHANGEABLE: Final = (
-    *("items", "state", "sealed_at", "ended_at", "completed_by", "succeeded_by", "journal_next", "parent_due"),
-    "updated_at",
-)
-
-
-def _text(dialect: dialects.Dialect, value: str) -> str:
-    return dialect.text(value.encode().hex())
-
-
-def _literal(dialect: dialects.Dialect, value: Any) -> str:
-    """The SQL literal of a value, which may be a client's text."""
-    if isinstance(value, str) and not isinstance(value, State):
-        return _text(dialect, value)
-    return _plain(value)
-
-
-def _plain(value: Any) -> str:
-    """The SQL literal of a value of ours."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        return f"x'{value.hex()}'"
-    if isinstance(value, datetime):
-        return f"'{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'"
-    return str(value) if isinstance(value, int) else f"'{value}'"

@@ -912,7 +912,7 @@ MUTANTS = [
     Mutant(
         "extend-does-not-keep-its-key",
         "core.batches.writing:_change",
-        'pipeline.later(*(head + ",".join(part) for part in packets(rows)))',
+        'pipeline.later(*(head + ",".join(part) for part in packets(keys)))',
         "pass",
         _EXTENDS,
     ),
@@ -972,8 +972,8 @@ MUTANTS = [
     Mutant(
         "an-extend-commits-its-numbers-before-its-key",
         "core.batches.writing:_change",
-        "pipeline.later(*_updates(changed))",
-        "pipeline.later(*_updates(changed))\n    pipeline.flush()\n    pipeline.tx.commit()",
+        "pipeline.later(*batch_rows.updates(changed))",
+        "pipeline.later(*batch_rows.updates(changed))\n    pipeline.flush()\n    pipeline.tx.commit()",
         _CRASH,
     ),
     Mutant(
@@ -1267,7 +1267,7 @@ MUTANTS = [
     Mutant(
         "positions-as-auto-increment-gives-them",
         "core.feed:append",
-        "position = lock(tx)\n    _insert(tx, events, position)",
+        "position = lock(tx)\n    pipeline = Pipeline(tx)\n    _insert(pipeline, events, position)",
         "rows = [dict(event_id=e.id, type=e.type, batch_id=e.batch, event_key=e.key, data=e.data) for e in events]\n"
         "    with tx.engine.begin() as other:\n"
         "        other.exec_driver_sql(f'UPDATE feed_head SET position = position + {len(rows)}')\n"
@@ -1322,7 +1322,11 @@ MUTANTS = [
         _FOLLOW,
     ),
     Mutant(
-        "a-completion-makes-no-event", "core.acks.completion:_announce", "feed.append(tx, events)", "pass", _MACHINE
+        "a-completion-makes-no-event",
+        "core.acks.completion:_announce",
+        "new += batches.events(",
+        "[] + batches.events(",
+        _MACHINE,
     ),
     Mutant(
         "trimmed-events-are-a-gap",

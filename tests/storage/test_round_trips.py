@@ -51,9 +51,9 @@ ROUND_TRIPS = {
     "one position": 5,
     "ack, the first of its group": 4,
     "ack": 3,
-    "ack that completes": 8,
+    "ack that completes": 4,
     "process event": 9,
-    "process event that finishes": 15,
+    "process event that finishes": 14,
     "claim a delivery": 5,
     "record a delivery": 4,
 }
