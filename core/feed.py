@@ -245,8 +245,8 @@ class Span(NamedTuple):
 
 
 def pages(snapshot: Connection, spans: Collection[Span]) -> dict[Span, EventPage | errors.CoreError]:
-    """`read` for each of the spans. Events that several pages have are read once. Positions have no gap, so a span is
-    a range of positions."""
+    """`read` for each of the spans; the transaction reads nothing else. Events that several pages have are read once.
+    Positions have no gap, so a span is a range of positions."""
     [[(position, trimmed)]] = statements.run(snapshot, "SELECT position, trimmed FROM feed_head WHERE id = 1")
     results: dict[Span, EventPage | errors.CoreError] = {}
     starts: dict[Span, int] = {}
@@ -267,7 +267,7 @@ def pages(snapshot: Connection, spans: Collection[Span]) -> dict[Span, EventPage
         for start, end in joined
         if start < end
     ]
-    events = [_from_values(*row) for rows in statements.run(snapshot, *texts) for row in rows]
+    events = [_from_values(*row) for rows in statements.finish(snapshot, *texts) for row in rows]
     for span, start in starts.items():
         end = min(start + span.limit, position)
         first, last = (bisect.bisect_right(events, place, key=_position) for place in (start, end))

@@ -209,10 +209,11 @@ def _announce(pipeline: Pipeline, endings: Sequence[Complete]) -> None:
     if not endings:
         pipeline.flush()
         return
-    answers = pipeline.query(*batches.selects([ending.id for ending in endings]))
+    dialect = dialects.of(pipeline.tx)
+    answers = pipeline.query(*batches.selects(dialect, [ending.id for ending in endings]))
 
     def events() -> list[feed.NewEvent]:
-        ended = {batch.id: batch for answer in answers for batch in map(batches.from_values, answer.rows())}
+        ended = {batch.id: batch for answer in answers for batch in batches.from_rows(dialect, answer.rows())}
         new: list[feed.NewEvent] = []
         debts: list[tuple[batches.Batch, batches.Batch]] = []
         for ending in endings:

@@ -167,8 +167,12 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     )
     open_keys = sorted({key for o in opens if (key := o.open_key) is not None})
     locks = [
-        f"SELECT {batches.COLUMNS}, {dialect.now} FROM {dialect.by_primary_key('batches')} "  # noqa: S608
-        f"WHERE id IN ({','.join(map(str, part))}) ORDER BY id{dialect.for_update}"
+        dialect.select(
+            [*batches.EXPRESSIONS, f"REPLACE({dialect.now}, ' ', 'T')"],
+            f"{dialect.by_primary_key('batches')} WHERE id IN ({','.join(map(str, part))}) ORDER BY id"
+            + dialect.for_update,
+            0,
+        )
         for part in chunks(ids, LIST)
     ]
     looks = [
@@ -179,21 +183,24 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
         for part in chunks(extend_keys, LIST)
     ]
     keys = [
-        f"SELECT open_key, {batches.COLUMNS} FROM batches "  # noqa: S608
-        f"WHERE open_key IN ({','.join(batch_rows.text(dialect, key) for key in part)})"
+        dialect.select(
+            ["HEX(open_key)", *batches.EXPRESSIONS],
+            f"batches WHERE open_key IN ({','.join(batch_rows.text(dialect, key) for key in part)})",
+            0,
+        )
         for part in chunks(open_keys, LIST)
     ]
     texts = [*locks, *looks, *keys]
     results = pipeline.ask(*texts) if texts else []
-    lock_rows = [row for result in results[: len(locks)] for row in result]
-    look_rows = [row for result in results[len(locks) : len(locks) + len(looks)] for row in result]
-    key_rows = [row for result in results[len(locks) + len(looks) :] for row in result]
-    locked = [batches.from_values(row[:-1]) for row in lock_rows]
+    lock_records = [record for rows in results[: len(locks)] for record in dialect.records(rows)]
+    look_rows = [row for rows in results[len(locks) : len(locks) + len(looks)] for row in rows]
+    key_records = [record for rows in results[len(locks) + len(looks) :] for record in dialect.records(rows)]
+    locked = [batches.from_record(record[:-1]) for record in lock_records]
     return _Found(
         {batch.id: batch for batch in locked if batch.state is not State.DELETING},
-        as_time(lock_rows[0][-1]) if lock_rows else None,
+        as_time(lock_records[0][-1]) if lock_records else None,
         {(batch, as_text(key) or ""): (start, count) for batch, key, start, count in look_rows},
-        {as_text(row[0]) or "": batches.from_values(row[1:]) for row in key_rows},
+        {bytes.fromhex(record[0]).decode(): batches.from_record(record[1:]) for record in key_records},
     )
 
 

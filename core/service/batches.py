@@ -99,7 +99,7 @@ class BatchService:
             raise errors.BatchNotFound(batch)
 
     def get(self, batch: int) -> Batch:
-        return self._database.read(batches.get, batch)
+        return self._reads.batches.get(batch)
 
     def page(
         self,

@@ -147,7 +147,7 @@ class ReadService:
             kind.stop()
 
     def _batches(self, ids: Collection[int]) -> dict[int, Batch | errors.CoreError]:
-        states = self._database.read(batches.by_id, ids)
+        states = self._database.read(lambda tx: batches.by_id(tx, ids, is_all=True))
         return {id: states.get(id) or errors.BatchNotFound(id) for id in ids}
 
     def _watermarks(self, ids: Collection[int]) -> dict[int, tuple[Batch, int] | errors.CoreError]:

@@ -66,6 +66,11 @@ def run(tx: Connection, *statements: str) -> list[Rows]:
     return dialects.of(tx).run(tx, statements)
 
 
+def finish(tx: Connection, *statements: str) -> list[Rows]:
+    """`run`, and end the transaction in the same round trip. It must only have read, and nothing may follow."""
+    return dialects.of(tx).finish(tx, statements)
+
+
 class Answer:
     """The rows of a query that may not have been executed yet."""
 

@@ -19,6 +19,7 @@ from core.batches.lifecycle import Verb
 from core.commits.combiner import Inline
 from core.service import Service
 from core.service.reads import Read, ReadService, SharedReads
+from core.storage import statements
 from core.storage.database import Database
 
 UNSEEN = 10**9
@@ -260,3 +261,23 @@ def test_watermarks_of_many_batches_are_those_of_each(database: Database) -> Non
     assert isinstance(results.pop(UNSEEN), errors.BatchNotFound)
     assert {id: result[1] for id, result in results.items() if isinstance(result, tuple)} == expected
     assert all(reads.watermarks.get(id)[1] == number for id, number in expected.items())
+
+
+def test_a_transaction_that_is_finished_has_ended_on_the_server(mariadb_database: Database) -> None:
+    """Without a ROLLBACK from the client. One that was not finished ends by the ROLLBACK."""
+
+    def is_open(tx: sa.Connection) -> int:
+        [[state]] = statements.run(tx, "SELECT @@in_transaction")[0]
+        return int(state)
+
+    def finish(tx: sa.Connection) -> int:
+        statements.finish(tx, "SELECT id FROM batches")
+        return is_open(tx)
+
+    def leave_open(tx: sa.Connection) -> int:
+        statements.finish(tx, "SELECT id FROM batches")
+        statements.run(tx, "SELECT id FROM batches")
+        return is_open(tx)
+
+    for read in (mariadb_database.read, mariadb_database.snapshot):
+        assert [read(work) for work in (finish, leave_open, is_open)] == [0, 1, 0]

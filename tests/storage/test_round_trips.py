@@ -43,9 +43,9 @@ ROUND_TRIPS = {
     "extend": 3,
     "seal": 4,
     "seal again": 2,
-    "status": 2,
+    "status": 1,
     "watermark": 4,
-    "a page of 50 events": 4,
+    "a page of 50 events": 3,
     "append one event": 3,
     "one tally entry": 4,
     "one position": 5,
@@ -257,9 +257,9 @@ MERGED_ROUND_TRIPS = {
     "extend a batch each": 3,
     "seal": 4,
     "append one event": 3,
-    "status": 2,
+    "status": 1,
     "watermark": 4,
-    "a page of 50 events": 4,
+    "a page of 50 events": 3,
 }
 """The COMMIT, or the ROLLBACK of a read, is one of them."""
 

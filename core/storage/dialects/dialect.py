@@ -64,6 +64,10 @@ class Dialect(abc.ABC):
     def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
         """See `statements.run`."""
 
+    def finish(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
+        """See `statements.finish`."""
+        return self.run(tx, texts)
+
     @abc.abstractmethod
     def select(self, columns: Sequence[str], rest: str, expected: int) -> str:
         """See `statements.select`."""

@@ -128,6 +128,13 @@ class MariaDB(Dialect):
                 cursor.close()
         return rows
 
+    def finish(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
+        rows = self.run(tx, [*texts, "COMMIT"])
+        driver = tx.connection.dbapi_connection
+        assert isinstance(driver, _Connection)
+        driver.has_ended = True
+        return rows[:-1]
+
     def select(self, columns: Sequence[str], rest: str, expected: int) -> str:
         row = f"CONCAT_WS(' ', {', '.join(columns)})"
         if expected <= ROWS:
@@ -191,11 +198,23 @@ def _text(value: str | bytes) -> str:
 
 
 class _Connection(pymysql.connections.Connection):  # type: ignore[misc]  # it has no types
-    """A connection that shares one TLS context. PyMySQL reads all certificates of the machine for each connection that
-    may use TLS, even if it won't verify any. This holds the GIL for a tenth of a second, and after an outage fifty
-    connections are made."""
+    """A connection that shares one TLS context, and knows whether a packet has ended its transaction.
+
+    PyMySQL reads all certificates of the machine for each connection that may use TLS, even if it won't verify any.
+    This holds the GIL for a tenth of a second, and after an outage fifty connections are made.
+    """
 
     _shared: ssl.SSLContext | None = None
+    has_ended = False
+    """The last packet ended the transaction, so a ROLLBACK would be a useless round trip."""
+
+    def query(self, sql: Any, unbuffered: bool = False) -> Any:
+        self.has_ended = False
+        return super().query(sql, unbuffered)
+
+    def rollback(self) -> None:
+        if not self.has_ended:
+            super().rollback()
 
     def _create_ssl_ctx(self, settings: Any) -> Any:
         if settings:
