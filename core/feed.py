@@ -268,10 +268,14 @@ def pages(snapshot: Connection, spans: Collection[Span]) -> dict[Span, EventPage
         if start < end
     ]
     events = [_from_values(*row) for rows in statements.finish(snapshot, *texts) for row in rows]
+    # Usually, but not always, the bound of a page's bytes doesn't matter.
+    is_small = sum(map(size, events)) <= limits.BYTES
     for span, start in starts.items():
         end = min(start + span.limit, position)
         first, last = (bisect.bisect_right(events, place, key=_position) for place in (start, end))
-        page, is_cut = limits.within(events[first:last], size, span.limit)
+        page, is_cut = events[first:last], False
+        if not is_small:
+            page, is_cut = limits.within(page, size, span.limit)
         results[span] = EventPage(page, page[-1].position if is_cut else end, position)
     return results
 

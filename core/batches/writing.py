@@ -166,13 +166,9 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
         {(o.batch, o.idempotency_key) for o in changes if isinstance(o, Extend) and o.idempotency_key is not None}
     )
     open_keys = sorted({key for o in opens if (key := o.open_key) is not None})
+    table, columns = dialect.by_primary_key("batches"), [*batches.EXPRESSIONS, f"REPLACE({dialect.now}, ' ', 'T')"]
     locks = [
-        dialect.select(
-            [*batches.EXPRESSIONS, f"REPLACE({dialect.now}, ' ', 'T')"],
-            f"{dialect.by_primary_key('batches')} WHERE id IN ({','.join(map(str, part))}) ORDER BY id"
-            + dialect.for_update,
-            0,
-        )
+        dialect.select(columns, f"{table} WHERE id IN ({','.join(map(str, part))}) ORDER BY id{dialect.for_update}", 0)
         for part in chunks(ids, LIST)
     ]
     looks = [
