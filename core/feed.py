@@ -107,13 +107,13 @@ def append(tx: Connection, events: Sequence[NewEvent]) -> range:
 
 
 def write(
-    pipeline: Pipeline, own: Callable[[], Sequence[NewEvent]], lists: Sequence[Sequence[NewEvent]]
+    pipeline: Pipeline, own: Callable[[int], Sequence[NewEvent]], lists: Sequence[Sequence[NewEvent]]
 ) -> list[list[Appended]]:
     """Append the service's own events, whose ids are new, and those events of the lists whose ids are new, under one
     lock of the head. Return the positions of the lists' events. Ids are remembered as long as their event is kept.
 
-    One round trip runs the waiting statements and locks the head; then `own()` returns the service's events. The
-    transaction must lock nothing after that.
+    One round trip runs the waiting statements and locks the head; then `own(position)` returns the service's events,
+    whose positions follow that one. The transaction must lock nothing after that.
     """
     events = [event for part in lists for event in part]
     dialect = dialects.of(pipeline.tx)
@@ -125,8 +125,8 @@ def write(
             for part in chunks(ids, LIST)
         ),
     )
-    new = list(own())
     position: int = head.rows()[0][0]
+    new = list(own(position))
     positions = {as_text(event_id): place for look in looks for event_id, place in look.rows()}
     answers: list[list[Appended]] = []
     for part in lists:
@@ -267,7 +267,7 @@ def pages(snapshot: Connection, spans: Collection[Span]) -> dict[Span, EventPage
         for start, end in joined
         if start < end
     ]
-    events = [_from_values(*row) for rows in statements.finish(snapshot, *texts) for row in rows]
+    events = [from_values(*row) for rows in statements.finish(snapshot, *texts) for row in rows]
     # Usually, but not always, the bound of a page's bytes doesn't matter.
     is_small = sum(map(size, events)) <= limits.BYTES
     for span, start in starts.items():
@@ -284,7 +284,7 @@ def _position(event: Event) -> int:
     return event.position
 
 
-def _from_values(
+def from_values(
     position: int, id: Any, type: Any, batch: int | None, key: Any, data: str | None, at: str | datetime
 ) -> Event:
     """The event in a row as the driver returns it."""

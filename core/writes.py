@@ -1,9 +1,10 @@
-"""The transaction that writing verbs share: opens, extends and seals of batches, and appends to the feed.
+"""The transaction that writing verbs share: opens, extends and seals of batches, appends to the feed, and handlings of
+process managers.
 
 Calls that arrive during a transaction share the next one (see `commits`). Each has its own outcome: a refused operation
 doesn't affect the others, as it changes nothing. Only an open with a parent has a transaction of its own, as it reads
-the parent's bits. The locks are a part of the one order (see `consumer_groups.groups`): positions → batches →
-feed_head. A new verb becomes an `Operation` in its noun's package, and a line in `flush`.
+the parent's bits. The locks are a part of the one order (see `consumer_groups.groups`): positions → inbox → processes
+→ timers → batches → feed_head. A new verb becomes an `Operation` in its noun's package, and a line in `flush`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from core.batches.writing import Extend, Open, Seal
 from core.commits import operation as calls
 from core.commits.operation import Done
 from core.consumer_groups import positions
+from core.processes import handling
+from core.processes.handling import Handle
 from core.storage.database import Database
 from core.storage.statements import Pipeline
 
@@ -34,28 +37,38 @@ class Append(calls.Operation):
     fence: positions.Fence | None = None
 
 
-Operation: TypeAlias = Open | Extend | Seal | Append
+Operation: TypeAlias = Open | Extend | Seal | Append | Handle
 
 
 def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:
     """Apply the operations. The caller commits. Raises `faults.BeginAgain` if the transaction must be run again."""
-    outcomes: dict[calls.Operation, Done] = {}
-    appends = [operation for operation in operations if isinstance(operation, Append)]
-    fences = {append.fence for append in appends if append.fence is not None}
-    for fence in sorted(fences, key=lambda fence: (fence.group, fence.partition)):
-        try:
-            positions.fence(tx, fence.group, fence.partition, fence.worker, fence.epoch)
-        except errors.CoreError as error:
-            outcomes |= {append: Done(error=error) for append in appends if append.fence == fence}
     pipeline = Pipeline(tx)
-    writes = writing.write(pipeline, [operation for operation in operations if not isinstance(operation, Append)])
+    appends = [operation for operation in operations if isinstance(operation, Append)]
+    handles = [operation for operation in operations if isinstance(operation, Handle)]
+    changes = [operation for operation in operations if isinstance(operation, Open | Extend | Seal)]
+    fences = handling.fences(pipeline, handles)
+    fences |= {append: append.fence for append in appends if append.fence is not None}
+    refusals = positions.lock(pipeline, set(fences.values()))
+    handlings = handling.Handlings(pipeline, handles)
+    refused = refusals()
+    handlings.apply(fences, refused)
+    outcomes = {append: Done(error=refused[fence]) for append, fence in fences.items() if fence in refused}
+    writes = writing.write(pipeline, changes)
     appends = [append for append in appends if append not in outcomes]
-    if writes.has_events() or any(append.events for append in appends):
-        answers = feed.write(pipeline, writes.finish, [append.events for append in appends])
+
+    def own(position: int) -> list[feed.NewEvent]:
+        events = writes.finish()
+        handlings.finish(position + len(events))
+        return [*events, *handlings.events()]
+
+    if writes.has_events() or handlings.events() or any(append.events for append in appends):
+        answers = feed.write(pipeline, own, [append.events for append in appends])
     else:
+        handlings.finish(0)
         answers = [[] for _ in appends]
     pipeline.flush()
-    outcomes |= {append: Done(answer) for append, answer in zip(appends, answers, strict=True)} | writes.outcomes
+    outcomes |= {append: Done(answer) for append, answer in zip(appends, answers, strict=True)}
+    outcomes |= writes.outcomes | handlings.outcomes
     return [outcomes[operation] for operation in operations]
 
 

@@ -19,10 +19,12 @@ from api.routes.events import Name
 from api.routes.free_json import DATA, MAX_STATE, Data, State
 from api.routes.models import Body
 from api.routes.route import JsonRoute
+from api.routes.writes import Writes
 from api.server.bodies import DEPTH
 from core import tables
 from core.consumer_groups import groups
 from core.processes import definitions, instances, outbox, timers
+from core.processes.handling import Handle, handle_of
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
@@ -318,13 +320,18 @@ def delete_process(process: ProcessName, request: Request) -> Response:
     responses=documented("process_not_found", "stale_epoch", "version_conflict", *BODY),
 )
 @needs(Role.CONSUME)
-def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody, request: Request) -> Response:
+async def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody, request: Request) -> Response:
     """Store the effect of an event on an instance, once, in one transaction: its state, its commands, its timers.
 
     409 `stale_epoch`: the worker no longer owns the partition at this epoch. 409 `version_conflict`: the state has
     changed; compute the effect again from the current state.
     """
-    handled = _service(request).processes.handle(
+    writes: Writes = request.app.state.writes
+    return free_json.response(_handled(await writes.run(_operation(process, instance, body))))
+
+
+def _operation(process: str, instance: str, body: HandleBody) -> Handle:
+    return handle_of(
         instances.Handling(
             process,
             instance,
@@ -340,16 +347,17 @@ def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody,
             body.error,
         )
     )
-    return free_json.response(
-        {
-            "status": handled.status,
-            "repeated": handled.repeated,
-            "instance": None if handled.instance is None else _instance(handled.instance),
-            "commands": [
-                {name: getattr(command, name) for name in IssuedCommand.model_fields} for command in handled.commands
-            ],
-        }
-    )
+
+
+def _handled(handled: instances.Handled) -> dict[str, Any]:
+    return {
+        "status": handled.status,
+        "repeated": handled.repeated,
+        "instance": None if handled.instance is None else _instance(handled.instance),
+        "commands": [
+            {name: getattr(command, name) for name in IssuedCommand.model_fields} for command in handled.commands
+        ],
+    }
 
 
 @router.post(

@@ -212,7 +212,7 @@ def _announce(pipeline: Pipeline, endings: Sequence[Complete]) -> None:
     dialect = dialects.of(pipeline.tx)
     answers = pipeline.query(*batches.selects(dialect, [ending.id for ending in endings]))
 
-    def events() -> list[feed.NewEvent]:
+    def events(_: int) -> list[feed.NewEvent]:
         ended = {batch.id: batch for answer in answers for batch in batches.from_rows(dialect, answer.rows())}
         new: list[feed.NewEvent] = []
         debts: list[tuple[batches.Batch, batches.Batch]] = []

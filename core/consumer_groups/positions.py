@@ -7,6 +7,7 @@ so only the current owner can write, however long a former owner was paused.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -16,7 +17,8 @@ from sqlalchemy.engine import Connection
 
 from core import errors, metrics, tables
 from core.consumer_groups import groups
-from core.storage import galera
+from core.storage import dialects, galera
+from core.storage.statements import LIST, Pipeline, among, as_text, chunks
 from lastbit.streams.errors import CorruptSnapshot
 from lastbit.streams.snapshot import Snapshot
 
@@ -75,17 +77,59 @@ _SHOWN: Final = (
 )
 
 
+def lock(pipeline: Pipeline, fences: Collection[Fence]) -> Callable[[], dict[Fence, errors.CoreError]]:
+    """Lock the partitions of the fences in the next round trip, in one order. Call the result before any write on the
+    workers' behalf: it returns the errors of the fences that don't hold, `StaleEpoch` or `ConsumerGroupNotFound`. The
+    other workers stay the owners until the commit."""
+    tx = pipeline.tx
+    dialect = dialects.of(tx)
+    answers = [
+        answer
+        for part in chunks(sorted({(fence.group, fence.partition) for fence in fences}), LIST)
+        for answer in pipeline.query(
+            "SELECT group_name, partition_no, owner, epoch "  # noqa: S608
+            f"FROM {dialect.by_primary_key('positions')} WHERE {among(tx, _KEY, part)} "
+            f"ORDER BY {', '.join(_KEY)}{dialect.for_update}"
+        )
+    ]
+
+    def refusals() -> dict[Fence, errors.CoreError]:
+        rows = [row for answer in answers for row in answer.rows()]
+        owners = {(as_text(group), partition): (as_text(owner), epoch) for group, partition, owner, epoch in rows}
+        refused: dict[Fence, errors.CoreError] = {}
+        for fence in fences:
+            if owners.get((fence.group, fence.partition)) != (fence.worker, fence.epoch):
+                refused[fence] = _refusal(tx, fence, exists=(fence.group, fence.partition) in owners)
+        held = sorted({(fence.group, fence.partition) for fence in fences if fence not in refused})
+        for part in chunks(held, LIST):
+            rows_held = [
+                sa.and_(_positions.group_name == group, _positions.partition_no == partition)
+                for group, partition in part
+            ]
+            galera.guard(tx, _positions.epoch, sa.or_(*rows_held))
+        return refused
+
+    return refusals
+
+
+def _refusal(tx: Connection, fence: Fence, *, exists: bool) -> errors.CoreError:
+    if not exists:
+        try:
+            groups.find(tx, fence.group)
+        except errors.ConsumerGroupNotFound as error:
+            return error
+    metrics.STALE_EPOCHS.inc()
+    return errors.StaleEpoch(fence.group, fence.partition, fence.worker, fence.epoch)
+
+
 def fence(tx: Connection, group: str, partition: int, worker: str, epoch: int) -> None:
     """Raise `errors.StaleEpoch` unless the worker owns the partition at this epoch. Otherwise it stays the owner until
     the commit. Call this before any write on the worker's behalf. Also raises `errors.ConsumerGroupNotFound`."""
-    conditions = (_positions.group_name == group, _positions.partition_no == partition)
-    row = tx.execute(sa.select(_positions.owner, _positions.epoch).where(*conditions).with_for_update()).first()
-    if row is None:
-        groups.find(tx, group)
-    if row is None or row.owner != worker or row.epoch != epoch:
-        metrics.STALE_EPOCHS.inc()
-        raise errors.StaleEpoch(group, partition, worker, epoch)
-    galera.guard(tx, _positions.epoch, *conditions)
+    for error in lock(Pipeline(tx), [Fence(group, partition, worker, epoch)])().values():
+        raise error
+
+
+_KEY: Final = ("group_name", "partition_no")
 
 
 def commit(

@@ -6,6 +6,7 @@ longer used.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -19,6 +20,7 @@ from core.consumer_groups import groups
 from core.processes import inbox
 from core.storage import faults
 from core.storage.database import Database
+from core.storage.statements import LIST, among, as_text, chunks, run
 
 PARTITIONS: Final = 32
 """The default number of partitions, and so the maximum number of workers that share a process."""
@@ -111,11 +113,19 @@ def all_of(tx: Connection, *conditions: sa.ColumnElement[bool]) -> list[Definiti
 
 def partitions_of(tx: Connection, name: str) -> int | None:
     """The partitions of the process's consumer group; None if there is none."""
-    columns = tables.consumer_groups.c
-    partitions: int | None = tx.scalar(
-        sa.select(columns.partitions).where(columns.name == group_of(name), columns.deleted_at.is_(None))
-    )
-    return partitions
+    return partition_counts(tx, [name]).get(name)
+
+
+def partition_counts(tx: Connection, names: Collection[str]) -> dict[str, int]:
+    """The partitions of the processes' consumer groups, without the processes that have none."""
+    process_of = {group_of(name): name for name in names}
+    texts = [
+        "SELECT name, partitions FROM consumer_groups "  # noqa: S608
+        f"WHERE {among(tx, ('name',), [(group,) for group in part])} AND deleted_at IS NULL"
+        for part in chunks(sorted(process_of), LIST)
+    ]
+    rows = [row for rows in run(tx, *texts) for row in rows]
+    return {process_of[as_text(group) or ""]: count for group, count in rows}
 
 
 def floor(tx: Connection, definition: Definition) -> int:

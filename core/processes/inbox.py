@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, feed, tables
+from core.storage import dialects
 from core.storage.database import Database
+from core.storage.statements import LIST, Pipeline, among, as_text, chunks, literal, packets
 
 KEEP: Final = 100_000
 """Positions below the lowest floor whose rows are kept for inspection."""
@@ -66,56 +68,104 @@ def retry_type(process: str) -> str:
     return f"{feed.RETRY}.{process}"
 
 
-def known(tx: Connection, process: str, instance: str, event: str, position: int) -> Status | None:
-    """The event's status; None if it must be handled. Locks its row. Raises `errors.ProcessNotFound`."""
-    condition = _this(process, instance, event)
-    status = tx.scalar(sa.select(_inbox.status).where(*condition).with_for_update())
-    if status is not None:
-        return Status(status)
-    # Read after the row (see the module).
-    limit = tx.scalar(
-        sa.select(_definitions.pruned).where(_definitions.name == process, _definitions.deleted_at.is_(None))
-    )
-    if limit is None:
-        raise errors.ProcessNotFound(process)
-    return Status.HANDLED if position <= limit else None
+Key: TypeAlias = tuple[str, str, str]
+"""A process, an instance and an event's id."""
 
 
-def record(
-    tx: Connection, process: str, instance: str, event: str, position: int, status: Status, *, retried: bool
-) -> None:
-    """Record the status of an event that was not parked this time."""
-    values: dict[str, object] = {"status": status, "error": None, "event": None, "handled_at": tables.utc_now()}
-    _write(tx, process, instance, event, position, values, retried=retried)
+class LockedEvents:
+    """Events for instances, whose rows the next round trip locks, until the commit. Their statuses change in memory
+    first; `write` stores them. `failed` are the positions of events that may be parked."""
+
+    def __init__(self, pipeline: Pipeline, keys: Collection[Key], failed: Collection[int]) -> None:
+        self._pipeline = pipeline
+        tx = pipeline.tx
+        dialect = dialects.of(tx)
+        self._answers = [
+            answer
+            for part in chunks(sorted(keys), LIST)
+            for answer in pipeline.query(
+                "SELECT name, instance, event_id, status "  # noqa: S608
+                f"FROM {dialect.by_primary_key('inbox')} WHERE {among(tx, _KEY, part)} "
+                f"ORDER BY {', '.join(_KEY)}{dialect.for_update}"
+            )
+        ]
+        # Read after the rows (see the module).
+        self._limits = [
+            answer
+            for part in chunks(sorted({process for process, _, _ in keys}), LIST)
+            for answer in pipeline.query(
+                "SELECT name, pruned FROM process_definitions "  # noqa: S608
+                f"WHERE {among(tx, ('name',), [(name,) for name in part])} AND deleted_at IS NULL"
+            )
+        ]
+        self._failed = [
+            answer
+            for part in chunks(sorted(failed), LIST)
+            for answer in pipeline.query(
+                "SELECT position, event_id, type, batch_id, event_key, data, appended_at "  # noqa: S608
+                f"FROM feed WHERE position IN ({','.join(map(str, part))})"
+            )
+        ]
+        self._statuses: dict[Key, Status] = {}
+        self._pruned: dict[str, int] = {}
+        self._copies: dict[tuple[int, str], str] = {}
+        self._changes: dict[Key, tuple[int, Status, str | None, str | None]] = {}
+        self._retried: set[Key] = set()
+
+    def load(self) -> None:
+        """Take what the round trip has read."""
+        rows = [tuple(map(as_text, row)) for answer in self._answers for row in answer.rows()]
+        self._statuses = {(row[0] or "", row[1] or "", row[2] or ""): Status(row[3] or "") for row in rows}
+        self._retried = {key for key, status in self._statuses.items() if status is Status.RETRYING}
+        self._pruned = {as_text(name) or "": pruned for answer in self._limits for name, pruned in answer.rows()}
+        events = [feed.from_values(*row) for answer in self._failed for row in answer.rows()]
+        self._copies = {(event.position, event.id): feed.encoded(event).decode() for event in events}
+
+    def status(self, key: Key, position: int) -> Status | None:
+        """The event's status; None if it must be handled. Raises `errors.ProcessNotFound`."""
+        status = self._statuses.get(key)
+        if status is not None:
+            return None if status is Status.RETRYING else status
+        limit = self._pruned.get(key[0])
+        if limit is None:
+            raise errors.ProcessNotFound(key[0])
+        return Status.HANDLED if position <= limit else None
+
+    def record(self, key: Key, position: int, status: Status) -> None:
+        """Record the status of an event that was not parked this time."""
+        self._change(key, position, status, None, None)
+
+    def park(self, key: Key, position: int, error: str) -> None:
+        """Park an event. Raises `errors.InvalidRequest` if the feed doesn't have it."""
+        copy = self._copies.get((position, key[2]))
+        if copy is None and key not in self._retried:
+            raise errors.InvalidRequest("body.event", f"expected an event of the feed: {key[2]!r} is not at {position}")
+        self._change(key, position, Status.PARKED, error, copy)
+
+    def _change(self, key: Key, position: int, status: Status, error: str | None, copy: str | None) -> None:
+        self._statuses[key] = status
+        self._changes[key] = position, status, error, copy
+
+    def write(self, now: datetime) -> None:
+        """Store the changed statuses."""
+        tx = self._pipeline.tx
+        rows = []
+        for key, (position, status, error, copy) in self._changes.items():
+            if key not in self._retried:
+                values = (*key, position, status, error, copy, now)
+                rows.append(f"({','.join(literal(tx, value) for value in values)})")
+                continue
+            # A row that was parked before keeps its copy if it is parked again.
+            kept = "" if status is Status.PARKED else "event = NULL, "
+            self._pipeline.later(
+                f"UPDATE inbox SET {kept}status = {literal(tx, status)}, error = {literal(tx, error)}, "  # noqa: S608
+                f"handled_at = {literal(tx, now)} WHERE {among(tx, _KEY, [key])}"
+            )
+        head = f"INSERT INTO inbox ({', '.join(_KEY)}, position, status, error, event, handled_at) VALUES "  # noqa: S608
+        self._pipeline.later(*(head + ",".join(part) for part in packets(rows)))
 
 
-def park(tx: Connection, process: str, instance: str, event: str, position: int, error: str, *, retried: bool) -> None:
-    """Park an event. Raises `errors.InvalidRequest` if the feed doesn't have it."""
-    values: dict[str, object] = {"status": Status.PARKED, "error": error, "handled_at": tables.utc_now()}
-    if not retried:
-        row = tx.execute(sa.select(tables.feed).where(_feed.position == position, _feed.event_id == event)).first()
-        if row is None:
-            raise errors.InvalidRequest("body.event", f"expected an event of the feed: {event!r} is not at {position}")
-        values["event"] = feed.encoded(feed.event(row)).decode()
-    _write(tx, process, instance, event, position, values, retried=retried)
-
-
-def _write(
-    tx: Connection,
-    process: str,
-    instance: str,
-    event: str,
-    position: int,
-    values: dict[str, object],
-    *,
-    retried: bool,
-) -> None:
-    if retried:
-        tx.execute(sa.update(tables.inbox).where(*_this(process, instance, event)).values(values))
-    else:
-        tx.execute(
-            sa.insert(tables.inbox).values(name=process, instance=instance, event_id=event, position=position, **values)
-        )
+_KEY: Final = ("name", "instance", "event_id")
 
 
 def retry(tx: Connection, process: str, instance: str, event: str | None = None) -> int:

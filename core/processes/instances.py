@@ -1,41 +1,25 @@
-"""Process managers: state machines with an instance for each correlation id. They accept events in any order, even
-repeated ones, and issue commands when all required events have arrived.
+"""Instances of process managers: state machines, one for each correlation id.
 
-A pure function in a worker computes the effects of an event on an instance. They are written here in one transaction:
-fence → inbox → instance → commands into the outbox and the feed, timers. Possible failures, and why they can't happen:
-
-* *The same event twice*: it has an inbox row, or after pruning it is at or below `pruned`.
-* *Two workers with one instance*: the partition has one owner at one epoch, in a row that stays locked until the
-  commit. A worker that has lost its partition is refused, even if it hasn't noticed.
-* *A state computed from an old one*: the version that it was computed from must be the instance's current version.
-* *A command twice*: its id is derived from process, instance and step, and each id is issued once.
-* *A restart by a late event*: a finished instance is kept as a tombstone, see `retention`.
-* *An event whose handler always fails*: it is parked with the error, for that instance only. Other instances continue.
-
+A pure function in a worker computes the effects of an event on an instance, a `Handling`, and `handling` applies it.
 The process's workers form a consumer group (`definitions`). Instances are assigned to partitions by the CRC-32 of their
 names. Each partition reads the whole feed and skips the events of other partitions.
-
-Lock order: consumer_groups → positions → inbox → processes → timers → … → feed_head. Outbox rows are only inserted, and
-no other transaction can insert them while the instance is locked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 from core import errors, tables
-from core.consumer_groups import positions
 from core.processes import definitions, inbox, outbox, timers
-from core.storage import faults, limits
-from lastbit.streams.partitions import partition_of
+from core.storage import dialects, limits
+from core.storage.statements import LIST, Pipeline, among, as_text, as_time, chunks, literal, packets
 
 SHOWN: Final = 200
 """Maximum number of events, and of commands, in an instance's details."""
@@ -120,94 +104,77 @@ class Handled:
     commands: list[outbox.Issued]
 
 
-def handle(tx: Connection, handling: Handling) -> Handled:
-    """Apply the event's effects once.
-
-    Raises `errors.ProcessNotFound`, `StaleEpoch`, `VersionConflict`, `InvalidRequest`, and changes nothing then. Raises
-    `faults.BeginAgain` if it must be run again.
-    """
-    partitions = definitions.partitions_of(tx, handling.process)
-    if partitions is None:
-        raise errors.ProcessNotFound(handling.process)
-    partition = partition_of(handling.instance, partitions)
-    positions.fence(tx, definitions.group_of(handling.process), partition, handling.worker, handling.epoch)
-    key = (handling.process, handling.instance, handling.event, handling.position)
-    before = inbox.known(tx, *key)
-    if before is not None and before is not inbox.Status.RETRYING:
-        return Handled(before, True, _find(tx, handling.process, handling.instance), [])
-    is_retry = before is not None
-    instance = _find(tx, handling.process, handling.instance, locked=True)
-    if instance is not None and instance.status is Status.FINISHED:
-        inbox.record(tx, *key, inbox.Status.LATE, retried=is_retry)
-        return Handled(inbox.Status.LATE, False, instance, [])
-    version = 0 if instance is None else instance.version
-    if handling.version != version:
-        raise errors.VersionConflict(handling.process, handling.instance, handling.version, version)
-    if handling.error is not None:
-        instance = instance or _begin(tx, handling)
-        inbox.park(tx, *key, handling.error, retried=is_retry)
-        return Handled(inbox.Status.PARKED, False, instance, [])
-    instance = _go_on(tx, handling, instance)
-    inbox.record(tx, *key, inbox.Status.HANDLED, retried=is_retry)
-    if handling.finish:
-        timers.cancel_all(tx, handling.process, handling.instance)
-    else:
-        timers.change(tx, handling.process, handling.instance, handling.timers)
-    issued = outbox.issue(tx, handling.process, handling.instance, handling.commands)
-    return Handled(inbox.Status.HANDLED, False, instance, issued)
+_COLUMNS: Final = ("name", *(f.name for f in fields(Instance) if f.name not in ("process", "parked")))
 
 
-def _begin(tx: Connection, handling: Handling) -> Instance:
-    """Insert a new instance at version 0."""
-    now = tables.clock(tx)
-    instance = Instance(handling.process, handling.instance, Status.RUNNING, 0, None, now, now, None)
-    _insert(tx, instance)
-    return instance
+class LockedInstances:
+    """Instances that the next round trip locks, until the commit. They change in memory first; `write` stores them."""
 
-
-def _go_on(tx: Connection, handling: Handling, instance: Instance | None) -> Instance:
-    """Update the instance to the next version, or insert it at version 1. Return it."""
-    now = tables.clock(tx)
-    status, finished_at = (Status.FINISHED, now) if handling.finish else (Status.RUNNING, None)
-    if instance is None:
-        new = Instance(handling.process, handling.instance, status, 1, handling.state, now, now, finished_at)
-        _insert(tx, new)
-        return new
-    values: dict[str, Any] = {
-        "state": handling.state,
-        "version": handling.version + 1,
-        "status": status,
-        "updated_at": now,
-        "finished_at": finished_at,
-    }
-    conditions = (_processes.name == handling.process, _processes.instance == handling.instance)
-    tx.execute(sa.update(tables.processes).where(*conditions).values(values))
-    return replace(instance, **values)
-
-
-def _insert(tx: Connection, instance: Instance) -> None:
-    try:
-        tx.execute(
-            sa.insert(tables.processes).values(
-                name=instance.process,
-                instance=instance.instance,
-                state=instance.state,
-                version=instance.version,
-                status=instance.status,
-                created_at=instance.created_at,
-                updated_at=instance.updated_at,
-                finished_at=instance.finished_at,
+    def __init__(self, pipeline: Pipeline, keys: Collection[tuple[str, str]]) -> None:
+        self._pipeline = pipeline
+        tx = pipeline.tx
+        dialect = dialects.of(tx)
+        self._answers = [
+            answer
+            for part in chunks(sorted(keys), LIST)
+            for answer in pipeline.query(
+                f"SELECT {', '.join(_COLUMNS)} FROM {dialect.by_primary_key('processes')} "  # noqa: S608
+                f"WHERE {among(tx, ('name', 'instance'), part)} ORDER BY name, instance{dialect.for_update}"
             )
-        )
-    except IntegrityError as error:
-        if faults.is_duplicate(error):
-            raise faults.BeginAgain from error
-        raise
+        ]
+        self._stored: dict[tuple[str, str], Instance] | None = None
+        self._changed: dict[tuple[str, str], Instance] = {}
+
+    def get(self, process: str, instance: str) -> Instance | None:
+        if self._stored is None:
+            rows = [_from_values(*row) for answer in self._answers for row in answer.rows()]
+            self._stored = {(row.process, row.instance): row for row in rows}
+        return self._changed.get((process, instance)) or self._stored.get((process, instance))
+
+    def put(self, instance: Instance) -> None:
+        self._changed[instance.process, instance.instance] = instance
+
+    def write(self) -> None:
+        """Store the changed instances. A new one that another transaction has inserted makes this one begin again."""
+        tx, stored = self._pipeline.tx, self._stored or {}
+        insert = f"INSERT INTO processes ({', '.join(_COLUMNS)}) VALUES "  # noqa: S608
+        update = dialects.of(tx).upsert(("name", "instance"), _COLUMNS[2:])
+        for is_new, end in ((True, ""), (False, update)):
+            rows = [_row(tx, new) for key, new in self._changed.items() if (key not in stored) is is_new]
+            self._pipeline.later(*(insert + ",".join(part) + end for part in packets(rows)))
 
 
-def _find(tx: Connection, process: str, instance: str, *, locked: bool = False) -> Instance | None:
+def _row(tx: Connection, instance: Instance) -> str:
+    values = (instance.process, *(getattr(instance, name) for name in _COLUMNS[1:]))
+    return f"({','.join(literal(tx, value) for value in values)})"
+
+
+def _from_values(
+    process: Any,
+    instance: Any,
+    status: Any,
+    version: int,
+    state: Any,
+    created_at: Any,
+    updated_at: Any,
+    finished_at: Any,
+) -> Instance:
+    """The instance in a row with `_COLUMNS`, as the driver returns it."""
+    return Instance(
+        as_text(process) or "",
+        as_text(instance) or "",
+        Status(as_text(status) or ""),
+        version,
+        as_text(state),
+        as_time(created_at),
+        as_time(updated_at),
+        None if finished_at is None else as_time(finished_at),
+    )
+
+
+def _find(tx: Connection, process: str, instance: str) -> Instance | None:
     query = sa.select(tables.processes).where(_processes.name == process, _processes.instance == instance)
-    row = tx.execute(query.with_for_update() if locked else query).first()
+    row = tx.execute(query).first()
     return None if row is None else _instance(row, 0)
 
 

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, feed, tables
 from core.storage import limits
-from core.storage.statements import LIST, chunks
+from core.storage.statements import LIST, Pipeline, as_text, chunks, literal, packets
 
 NAMESPACE: Final = uuid.UUID("6b1a5b0e-6c1f-5d0b-9a53-0d2a3a2c7b11")
 """The namespace of command ids. Arbitrary, but it must never change."""
@@ -37,6 +37,14 @@ class NewCommand:
     step: str
     type: str
     data: str | None = None
+
+
+class Issue(NamedTuple):
+    """A command that is issued, and may not have a position yet."""
+
+    id: str
+    step: str
+    repeated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,40 +85,55 @@ def command_id(process: str, instance: str, step: str) -> str:
     return str(uuid.uuid5(NAMESPACE, json.dumps([process, instance, step])))
 
 
-def issue(tx: Connection, process: str, instance: str, commands: Sequence[NewCommand]) -> list[Issued]:
-    """Issue the commands that were not issued before, and return the position of each command. Locks the feed's head.
-    The instance is already locked, so no other transaction issues the same commands."""
-    ids = {command.step: command_id(process, instance, command.step) for command in commands}
-    positions: dict[str, int] = {}
-    for part in chunks(sorted(ids.values()), LIST):
-        rows_found = tx.execute(sa.select(_outbox.command_id, _outbox.position).where(_outbox.command_id.in_(part)))
-        positions |= {row.command_id: row.position for row in rows_found}
-    fresh: dict[str, NewCommand] = {}
-    for command in commands:
-        if ids[command.step] not in positions:
-            fresh.setdefault(ids[command.step], command)
-    events = [_event(id, process, instance, command) for id, command in fresh.items()]
-    new = dict(zip(fresh, feed.append(tx, events), strict=True))
-    if fresh:
-        rows = [
-            {
-                "command_id": id,
-                "position": new[id],
-                "name": process,
-                "instance": instance,
-                "step": command.step,
-                "type": command.type,
-                "data": command.data,
-            }
-            for id, command in fresh.items()
+class Issues:
+    """Commands of locked instances, issued in one transaction: `issue` in memory first, and `write` stores those that
+    were not issued before. No other transaction issues commands of these instances. `ids` are those of all commands."""
+
+    def __init__(self, pipeline: Pipeline, ids: Collection[str]) -> None:
+        self._pipeline = pipeline
+        self._answers = [
+            answer
+            for part in chunks(sorted(ids), LIST)
+            for answer in pipeline.query(
+                "SELECT command_id, position FROM outbox "  # noqa: S608
+                f"WHERE command_id IN ({','.join(literal(pipeline.tx, id) for id in part)})"
+            )
         ]
-        tx.execute(sa.insert(tables.outbox).values(created_at=tables.utc_now()), rows)
-    issued: list[Issued] = []
-    for command in commands:
-        id = ids[command.step]
-        issued.append(Issued(id, command.step, positions.get(id) or new[id], repeated=id in positions))
-        positions.setdefault(id, new.get(id, 0))
-    return issued
+        self._positions: dict[str, int] = {}
+        self._new: dict[str, tuple[str, str, NewCommand]] = {}
+
+    def load(self) -> None:
+        """Take what the round trip has read."""
+        self._positions = {as_text(id) or "": position for answer in self._answers for id, position in answer.rows()}
+
+    def issue(self, process: str, instance: str, commands: Sequence[NewCommand]) -> list[Issue]:
+        """Issue the commands that were not issued before."""
+        issues = []
+        for command in commands:
+            id = command_id(process, instance, command.step)
+            is_repeat = id in self._positions or id in self._new
+            if not is_repeat:
+                self._new[id] = process, instance, command
+            issues.append(Issue(id, command.step, is_repeat))
+        return issues
+
+    def events(self) -> list[feed.NewEvent]:
+        """The events of the new commands."""
+        return [_event(id, *new) for id, new in self._new.items()]
+
+    def write(self, position: int, now: datetime) -> None:
+        """Store the new commands. Their events have the positions above `position`."""
+        tx, rows = self._pipeline.tx, []
+        for place, (id, (process, instance, command)) in enumerate(self._new.items(), position + 1):
+            self._positions[id] = place
+            values = (id, place, process, instance, command.step, command.type, command.data, now)
+            rows.append(f"({','.join(literal(tx, value) for value in values)})")
+        head = "INSERT INTO outbox (command_id, position, name, instance, step, type, data, created_at) VALUES "
+        self._pipeline.later(*(head + ",".join(part) for part in packets(rows)))
+
+    def issued(self, issue: Issue) -> Issued:
+        """The issued command with its position. Call it after `write`."""
+        return Issued(issue.id, issue.step, self._positions[issue.id], issue.repeated)
 
 
 def _event(id: str, process: str, instance: str, command: NewCommand) -> feed.NewEvent:

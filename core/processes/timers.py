@@ -21,6 +21,7 @@ from sqlalchemy.engine import Connection
 
 from core import feed, tables
 from core.storage.database import Database
+from core.storage.statements import LIST, Pipeline, among, chunks, literal, packets
 
 PAGE: Final = 200
 """Timers that are fired in one transaction."""
@@ -44,34 +45,44 @@ class Timer:
     data: str | None
 
 
-def change(tx: Connection, process: str, instance: str, changes: Sequence[TimerChange]) -> None:
-    """Set and cancel timers of a locked instance."""
-    if not changes:
-        return
-    last = {timer_change.timer: timer_change for timer_change in changes}
-    conditions = (_timers.name == process, _timers.instance == instance)
-    tx.execute(sa.delete(tables.timers).where(*conditions, _timers.timer.in_(sorted(last))))
-    now = tx.scalar(sa.select(tables.utc_now()))
-    assert now is not None
-    rows = [
-        {
-            "name": process,
-            "instance": instance,
-            "timer": timer_change.timer,
-            "token": str(uuid.uuid4()),
-            "due_at": now + timer_change.after,
-            "data": timer_change.data,
-        }
-        for timer_change in last.values()
-        if timer_change.after is not None
-    ]
-    if rows:
-        tx.execute(sa.insert(tables.timers), rows)
+class TimerChanges:
+    """Changes of locked instances' timers in one transaction; `write` stores them."""
+
+    def __init__(self) -> None:
+        self._cancelled: dict[tuple[str, str], None] = {}
+        """The instances whose timers were all cancelled."""
+        self._changed: dict[tuple[str, str, str], TimerChange] = {}
+        """The last change of each timer, by process, instance and name."""
+
+    def change(self, process: str, instance: str, changes: Sequence[TimerChange]) -> None:
+        """Set and cancel timers."""
+        for change in changes:
+            self._changed[process, instance, change.timer] = change
+
+    def cancel_all(self, process: str, instance: str) -> None:
+        """Cancel all timers of an instance."""
+        self._cancelled[process, instance] = None
+        for key in [key for key in self._changed if key[:2] == (process, instance)]:
+            del self._changed[key]
+
+    def write(self, pipeline: Pipeline, now: datetime) -> None:
+        tx = pipeline.tx
+        deletes = [
+            among(tx, columns, part)
+            for columns, keys in ((_KEY[:2], self._cancelled), (_KEY, self._changed))
+            for part in chunks(sorted(keys), LIST)
+        ]
+        pipeline.later(*(f"DELETE FROM timers WHERE {condition}" for condition in deletes))  # noqa: S608
+        rows = []
+        for key, change in self._changed.items():
+            if change.after is not None:
+                values = (*key, str(uuid.uuid4()), now + change.after, change.data)
+                rows.append(f"({','.join(literal(tx, value) for value in values)})")
+        head = f"INSERT INTO timers ({', '.join(_KEY)}, token, due_at, data) VALUES "  # noqa: S608
+        pipeline.later(*(head + ",".join(part) for part in packets(rows)))
 
 
-def cancel_all(tx: Connection, process: str, instance: str) -> None:
-    """Cancel all timers of a locked instance."""
-    tx.execute(sa.delete(tables.timers).where(_timers.name == process, _timers.instance == instance))
+_KEY: Final = ("name", "instance", "timer")
 
 
 def of_instance(snapshot: Connection, process: str, instance: str) -> list[Timer]:

@@ -55,7 +55,7 @@ class Service:
         self.tallies = TallyService(database)
         self.webhooks = WebhookService(database, sender)
         self.consumer_groups = ConsumerGroupService(database)
-        self.processes = ProcessService(database)
+        self.processes = ProcessService(database, self.writes)
 
     def check_ready(self) -> None:
         """Raise `errors.Unavailable` if the database can't be reached, `Misconfigured` if its schema is older than this

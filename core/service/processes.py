@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-import structlog
-
-from core import metrics
-from core.processes import definitions, inbox, instances, outbox
+from core.processes import definitions, instances, outbox
+from core.processes.handling import handle_of
+from core.service.writes import WriteService
 from core.storage.database import Database
-
-log = structlog.get_logger(__name__)
 
 
 class ProcessService:
     """Methods that name an existing process raise `errors.ProcessNotFound`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, writes: WriteService) -> None:
         self._database = database
+        self._writes = writes
 
     def define(
         self,
@@ -43,16 +41,7 @@ class ProcessService:
 
     def handle(self, handling: instances.Handling) -> instances.Handled:
         """Raises `errors.StaleEpoch`, `VersionConflict`, `InvalidRequest`."""
-        handled = self._database.write(instances.handle, handling, repeatable=True)
-        metrics.PROCESS_EVENTS["repeated" if handled.repeated else handled.status].inc()
-        if handled.status is inbox.Status.PARKED and not handled.repeated:
-            log.warning(
-                "event_parked",
-                process=handling.process,
-                instance=handling.instance,
-                event_id=handling.event,
-                error=handling.error,
-            )
+        handled: instances.Handled = self._writes.run(handle_of(handling))
         return handled
 
     def page(

@@ -11,6 +11,8 @@ from core.batches.batch import Opened, Sealed
 from core.commits.combiner import Commit, GroupCommit, Inline
 from core.commits.lanes import Deliver, Pending
 from core.commits.operation import Done
+from core.processes import handling
+from core.processes.handling import Handle
 from core.service.acks import AckService
 from core.storage.database import Database
 
@@ -59,7 +61,9 @@ class WriteService:
             outcomes = writes.commit(self._database, operations, lock_waits=lock_waits - 1)
         else:
             outcomes = writes.commit(self._database, operations, lock_waits=0, lock_wait=LOCK_WAIT)
-        for outcome in outcomes:
+        for operation, outcome in zip(operations, outcomes, strict=True):
+            if isinstance(operation, Handle) and outcome.error is None:
+                handling.report(operation.handling, outcome.value)
             if isinstance(outcome.value, Opened | Sealed) and outcome.value.batch.parent_due is not None:
                 outcome.paid = self._acks.payment(outcome.value.batch.id)
         return outcomes

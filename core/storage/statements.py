@@ -8,7 +8,7 @@ never a client's text. How it is done depends on the database (see `dialects`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -53,6 +53,30 @@ def as_text(value: str | bytes | None) -> str | None:
 def as_time(value: str | datetime) -> datetime:
     """The time in a driver's value: the database stores times in UTC."""
     return (datetime.fromisoformat(value) if isinstance(value, str) else value).replace(tzinfo=UTC)
+
+
+def literal(tx: Connection, value: str | bytes | int | datetime | None) -> str:
+    """The SQL literal of a value. A text may be a client's: it is sent in hexadecimal."""
+    if isinstance(value, str):
+        return dialects.of(tx).text(value.encode().hex())
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    if isinstance(value, datetime):
+        return f"'{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'"
+    return "NULL" if value is None else str(value)
+
+
+def among(tx: Connection, columns: Sequence[str], keys: Collection[tuple[str | int, ...]]) -> str:
+    """The condition that the columns have the values of one of the keys. Keys that differ in the last value alone share
+    a list."""
+    lists: dict[tuple[str | int, ...], list[str]] = {}
+    for *first, last in keys:
+        lists.setdefault(tuple(first), []).append(literal(tx, last))
+    conditions = []
+    for first_values, values in lists.items():
+        terms = [f"{column} = {literal(tx, value)}" for column, value in zip(columns[:-1], first_values, strict=True)]
+        conditions.append("(" + " AND ".join([*terms, f"{columns[-1]} IN ({','.join(values)})"]) + ")")
+    return " OR ".join(conditions)
 
 
 def run(tx: Connection, *statements: str) -> list[Rows]:

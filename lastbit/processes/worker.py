@@ -7,7 +7,7 @@ Things that could go wrong, and why they cannot:
   first event that is not handled. Events of other partitions, and of types that the process does not read, are skipped
   and never hold the floor. If a newly assigned partition has an older position, the worker reads from there.
 * *An event is handled twice*, after a crash or beside a worker that has lost the partition: the service applies each
-  event once (`core/processes/instances.py`).
+  event once (`core/processes/handling.py`).
 * *The state is outdated.* States are cached between events. The service refuses effects that were computed from another
   version. Then the worker reads the instance and calls the function again.
 * *Events of one instance overtake each other.* A partition has one lane, which handles one event after the other. Lanes

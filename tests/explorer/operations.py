@@ -18,6 +18,7 @@ from core.batches.writing import Extend
 from core.consumer_groups import leases, positions
 from core.errors import CoreError
 from core.processes import definitions, instances, outbox, timers
+from core.processes.handling import handle_of
 from core.service.batches import opening_of, seal_of
 from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
@@ -85,11 +86,15 @@ def record(session: Session) -> Any:
     return session.database.write(lambda tx: deliveries.record(tx, claim, answer, Backoff(), 0.5))
 
 
-def handle(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> Operation:
+def handling_of(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> instances.Handling:
     command = outbox.NewCommand("step", "ship")
-    handling = instances.Handling(
+    return instances.Handling(
         PROCESS, "o1", f"e{event}", event, "w1", 1, version, "{}", () if error else (command,), (), finish, error
     )
+
+
+def handle(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> Operation:
+    handling = handling_of(event, version, finish=finish, error=error)
     return lambda session: session.service.processes.handle(handling)
 
 
@@ -146,6 +151,14 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "commit-position": lambda session: session.service.consumer_groups.commit(_FENCE, Snapshot(2, 4, (3,))),
     "handle": handle(2),
     "handle-next": handle(3, finish=True),
+    "share-handle": share(
+        lambda: [
+            handle_of(handling_of(2)),
+            handle_of(dataclasses.replace(handling_of(2, 0), instance="o2")),
+            handle_of(handling_of(3, 2, finish=True)),
+            Append(events=[feed.NewEvent("mine", "paid", "o1")]),
+        ]
+    ),
     "handle-parked": handle(2, error="broken"),
     "retry-parked": lambda session: session.service.processes.retry_parked(PROCESS, "o1"),
     "fire-timers": lambda session: timers.fire(session.database),

@@ -52,7 +52,7 @@ def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(mariadb_d
                 ) -> None:
                     new = [feed.NewEvent(id, "test.event") for id in ids]
                     if own_transaction:
-                        feed.write(Pipeline(tx), list, [new])
+                        feed.write(Pipeline(tx), lambda _: [], [new])
                     else:
                         feed.append(tx, new)
                     for _ in range(holds):

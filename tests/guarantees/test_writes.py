@@ -6,6 +6,9 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import Any, TypeVarTuple, Unpack
 
 import pytest
@@ -19,6 +22,10 @@ from core.batches.lifecycle import State
 from core.batches.writing import Extend, Open, Seal
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.commits.operation import Done
+from core.consumer_groups.leases import Caller
+from core.processes import outbox, timers
+from core.processes.handling import Handle, handle_of
+from core.processes.instances import Handled, Handling
 from core.service import Service
 from core.service.batches import opening_of, seal_of
 from core.storage.database import Database
@@ -237,6 +244,101 @@ def test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated(
     assert Service(database).batches.get(outcomes[2].value.batch.id) == outcomes[2].value.batch
 
 
+def test_handlings_of_one_instance_take_place_in_their_order(database: Database) -> None:
+    """Each sees the version, the events, the commands and the end that the ones before it left."""
+    service = with_process(database)
+    outcomes = merged(
+        database,
+        handle("i", 1, 0, "commands"),
+        handle("i", 1, 0, "commands"),
+        handle("i", 2, 0),
+        handle("i", 2, 1, "commands"),
+        handle("j", 2, 0, "error"),
+        handle("j", 2, 0),
+        handle("i", 3, 2, "finish"),
+        handle("i", 3, 2, "finish"),
+        handle("j", 3, 0, "stale"),
+        handle("k", 3, 0),
+    )
+    assert [
+        (type(outcome.error).__name__ if outcome.error else (str(outcome.value.status), outcome.value.repeated))
+        for outcome in outcomes
+    ] == [
+        *(("handled", False), ("handled", True), "VersionConflict", ("handled", False)),
+        *(("parked", False), ("parked", True), ("handled", False), ("handled", True), "StaleEpoch"),
+        ("handled", False),
+    ]
+    first, _, _, second, *_ = outcomes
+    assert [(command.step, command.position, command.repeated) for command in first.value.commands] == [
+        *(("same", 4, False), ("1", 5, False), ("same", 4, True))
+    ]
+    assert [(command.step, command.position, command.repeated) for command in second.value.commands] == [
+        *(("same", 4, True), ("2", 6, False), ("same", 4, True))
+    ]
+    assert [event.position for event in events_of(database)] == list(range(1, 8))
+    details = service.processes.instance(PROCESS, "i")
+    assert details.instance == outcomes[6].value.instance == outcomes[7].value.instance
+    assert (details.instance.version, details.instance.state) == (3, '"i3"')
+    assert [command.position for command in details.commands] == [7, 6, 5, 4]
+    assert [(entry.event, entry.error) for entry in service.processes.instance(PROCESS, "j").history] == [
+        ("h2", "brokenbroken")
+    ]
+    assert service.processes.instance(PROCESS, "k").instance.version == 1
+
+
+def test_a_refused_handling_does_not_affect_its_neighbours(database: Database) -> None:
+    """Nor does an operation of another kind."""
+    service = with_process(database)
+    absent = handle_of(Handling(PROCESS, "j", "h9", 2, "w", 1, 0, error="its event is not at that position"))
+    outcomes = merged(
+        database,
+        handle("i", 1, 0, "stale"),
+        handle("i", 1, 0, "unknown"),
+        handle("i", 1, 1),
+        absent,
+        Append(events=[feed.NewEvent("a", "x")]),
+        opening_of(Opening(items=3)),
+        handle("i", 1, 0, "finish"),
+        handle("i", 2, 0),
+        Extend(batch=10**9, count=1),
+    )
+    assert [type(outcome.error) for outcome in outcomes] == [
+        *(errors.StaleEpoch, errors.ProcessNotFound, errors.VersionConflict, errors.InvalidRequest),
+        *(type(None), type(None), type(None), type(None), errors.BatchNotFound),
+    ]
+    assert outcomes[7].value.status == "late"
+    assert [event.id.partition(":")[0] for event in events_of(database)] == ["h1", "h2", "h3", "batch", "command", "a"]
+    [instance], _ = service.processes.page(PROCESS, None, None, 10)
+    assert instance == outcomes[6].value.instance
+    [command] = service.processes.commands(0, 10).commands
+    assert command.position == outcomes[6].value.commands[0].position == 5
+
+
+def test_many_workers_at_once_issue_each_command_once(any_service: Service) -> None:
+    """Sixteen threads deliver the same events of forty instances, and appends and opens go on at the same time."""
+    with_process(any_service.database)
+
+    def deliver(turn: int) -> int:
+        done = 0
+        for number in range(40):
+            instance = f"o{(number + 7 * turn) % 40}"
+            for event in (1, 2):
+                kind = "commands" if event == 1 else "finish"
+                with suppress(errors.VersionConflict):
+                    done += not any_service.processes.handle(handle(instance, event, event - 1, kind).handling).repeated
+            if number % 10 == 0:
+                any_service.batches.open(Opening(items=1))
+        return done
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(deliver, range(16))) == 80
+    assert [event.position for event in events_of(any_service.database)] == list(range(1, 4 + 64 + 3 * 40))
+    commands = any_service.processes.commands(0, 1000).commands
+    assert sorted((command.instance, command.step) for command in commands) == sorted(
+        (f"o{number}", step) for number in range(40) for step in ("same", "1", "last")
+    )
+
+
 @pytest.mark.mariadb
 def test_a_locked_batch_does_not_delay_the_others(mariadb_database: Database) -> None:
     """The locked batch leaves the shared transaction. Its operations end after its lock is released."""
@@ -283,9 +385,47 @@ OPERATIONS = st.lists(
         st.builds(lambda batch, count, key: ("extend", batch, count, key), st.integers(1, 4), st.integers(0, 3), KEYS),
         st.builds(lambda batch, key: ("seal", batch, key), st.integers(1, 4), KEYS),
         st.builds(lambda ids: ("append", *ids), st.lists(st.sampled_from("abc"), max_size=3)),
+        st.builds(
+            lambda *words: ("handle", *words),
+            *(st.sampled_from(["i", "j"]), st.integers(1, 3), st.integers(0, 2)),
+            st.sampled_from(["plain", "commands", "timers", "cancel", "finish", "error", "stale", "unknown"]),
+        ),
     ),
     max_size=12,
 )
+
+
+PROCESS = "p"
+
+
+def handle(instance: str, event: int, version: int, kind: str = "plain") -> Handle:
+    """The handling of the event `h{event}`, which `with_process` has appended at that position."""
+    process, epoch = ("unknown" if kind == "unknown" else PROCESS), 2 if kind == "stale" else 1
+    handling = Handling(process, instance, f"h{event}", event, "w", epoch, version, f'"{instance}{event}"')
+    match kind:
+        case "commands":
+            steps = [outbox.NewCommand(step, "ship", '"ü"') for step in ("same", f"{event}", "same")]
+            return handle_of(replace(handling, commands=steps))
+        case "timers":
+            changes = [timers.TimerChange(name, timedelta(hours=1), f"{event}") for name in ("same", f"{event}")]
+            return handle_of(replace(handling, timers=changes))
+        case "cancel":
+            return handle_of(replace(handling, timers=[timers.TimerChange("same", None)]))
+        case "finish":
+            return handle_of(replace(handling, commands=[outbox.NewCommand("last", "ship")], finish=True))
+        case "error":
+            return handle_of(replace(handling, error="broken" * event))
+    return handle_of(handling)
+
+
+def with_process(database: Database) -> Service:
+    """A process whose only partition the worker `w` owns at epoch 1, and three events for it."""
+    service = Service(database)
+    service.feed.append([feed.NewEvent(f"h{number}", "y") for number in (1, 2, 3)])
+    service.processes.define(PROCESS, partitions=1)
+    [lease] = service.consumer_groups.sync(f"process.{PROCESS}", Caller("w", "s")).assigned
+    assert lease.epoch == 1
+    return service
 
 
 def operation_of(words: tuple[Any, ...]) -> writes.Operation:
@@ -300,11 +440,13 @@ def operation_of(words: tuple[Any, ...]) -> writes.Operation:
             return Seal(batch=batch, fingerprint=(key or "none").encode().ljust(32, b"."))
         case ("append", *ids):
             return Append(events=[feed.NewEvent(id, "x") for id in ids])
+        case ("handle", instance, event, version, kind):
+            return handle(instance, event, version, kind)
     raise AssertionError(words)
 
 
 def contents(database: Database) -> list[Any]:
-    """The rows of batches, extends and feed, without times."""
+    """The rows of batches, extends, the feed, and processes, without times, positions and what is random."""
     with database.engine.connect() as tx:
         batches = [
             tuple(value for name, value in row.items() if not name.endswith("_at"))
@@ -312,7 +454,19 @@ def contents(database: Database) -> list[Any]:
         ]
         extends = sorted(map(tuple, tx.execute(sa.select(tables.extends))))
         events = sorted(tx.execute(sa.select(tables.feed.c.event_id, tables.feed.c.type, tables.feed.c.data)).all())
-    return [batches, extends, list(map(tuple, events))]
+        processes = [
+            sorted(
+                str({name: value for name, value in row.items() if not name.endswith("_at") and name not in hidden})
+                for row in tx.execute(sa.select(table)).mappings()
+            )
+            for table, hidden in (
+                (tables.processes, ()),
+                (tables.inbox, ("event",)),
+                (tables.outbox, ("position",)),
+                (tables.timers, ("token",)),
+            )
+        ]
+    return [batches, extends, list(map(tuple, events)), processes]
 
 
 def result_of(outcome: Done) -> Any:
@@ -322,13 +476,19 @@ def result_of(outcome: Done) -> Any:
     value = outcome.value
     if isinstance(value, list):
         return [event.repeated for event in value]
+    if isinstance(value, Handled):
+        facts = asdict(value)
+        for part in (facts["instance"], *facts["commands"]):
+            for name in [name for name in part or () if name.endswith("_at") or name == "position"]:
+                del part[name]
+        return facts
     batch = value.batch
     facts = [getattr(value, name) for name in value.__slots__ if name != "batch"]
     return type(value), facts, batch.id, batch.items, batch.state, batch.acked
 
 
 @given(OPERATIONS, st.integers(0, 3))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_shared_transactions_have_the_outcomes_of_separate_ones(words: list[tuple[Any, ...]], prepared: int) -> None:
     """Opens take effect after the extends and seals of their transaction, so no extend or seal names a new batch."""
     with (
@@ -339,6 +499,7 @@ def test_shared_transactions_have_the_outcomes_of_separate_ones(words: list[tupl
     ):
         for database in (alone, together):
             templates.migrate(database)
+            with_process(database)
             for _ in range(prepared):
                 open_batch(database)
         changes = [word for word in words if word[0] in ("extend", "seal") and word[1] <= prepared]

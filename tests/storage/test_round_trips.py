@@ -24,6 +24,7 @@ from core.commits.combiner import Inline
 from core.consumer_groups.leases import Caller
 from core.consumer_groups.positions import Fence
 from core.feed import NewEvent, Span
+from core.processes.handling import handle_of
 from core.processes.instances import Handling
 from core.processes.outbox import NewCommand
 from core.service import Service
@@ -35,6 +36,7 @@ from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
 from core.writes import Append
+from lastbit.streams.partitions import partition_of
 from lastbit.streams.snapshot import Snapshot
 
 ROUND_TRIPS = {
@@ -52,8 +54,8 @@ ROUND_TRIPS = {
     "ack, the first of its group": 4,
     "ack": 3,
     "ack that completes": 4,
-    "process event": 9,
-    "process event that finishes": 14,
+    "process event": 4,
+    "process event that finishes": 5,
     "claim a delivery": 5,
     "record a delivery": 4,
 }
@@ -242,6 +244,27 @@ def test_each_verb_makes_the_round_trips_of_the_table(service: Service, monkeypa
 
 
 CALLERS = 64
+
+
+def _handlings(service: Service, *, finish: bool = False) -> list[Handling]:
+    """A handling for each of some instances, in several partitions."""
+    process = next(_names)
+    service.processes.define(process, partitions=4)
+    epochs = {
+        lease.partition: lease.epoch
+        for lease in service.consumer_groups.sync(f"process.{process}", Caller("w", "s")).assigned
+    }
+    first = _events(service, CALLERS)
+    commands = [NewCommand("done", "done")] if finish else []
+    return [
+        Handling(
+            *(process, f"i{number}", f"e{number}", first + number, "w", epochs[partition_of(f"i{number}", 4)], 0, "{}"),
+            *(commands, (), finish),
+        )
+        for number in range(CALLERS)
+    ]
+
+
 MERGED: Mapping[str, Callable[[Service], Sequence[writes.Operation]]] = {
     "open, 10 items, sealed": lambda service: [opening_of(Opening(items=10, sealed=True)) for _ in range(CALLERS)],
     "open with an Idempotency-Key": lambda service: [opening_of(Opening(), next(_names)) for _ in range(CALLERS)],
@@ -249,6 +272,8 @@ MERGED: Mapping[str, Callable[[Service], Sequence[writes.Operation]]] = {
     "extend a batch each": lambda service: [Extend(batch=_batch(service), count=1) for _ in range(CALLERS)],
     "seal": lambda service: [seal_of(_batch(service)) for _ in range(CALLERS)],
     "append one event": lambda service: [Append(events=[NewEvent(next(_names), "x")]) for _ in range(CALLERS)],
+    "process event": lambda service: [handle_of(handling) for handling in _handlings(service)],
+    "process event that finishes": lambda service: [handle_of(one) for one in _handlings(service, finish=True)],
 }
 MERGED_ROUND_TRIPS = {
     "open, 10 items, sealed": 3,
@@ -257,6 +282,8 @@ MERGED_ROUND_TRIPS = {
     "extend a batch each": 3,
     "seal": 4,
     "append one event": 3,
+    "process event": 4,
+    "process event that finishes": 5,
     "status": 1,
     "watermark": 4,
     "a page of 50 events": 3,

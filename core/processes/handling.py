@@ -1,0 +1,197 @@
+"""Applying handlings: many, of one instance or of many, in one transaction with few statements.
+
+A pure function in a worker computes the effects of an event on an instance. They are written here in one transaction:
+fence → inbox → instance → timers → commands into the outbox and the feed. One round trip locks all rows in this order.
+Then the handlings are judged one by one, in the order of their arrival, each by the state that the ones before it left.
+A refused handling changes nothing and doesn't affect the others. At the end, one statement for each kind of change
+writes the rows. Possible failures, and why they can't happen:
+
+* *The same event twice*: it has an inbox row, or after pruning it is at or below `pruned`. In one transaction, the
+  second handling finds the status that the first one has recorded.
+* *Two workers with one instance*: the partition has one owner at one epoch, in a row that stays locked until the
+  commit. A worker that has lost its partition is refused, even if it hasn't noticed.
+* *A state computed from an old one*: the version that it was computed from must be the instance's current version.
+* *A command twice*: its id is derived from process, instance and step, and each id is issued once.
+* *A restart by a late event*: a finished instance is kept as a tombstone, see `retention`.
+* *An event whose handler always fails*: it is parked with the error, for that instance only. Other instances continue.
+
+Lock order: consumer_groups → positions → inbox → processes → timers → … → feed_head. Outbox rows are only inserted, and
+no other transaction can insert them while the partition is locked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+import structlog
+
+from core import errors, feed, metrics
+from core.commits.operation import Done, Operation
+from core.consumer_groups.positions import Fence
+from core.processes import definitions, inbox, outbox
+from core.processes.instances import Handled, Handling, Instance, LockedInstances, Status
+from core.processes.timers import TimerChanges
+from core.storage import dialects
+from core.storage.statements import Pipeline, as_time
+from lastbit.streams.partitions import partition_of
+
+COST: Final = 16
+"""The cost of a handling without data."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Handle(Operation):
+    """Apply an event's effects on an instance once. Its result is a `Handled`. Errors: `ProcessNotFound`, `StaleEpoch`,
+    `VersionConflict`, `InvalidRequest`."""
+
+    handling: Handling
+
+
+def handle_of(handling: Handling) -> Handle:
+    """The operation. All operations of an instance have one `batch`, so they are applied in the order of arrival."""
+    texts = [handling.state, *(command.data for command in handling.commands), *(t.data for t in handling.timers)]
+    size = sum([len(text) for text in texts if text is not None])
+    parts = len(handling.commands) + len(handling.timers)
+    digest = hashlib.blake2b(json.dumps([handling.process, handling.instance]).encode(), digest_size=7).digest()
+    return Handle(
+        batch=-1 - int.from_bytes(digest),
+        size=size,
+        cost=COST + 4 * parts + size // 1024,
+        handling=handling,
+    )
+
+
+def fences(pipeline: Pipeline, operations: Sequence[Handle]) -> dict[Operation, Fence]:
+    """The fences of the operations, without those of processes that don't exist."""
+    counts = definitions.partition_counts(pipeline.tx, {operation.handling.process for operation in operations})
+    found: dict[Operation, Fence] = {}
+    for operation in operations:
+        handling = operation.handling
+        if handling.process in counts:
+            group, count = definitions.group_of(handling.process), counts[handling.process]
+            partition = partition_of(handling.instance, count)
+            found[operation] = Fence(group, partition, handling.worker, handling.epoch)
+    return found
+
+
+class Handlings:
+    """The handlings of one transaction. The next round trip locks and reads all rows that they need. Their partitions
+    must be locked before."""
+
+    def __init__(self, pipeline: Pipeline, operations: Sequence[Handle]) -> None:
+        self._pipeline = pipeline
+        self._operations = operations
+        handlings = [operation.handling for operation in operations]
+        self._inbox = inbox.LockedEvents(
+            pipeline,
+            {_event_key(handling) for handling in handlings},
+            {handling.position for handling in handlings if handling.error is not None},
+        )
+        self._instances = LockedInstances(pipeline, {(handling.process, handling.instance) for handling in handlings})
+        self._outbox = outbox.Issues(
+            pipeline,
+            {
+                outbox.command_id(handling.process, handling.instance, command.step)
+                for handling in handlings
+                for command in handling.commands
+            },
+        )
+        self._timers = TimerChanges()
+        # After the locks: a statement that waits for a lock has the time before the wait.
+        self._clock = pipeline.query(f"SELECT {dialects.of(pipeline.tx).now}") if operations else []
+        self._now: datetime
+        self._handled: dict[Handle, tuple[Handled, list[outbox.Issue]]] = {}
+        self.outcomes: dict[Operation, Done] = {}
+
+    def apply(self, fences: Mapping[Operation, Fence], refused: Mapping[Fence, errors.CoreError]) -> None:
+        """Judge the operations in order, and write the changes, except for the commands."""
+        if not self._operations:
+            return
+        self._now = as_time(self._clock[0].rows()[0][0])
+        self._inbox.load()
+        self._outbox.load()
+        for operation in self._operations:
+            try:
+                if operation not in fences:
+                    raise errors.ProcessNotFound(operation.handling.process)
+                if fences[operation] in refused:
+                    raise refused[fences[operation]]
+                self._handled[operation] = self._judge(operation.handling)
+            except errors.CoreError as error:
+                self.outcomes[operation] = Done(error=error)
+        self._inbox.write(self._now)
+        self._instances.write()
+        self._timers.write(self._pipeline, self._now)
+
+    def events(self) -> list[feed.NewEvent]:
+        """The events of the commands that `finish` writes."""
+        return self._outbox.events()
+
+    def finish(self, position: int) -> None:
+        """Write the commands, whose events have the positions above `position`, and fill in the missing outcomes."""
+        if self._handled:
+            self._outbox.write(position, self._now)
+        for operation, (handled, issues) in self._handled.items():
+            self.outcomes[operation] = Done(replace(handled, commands=[self._outbox.issued(issue) for issue in issues]))
+
+    def _judge(self, handling: Handling) -> tuple[Handled, list[outbox.Issue]]:
+        key = _event_key(handling)
+        before = self._inbox.status(key, handling.position)
+        instance = self._instances.get(handling.process, handling.instance)
+        if before is not None:
+            return Handled(before, True, instance, []), []
+        if instance is not None and instance.status is Status.FINISHED:
+            self._inbox.record(key, handling.position, inbox.Status.LATE)
+            return Handled(inbox.Status.LATE, False, instance, []), []
+        version = 0 if instance is None else instance.version
+        if handling.version != version:
+            raise errors.VersionConflict(handling.process, handling.instance, handling.version, version)
+        if instance is None:
+            instance = Instance(
+                handling.process, handling.instance, Status.RUNNING, 0, None, self._now, self._now, None
+            )
+        if handling.error is not None:
+            self._inbox.park(key, handling.position, handling.error)
+            if self._instances.get(handling.process, handling.instance) is None:
+                self._instances.put(instance)
+            return Handled(inbox.Status.PARKED, False, instance, []), []
+        self._inbox.record(key, handling.position, inbox.Status.HANDLED)
+        instance = replace(
+            instance,
+            state=handling.state,
+            version=version + 1,
+            status=Status.FINISHED if handling.finish else Status.RUNNING,
+            updated_at=self._now,
+            finished_at=self._now if handling.finish else None,
+        )
+        self._instances.put(instance)
+        if handling.finish:
+            self._timers.cancel_all(handling.process, handling.instance)
+        else:
+            self._timers.change(handling.process, handling.instance, handling.timers)
+        issues = self._outbox.issue(handling.process, handling.instance, handling.commands)
+        return Handled(inbox.Status.HANDLED, False, instance, []), issues
+
+
+def _event_key(handling: Handling) -> inbox.Key:
+    return handling.process, handling.instance, handling.event
+
+
+def report(handling: Handling, handled: Handled) -> None:
+    """Count a committed handling, and log a parked event."""
+    metrics.PROCESS_EVENTS["repeated" if handled.repeated else handled.status].inc()
+    if handled.status is inbox.Status.PARKED and not handled.repeated:
+        log.warning(
+            "event_parked",
+            process=handling.process,
+            instance=handling.instance,
+            event_id=handling.event,
+            error=handling.error,
+        )
