@@ -1,7 +1,11 @@
-"""Sends webhooks: one POST on its own connection, to an address that was checked.
+"""Sends webhooks: one POST, over a connection to an address that was checked.
 
-It follows no redirects, uses no cookies and no proxies from the environment, and keeps no connections open. At most a
-few kilobytes of the response's body are read, to check whether it is complete, and discarded.
+It follows no redirects, uses no cookies and no proxies from the environment. At most a few kilobytes of the response's
+body are read, to check whether it is complete, and discarded.
+
+Each send looks up the host and checks every address. It uses a connection that is still open only if that leads to one
+of them. A receiver may close such a connection at any time. If it does so before any part of a response, the request is
+sent again at once, over a new connection: the receiver has either not seen it or recognizes the repeat by its id.
 
 Error texts are our own, because those of the resolver and the socket may contain addresses of our network.
 """
@@ -19,12 +23,12 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-import httpcore
+import h11
 
-from core.webhooks.addresses import NOT_PUBLIC, Target, Unfit, is_public, parse
+from core.webhooks.addresses import NOT_PUBLIC, Target, Unfit, is_address, is_public, parse
 from core.webhooks.sender import SendResult
 from lastbit import __version__
-from senders.connection import Deadline, Pinned
+from senders.connection import Broken, Connection, Deadline, Kept, connect
 
 READ: Final = 4096
 """Maximum bytes of a response's body to read."""
@@ -54,6 +58,8 @@ class WebhookSender:
         self._allow_private = allow_private
         self._resolve = resolve
         self._certificates = certificates or ssl.create_default_context()
+        self._certificates.set_alpn_protocols(["http/1.1"])
+        self._kept = Kept()
 
     def check(self, url: str) -> None:
         """Check the URL and the addresses that its host resolves to now. Raises `Unfit`."""
@@ -69,30 +75,60 @@ class WebhookSender:
             deadline = Deadline(self._timeout)
             target = parse(url)
             addresses = self._addresses(target, deadline)
-            with (
-                httpcore.ConnectionPool(
-                    ssl_context=self._certificates, network_backend=Pinned(addresses, deadline), max_connections=1
-                ) as pool,
-                pool.stream("POST", _url(target), headers=_headers(target, headers), content=body) as answer,
-            ):
-                status = answer.status
-                received_headers = {name.lower(): value for name, value in answer.headers}
+            connection, response = self._response(target, addresses, _request(target, headers, body), body, deadline)
+            with contextlib.ExitStack() as stack:
+                stack.callback(connection.close)
+                status = response.status_code
+                received_headers = dict(response.headers)
                 retry_after = _seconds(received_headers.get(b"retry-after"), received_headers.get(b"date"))
                 size = 0
-                for part in answer.iter_stream():
-                    size += len(part)
+                for part in connection.body(deadline):
+                    size += part
                     if size >= READ:
                         break
+                if connection.reset():
+                    stack.pop_all()
+                    self._kept.keep(connection)
         except Unfit as cause:
             error = f"not sent: {cause}"
-        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as cause:
-            error = self._words(cause, status)
+        except TimeoutError:
+            error = f"no complete response within {self._timeout:g} s"
+        except Broken as cause:
+            error = str(cause) if status is None else "the connection was closed in the middle of the response"
         if error is None and status is not None and 300 <= status < 400:
             error = "a redirect, which is not followed"
         return SendResult(status, error, round((time.monotonic() - start) * 1000), retry_after)
 
+    def _response(
+        self, target: Target, addresses: Sequence[str], request: h11.Request, body: bytes, deadline: Deadline
+    ) -> tuple[Connection, h11.Response]:
+        """The head of the response, and its connection."""
+        origin = target.scheme, target.host, target.port
+        connection = self._kept.take(origin, addresses)
+        if connection is not None:
+            try:
+                return connection, connection.request(request, body, deadline)
+            except BaseException as error:
+                connection.close()
+                if connection.was_answered or not isinstance(error, Broken):
+                    raise
+        connection = connect(origin, addresses, deadline, self._certificates)
+        try:
+            return connection, connection.request(request, body, deadline)
+        except BaseException:
+            connection.close()
+            raise
+
     def _addresses(self, target: Target, deadline: Deadline) -> Sequence[str]:
         """All addresses of the host, each checked. Raises `Unfit`."""
+        addresses = [target.host] if is_address(target.host) else self._look_up(target, deadline)
+        if not addresses:
+            raise Unfit("the host can't be resolved")
+        if not self._allow_private and not all(map(is_public, addresses)):
+            raise Unfit(f"the host is {NOT_PUBLIC}")
+        return addresses
+
+    def _look_up(self, target: Target, deadline: Deadline) -> Sequence[str]:
         outcome: queue.SimpleQueue[Sequence[str] | None] = queue.SimpleQueue()
 
         def look_up() -> None:
@@ -104,36 +140,15 @@ class WebhookSender:
         # In a thread, as the time-out of the system's resolver is longer and can't be changed.
         threading.Thread(target=look_up, daemon=True).start()
         try:
-            addresses = outcome.get(timeout=deadline.left())
+            return outcome.get(timeout=deadline.left()) or ()
         except queue.Empty:
-            addresses = None
-        if not addresses:
-            raise Unfit("the host can't be resolved")
-        if not self._allow_private and not all(map(is_public, addresses)):
-            raise Unfit(f"the host is {NOT_PUBLIC}")
-        return addresses
-
-    def _words(self, cause: Exception, status: int | None) -> str:
-        if isinstance(cause, httpcore.TimeoutException):
-            return f"no complete response within {self._timeout:g} s"
-        if isinstance(cause, httpcore.ConnectError):
-            return str(cause)  # our own text, see `connection`
-        if status is not None:
-            return "the connection was closed in the middle of the response"
-        if isinstance(cause, httpcore.ProtocolError) and "disconnected" not in str(cause):
-            return "the response is not HTTP"
-        return "the connection was closed before the response"
+            return ()
 
 
-def _url(target: Target) -> httpcore.URL:
-    return httpcore.URL(
-        scheme=target.scheme.encode(), host=target.host.encode(), port=target.port, target=target.path.encode()
-    )
-
-
-def _headers(target: Target, signature_headers: dict[str, str]) -> list[tuple[str, str]]:
+def _request(target: Target, signature_headers: dict[str, str], body: bytes) -> h11.Request:
     own_headers = {"Host": target.authority, "User-Agent": AGENT, "Content-Type": "application/json", "Accept": "*/*"}
-    return [*own_headers.items(), *signature_headers.items(), ("Connection", "close")]
+    headers = [*own_headers.items(), ("Content-Length", str(len(body))), *signature_headers.items()]
+    return h11.Request(method="POST", target=target.path, headers=headers)
 
 
 def _seconds(retry_after: bytes | None, sent_at: bytes | None) -> float | None:

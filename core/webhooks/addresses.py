@@ -95,6 +95,11 @@ _IPV6: Final = tuple(ip_network(network) for network in ("2001::/23", "2001:db8:
 """Special purposes within it: protocols and Teredo, documentation, 6to4 (which can embed any IPv4 address)."""
 
 
+def is_address(host: str) -> bool:
+    """Whether the host of a parsed URL is an address, and not a name."""
+    return ":" in host or _NUMERIC.fullmatch(host) is not None
+
+
 def is_public(address: str) -> bool:
     """Whether an address from a resolver is on the public internet."""
     parsed = ip_address(address)

@@ -1655,6 +1655,13 @@ MUTANTS = [
         "test_webhooks.py::test_no_delivery_waits_for_a_replica_that_is_dead",
     ),
     Mutant(
+        "an-open-connection-leads-to-any-address",
+        "senders.connection:Kept.take",
+        " and connection.address in addresses",
+        "",
+        "../http/test_sender.py::test_an_open_connection_to_an_address_that_the_host_has_no_more_is_not_used",
+    ),
+    Mutant(
         "events-are-appended-whatever-the-fence",
         "core.writes:flush",
         "{append: append.fence for append in appends if append.fence is not None}",

@@ -56,7 +56,6 @@ def test_a_request_identifies_lastbit_and_carries_nothing_else(
             "user-agent": f"Lastbit/{__version__}",
             "content-type": "application/json",
             "accept": "*/*",
-            "connection": "close",
             "content-length": str(len(BODY)),
             "webhook-id": "one",
         }
@@ -233,6 +232,114 @@ def test_a_name_that_resolves_differently_after_the_check_is_not_followed(
     assert addresses == ["93.184.216.35"]
     assert resolver.asked == ["hooks.example"] * 3
     assert receiver.got == []
+
+
+class Lasting:
+    """A receiver that keeps its connections open. `answers` are its answers to the requests of one connection; after
+    the last one it closes. `peers` has the client's address of each connection, `requests` that of each request."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = answers
+        self.peers: list[str] = []
+        self.requests: list[str] = []
+        self._listener = socket.create_server(("", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=self._listener.accept(), daemon=True).start()
+
+    def _serve(self, connection: socket.socket, peer: tuple[str, int]) -> None:
+        name = f"{connection.getsockname()[0]}:{peer[1]}"
+        self.peers.append(name)
+        for answer in self.answers:
+            text = b""
+            while not text.endswith(BODY):
+                part = connection.recv(65_536)
+                if not part:
+                    connection.close()
+                    return
+                text += part
+            self.requests.append(name)
+            connection.sendall(answer)
+        connection.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+ACCEPTED = b"HTTP/1.1 204 No Content\r\n\r\n"
+
+
+@contextlib.contextmanager
+def lasting(*answers: bytes) -> Iterator[Lasting]:
+    receiver = Lasting(*answers)
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+def test_a_connection_stays_open_for_the_next_request() -> None:
+    """And every request looks up the host again."""
+    resolver = Resolver(["127.0.0.1"])
+    sender = WebhookSender(resolve=resolver, allow_private=True)
+    with lasting(*[ACCEPTED] * 10) as receiver:
+        for _ in range(3):
+            assert send(f"http://hooks.example:{receiver.port}/", sender).delivered
+        assert (len(receiver.peers), len(receiver.requests), len(resolver.asked)) == (1, 3, 3)
+
+
+def test_an_open_connection_to_an_address_that_the_host_has_no_more_is_not_used() -> None:
+    """Nor is one to an address that is refused now."""
+    sender = WebhookSender(
+        resolve=Resolver(["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1", "10.0.0.1"]), allow_private=True
+    )
+    with lasting(*[ACCEPTED] * 10) as receiver:
+        url = f"http://hooks.example:{receiver.port}/"
+        assert send(url, sender).delivered
+        assert send(url, sender).delivered
+        assert [peer.split(":")[0] for peer in receiver.requests] == ["127.0.0.1", "127.0.0.2"]
+        sender._allow_private = False
+        assert send(url, sender).error == f"not sent: the host is {NOT_PUBLIC}"
+        assert len(receiver.requests) == 2
+
+
+@pytest.mark.parametrize("last", [b"", ACCEPTED])
+def test_a_connection_that_the_receiver_has_closed_is_replaced(last: bytes) -> None:
+    """Before the request, or after it without any part of an answer: then the request is sent again at once."""
+    sender = WebhookSender(allow_private=True)
+    with lasting(ACCEPTED, last) as receiver:
+        for _ in range(4):
+            assert send(f"http://127.0.0.1:{receiver.port}/", sender).delivered
+        if last:  # two of each connection
+            assert (len(receiver.peers), len(receiver.requests)) == (2, 4)
+        else:
+            assert (len(receiver.peers), len(receiver.requests)) == (4, 7)
+
+
+def test_a_request_is_not_sent_again_after_a_part_of_an_answer() -> None:
+    """Nor is a request over a new connection: the receiver may have acted on it."""
+    sender = WebhookSender(allow_private=True)
+    with lasting(ACCEPTED, b"HTTP/1.1 204") as receiver:
+        url = f"http://127.0.0.1:{receiver.port}/"
+        assert send(url, sender).delivered
+        assert send(url, sender).error == "the connection was closed before the response"
+        assert len(receiver.requests) == 2
+    with lasting(b"") as receiver:
+        assert send(f"http://127.0.0.1:{receiver.port}/", sender).error is not None
+        assert len(receiver.requests) == 1
+
+
+def test_an_answer_that_came_before_its_request_does_not_count() -> None:
+    """A receiver that answers a request twice has not accepted the next one."""
+    sender = WebhookSender(allow_private=True)
+    with lasting(ACCEPTED + ACCEPTED, ACCEPTED) as receiver:
+        for _ in range(2):
+            assert send(f"http://127.0.0.1:{receiver.port}/", sender).delivered
+        assert (len(receiver.peers), len(receiver.requests)) == (2, 2)
 
 
 def test_the_next_address_is_tried_if_one_refuses(receiver: Receiver) -> None:
