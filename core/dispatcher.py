@@ -1,20 +1,35 @@
 """The dispatcher: plans, claims, sends and records deliveries, in a bounded number of threads. It also fires timers.
 
-`run_once` finds due work and starts a send for each free thread, without waiting. A thread that has recorded its
-delivery claims the next one itself, so throughput depends on the receivers, not on the rounds. Each webhook may use
-only its share of the threads, so a receiver that hangs doesn't delay others.
+`run_once` finds due work, claims it and starts sends, without waiting. Many deliveries are claimed by one transaction,
+and wait here until a thread is free. The results of sends that end during a transaction share the next one: recording
+uses a combiner, as acks do. A record that frees room claims more, so throughput depends on the receivers, not on the
+rounds.
+
+How much a webhook gets (`_Lane`) depends on its receiver. Each has a *share*: a quarter of the threads, and as many
+claims. After a quick success its *room* for claims grows by one; after a failure or a slow answer it has only its share
+again, and claims beyond it are given back. Growing by one for each success doubles the room in each round trip, so a
+fast receiver has all that it can use after a few; a receiver that begins to fail holds little. These bounds protect the
+others:
+
+* Places beyond the share are used only while more than half of the threads are free. So a fast receiver that suddenly
+  hangs holds at most half of them, until its requests time out.
+* One webhook has at most `ROOM` claims for each thread, and all together four times as many. So memory is bounded,
+  webhooks with a backlog leave room for others, and a dispatcher that is killed delays few deliveries by a lease.
+* A claim that has waited for `PATIENCE` seconds is given back and not sent, as its lease might end during the send.
 
 Any number of dispatchers may share one database (see `replicas`). If one is killed, nothing is lost (see `deliveries`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -22,11 +37,14 @@ import structlog
 
 from core import errors, metrics, tables
 from core.acks import parents
+from core.commits.combiner import Combiner
+from core.commits.lanes import Pending
+from core.commits.operation import Done
 from core.processes import timers
 from core.storage.database import Database
 from core.webhooks import deliveries, message
 from core.webhooks.backoff import Backoff
-from core.webhooks.deliveries import Claim
+from core.webhooks.deliveries import Claim, Record
 from core.webhooks.delivery_log import Progress
 from core.webhooks.replicas import Replica
 from core.webhooks.sender import Sender, SendResult
@@ -34,12 +52,34 @@ from core.webhooks.sender import Sender, SendResult
 SWEEP: Final = 0.5
 """Seconds that a round spends on parents of ended batches. The remaining ones are left to the next round."""
 
+ROOM: Final = 16
+"""Maximum claims of one webhook, for each thread."""
+QUICK: Final = 500
+"""The maximum duration of a quick answer, in milliseconds."""
+PATIENCE: Final = 10.0
+"""Seconds after which a claim is too old to be sent."""
+LOCK_WAIT: Final = 0.25
+"""Seconds that a transaction with several records waits for a lock."""
+
 log = structlog.get_logger(__name__)
 
 
+class _Lane:
+    """The claims of one webhook. A round removes it if it has none, so what it shows of the receiver is recent."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        """The number of deliveries that may be claimed."""
+        self.claimed = 0
+        """The number of deliveries that are claimed and not yet recorded."""
+        self.sending = 0
+        self.waiting: deque[tuple[Claim, float]] = deque()
+        """Claims that nobody sends yet, and since when they were claimed."""
+
+
 class Dispatcher:
-    """`lease` must be longer than any send. With a `replica`, the dispatcher claims that replica's share, otherwise all
-    due deliveries."""
+    """`lease` must be longer than any send by more than `PATIENCE`. With a `replica`, the dispatcher claims that
+    replica's share, otherwise all due deliveries."""
 
     def __init__(
         self,
@@ -60,11 +100,19 @@ class Dispatcher:
         self._chance = chance
         self._threads = threads
         self._share = max(1, threads // 4)
+        self._room = ROOM * threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dispatcher")
+        self._claimer = ThreadPoolExecutor(1, thread_name_prefix="dispatcher-claims")
+        self._records = Combiner(self._commit, what="deliveries")
+        self._claiming = threading.Lock()
+        """Held during a claim, so that no webhook exceeds its room."""
         self._lock = threading.Lock()
-        self._busy: Counter[int] = Counter()
-        """The number of deliveries being sent, by webhook."""
-        self._sending: set[Future[None]] = set()
+        """Protects the lanes and the numbers below."""
+        self._changed = threading.Condition(self._lock)
+        self._lanes: dict[int, _Lane] = {}
+        self._sending = 0
+        self._refills = 0
+        """Claims that were requested, and are not finished."""
         self._stopping = False
         self._stuck = parents.Stuck()
         self._last: datetime | None = None
@@ -79,16 +127,14 @@ class Dispatcher:
             metrics.TIMERS_FIRED.inc(timers.fire(self._database))
             for webhook in self._database.read(deliveries.behind):
                 self._database.write_in_chunks(deliveries.plan, webhook)
+            with self._lock:
+                self._lanes = {webhook: lane for webhook, lane in self._lanes.items() if lane.claimed}
             due = self._database.read(deliveries.is_due, self._partitions)
-            claims = self._claim(self._threads) if due else []
+            claims = self._claim() if due else 0
         except errors.CoreError as error:
             log.warning("dispatcher_waits", error=str(error))
             return 0
-        for claim in claims:
-            future = self._pool.submit(self._work, claim)
-            self._sending.add(future)
-            future.add_done_callback(self._sending.discard)
-        return len(claims) + self._sweep()
+        return claims + self._sweep()
 
     def _sweep(self) -> int:
         """Ack or fail parents' items, after the sends were started. The resulting events are sent in the next round."""
@@ -107,19 +153,25 @@ class Dispatcher:
         self._last = now
 
     def settle(self) -> None:
-        """Wait until nothing is being sent."""
-        while sending := list(self._sending):
-            wait(sending)
+        """Wait until nothing is claimed by this dispatcher."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._refills and not any(lane.claimed for lane in self._lanes.values()))
 
     def stop(self) -> None:
         """Start no more sends, finish those in progress, and leave the rest to the other replicas."""
-        self._stopping = True
+        with self._lock:
+            self._stopping = True
         if self._replica is not None:
             try:
                 self._replica.leave()
             except errors.CoreError as error:  # its lease will expire
                 log.warning("dispatcher_waits", error=str(error))
+        self._claimer.shutdown()
+        with self._claiming, self._lock:
+            surplus = [claim for lane in self._lanes.values() for claim in self._withdraw(lane, 0)]
+        self._give_back(surplus)
         self._pool.shutdown()
+        self._records.stop()
 
     def _beat(self) -> None:
         if self._replica is not None:
@@ -132,57 +184,165 @@ class Dispatcher:
     def _partitions(self) -> frozenset[int] | None:
         return None if self._replica is None else self._replica.partitions
 
-    def _claim(self, limit: int) -> list[Claim]:
-        """Claim deliveries, under a lock so that no webhook exceeds its share."""
-        with self._lock:
-            free = min(limit, self._threads - self._busy.total())
-            if free <= 0 or self._stopping:
-                return []
-            room = {webhook: self._share - count for webhook, count in self._busy.items()}
+    def _claim(self) -> int:
+        """Claim deliveries as far as there is room, and start sends. Returns the number of claims."""
+        count = 0
+        with self._claiming:
             while True:
+                with self._lock:
+                    room = {webhook: lane.room - lane.claimed for webhook, lane in self._lanes.items()}
+                    limit = 4 * self._room - sum(lane.claimed for lane in self._lanes.values())
+                if limit <= 0 or self._stopping:
+                    return count
+                start = time.monotonic()
                 claims, dead_count = self._database.write(
-                    deliveries.claim, self._lease, free, room, self._share, self._partitions
+                    deliveries.claim, self._lease, limit, room, self._share, self._partitions
                 )
-                if claims or not dead_count:  # dead deliveries may have hidden others
-                    break
-            self._busy.update(claim.webhook for claim in claims)
-            return claims
+                count += len(claims)
+                with self._lock:
+                    for claim in claims:
+                        lane = self._lanes.setdefault(claim.webhook, _Lane(self._share))
+                        lane.claimed += 1
+                        lane.waiting.append((claim, start))
+                    late = self._start()
+                self._give_back(late)
+                if not dead_count:  # dead deliveries may have hidden others
+                    return count
+
+    def _refill(self) -> None:
+        try:
+            self._claim()
+        except errors.CoreError:
+            pass  # the next round logs the error
+        except Exception:  # a bug: the next round tries again
+            log.exception("claim_failed")
+        finally:
+            with self._changed:
+                self._refills -= 1
+                self._changed.notify_all()
+
+    def _start(self) -> list[Claim]:
+        """Start sends for all free threads, under the lock. Returns claims to give back, as they are too old."""
+        late: list[Claim] = []
+        while (claim := self._take(late)) is not None:
+            self._pool.submit(self._work, claim)
+        return late
+
+    def _take(self, late: list[Claim]) -> Claim | None:
+        """Remove and return the next claim to send, of the webhook with the fewest sends. Adds to `late` what is too
+        old. Called under the lock."""
+        while not self._stopping:
+            free = self._threads - self._sending
+            has_spare = free > self._threads // 2
+            lanes = [
+                lane
+                for lane in self._lanes.values()
+                if lane.waiting and (lane.sending < self._share or (has_spare and lane.room > self._share))
+            ]
+            if free <= 0 or not lanes:
+                return None
+            lane = min(lanes, key=lambda lane: lane.sending)
+            claim, since = lane.waiting.popleft()
+            if time.monotonic() - since < PATIENCE:
+                lane.sending += 1
+                self._sending += 1
+                return claim
+            late.append(claim)
+        return None
+
+    def _withdraw(self, lane: _Lane, room: int) -> list[Claim]:
+        """Remove and return the waiting claims that exceed the room. Called under the lock."""
+        surplus = min(len(lane.waiting), max(0, lane.claimed - room))
+        return [lane.waiting.pop()[0] for _ in range(surplus)]
 
     def _work(self, claim: Claim | None) -> None:
         while claim is not None:
+            answer: SendResult | None = None
             try:
-                self._deliver(claim)
-            except errors.CoreError as error:
-                log.warning("delivery_not_recorded", delivery=claim.delivery, error=str(error))
+                answer = self._send(claim)
             except Exception:  # a bug: the claim expires, and this thread continues with others
                 log.exception("delivery_failed", delivery=claim.delivery)
-            finally:  # even if logging fails
-                with self._lock:
-                    self._busy[claim.webhook] -= 1
-                    if not self._busy[claim.webhook]:
-                        del self._busy[claim.webhook]
-            try:
-                claim = next(iter(self._claim(1)), None)
-            except errors.CoreError:
-                claim = None  # the next round logs the error
+            sent, late = claim, []
+            with self._lock:
+                lane = self._lanes[sent.webhook]
+                lane.sending -= 1
+                self._sending -= 1
+                if answer is not None and answer.delivered and answer.milliseconds <= QUICK:
+                    lane.room = min(self._room, lane.room + 1)
+                else:
+                    lane.room = self._share
+                    is_gone = answer is not None and answer.status == deliveries.GONE
+                    late = self._withdraw(lane, 0 if is_gone else lane.room)
+                claim = self._take(late)
+                late += self._start()
+            if answer is None:
+                self._free([sent])
+            else:
+                self._record(sent, answer)
+            self._give_back(late)
 
-    def _deliver(self, claim: Claim) -> None:
+    def _send(self, claim: Claim) -> SendResult:
         content = message.body(claim.event)
         headers = message.headers(claim.secret, claim.event.id, claim.at, content)
         try:
-            answer = self._sender.send(claim.url, headers, content)
+            return self._sender.send(claim.url, headers, content)
         except Exception:  # a bug of the sender: counted as an attempt, or it would be retried forever
             log.exception("sender_failed", delivery=claim.delivery)
-            answer = SendResult(None, "the sender failed; its log has the error", 0)
-        state = self._database.write(lambda tx: deliveries.record(tx, claim, answer, self._backoff, self._chance()))
-        log.log(
-            logging.INFO if state is Progress.DELIVERED else logging.WARNING,
-            "delivery",
-            webhook=claim.webhook,
-            webhook_id=claim.event.id,
-            position=claim.event.position,
-            state=state,
-            status=answer.status,
-            error=answer.error,
-            milliseconds=answer.milliseconds,
+            return SendResult(None, "the sender failed; its log has the error", 0)
+
+    def _record(self, claim: Claim, answer: SendResult | None) -> None:
+        record = Record(batch=claim.delivery, claim=claim, answer=answer, chance=self._chance())
+        self._records.submit(record, self._recorded)
+
+    def _give_back(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self._record(claim, None)
+
+    def _commit(self, records: Sequence[Record], *, lock_waits: int) -> list[Done]:
+        results = self._database.write(
+            deliveries.record,
+            records,
+            self._backoff,
+            lock_waits=max(0, lock_waits - 1),
+            lock_wait=None if lock_waits else LOCK_WAIT,
         )
+        return [Done(result) for result in results]
+
+    def _recorded(self, calls: Sequence[Pending]) -> None:
+        self._free([call.call.claim for call in calls])
+        with contextlib.suppress(Exception):  # a log that can't be written must not end the combiner's thread
+            for call in calls:
+                record: Record = call.call
+                if call.error is not None:  # the claim expires
+                    log.warning("delivery_not_recorded", delivery=record.claim.delivery, error=str(call.error))
+                elif record.answer is not None:
+                    _log(record.claim, record.answer, call.answer.value)
+
+    def _free(self, claims: Sequence[Claim]) -> None:
+        """End these claims, and claim more if there is room."""
+        with self._changed:
+            has_room = False
+            for claim in claims:
+                lane = self._lanes[claim.webhook]
+                lane.claimed -= 1
+                # Few large claims are cheaper than many small ones, but no thread should wait for one.
+                has_room = has_room or not lane.waiting or 2 * lane.claimed <= lane.room
+            # At most one waits while another runs.
+            if has_room and self._refills < 2 and not self._stopping:
+                self._refills += 1
+                self._claimer.submit(self._refill)
+            self._changed.notify_all()
+
+
+def _log(claim: Claim, answer: SendResult, state: Progress | None) -> None:
+    log.log(
+        logging.INFO if state is Progress.DELIVERED else logging.WARNING,
+        "delivery",
+        webhook=claim.webhook,
+        webhook_id=claim.event.id,
+        position=claim.event.position,
+        state=state,
+        status=answer.status,
+        error=answer.error,
+        milliseconds=answer.milliseconds,
+    )

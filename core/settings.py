@@ -57,7 +57,8 @@ class Settings(BaseSettings):
     dispatcher_every: float = Field(default=0.5, ge=0, le=3600)
     """Seconds between two rounds of the dispatcher. On SQLite it is built into the service, unless this is 0."""
     dispatcher_threads: int = Field(default=16, ge=1, le=256)
-    """Maximum deliveries that a dispatcher sends at the same time; to one webhook, at most a quarter of it."""
+    """Maximum deliveries that a dispatcher sends at the same time; to one webhook, at most a quarter of it, or half
+    while the receiver answers quickly."""
     webhooks_allow_private: bool = False
     """Allow webhooks to addresses that are not public. Clients that can create webhooks can then reach every address
     that this machine can reach."""

@@ -5,10 +5,11 @@ A delivery has three steps, each in a separate transaction. No transaction is op
 * *plan*: the events after a webhook's position become its deliveries, and the position advances, in one transaction
   under the webhook's row lock. Positions of the feed have no gaps, so a page is a range of positions. (webhook,
   position) is also unique.
-* *claim*: one UPDATE gives due deliveries a random token and a lease, by setting `due_at` in the future. It checks
-  again that they are due, so when two dispatchers select the same delivery, only the first claims it. Time is the
-  database's.
-* *record*: the attempt is logged, and the delivery's state changes if it still has the claim's token.
+* *claim*: many due deliveries are locked by one statement, in the order of their ids, and get a random token and a
+  lease, by setting `due_at` in the future. The lock checks again that they are due, so when two dispatchers select the
+  same delivery, only the first claims it. Time is the database's.
+* *record*: the results of many sends share a transaction. It locks their deliveries by one statement, in the same
+  order, logs the attempts, and changes the state of each delivery that still has its claim's token.
 
 When the database's clock is set back, no delivery waits until the clock has caught up (`bring_closer`).
 
@@ -23,16 +24,19 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import feed, tables
+from core.commits.operation import Operation
+from core.storage import dialects
 from core.storage.database import Database
+from core.storage.statements import LIST, Pipeline, chunks, packets
 from core.webhooks import subscriptions
 from core.webhooks.backoff import Backoff
 from core.webhooks.delivery_log import Progress
@@ -42,7 +46,12 @@ from core.webhooks.subscriptions import State
 PAGE: Final = 500
 """Maximum positions of the feed that one transaction plans."""
 CANDIDATES: Final = 64
-"""Due deliveries from which a claim chooses at random, so that dispatchers seldom choose the same ones."""
+"""A claim chooses at random among this many more due deliveries than it needs, so that dispatchers seldom choose the
+same ones."""
+LOOK: Final = 320
+"""Maximum due deliveries that one query of a claim reads."""
+LOOKS: Final = 4
+"""Maximum queries with which one claim looks for due deliveries of webhooks that have room."""
 PARTITIONS: Final = 64
 """Deliveries are partitioned by id, so that dispatchers can share them (see `replicas`)."""
 OVERDUE: Final = timedelta(seconds=5)
@@ -102,8 +111,7 @@ def plan(tx: Connection, webhook: int) -> bool:
 
 def is_due(tx: Connection, partitions: Collection[int] | None = None) -> bool:
     """Whether there is a due delivery that `claim` could claim with the same `partitions`."""
-    now = _now(tx)
-    query = sa.select(_deliveries.id).where(*_due(now), *_shared(partitions, now))
+    query = sa.select(_deliveries.id).where(*_due(), *_shared(tx, partitions))
     return tx.execute(query.limit(1)).first() is not None
 
 
@@ -112,15 +120,15 @@ def _now(tx: Connection) -> datetime:
     return now
 
 
-def _due(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
-    return _deliveries.state == Progress.PENDING, _deliveries.due_at <= now
+def _due() -> tuple[sa.ColumnElement[bool], ...]:
+    return _deliveries.state == Progress.PENDING, _deliveries.due_at <= tables.utc_now()
 
 
-def _shared(partitions: Collection[int] | None, now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+def _shared(tx: Connection, partitions: Collection[int] | None) -> tuple[sa.ColumnElement[bool], ...]:
     if partitions is None or len(partitions) == PARTITIONS:
         return ()
     ours = (_deliveries.id % PARTITIONS).in_(sorted(partitions))
-    return (sa.or_(ours, _deliveries.due_at <= now - OVERDUE),)
+    return (sa.or_(ours, _deliveries.due_at <= _now(tx) - OVERDUE),)
 
 
 def claim(
@@ -136,92 +144,173 @@ def claim(
 
     Returns the claims, and the number of due deliveries of disabled or deleted webhooks, which become dead.
     """
-    now = _now(tx)
-    due = sa.and_(*_due(now))
-    query = (
-        sa.select(_deliveries.id, _deliveries.webhook_id, _webhooks.state)
-        .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id, isouter=True)
-        .where(due, *_shared(partitions, now))
-        .order_by(_deliveries.due_at)
-        .limit(CANDIDATES)
-    )
-    full = sorted(webhook for webhook, places in room.items() if places <= 0)
-    if full:
-        query = query.where(_deliveries.webhook_id.not_in(full))
-    candidates = list(tx.execute(query))
-    random.shuffle(candidates)
-    chosen: list[int] = []
-    dead: list[int] = []
-    places = dict(room)
-    for row in candidates:
-        if row.state != State.ACTIVE:
-            dead.append(row.id)
-        elif len(chosen) < limit and places.setdefault(row.webhook_id, share) > 0:
-            places[row.webhook_id] -= 1
-            chosen.append(row.id)
-    if dead:
-        tx.execute(
-            sa.update(tables.deliveries)
-            .where(_deliveries.id.in_(sorted(dead)), due)
-            .values(state=Progress.DEAD, due_at=None, token=None)
-        )
-    if not chosen:
+    chosen, dead = _choose(tx, limit, room, share, partitions)
+    if not chosen and not dead:
+        return [], 0
+    locked, now = _lock(tx, chosen | dead, f"state = '{Progress.PENDING}' AND due_at <= {dialects.of(tx).now}")
+    if now is None:
         return [], len(dead)
     token = secrets.token_bytes(16)
-    tx.execute(
-        sa.update(tables.deliveries)
-        .where(_deliveries.id.in_(sorted(chosen)), due)
-        .values(token=token, due_at=now + lease)
+    claimed, died = sorted(chosen & locked.keys()), sorted(dead & locked.keys())
+    pipeline = Pipeline(tx)
+    pipeline.later(
+        *_updates(claimed, f"token = x'{token.hex()}', due_at = '{_literal(now + lease)}'"),
+        *_updates(died, f"state = '{Progress.DEAD}', due_at = NULL, token = NULL"),
     )
-    claimed_rows = (
-        sa.select(_deliveries.id, _deliveries.webhook_id, _webhooks.url, _webhooks.secret, tables.feed)
-        .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id)
-        .join(tables.feed, _feed.position == _deliveries.position)
-        .where(_deliveries.id.in_(chosen), _deliveries.token == token)
-    )
-    claims = [
-        Claim(row.id, token, row.webhook_id, row.url, row.secret, feed.event(row), now)
-        for row in tx.execute(claimed_rows)
-    ]
+    pipeline.flush()
+    claims: list[Claim] = []
+    for part in chunks(claimed, LIST):
+        rows = (
+            sa.select(_deliveries.id, _deliveries.webhook_id, _webhooks.url, _webhooks.secret, tables.feed)
+            .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id)
+            .join(tables.feed, _feed.position == _deliveries.position)
+            .where(_deliveries.id.in_(part))
+        )
+        claims += [
+            Claim(row.id, token, row.webhook_id, row.url, row.secret, feed.event(row), now) for row in tx.execute(rows)
+        ]
     return claims, len(dead)
 
 
-def record(tx: Connection, claim: Claim, answer: SendResult, backoff: Backoff, chance: float) -> Progress | None:
-    """Log the attempt and update the delivery. Return its new state, or None if another dispatcher has claimed the
-    delivery since, or if it was removed."""
-    row = tx.execute(
-        sa.select(_deliveries.token, _deliveries.attempts).where(_deliveries.id == claim.delivery).with_for_update()
-    ).first()
-    if row is None:
-        return None
-    tx.execute(
-        sa.insert(tables.delivery_attempts).values(
-            delivery_id=claim.delivery,
-            attempted_at=claim.at,
-            status=answer.status,
-            error=answer.error,
-            milliseconds=answer.milliseconds,
+def _choose(
+    tx: Connection, limit: int, room: Mapping[int, int], share: int, partitions: Collection[int] | None
+) -> tuple[set[int], set[int]]:
+    """The ids of due deliveries to claim, and of those that must become dead. Nothing is locked yet."""
+    chosen: set[int] = set()
+    dead: set[int] = set()
+    places = dict(room)
+    full = {webhook for webhook, left in room.items() if left <= 0}
+    conditions = (*_due(), *_shared(tx, partitions))
+    size = min(LOOK, CANDIDATES + limit)
+    for _ in range(LOOKS):
+        query = (
+            sa.select(_deliveries.id, _deliveries.webhook_id, _webhooks.state)
+            .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id, isouter=True)
+            .where(*conditions)
+            .order_by(_deliveries.due_at)
+            .limit(size)
+        )
+        if full:
+            query = query.where(_deliveries.webhook_id.not_in(sorted(full)))
+        candidates = list(tx.execute(query))
+        random.shuffle(candidates)
+        before = len(full)
+        for row in candidates:
+            if row.state != State.ACTIVE:
+                dead.add(row.id)
+                full.add(row.webhook_id)
+            elif row.id not in chosen and len(chosen) < limit and places.setdefault(row.webhook_id, share) > 0:
+                chosen.add(row.id)
+                places[row.webhook_id] -= 1
+                if not places[row.webhook_id]:
+                    full.add(row.webhook_id)
+        # The deliveries of a webhook without room may have hidden those of others.
+        if len(chosen) == limit or len(full) == before or len(candidates) < size:
+            break
+    return chosen, dead
+
+
+def _lock(
+    tx: Connection, ids: Collection[int], condition: str = "TRUE"
+) -> tuple[dict[int, tuple[bytes | None, int]], datetime | None]:
+    """Lock the deliveries that exist and fulfil the condition, in the order of their ids. Returns (token, attempts) of
+    each, and the database's time; None if there are none."""
+    dialect = dialects.of(tx)
+    results = Pipeline(tx).ask(
+        *(
+            f"SELECT id, token, attempts, {dialect.now} FROM {dialect.by_primary_key('deliveries')} "  # noqa: S608
+            f"WHERE id IN ({','.join(map(str, part))}) AND {condition} ORDER BY id{dialect.for_update}"
+            for part in chunks(sorted(ids), LIST)
         )
     )
-    if row.token != claim.token:
-        return None
-    attempts = row.attempts + 1
-    state, due_at = Progress.DEAD, None
+    rows = [row for part in results for row in part]
+    # From a server the time is a datetime, from SQLite a text.
+    now = datetime.fromisoformat(str(rows[-1][3])).replace(tzinfo=UTC) if rows else None
+    return {row[0]: (row[1], row[2]) for row in rows}, now
+
+
+def _updates(ids: list[int], values: str) -> list[str]:
+    """Statements that change these locked deliveries."""
+    return [
+        f"UPDATE deliveries SET {values} WHERE id IN ({','.join(map(str, part))})"  # noqa: S608
+        for part in chunks(ids, LIST)
+    ]
+
+
+def _literal(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Record(Operation):
+    """Record the result of a send: log the attempt and update the delivery. Without an `answer` nothing was sent, and
+    the claim is given back. `chance` is for `Backoff`. The result is the delivery's new state, or None if another
+    dispatcher has claimed the delivery since, or if it was removed."""
+
+    claim: Claim
+    answer: SendResult | None
+    chance: float
+
+    @property
+    def is_repeatable(self) -> bool:
+        return False  # the attempt would be logged twice
+
+
+def record(tx: Connection, records: Sequence[Record], backoff: Backoff) -> list[Progress | None]:
+    """Apply the records, and return their results."""
+    locked, now = _lock(tx, {entry.claim.delivery for entry in records})
+    if now is None:
+        return [None] * len(records)
+    dialect = dialects.of(tx)
+    results: list[Progress | None] = []
+    attempts: list[str] = []
+    updates: dict[str, list[int]] = {}
+    """The deliveries that get the same values."""
+    gone: set[int] = set()
+    for entry in records:
+        claim, answer = entry.claim, entry.answer
+        if claim.delivery not in locked:
+            results.append(None)
+            continue
+        if answer is not None:
+            status = "NULL" if answer.status is None else answer.status
+            error = "NULL" if answer.error is None else dialect.text(answer.error.encode().hex())
+            attempts.append(f"({claim.delivery},'{_literal(claim.at)}',{status},{error},{answer.milliseconds})")
+        token, failures = locked[claim.delivery]
+        if token != claim.token:
+            results.append(None)
+            continue
+        locked[claim.delivery] = None, failures
+        state, due_at = (Progress.PENDING, now) if answer is None else _next(entry, failures + 1, backoff, now)
+        results.append(state)
+        if answer is not None and answer.status == GONE:
+            gone.add(claim.webhook)
+        due = "NULL" if due_at is None else f"'{_literal(due_at)}'"
+        count = "attempts" if answer is None else "attempts + 1"
+        values = f"state = '{state}', attempts = {count}, due_at = {due}, token = NULL"
+        updates.setdefault(values, []).append(claim.delivery)
+    pipeline = Pipeline(tx)
+    head = "INSERT INTO delivery_attempts (delivery_id, attempted_at, status, error, milliseconds) VALUES "
+    pipeline.later(*(head + ",".join(part) for part in packets(attempts)))
+    for values, ids in updates.items():
+        pipeline.later(*_updates(sorted(ids), values))
+    if gone:
+        webhooks = ",".join(map(str, sorted(gone)))
+        pipeline.later(f"UPDATE webhooks SET state = '{State.DISABLED}' WHERE id IN ({webhooks})")  # noqa: S608
+    pipeline.flush()
+    return results
+
+
+def _next(entry: Record, failures: int, backoff: Backoff, now: datetime) -> tuple[Progress, datetime | None]:
+    """The state of a delivery after the attempt, and when it is due again."""
+    answer = entry.answer
+    assert answer is not None
     if answer.delivered:
-        state = Progress.DELIVERED
-    elif answer.status == GONE:
-        tx.execute(sa.update(tables.webhooks).where(_webhooks.id == claim.webhook).values(state=State.DISABLED))
-    else:
-        retry_after = answer.retry_after if answer.status in PATIENT else None
-        pause = backoff.pause(attempts, chance, retry_after)
-        if pause is not None:
-            state, due_at = Progress.PENDING, _now(tx) + timedelta(seconds=pause)
-    tx.execute(
-        sa.update(tables.deliveries)
-        .where(_deliveries.id == claim.delivery)
-        .values(state=state, attempts=attempts, due_at=due_at, token=None)
-    )
-    return state
+        return Progress.DELIVERED, None
+    if answer.status == GONE:
+        return Progress.DEAD, None
+    pause = backoff.pause(failures, entry.chance, answer.retry_after if answer.status in PATIENT else None)
+    return (Progress.DEAD, None) if pause is None else (Progress.PENDING, now + timedelta(seconds=pause))
 
 
 def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> None:

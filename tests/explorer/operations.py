@@ -80,10 +80,17 @@ def claim(session: Session) -> Any:
 
 
 def record(session: Session) -> Any:
+    """Two results in one transaction. The first delivery was claimed with another token, or never."""
     event = feed.Event(2, "e2", "paid", None, "o1", None, datetime(2026, 1, 1, tzinfo=UTC))
-    claim = deliveries.Claim(2, b"claimed-claimed-", 1, "http://127.0.0.1/", "whsec_", event, event.at)
-    answer = SendResult(200, None, 1)
-    return session.database.write(lambda tx: deliveries.record(tx, claim, answer, Backoff(), 0.5))
+    records = [
+        deliveries.Record(
+            claim=deliveries.Claim(delivery, b"claimed-claimed-", 1, "http://127.0.0.1/", "whsec_", event, event.at),
+            answer=SendResult(200, None, 1),
+            chance=0.5,
+        )
+        for delivery in (2, 1)
+    ]
+    return session.database.write(deliveries.record, records, Backoff())
 
 
 def handling_of(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> instances.Handling:

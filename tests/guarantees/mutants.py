@@ -125,6 +125,7 @@ _OTHER_SERVER = _DROPPED + "a_proxy_leads_to_another_server"
 
 _WAITING = "../http/test_long_polls.py::"
 _JANITOR = "../storage/test_janitor.py::"
+_DELIVERIES = "../storage/test_deliveries.py::"
 
 _LOCK = "batch, now = lock(tx, batch_id)"
 _LOCKED = "ORDER BY id{dialect.for_update}"
@@ -1650,9 +1651,44 @@ MUTANTS = [
     Mutant(
         "a-dead-replicas-deliveries-wait-for-its-lease",
         "core.webhooks.deliveries:_shared",
-        "sa.or_(ours, _deliveries.due_at <= now - OVERDUE)",
+        "sa.or_(ours, _deliveries.due_at <= _now(tx) - OVERDUE)",
         "ours",
         "test_webhooks.py::test_no_delivery_waits_for_a_replica_that_is_dead",
+    ),
+    Mutant(
+        "a-merged-claim-takes-what-another-has-claimed",
+        "core.webhooks.deliveries:claim",
+        " AND due_at <= {dialects.of(tx).now}",
+        "",
+        _DELIVERIES + "test_concurrent_claims_never_overlap",
+    ),
+    Mutant(
+        "a-merged-record-settles-anothers-claim",
+        "core.webhooks.deliveries:record",
+        "token != claim.token",
+        "False",
+        _DELIVERIES + "test_results_that_share_a_transaction_count_as_if_alone",
+    ),
+    Mutant(
+        "a-record-reads-tokens-without-a-lock",
+        "core.webhooks.deliveries:_lock",
+        "ORDER BY id{dialect.for_update}",
+        "ORDER BY id",
+        _DELIVERIES + "test_a_record_waits_for_a_claim_that_is_about_to_commit",
+    ),
+    Mutant(
+        "a-quick-receiver-gets-every-thread",
+        "core.dispatcher:Dispatcher._take",
+        "free > self._threads // 2",
+        "True",
+        _DELIVERIES + "test_a_quick_receiver_gets_half_of_the_threads",
+    ),
+    Mutant(
+        "a-claim-is-sent-however-long-it-has-waited",
+        "core.dispatcher:Dispatcher._take",
+        "time.monotonic() - since < PATIENCE",
+        "True",
+        _DELIVERIES + "test_a_claim_that_has_waited_too_long_is_not_sent",
     ),
     Mutant(
         "an-open-connection-leads-to-any-address",

@@ -4,13 +4,16 @@ they are done."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
+import core.dispatcher
 from core import errors, feed, janitor, tables
 from core.batches import expiry
 from core.batches.batch import Opening
@@ -22,7 +25,7 @@ from core.storage.database import Database
 from core.webhooks import deliveries, delivery_log, message, subscriptions
 from core.webhooks.addresses import Unfit
 from core.webhooks.backoff import Backoff
-from core.webhooks.deliveries import Claim
+from core.webhooks.deliveries import Claim, Record
 from core.webhooks.delivery_log import Delivery, Progress
 from core.webhooks.sender import SendResult
 from core.webhooks.subscriptions import State
@@ -83,7 +86,8 @@ def claim(service: Service, limit: int = 100, room: dict[int, int] | None = None
 
 
 def record(service: Service, claim: Claim, answer: SendResult, backoff: Backoff = Backoff()) -> Progress | None:  # noqa: B008
-    return service.database.write(deliveries.record, claim, answer, backoff, 0.5)
+    entry = Record(claim=claim, answer=answer, chance=0.5)
+    return service.database.write(deliveries.record, [entry], backoff)[0]
 
 
 def log(service: Service, webhook: int) -> list[Delivery]:
@@ -202,17 +206,35 @@ def test_concurrent_claims_never_overlap(service: Service) -> None:
 
 
 def test_no_webhook_gets_more_than_its_share(service: Service) -> None:
-    """A webhook with a thousand due deliveries leaves room for one with a single delivery."""
+    """A webhook with many due deliveries leaves room for one with a single delivery, in the same claim and in a later
+    one."""
     crowd = hook(service, ["crowd"])
     quiet = hook(service, ["quiet"])
     append(service, *(str(number) for number in range(200)), type="crowd")
     append(service, "alone", type="quiet")
     plan(service)
     first = claim(service, limit=10, share=4)
-    assert {claim_.webhook for claim_ in first} == {crowd}
-    assert len(first) == 4
+    assert Counter(claim_.webhook for claim_ in first) == {crowd: 4, quiet: 1}
+    append(service, "another", type="quiet")
+    plan(service)
     second = claim(service, limit=10, room={crowd: 0}, share=4)
     assert [claim_.webhook for claim_ in second] == [quiet]
+    third = claim(service, limit=10, room={crowd: 7}, share=4)
+    assert Counter(claim_.webhook for claim_ in third) == {crowd: 7}
+
+
+def test_webhooks_that_may_claim_much_leave_room_for_others(service: Service) -> None:
+    """Three have a backlog, and as much room as a dispatcher gives to one webhook; a fourth has a later delivery."""
+    crowds = [hook(service, [f"crowd{number}"]) for number in range(3)]
+    quiet = hook(service, ["quiet"])
+    for number in range(3):
+        append(service, *(f"{number}-{place}" for place in range(400)), type=f"crowd{number}")
+    append(service, "alone", type="quiet")
+    plan(service)
+    claims = claim(service, limit=1024, room=dict.fromkeys(crowds, 256), share=4)
+    counts = Counter(claim_.webhook for claim_ in claims)
+    assert counts[quiet] == 1
+    assert all(counts[crowd] <= 256 for crowd in crowds)
 
 
 def test_a_delivery_is_tried_until_it_dies(service: Service) -> None:
@@ -428,7 +450,8 @@ def test_the_dispatcher_sends_all_due_deliveries(service: Service, sender: Scrip
     sender.answers = [FAILED, OK]
     webhook = hook(service)
     append(service, *(str(number) for number in range(50)))
-    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4, chance=lambda: 0.5)
+    backoff = Backoff(first=DAY.total_seconds())  # however slow this machine is, the pause isn't over by itself
+    dispatcher = Dispatcher(service.database, sender, backoff=backoff, lease=LEASE, threads=4, chance=lambda: 0.5)
     while dispatcher.run_once():
         dispatcher.settle()
     states = [delivery.state for delivery in log(service, webhook)]
@@ -472,6 +495,269 @@ def test_a_receiver_that_hangs_delays_nobody_else(service: Service) -> None:
     dispatcher.stop()
     assert {delivery.state for delivery in log(service, slow)} == {Progress.DELIVERED}
     assert len(sender.sent) == 80
+
+
+class Crowd(Script):
+    """A sender that counts the sends to "busy" that are under way. After `free` of them, each waits for a permit, and
+    then answers with `late`."""
+
+    def __init__(self, free: int, late: SendResult) -> None:
+        super().__init__()
+        self.free = free
+        self.late = late
+        self.permits = threading.Semaphore(0)
+        self.changed = threading.Condition()
+        self.under_way = 0
+        self.most = 0
+
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
+        answer = super().send(url, headers, body)
+        if "busy" not in url:
+            return answer
+        with self.changed:
+            self.free -= 1
+            waits = self.free < 0
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            self.changed.notify_all()
+        if waits:
+            assert self.permits.acquire(timeout=60)
+            answer = self.late
+        with self.changed:
+            self.under_way -= 1
+            self.changed.notify_all()
+        return answer
+
+    def wait_for(self, under_way: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.under_way >= under_way, 60), self.under_way
+
+
+def crowded(service: Service, sender: Crowd, count: int) -> tuple[Dispatcher, int]:
+    """A dispatcher of eight threads, and a webhook whose receiver was quick, and has half of them now."""
+    busy = hook(service, ["busy"], name="busy")
+    append(service, *(f"b{number}" for number in range(count)), type="busy")
+    dispatcher = Dispatcher(
+        service.database, sender, backoff=Backoff(first=DAY.total_seconds()), lease=LEASE, threads=8, chance=lambda: 0.5
+    )
+    dispatcher.run_once()
+    sender.wait_for(4)
+    return dispatcher, busy
+
+
+SLOW = SendResult(204, None, 10_000)
+
+
+@pytest.mark.parametrize("late", [FAILED, SLOW])
+def test_a_quick_receiver_gets_half_of_the_threads(service: Service, late: SendResult) -> None:
+    """While it is quick, and no more: another webhook's deliveries go on though all of its sends hang. After a failure
+    or a slow answer it has a quarter again."""
+    sender = Crowd(60, late)
+    dispatcher, busy = crowded(service, sender, 200)
+    quiet = hook(service, ["quiet"], name="quiet")
+
+    def deliver_others(count: int) -> None:
+        append(service, *(f"{sender.under_way}-{number}" for number in range(count)), type="quiet")
+        delivered = count + sum(delivery.state is Progress.DELIVERED for delivery in log(service, quiet))
+        poll = threading.Event()
+        while sum(delivery.state is Progress.DELIVERED for delivery in log(service, quiet)) < delivered:
+            dispatcher.run_once()
+            poll.wait(0.01)
+
+    deliver_others(20)
+    assert (sender.under_way, sender.most) == (4, 4)
+    sender.permits.release(4)
+    while len([url for url, _, _ in sender.sent if "busy" in url]) < 66:
+        sender.wait_for(1)
+    deliver_others(20)
+    assert sender.under_way == 2
+    assert len([url for url, _, _ in sender.sent if "busy" in url]) == 66
+    sender.permits.release(200)
+    dispatcher.settle()
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.stop()
+    assert len(sender.sent) == 240
+    states = Counter(delivery.state for delivery in log(service, busy))
+    assert states == ({Progress.DELIVERED: 200} if late is SLOW else {Progress.DELIVERED: 60, Progress.PENDING: 140})
+
+
+def test_a_dispatcher_that_stops_gives_back_what_it_has_not_sent(service: Service) -> None:
+    """Sends under way are finished and recorded; another dispatcher can claim the rest at once."""
+    sender = Crowd(60, OK)
+    dispatcher, busy = crowded(service, sender, 200)
+    stop = threading.Thread(target=dispatcher.stop)
+    stop.start()
+    poll = threading.Event()
+    while not dispatcher._stopping:
+        poll.wait(0.01)
+    sender.permits.release(200)
+    stop.join()
+    states = Counter(delivery.state for delivery in log(service, busy))
+    assert states == {Progress.DELIVERED: 64, Progress.PENDING: 136}
+    claims = claim(service, limit=200, share=200)
+    assert len(claims) == 136
+    assert all(delivery.attempts == len(delivery.log) for delivery in log(service, busy))
+
+
+def test_a_receiver_that_is_gone_gets_nothing_that_waits(service: Service) -> None:
+    """Of many claimed deliveries, only those under way are sent after a 410; the rest dies."""
+    sender = Crowd(60, SendResult(410, None, 1))
+    dispatcher, busy = crowded(service, sender, 200)
+    sender.permits.release(200)
+    dispatcher.settle()
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.stop()
+    assert service.webhooks.get(busy).state is State.DISABLED
+    states = Counter(delivery.state for delivery in log(service, busy))
+    assert states == {Progress.DELIVERED: 60, Progress.DEAD: 140}
+    assert len(sender.sent) < 80
+
+
+def test_a_claim_that_has_waited_too_long_is_not_sent(
+    service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease could end during the send. It is given back, which is no attempt."""
+    webhook = hook(service)
+    append(service, *(str(number) for number in range(10)))
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+    given_back = threading.Event()
+    original = deliveries.record
+
+    def record(tx: Connection, records: Sequence[Record], backoff: Backoff) -> list[Progress | None]:
+        results = original(tx, records, backoff)
+        assert results == [Progress.PENDING] * len(records)
+        assert sender.sent == []
+        given_back.set()
+        monkeypatch.undo()
+        return results
+
+    monkeypatch.setattr(core.dispatcher, "PATIENCE", 0)
+    monkeypatch.setattr(deliveries, "record", record)
+    dispatcher.run_once()
+    assert given_back.wait(60)
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.settle()
+    dispatcher.stop()
+    assert len(sender.sent) == 10
+    assert {(delivery.state, delivery.attempts, len(delivery.log)) for delivery in log(service, webhook)} == {
+        (Progress.DELIVERED, 1, 1)
+    }
+
+
+ANSWERS = [
+    *(OK, FAILED, OK, SendResult(503, None, 1, retry_after=3000), SendResult(None, "the connection was refused", 7)),
+    *(SendResult(410, None, 1), OK, None, OK, OK, FAILED),
+]
+"""The results of deliveries that share a transaction. None: nothing was sent."""
+LOST, REMOVED, LAST_TRY = 8, 9, 10
+"""The places of deliveries that were claimed again, removed, and tried often before."""
+
+
+def test_results_that_share_a_transaction_count_as_if_alone(service: Service) -> None:
+    """Each with its own answer, token and number of attempts; a lost or removed delivery affects no other."""
+    columns = tables.deliveries.c
+    outcomes = []
+    for name in ("together", "alone"):
+        webhook = hook(service, [name])
+        append(service, *(f"{name}{number:02}" for number in range(len(ANSWERS))), type=name)
+        plan(service)
+        claims = sorted(claim(service), key=lambda claim_: claim_.event.position)
+        with service.database.engine.begin() as connection:
+
+            def change(place: int, claims: list[Claim] = claims, tx: Connection = connection, **values: object) -> None:
+                tx.execute(sa.update(tables.deliveries).where(columns.id == claims[place].delivery).values(**values))
+
+            change(LOST, token=b"x" * 16)
+            change(LAST_TRY, attempts=9)
+            connection.execute(sa.delete(tables.deliveries).where(columns.id == claims[REMOVED].delivery))
+        records = [
+            Record(claim=claim_, answer=answer, chance=0.5) for claim_, answer in zip(claims, ANSWERS, strict=True)
+        ]
+        parts = [records] if name == "together" else [[entry] for entry in records]
+        results = [
+            result for part in parts for result in service.database.write(deliveries.record, part, Backoff(first=1000))
+        ]
+        rows = [
+            (
+                *(delivery.state, delivery.attempts, [(entry.status, entry.error) for entry in delivery.log]),
+                None if delivery.next_attempt_at is None else round(seconds_until(service, delivery), -2),
+            )
+            for delivery in log(service, webhook)
+        ]
+        outcomes.append((results, rows, service.webhooks.get(webhook).state))
+    assert outcomes[0] == outcomes[1]
+    pending, delivered, dead = Progress.PENDING, Progress.DELIVERED, Progress.DEAD
+    assert outcomes[0][0] == [
+        *(delivered, pending, delivered, pending, pending, dead, delivered, pending, None, None, dead),
+    ]
+    assert outcomes[0][2] is State.DISABLED
+
+
+@pytest.mark.mariadb
+def test_a_record_waits_for_a_claim_that_is_about_to_commit(mariadb_database: Database, sender: Script) -> None:
+    """The delivery was claimed again, as its lease was over: the earlier result doesn't settle it."""
+    service = Service(mariadb_database, combiner=Inline, sender=sender)
+    webhook = hook(service)
+    append(service, "one")
+    plan(service)
+    (first,) = claim(service)
+    make_due(service)
+    with ThreadPoolExecutor(1) as pool:
+        with mariadb_database.engine.begin() as other:
+            ((again,), _) = deliveries.claim(other, LEASE, 1, {}, 1)
+            result = pool.submit(record, service, first, OK)
+            wait_until_one_waits(mariadb_database)
+        assert result.result() is None
+    assert record(service, again, FAILED) is Progress.PENDING
+    assert [entry.status for entry in log(service, webhook)[0].log] == [204, 500]
+
+
+def wait_until_one_waits(database: Database) -> None:
+    """Wait until a transaction waits for a lock."""
+    poll = threading.Event()
+    query = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    for _ in range(600):
+        with database.engine.connect() as connection:
+            if connection.exec_driver_sql(query).scalar():
+                return
+        poll.wait(0.15)  # the server repeats its last answer if it is asked more often than every tenth of a second
+    raise AssertionError("no transaction waits for a lock")
+
+
+@pytest.mark.mariadb
+def test_a_locked_delivery_delays_no_other_record(mariadb_database: Database, sender: Script) -> None:
+    """The others that shared its transaction are recorded, and it is recorded once it is free."""
+    service = Service(mariadb_database, combiner=Inline, sender=sender)
+    webhook = hook(service)
+    append(service, *(str(number) for number in range(30)))
+    plan(service)
+    started = threading.Event()
+    release = threading.Event()
+
+    class Held(Script):
+        def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
+            started.set()
+            assert release.wait(60)
+            return super().send(url, headers, body)
+
+    dispatcher = Dispatcher(mariadb_database, Held(), backoff=Backoff(), lease=LEASE, threads=16)
+    dispatcher.run_once()
+    assert started.wait(60)
+    poll = threading.Event()
+    with mariadb_database.engine.begin() as stranger:
+        first = tables.deliveries.c.token.is_not(None)
+        locked = stranger.scalar(sa.select(tables.deliveries.c.id).where(first).limit(1).with_for_update())
+        release.set()
+        while sum(delivery.state is Progress.DELIVERED for delivery in log(service, webhook)) < 29:
+            dispatcher.run_once()
+            poll.wait(0.01)
+        assert [delivery.id for delivery in log(service, webhook) if delivery.state is Progress.PENDING] == [locked]
+    dispatcher.settle()
+    dispatcher.stop()
+    assert {(delivery.state, len(delivery.log)) for delivery in log(service, webhook)} == {(Progress.DELIVERED, 1)}
 
 
 def test_the_secret_is_in_no_representation(service: Service) -> None:

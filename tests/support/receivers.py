@@ -118,7 +118,9 @@ def receiving(*, tls: ssl.SSLContext | None = None, port: int = 0, secrets: Sequ
     """A receiver on a free port, or on the given one. Requests must be signed with one of `secrets`, or with a later
     one."""
     handler = type("ItsHandler", (Handler,), {})
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    # Dispatchers open many connections at once; the server's own default is a backlog of five.
+    server_type = type("ItsServer", (ThreadingHTTPServer,), {"request_queue_size": 128})
+    server = server_type(("127.0.0.1", port), handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     receiver = Receiver(f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}/hook")

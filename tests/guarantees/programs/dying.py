@@ -151,8 +151,8 @@ class Written:
 
 
 def dispatch(database: Database, log: Path) -> None:
-    """Deliver everything that is due, one delivery after the other."""
-    dispatcher = Dispatcher(database, Written(log), backoff=Backoff(), lease=timedelta(minutes=1), threads=1)
+    """Deliver everything that is due. Each webhook has two deliveries at a time, which share transactions."""
+    dispatcher = Dispatcher(database, Written(log), backoff=Backoff(), lease=timedelta(minutes=1), threads=8)
     while dispatcher.run_once():
         dispatcher.settle()
     dispatcher.stop()
