@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import ANY, caller_of, needs, outside
@@ -16,7 +16,7 @@ from api.problems import BODY, documented
 from api.routes import cursors, models
 from api.routes.long_polls import Waiting
 from api.routes.models import BatchId, Reply
-from api.routes.route import JsonRoute
+from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Reads, Writes
 from core.batches import group_counts, ranges
 from core.batches.batch import Batch, Extended, Opened, Sealed
@@ -28,7 +28,7 @@ from core.service.batches import opening_of, seal_of
 from lastbit.ids import INTEGER_LIMIT, item_id
 from lastbit.tokens import Role, Token
 
-router = APIRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
+router = PrefixedRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 
 IdempotencyKey = Annotated[
     str | None,

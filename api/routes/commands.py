@@ -6,7 +6,7 @@ import time
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
@@ -15,12 +15,12 @@ from api.problems import documented
 from api.routes import models
 from api.routes.events import Position, woken
 from api.routes.free_json import response, stored
-from api.routes.route import JsonRoute
+from api.routes.route import JsonRoute, PrefixedRouter
 from core import feed
 from core.processes import outbox
 from core.service import Service
 
-router = APIRouter(prefix="/v1/commands", route_class=JsonRoute, tags=["processes"])
+router = PrefixedRouter(prefix="/v1/commands", route_class=JsonRoute, tags=["processes"])
 
 Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
 

@@ -6,14 +6,14 @@ import base64
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 from api.access.rules import ANY, needs
 from api.problems import BODY, documented
 from api.routes import cursors, models
 from api.routes.models import Body
-from api.routes.route import JsonRoute
+from api.routes.route import JsonRoute, PrefixedRouter
 from api.server.bodies import from_base64
 from core.consumer_groups import groups, leases, positions
 from core.errors import InvalidRequest
@@ -23,7 +23,7 @@ from lastbit.streams.errors import CorruptSnapshot
 from lastbit.streams.snapshot import MAX_BYTES, MAX_OFFSET, Snapshot
 from lastbit.tokens import Role
 
-router = APIRouter(prefix="/v1/consumer-groups", route_class=JsonRoute, tags=["consumer groups"])
+router = PrefixedRouter(prefix="/v1/consumer-groups", route_class=JsonRoute, tags=["consumer groups"])
 
 LONGEST: Final = 3600
 """Maximum seconds of a ttl or a release."""

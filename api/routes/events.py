@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, field_validator
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +20,7 @@ from api.routes.consumer_groups import Fence
 from api.routes.free_json import DATA, Data
 from api.routes.long_polls import Follower, Waiting, text_of
 from api.routes.models import Body, Key, Reply
-from api.routes.route import JsonRoute
+from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Reads, Writes
 from core import errors, feed
 from core.consumer_groups import positions
@@ -29,7 +29,7 @@ from core.writes import Append
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role, Token
 
-router = APIRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
+router = PrefixedRouter(prefix="/v1/events", route_class=JsonRoute, tags=["events"])
 
 MAX_EVENTS: Final = 1000
 LIMIT: Final = 100

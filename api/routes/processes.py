@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from api import patterns
@@ -18,7 +18,7 @@ from api.routes.consumer_groups import Name as WorkerName
 from api.routes.events import Name
 from api.routes.free_json import DATA, MAX_STATE, Data, State
 from api.routes.models import Body
-from api.routes.route import JsonRoute
+from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Writes
 from api.server.bodies import DEPTH
 from core import tables
@@ -30,7 +30,7 @@ from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
 from lastbit.tokens import Role
 
-router = APIRouter(prefix="/v1/processes", route_class=JsonRoute, tags=["processes"])
+router = PrefixedRouter(prefix="/v1/processes", route_class=JsonRoute, tags=["processes"])
 
 MAX_COMMANDS: Final = 100
 LONGEST_TIMER: Final = 10 * 365 * 86_400

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import BaseModel, StringConstraints
 
 from api.access.rules import Access, digest_of, open_to_all, unauthorized
 from api.access.sessions import cookie
 from api.routes.models import Body
-from api.routes.route import JsonRoute
+from api.routes.route import JsonRoute, PrefixedRouter
 from lastbit.tokens import LONGEST, Role, Token
 
-router = APIRouter(prefix="/session", route_class=JsonRoute, include_in_schema=False)
+router = PrefixedRouter(prefix="/session", route_class=JsonRoute, include_in_schema=False)
 
 
 class SignIn(Body):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import Access, caller_of, needs
 from api.problems import BODY, Problem, documented
 from api.routes import cursors, models
-from api.routes.route import GuardedRoute
+from api.routes.route import GuardedRoute, PrefixedRouter
 from api.server import bodies
 from core import tallies
 from core.consumer_groups import positions
@@ -20,7 +20,7 @@ from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
 
-router = APIRouter(prefix="/v1/tallies", route_class=GuardedRoute, tags=["tallies"])
+router = PrefixedRouter(prefix="/v1/tallies", route_class=GuardedRoute, tags=["tallies"])
 
 MAX_ENTRIES: Final = 10_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api import patterns
@@ -14,15 +14,15 @@ from api.problems import BODY, documented
 from api.routes import cursors, models
 from api.routes.events import Name
 from api.routes.models import BatchId, Body, Key
-from api.routes.route import JsonRoute
+from api.routes.route import JsonRoute, PrefixedRouter
 from core.service import Service
 from core.webhooks import addresses, delivery_log, subscriptions
 from core.webhooks.delivery_log import Progress
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
 
-router = APIRouter(prefix="/v1/webhooks", route_class=JsonRoute, tags=["webhooks"])
-of_batches = APIRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
+router = PrefixedRouter(prefix="/v1/webhooks", route_class=JsonRoute, tags=["webhooks"])
+of_batches = PrefixedRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 
 WebhookId = Annotated[int, Path(alias="id", ge=0, lt=INTEGER_LIMIT), models.Decimal]
 Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
