@@ -31,30 +31,36 @@ cost more than the change. So the total is read when one of them is new, has dou
 amount by which the others may grow without such a check is reserved. The total is read after the write, and again with
 its rows locked if it is large: if two calls reach the limit at once, one of them then sees the other's change.
 
+*Calls share a transaction, and one is refused.* The rows of all calls are locked first. The calls are then applied in
+memory, one after the other, each to the rows as the accepted ones before it left them. If the totals that are read
+after the write show that a call must be refused, the write is undone (to a savepoint, so all locks are kept), and the
+calls are applied again with these totals.
+
 *Deadlocks.* Rows are locked in primary-key order, and written in it. The rows of a large total are locked afterwards; a
 deadlock there is retried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 from core import errors, tables
-from core.storage import dialects, faults, statements
-from core.storage.statements import LIST, chunks
+from core.storage import dialects, statements
+from core.storage.statements import LIST, Pipeline, chunks, packets
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
 
 LONGEST: Final = 255
 """Maximum characters of a key or a topic."""
 CHUNK: Final = 1000
-"""Rows in one round trip, and in one transaction of a deletion."""
+"""Rows in one transaction of a deletion."""
 LARGE: Final = 2**40
 """A sub-counter is large if it has at least this value. The total is read at each change of a large one."""
 LOCKED: Final = INTEGER_LIMIT // 64
@@ -106,62 +112,123 @@ class Value:
     sources: tuple[Source, ...] = ()
 
 
-# Plain tuples, as a call makes thousands of them.
-_Counter = tuple[str, str, int, int]
-"""Identifies a sub-counter of the tally: key, topic, partition, generation. Texts are hexadecimal, which sorts like
-their bytes."""
+# Plain tuples, as a call makes thousands of them. Texts are hexadecimal, which sorts like their bytes.
+_Counter = tuple[str, str, str, int, int]
+"""Identifies a sub-counter: tally, key, topic, partition, generation."""
+_Key = tuple[str, str]
+"""Identifies a total: tally, key."""
 _Position = tuple[int, int]
 """Offset and child."""
 _Row = tuple[_Position, int]
 """The guard, and the value."""
 _EMPTY: Final[_Row] = ((-1, 0), 0)
+_Places = dict[_Counter, list[int]]
+"""The indexes of each sub-counter's entries in its call, in their order."""
+Outcome: TypeAlias = Applied | errors.CoreError
 
 
-def apply(tx: Connection, tally: str, entries: Sequence[Entry]) -> Applied:
-    """Add the entries above their guards, in the order of the call.
+def write(pipeline: Pipeline, calls: Sequence[tuple[str, Sequence[Entry]]]) -> list[Outcome]:
+    """Add the entries above their guards, in the order of the calls (a tally and its entries). The last statements wait
+    in the pipeline.
 
-    Raises `errors.InvalidRequest` (an invalid key or topic, a sum beyond the limit, one message with two deltas for one
-    key), `errors.OutOfOrder`, `faults.BeginAgain` if it must be run again.
+    A call that can't be applied changes nothing. Its outcome is the reason: `errors.InvalidRequest` (an invalid key or
+    topic, a sum beyond the limit, one message with two deltas for one key) or `errors.OutOfOrder`. Raises
+    `faults.BeginAgain` if the transaction must be run again.
     """
-    counters = _by_counter(entries)
-    keys = sorted(counters)
-    rows = _lock(tx, tally, keys)
-    applied = 0
-    changes: dict[str, int] = {}
-    notable: set[str] = set()
-    new: list[str] = []
-    old: list[str] = []
-    tally_literal = _literal(tx, tally.encode().hex())
-    for counter in keys:
-        before = rows.get(counter)
-        after, count = _advance(before or _EMPTY, counters[counter], entries)
-        if count:
-            applied += count
-            value = (before or _EMPTY)[1]
-            changes[counter[0]] = changes.get(counter[0], 0) + after[1] - value
-            if _is_notable(value, after[1]):
-                notable.add(counter[0])
-            (new if before is None else old).append(_values(tx, tally_literal, counter, after))
-    upsert = dialects.of(tx).upsert(_KEY, _VALUES)
-    _write(tx, [*(_INSERT + rows + upsert for rows in _lists(old)), *(_INSERT + rows for rows in _lists(new))])
-    _check_totals(tx, tally_literal, {key: changes[key] for key in sorted(notable)}, entries)
-    return Applied(applied, len(entries) - applied)
+    requests = [_Request(entries, _by_counter(tally, entries)) for tally, entries in calls]
+    valid = [places for _, places in requests if not isinstance(places, errors.CoreError)]
+    counters = sorted(set[_Counter]().union(*valid))
+    rows = _lock(pipeline, counters)
+    others: dict[_Key, _Others] = {}
+    judged = _judge(requests, rows, others)
+    while judged.notable:
+        pipeline.later("SAVEPOINT tallies")
+        _write(pipeline, judged.after, rows)
+        others = _others(pipeline, judged, counters, rows, others)
+        again = _judge(requests, rows, others) if others else judged
+        if again.refused == judged.refused:
+            return judged.outcomes
+        pipeline.later("ROLLBACK TO SAVEPOINT tallies")
+        judged = again
+    _write(pipeline, judged.after, rows)
+    return judged.outcomes
 
 
-def _by_counter(entries: Sequence[Entry]) -> dict[_Counter, list[int]]:
-    """The indexes of each sub-counter's entries, in their order."""
-    counters: dict[_Counter, list[int]] = {}
+class _Request(NamedTuple):
+    """A call, and where its entries belong; or why it is invalid."""
+
+    entries: Sequence[Entry]
+    places: _Places | errors.CoreError
+
+
+def _by_counter(tally: str, entries: Sequence[Entry]) -> _Places | errors.CoreError:
+    counters: _Places = {}
+    name = tally.encode().hex()
     topics: dict[str, str] = {}
     for place, entry in enumerate(entries):
         if entry.key in NO_NAMES:
-            raise errors.InvalidRequest(f"body.entries[{place}].key", "expected a key other than . and ..")
+            return errors.InvalidRequest(f"body.entries[{place}].key", "expected a key other than . and ..")
         try:
             topic = topics.get(entry.topic) or topics.setdefault(entry.topic, entry.topic.encode().hex())
-            counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)
+            counter = (name, entry.key.encode().hex(), topic, entry.partition, entry.generation)
         except UnicodeEncodeError:
-            raise errors.InvalidRequest(f"body.entries[{place}]", "expected Unicode text") from None
+            return errors.InvalidRequest(f"body.entries[{place}]", "expected Unicode text")
         counters.setdefault(counter, []).append(place)
     return counters
+
+
+@dataclass(slots=True)
+class _Judged:
+    """The calls' effects: the rows that they change, as they will be, and the outcome of each call."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    after: dict[_Counter, _Row] = field(default_factory=dict)
+    notable: set[_Key] = field(default_factory=set)
+    """Keys whose totals must be read; see the module."""
+    moved: dict[_Key, int] = field(default_factory=dict)
+    """The sum of the amounts by which the calls changed a notable key, without their signs."""
+
+    @property
+    def refused(self) -> list[bool]:
+        return [isinstance(outcome, errors.CoreError) for outcome in self.outcomes]
+
+
+def _judge(requests: Sequence[_Request], rows: Mapping[_Counter, _Row], others: Mapping[_Key, _Others]) -> _Judged:
+    """Apply the calls one after the other, in memory. A call is refused if it brings a total of `others` beyond the
+    limit."""
+    judged = _Judged()
+    after = judged.after
+    for entries, places in requests:
+        if isinstance(places, errors.CoreError):
+            judged.outcomes.append(places)
+            continue
+        count = 0
+        steps: dict[_Counter, _Row] = {}
+        changes: dict[_Key, int] = {}
+        notable: set[_Key] = set()
+        try:
+            for counter in places if len(places) == 1 else sorted(places):
+                before = after.get(counter) or rows.get(counter, _EMPTY)
+                row, added = _advance(before, places[counter], entries)
+                if not added:
+                    continue
+                count += added
+                steps[counter] = row
+                key = counter[:2]
+                changes[key] = changes.get(key, 0) + row[1] - before[1]
+                if _is_notable(before[1], row[1]):
+                    notable.add(key)
+            judged.notable |= notable
+            for key in sorted(notable & others.keys()):
+                others[key].check(key, changes[key], steps, after, entries)
+        except errors.CoreError as error:
+            judged.outcomes.append(error)
+            continue
+        after |= steps
+        for key in judged.notable & changes.keys():
+            judged.moved[key] = judged.moved.get(key, 0) + abs(changes[key])
+        judged.outcomes.append(Applied(count, len(entries) - count))
+    return judged
 
 
 def _advance(before: _Row, places: Sequence[int], entries: Sequence[Entry]) -> tuple[_Row, int]:
@@ -194,16 +261,20 @@ def _advance(before: _Row, places: Sequence[int], entries: Sequence[Entry]) -> t
     return (guard, value), len(deltas)
 
 
-def _lock(tx: Connection, tally: str, counters: Sequence[_Counter]) -> dict[_Counter, _Row]:
-    """Lock the existing rows, in primary-key order."""
+def _lock(pipeline: Pipeline, counters: list[_Counter]) -> dict[_Counter, _Row]:
+    """Lock the existing rows of these sub-counters, which are in primary-key order."""
+    parts = [
+        (tally, part)
+        for tally, group in itertools.groupby(counters, key=itemgetter(0))
+        for part in chunks(list(group), LIST)
+    ]
+    tx = pipeline.tx
     rows_by_counter: dict[_Counter, _Row] = {}
-    tally_literal = _literal(tx, tally.encode().hex())
-    for part in chunks(list(counters), CHUNK):
-        texts = [_select(tx, tally_literal, part_of_list) for part_of_list in chunks(part, LIST)]
-        for rows in statements.run(tx, *texts):
-            for key, topic, *numbers in statements.records(tx, rows):
-                partition, generation, offset, child, value = map(int, numbers)
-                rows_by_counter[key, topic, partition, generation] = (offset, child), value
+    answers = pipeline.ask(*(_select(tx, tally, part) for tally, part in parts)) if parts else []
+    for (tally, _), rows in zip(parts, answers, strict=True):
+        for key, topic, *numbers in statements.records(tx, rows):
+            partition, generation, offset, child, value = map(int, numbers)
+            rows_by_counter[tally, key, topic, partition, generation] = (offset, child), value
     return rows_by_counter
 
 
@@ -214,7 +285,7 @@ _COLUMNS: Final = ("LOWER(HEX(tally_key))", "LOWER(HEX(topic))", "partition_no",
 def _select(tx: Connection, tally: str, counters: Sequence[_Counter]) -> str:
     """One statement for at most LIST sub-counters."""
     by_source: dict[tuple[str, int, int], list[str]] = {}
-    for key, *source in counters:
+    for _, key, *source in counters:
         by_source.setdefault(tuple(source), []).append(key)  # type: ignore[arg-type]
     conditions = " OR ".join(
         f"(tally_key IN ({','.join(_literal(tx, key) for key in keys)}) AND topic = {_literal(tx, topic)} "
@@ -222,7 +293,7 @@ def _select(tx: Connection, tally: str, counters: Sequence[_Counter]) -> str:
         for (topic, partition, generation), keys in by_source.items()
     )
     # Force the primary key: a scan would wait for unrelated rows, and lock in another order.
-    clause = f"WHERE tally = {tally} AND ({conditions})"
+    clause = f"WHERE tally = {_literal(tx, tally)} AND ({conditions})"
     dialect = dialects.of(tx)
     from_clause = f"{dialect.by_primary_key('tallies')} {clause}{dialect.for_update}"
     return statements.select(tx, _COLUMNS, from_clause, len(counters))
@@ -240,28 +311,24 @@ _KEY: Final = ("tally", "tally_key", "topic", "partition_no", "generation")
 _VALUES: Final = ("high_offset", "high_child", "value")
 
 
-def _values(tx: Connection, tally: str, counter: _Counter, row: _Row) -> str:
-    key, topic, partition, generation = counter
+def _write(pipeline: Pipeline, after: Mapping[_Counter, _Row], rows: Mapping[_Counter, _Row]) -> None:
+    """Write the changed rows, in primary-key order. Only the existing ones are replaced: if another transaction has
+    inserted the row of a new sub-counter, the transaction begins again."""
+    tx = pipeline.tx
+    old: list[str] = []
+    new: list[str] = []
+    for counter in sorted(after):
+        (old if counter in rows else new).append(_values(tx, counter, after[counter]))
+    upsert = dialects.of(tx).upsert(_KEY, _VALUES)
+    pipeline.later(*(_INSERT + ",".join(part) + upsert for part in packets(old)))
+    pipeline.later(*(_INSERT + ",".join(part) for part in packets(new)))
+
+
+def _values(tx: Connection, counter: _Counter, row: _Row) -> str:
+    tally, key, topic, partition, generation = counter
     (offset, child), value = row
-    texts = f"{tally},{_literal(tx, key)},{_literal(tx, topic)}"
-    return f"({texts},{partition},{generation},{offset},{child},{value})"
-
-
-def _lists(rows: list[str]) -> Iterator[str]:
-    for part in chunks(rows, CHUNK):
-        yield ",".join(part)
-
-
-def _write(tx: Connection, texts: Iterable[str]) -> None:
-    """Execute the statements. Raises `faults.BeginAgain` if another transaction has inserted the row of a new
-    sub-counter."""
-    try:
-        for text in texts:
-            statements.run(tx, text)
-    except IntegrityError as error:
-        if faults.is_duplicate(error):
-            raise faults.BeginAgain from error
-        raise
+    text = dialects.of(tx).text
+    return f"({text(tally)},{text(key)},{text(topic)},{partition},{generation},{offset},{child},{value})"
 
 
 def _is_notable(before: int, after: int) -> bool:
@@ -269,17 +336,65 @@ def _is_notable(before: int, after: int) -> bool:
     return abs(after) >= LARGE or after.bit_length() > before.bit_length() or (before < 0) != (after < 0)
 
 
-def _check_totals(tx: Connection, tally: str, changes: dict[str, int], entries: Sequence[Entry]) -> None:
-    """Raise `errors.InvalidRequest` if the changes, which are already written, make the total of a key reach the limit.
-    If a total is beyond the limit, a change towards zero is allowed."""
-    large = [key for key, (total, room) in _totals(tx, tally, list(changes)).items() if abs(total) + room >= LOCKED]
-    for key, (total, room) in _totals(tx, tally, sorted(large), locked=True).items():
-        if abs(total) + room >= INTEGER_LIMIT and abs(total) > abs(total - changes[key]):
-            place = max(place for place, entry in enumerate(entries) if entry.key.encode().hex() == key)
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """A key's total and reserve without the sub-counters that the transaction may change, which are `counters`."""
+
+    total: int
+    room: int
+    counters: Sequence[tuple[_Counter, int]]
+    """With their values before the transaction."""
+
+    def check(
+        self,
+        key: _Key,
+        change: int,
+        steps: Mapping[_Counter, _Row],
+        after: Mapping[_Counter, _Row],
+        entries: Sequence[Entry],
+    ) -> None:
+        """Raise `errors.InvalidRequest` if a call's `steps` bring the total beyond the limit. If it is beyond the limit
+        already, a change towards zero is allowed."""
+        values = [(steps.get(counter) or after.get(counter) or ((), value))[1] for counter, value in self.counters]
+        total = self.total + sum(values)
+        room = self.room + sum(map(_room, values))
+        if abs(total) + room >= INTEGER_LIMIT and abs(total) > abs(total - change):
+            place = max(place for place, entry in enumerate(entries) if entry.key.encode().hex() == key[1])
             raise errors.InvalidRequest(
                 f"body.entries[{place}].delta",
                 f"expected a total within 2^53: the total of {entries[place].key!r} would be {total}",
             )
+
+
+def _others(
+    pipeline: Pipeline,
+    judged: _Judged,
+    counters: Sequence[_Counter],
+    rows: Mapping[_Counter, _Row],
+    before: Iterable[_Key],
+) -> dict[_Key, _Others]:
+    """Read the totals of the notable keys after the write, and lock the rows of those that may be beyond the limit, now
+    or between two calls of the transaction. The keys of `before` are among these."""
+    totals = _totals(pipeline, sorted(judged.notable))
+    large = {key for key, (total, room) in totals.items() if abs(total) + room >= LOCKED}
+    large |= {key for key, amount in judged.moved.items() if amount >= LOCKED} | set(before)
+    if not large:
+        return {}
+    own: dict[_Key, list[tuple[_Counter, int]]] = {key: [] for key in large}
+    others = dict.fromkeys(large, (0, 0)) | _totals(pipeline, sorted(large), locked=True)
+    for counter in counters:
+        key = counter[:2]
+        if key in large:
+            before_value = rows.get(counter, _EMPTY)[1]
+            own[key].append((counter, before_value))
+            value = judged.after[counter][1] if counter in judged.after else before_value
+            others[key] = others[key][0] - value, others[key][1] - _room(value)
+    return {key: _Others(*others[key], own[key]) for key in large}
+
+
+def _room(value: int) -> int:
+    """The amount by which a sub-counter may grow before `_is_notable` returns true."""
+    return 0 if value == 0 or abs(value) >= LARGE else abs(value) - 1
 
 
 _PART: Final = 2**32
@@ -287,29 +402,41 @@ _SUMS: Final = f"SUM((value - value % {_PART}) / {_PART})", f"SUM(value % {_PART
 """A sum in two parts, because SQLite's SUM fails beyond 64 bits. No division leaves a remainder, so the sums are
 exact."""
 _ROOM: Final = f"SUM(CASE WHEN value = 0 OR ABS(value) >= {LARGE} THEN 0 ELSE ABS(value) - 1 END)"
-"""The amount by which the small sub-counters may grow before `_is_notable` returns true."""
+"""The sum of `_room`."""
 
 
 def _total(high: Any, low: Any) -> int:
     return int(high) * _PART + int(low)
 
 
-def _totals(tx: Connection, tally: str, keys: Sequence[str], *, locked: bool = False) -> dict[str, tuple[int, int]]:
-    """The totals of the keys and the reserves for their small sub-counters, only of keys for which their sum is large.
-    Texts are hexadecimal."""
+def _totals(pipeline: Pipeline, keys: Sequence[_Key], *, locked: bool = False) -> dict[_Key, tuple[int, int]]:
+    """The totals of the keys and the reserves for their small sub-counters; unless they are `locked`, only of keys for
+    which their sum is large."""
+    tx = pipeline.tx
     high, low = _SUMS
     dialect = dialects.of(tx)
     table = dialect.by_primary_key("tallies")
-    # Not exact, because divisions may round; half of `LOCKED` leaves ample room for that.
-    rest = f"GROUP BY tally_key HAVING ABS({high} + {low} / {_PART}) + {_ROOM} / {_PART} >= {LOCKED // _PART // 2}"
-    rest += dialect.for_update if locked else ""
+    rest = "GROUP BY tally_key"
+    if locked:
+        rest += dialect.for_update
+    else:
+        # Not exact, because divisions may round; half of `LOCKED` leaves ample room for that.
+        rest += f" HAVING ABS({high} + {low} / {_PART}) + {_ROOM} / {_PART} >= {LOCKED // _PART // 2}"
+    parts = [
+        (tally, part)
+        for tally, group in itertools.groupby(keys, key=itemgetter(0))
+        for part in chunks([key for _, key in group], LIST)
+    ]
     texts = [
         f"SELECT LOWER(HEX(tally_key)), {high}, {low}, {_ROOM} FROM {table} "  # noqa: S608
-        f"WHERE tally = {tally} AND tally_key IN ({','.join(_literal(tx, key) for key in part)}) {rest}"
-        for part in chunks(list(keys), LIST)
+        f"WHERE tally = {_literal(tx, tally)} AND tally_key IN ({','.join(_literal(tx, key) for key in part)}) {rest}"
+        for tally, part in parts
     ]
-    rows = (row for result in statements.run(tx, *texts) for row in result)
-    return {key: (_total(high, low), int(room)) for key, high, low, room in rows}
+    return {
+        (tally, key): (_total(high, low), int(room))
+        for (tally, _), rows in zip(parts, pipeline.ask(*texts), strict=True)
+        for key, high, low, room in rows
+    }
 
 
 def get(tx: Connection, tally: str, key: str) -> Value:

@@ -1,21 +1,22 @@
-"""The transaction that writing verbs share: opens, extends and seals of batches, appends to the feed, and handlings of
-process managers.
+"""The transaction that writing verbs share: opens, extends and seals of batches, appends to the feed, handlings of
+process managers, tally entries and positions.
 
 Calls that arrive during a transaction share the next one (see `commits`). Each has its own outcome: a refused operation
 doesn't affect the others, as it changes nothing. Only an open with a parent has a transaction of its own, as it reads
 the parent's bits. The locks are a part of the one order (see `consumer_groups.groups`): positions → inbox → processes
-→ timers → batches → feed_head. A new verb becomes an `Operation` in its noun's package, and a line in `flush`.
+→ timers → batches → tallies → feed_head. A new verb becomes an `Operation`, and a line in `flush`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 from sqlalchemy.engine import Connection
 
-from core import errors, feed
+from core import errors, feed, tallies
 from core.batches import batch as batches
 from core.batches import writing
 from core.batches.writing import Extend, Open, Seal
@@ -37,24 +38,51 @@ class Append(calls.Operation):
     fence: positions.Fence | None = None
 
 
-Operation: TypeAlias = Open | Extend | Seal | Append | Handle
+@dataclass(slots=True, eq=False, kw_only=True)
+class Apply(calls.Operation):
+    """Add entries to a tally, all or none; with a `fence`, only if it holds. Its result is a `tallies.Applied`. Errors:
+    `InvalidRequest`, `OutOfOrder`, `StaleEpoch`, `ConsumerGroupNotFound`."""
+
+    tally: str
+    entries: Sequence[tallies.Entry]
+    fence: positions.Fence | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CommitPositions(calls.Operation):
+    """Commit positions. Its result is a list of a `positions.Committed` or an error for each: `StaleEpoch`,
+    `ConsumerGroupNotFound`."""
+
+    commits: Sequence[positions.Commit]
+
+
+Operation: TypeAlias = Open | Extend | Seal | Append | Handle | Apply | CommitPositions
 
 
 def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:
     """Apply the operations. The caller commits. Raises `faults.BeginAgain` if the transaction must be run again."""
     pipeline = Pipeline(tx)
     appends = [operation for operation in operations if isinstance(operation, Append)]
+    applies = [operation for operation in operations if isinstance(operation, Apply)]
+    commits = [operation for operation in operations if isinstance(operation, CommitPositions)]
     handles = [operation for operation in operations if isinstance(operation, Handle)]
     changes = [operation for operation in operations if isinstance(operation, Open | Extend | Seal)]
     fences = handling.fences(pipeline, handles)
-    fences |= {append: append.fence for append in appends if append.fence is not None}
-    refusals = positions.lock(pipeline, set(fences.values()))
+    fenced: list[Append | Apply] = [*appends, *applies]
+    fences |= {operation: operation.fence for operation in fenced if operation.fence is not None}
+    committing = [commit for operation in commits for commit in operation.commits]
+    refusals = positions.lock(pipeline, {*fences.values(), *(commit.fence for commit in committing)})
+    committed = positions.Commits(pipeline, committing)
     handlings = handling.Handlings(pipeline, handles)
     refused = refusals()
     handlings.apply(fences, refused)
-    outcomes = {append: Done(error=refused[fence]) for append, fence in fences.items() if fence in refused}
+    outcomes = {operation: Done(error=refused[fence]) for operation, fence in fences.items() if fence in refused}
+    results = iter(committed.write(refused))
+    outcomes |= {operation: Done(list(islice(results, len(operation.commits)))) for operation in commits}
     writes = writing.write(pipeline, changes)
     appends = [append for append in appends if append not in outcomes]
+    applies = [apply for apply in applies if apply not in outcomes]
+    applied = tallies.write(pipeline, [(apply.tally, apply.entries) for apply in applies])
 
     def own(position: int) -> list[feed.NewEvent]:
         events = writes.finish()
@@ -69,6 +97,8 @@ def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:
     pipeline.flush()
     outcomes |= {append: Done(answer) for append, answer in zip(appends, answers, strict=True)}
     outcomes |= writes.outcomes | handlings.outcomes
+    for apply, result in zip(applies, applied, strict=True):
+        outcomes[apply] = Done(error=result) if isinstance(result, errors.CoreError) else Done(result)
     return [outcomes[operation] for operation in operations]
 
 

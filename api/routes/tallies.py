@@ -7,16 +7,19 @@ from typing import Annotated, Any, Final
 import msgspec
 from fastapi import Path, Query, Request, Response
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import Access, caller_of, needs
 from api.problems import BODY, Problem, documented
 from api.routes import cursors, models
+from api.routes.models import EMPTY, Reply
 from api.routes.route import GuardedRoute, PrefixedRouter
+from api.routes.writes import Writes
 from api.server import bodies
 from core import tallies
 from core.consumer_groups import positions
 from core.service import Service
+from core.service.tallies import apply_of
+from core.writes import Apply
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
 
@@ -24,11 +27,13 @@ router = PrefixedRouter(prefix="/v1/tallies", route_class=GuardedRoute, tags=["t
 
 MAX_ENTRIES: Final = 10_000
 
+NAME: Final = "[A-Za-z0-9][A-Za-z0-9._:-]{0,254}"
+
 TallyName = Annotated[
     str,
     Path(
         alias="tally",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$",
+        pattern=rf"^{NAME}$",
         description="a letter or digit, then up to 254 letters, digits, `.`, `_`, `:` or `-`",
     ),
 ]
@@ -132,27 +137,32 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
     """Add each entry once, all in one transaction. An entry at or below the last added position of its source is a
     repeat, so the entries of one source must reach a key in order."""
     async with bodies.reading(request.scope, request.receive, request.app.state.room) as content:
-        body = bodies.decoded(_DECODER, content)
+        operation = operation_of(tally, content)
+    access: Access = request.app.state.access
+    access.rates.charge_items(caller_of(request), len(operation.entries))
+    writes: Writes = request.app.state.writes
+    return applied(await writes.run(operation)).response()
+
+
+def operation_of(tally: str, content: bytes) -> Apply:
+    """What the body asks for. Raises `Problem`."""
+    body: TallyEntries = bodies.decoded(_DECODER, content)
     if len(body.entries) > MAX_ENTRIES:
         raise Problem("too_large", f"body.entries: expected at most {MAX_ENTRIES:,} entries, got {len(body.entries):,}")
     entries = [
-        tallies.Entry(
-            entry.key,
-            entry.delta,
-            entry.source.topic,
-            entry.source.partition,
-            entry.source.generation,
-            entry.source.offset,
-            entry.source.child,
-        )
+        tallies.Entry(entry.key, entry.delta, source.topic, source.partition, source.generation, source.offset,
+                      source.child)
         for entry in body.entries
-    ]
-    access: Access = request.app.state.access
-    access.rates.charge_items(caller_of(request), len(entries))
+        for source in (entry.source,)
+    ]  # fmt: skip
     lease = body.fence
     fence = None if lease is None else positions.Fence(lease.group, lease.partition, lease.worker, lease.epoch)
-    answer = await run_in_threadpool(_service(request).tallies.apply, tally, entries, fence)
-    return Response(b'{"applied":%d,"repeated":%d}' % (answer.applied, answer.repeated), media_type="application/json")
+    return apply_of(tally, entries, fence)
+
+
+def applied(result: tallies.Applied) -> Reply:
+    """The response to applied entries."""
+    return Reply(b'{"applied":%d,"repeated":%d}' % (result.applied, result.repeated), 200, EMPTY)
 
 
 @router.get("/{tally}/{key:rest}", response_model=TallyValue, responses=documented("invalid_request"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -75,6 +76,12 @@ class Call(Protocol):
 def new_number() -> int:
     """A `Unit.batch` for a call that locks no existing batch."""
     return -next(_numbers)
+
+
+def shared_number(kind: str, name: str) -> int:
+    """A `Unit.batch` for calls that lock the rows of one name, such as a tally. They are in one queue; if these rows
+    stay locked, they are set aside together. Two names may have the same number."""
+    return -(2**62) - zlib.crc32(f"{kind}:{name}".encode())
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ so only the current owner can write, however long a former owner was paused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from core import errors, metrics, tables
 from core.consumer_groups import groups
 from core.storage import dialects, galera
-from core.storage.statements import LIST, Pipeline, among, as_text, chunks
+from core.storage.statements import LIST, Pipeline, among, as_text, chunks, literal, packets
 from lastbit.streams.errors import CorruptSnapshot
 from lastbit.streams.snapshot import Snapshot
 
@@ -132,40 +132,116 @@ def fence(tx: Connection, group: str, partition: int, worker: str, epoch: int) -
 _KEY: Final = ("group_name", "partition_no")
 
 
-def commit(
-    tx: Connection, holds: Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None
-) -> Position:
-    """Merge a window's snapshot into the partition's position, and return the position. A repeated or older snapshot
-    changes nothing. The `token` of the snapshot with the higher floor is kept.
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A window's snapshot, to be merged into the position of the fence's partition. The `token` belongs to the floor;
+    `head` is the source's last offset."""
 
-    Raises `errors.StaleEpoch`, `errors.ConsumerGroupNotFound`.
-    """
-    fence(tx, holds.group, holds.partition, holds.worker, holds.epoch)
-    conditions = (_positions.group_name == holds.group, _positions.partition_no == holds.partition)
-    row = tx.execute(
-        sa.select(_positions.floor, _positions.high, _positions.outstanding, _positions.token).where(*conditions)
-    ).one()
-    earlier = None if row.floor is None else _stored(row)
-    result = (snapshot if earlier is None else earlier.merge(snapshot)).within(SNAPSHOT)
-    values: dict[str, Any] = {
-        "floor": result.floor,
-        "high": result.high,
-        "outstanding": result.encode(),
-        "outstanding_count": len(result.outstanding),
-        "updated_at": tables.utc_now(),
-    }
-    if token is not None and (earlier is None or snapshot.floor >= earlier.floor):
-        values["token"] = token
-    if head is not None:
-        values["head"] = head
-    tx.execute(sa.update(tables.positions).where(*conditions).values(values))
-    return Position(*tx.execute(sa.select(*_SHOWN).where(*conditions)).one())
+    fence: Fence
+    snapshot: Snapshot
+    token: str | None = None
+    head: int | None = None
 
 
-def _stored(row: Any) -> Snapshot:
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A partition's position after a commit; see `Position`."""
+
+    partition: int
+    epoch: int
+    floor: int
+    high: int
+    outstanding: int
+    token: str | None
+    lag: int
+
+
+class Commits:
+    """The commits of one transaction. The next round trip reads the positions; their rows must be locked before."""
+
+    def __init__(self, pipeline: Pipeline, commits: Sequence[Commit]) -> None:
+        self._pipeline = pipeline
+        self._commits = commits
+        tx = pipeline.tx
+        from_clause = dialects.of(tx).by_primary_key("positions")
+        self._answers = [
+            answer
+            for part in chunks(sorted({(commit.fence.group, commit.fence.partition) for commit in commits}), LIST)
+            for answer in pipeline.query(
+                f"SELECT {', '.join(_KEY)}, floor, outstanding, token, head FROM {from_clause} "  # noqa: S608
+                f"WHERE floor IS NOT NULL AND ({among(tx, _KEY, part)})"
+            )
+        ]
+
+    def write(self, refused: Mapping[Fence, errors.CoreError]) -> list[Committed | errors.CoreError]:
+        """Merge the snapshots into the positions, in the order of the commits, and return the outcome of each. A
+        repeated or older snapshot changes nothing. The token of the snapshot with the higher floor is kept. The
+        statement that writes the rows waits in the pipeline."""
+        stored = {
+            (as_text(group), partition): _Stored(_decoded(floor, outstanding), as_text(token), head)
+            for answer in self._answers
+            for group, partition, floor, outstanding, token, head in answer.rows()
+        }
+        changed: dict[tuple[str, int], tuple[int, _Stored]] = {}
+        outcomes: list[Committed | errors.CoreError] = []
+        for commit in self._commits:
+            fence = commit.fence
+            if fence in refused:
+                outcomes.append(refused[fence])
+                continue
+            place = fence.group, fence.partition
+            position = stored[place] = _merged(stored.get(place), commit)
+            changed[place] = fence.epoch, position
+            floor, high = position.snapshot.floor, position.snapshot.high
+            outstanding = len(position.snapshot.outstanding)
+            lag = max(high, position.head or 0) - floor
+            outcomes.append(Committed(fence.partition, fence.epoch, floor, high, outstanding, position.token, lag))
+        self._store(changed)
+        return outcomes
+
+    def _store(self, changed: Mapping[tuple[str, int], tuple[int, _Stored]]) -> None:
+        if not changed:
+            return
+        tx = self._pipeline.tx
+        dialect = dialects.of(tx)
+        now = dialect.one_time(tx)
+        rows = []
+        for place in sorted(changed):
+            epoch, (snapshot, token, head) = changed[place]
+            values = (*place, epoch, snapshot.floor, snapshot.high, snapshot.encode(), len(snapshot.outstanding))
+            rows.append(f"({','.join(literal(tx, value) for value in (*values, token, head))},{now})")
+        # One statement can't UPDATE rows to values of their own. No row is inserted, as all of them are locked.
+        insert = f"INSERT INTO positions ({', '.join((*_KEY, 'epoch', *_WRITTEN))}) VALUES "  # noqa: S608
+        upsert = dialect.upsert(_KEY, _WRITTEN)
+        self._pipeline.later(*(insert + ",".join(part) + upsert for part in packets(rows)))
+
+
+_WRITTEN: Final = ("floor", "high", "outstanding", "outstanding_count", "token", "head", "updated_at")
+
+
+class _Stored(NamedTuple):
+    """A partition's position."""
+
+    snapshot: Snapshot
+    token: str | None
+    head: int | None
+
+
+def _merged(before: _Stored | None, commit: Commit) -> _Stored:
+    """The position after the commit."""
+    earlier, snapshot = (None if before is None else before.snapshot), commit.snapshot
+    token, head = (None, None) if before is None else before[1:]
+    if commit.token is not None and (earlier is None or snapshot.floor >= earlier.floor):
+        token = commit.token
+    if commit.head is not None:
+        head = commit.head
+    return _Stored((snapshot if earlier is None else earlier.merge(snapshot)).within(SNAPSHOT), token, head)
+
+
+def _decoded(floor: int, outstanding: bytes) -> Snapshot:
     """The stored snapshot. If it can't be decoded, only its floor is used: events above it are replayed, none is
     skipped."""
     try:
-        return Snapshot.decode(row.outstanding)
+        return Snapshot.decode(outstanding)
     except CorruptSnapshot:
-        return Snapshot(row.floor, row.floor)
+        return Snapshot(floor, floor)

@@ -52,9 +52,9 @@ class Service:
         self.reads = ReadService(database, max_waiting_reads)
         self.batches = BatchService(database, facts, self.acks, self.writes, self.reads)
         self.feed = FeedService(database, self.writes, self.reads)
-        self.tallies = TallyService(database)
+        self.tallies = TallyService(database, self.writes)
         self.webhooks = WebhookService(database, sender)
-        self.consumer_groups = ConsumerGroupService(database)
+        self.consumer_groups = ConsumerGroupService(database, self.writes)
         self.processes = ProcessService(database, self.writes)
 
     def check_ready(self) -> None:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Final
 
+from core import writes
+from core.commits.operation import new_number, shared_number
 from core.consumer_groups import details, groups, leases, positions
+from core.errors import CoreError
+from core.service.writes import WriteService
 from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
+
+OFFSET_BYTES: Final = 40
+"""Approximate bytes of an outstanding offset that waits."""
+COMMIT_COST: Final = 4
+"""The cost of a commit without outstanding offsets, in the unit of `lanes.FLUSH_COST`."""
+OFFSETS_OF_COST: Final = 50
+"""The number of outstanding offsets that add one to the cost."""
 
 
 class ConsumerGroupService:
     """All methods but `put` and `page` raise `errors.ConsumerGroupNotFound`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, write_service: WriteService) -> None:
         self._database = database
+        self._writes = write_service
 
     def put(
         self, name: str, partitions: int, ttl: timedelta | None = None, release: timedelta | None = None
@@ -41,8 +55,26 @@ class ConsumerGroupService:
 
     def commit(
         self, fence: positions.Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None
-    ) -> positions.Position:
+    ) -> positions.Committed:
         """Store a partition's position. Raises `errors.StaleEpoch`."""
-        return self._database.write(
-            lambda tx: positions.commit(tx, fence, snapshot, token=token, head=head), repeatable=True
-        )
+        return committed(self._writes.run(commits_of([positions.Commit(fence, snapshot, token, head)])))
+
+
+def commits_of(commits: Sequence[positions.Commit]) -> writes.CommitPositions:
+    """The operation for `WriteService`; all commits are for one consumer group. Calls of one group are in one queue, as
+    those of a tally are."""
+    outstanding = sum([len(commit.snapshot.outstanding) for commit in commits])
+    return writes.CommitPositions(
+        batch=shared_number("group", commits[0].fence.group) if commits else new_number(),
+        size=OFFSET_BYTES * outstanding,
+        cost=COMMIT_COST * len(commits) + outstanding // OFFSETS_OF_COST,
+        commits=commits,
+    )
+
+
+def committed(results: Sequence[positions.Committed | CoreError]) -> positions.Committed:
+    """The result of a single commit. Raises its error."""
+    (result,) = results
+    if isinstance(result, CoreError):
+        raise result
+    return result

@@ -20,6 +20,8 @@ from core.errors import CoreError
 from core.processes import definitions, instances, outbox, timers
 from core.processes.handling import handle_of
 from core.service.batches import opening_of, seal_of
+from core.service.consumer_groups import commits_of
+from core.service.tallies import apply_of
 from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
@@ -152,6 +154,14 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     # Companions.
     "apply": lambda session: session.service.tallies.apply(TALLY, entries(11, 12), _FENCE),
     "apply-again": lambda session: session.service.tallies.apply(TALLY, entries(12, 13)),
+    "share-apply": share(
+        lambda: [
+            apply_of(TALLY, entries(11, 12), _FENCE),
+            apply_of(TALLY, entries(12, 13)),
+            commits_of([positions.Commit(_FENCE, Snapshot(2, 4, (3,))), positions.Commit(_FENCE, Snapshot(5, 5))]),
+            Append(events=[feed.NewEvent("mine", "paid", "o1")]),
+        ]
+    ),
     "sync": sync("w1", "s1"),
     "sync-newcomer": sync("w2", "s2"),
     "leave": lambda session: session.service.consumer_groups.leave(GROUP, "w1", "s1"),

@@ -91,7 +91,7 @@ _TREE = "test_nesting.py::test_a_tree_of_batches_completes_level_by_level_though
 
 _WORLDS = "test_tallies.py::test_every_total_matches_the_model_despite_all_failures"
 _WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock"
-_COUNTER = "counter = (entry.key.encode().hex(), topic, entry.partition, entry.generation)"
+_COUNTER = "counter = (name, entry.key.encode().hex(), topic, entry.partition, entry.generation)"
 _BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_only_after_its_answer"
 _SDK = "../sdk/"
 _ANY = _SDK + "test_any_answer.py::"
@@ -157,21 +157,21 @@ MUTANTS = [
     ),
     Mutant(
         "a-total-of-several-sources-leaves-the-range",
-        "core.tallies:apply",
-        "_check_totals(",
-        "str(",
+        "core.tallies:_judge",
+        "notable & others.keys()",
+        "set()",
         "../http/test_tallies.py::test_a_total_beyond_the_limit_is_refused_and_nothing_is_applied",
     ),
     Mutant(
         "concurrent-sources-pass-the-limit",
         "core.tallies:_totals",
-        'dialect.for_update if locked else ""',
-        '""',
+        "rest += dialect.for_update",
+        "pass",
         "test_tallies.py::test_two_concurrent_calls_bring_no_total_over_the_limit",
     ),
     Mutant(
         "small-sources-pass-the-limit-between-two-checks",
-        "core.tallies:_check_totals",
+        "core.tallies:_Others.check",
         "abs(total) + room >= INTEGER_LIMIT",
         "abs(total) >= INTEGER_LIMIT",
         "../http/test_tallies.py::test_a_total_stays_within_the_limit_however_its_sources_grow",
@@ -1436,7 +1436,7 @@ MUTANTS = [
         "one-guard-for-all-sources",
         "core.tallies:_by_counter",
         _COUNTER,
-        'counter = (entry.key.encode().hex(), "", 0, 0)',
+        'counter = (name, entry.key.encode().hex(), "", 0, 0)',
         _WORLDS,
     ),
     Mutant(
@@ -1455,7 +1455,7 @@ MUTANTS = [
         "generations-are-one-source",
         "core.tallies:_by_counter",
         _COUNTER,
-        "counter = (entry.key.encode().hex(), topic, entry.partition, 0)",
+        "counter = (name, entry.key.encode().hex(), topic, entry.partition, 0)",
         _WORLDS,
     ),
     Mutant(
@@ -1480,16 +1480,16 @@ MUTANTS = [
     Mutant("sub-counters-are-not-locked", "core.tallies:_select", "{dialect.for_update}", "", _WRITERS),
     Mutant(
         "a-new-sub-counter-overwrites-anothers",
-        "core.tallies:apply",
-        "*(_INSERT + rows for rows in _lists(new))",
-        "*(_INSERT + rows + upsert for rows in _lists(new))",
+        "core.tallies:_write",
+        '",".join(part) for part in packets(new)',
+        '",".join(part) + upsert for part in packets(new)',
         "test_tallies.py::test_two_calls_that_create_the_same_sub_counter_both_count",
     ),
     Mutant(
         "a-call-is-applied-in-parts",
         "core.tallies:_write",
-        "statements.run(tx, text)",
-        "statements.run(tx, text)\n            tx.commit()",
+        'pipeline.later(*(_INSERT + ",".join(part) + upsert for part in packets(old)))',
+        'pipeline.later(*(_INSERT + ",".join(part) + upsert for part in packets(old)), "COMMIT")',
         "test_tallies.py::test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all",
     ),
     Mutant(
@@ -1499,7 +1499,28 @@ MUTANTS = [
         "if position not in deltas:\n                continue\n            if False:",
         "test_tallies.py::test_a_message_out_of_order_is_refused",
     ),
+    Mutant(
+        "a-refused-call-leaves-some-entries",
+        "core.tallies:_judge",
+        "steps: dict[_Counter, _Row] = {}",
+        "steps = after",
+        _WRITES + "test_a_refused_call_of_tally_entries_changes_nothing_and_affects_no_neighbour",
+    ),
+    Mutant(
+        "a-call-beyond-the-limit-is-written",
+        "core.tallies:write",
+        'pipeline.later("ROLLBACK TO SAVEPOINT tallies")',
+        "pass",
+        _WRITES + "test_of_calls_that_together_pass_the_limit_of_a_total_only_the_last_is_refused",
+    ),
     # Consumer groups.
+    Mutant(
+        "a-shared-commit-forgets-the-one-before-it",
+        "core.consumer_groups.positions:Commits.write",
+        "position = stored[place] = _merged(",
+        "position = _merged(",
+        _WRITES + "test_commits_of_positions_share_a_transaction_and_a_stale_one_changes_nothing",
+    ),
     Mutant(
         "a-new-session-keeps-the-epochs",
         "core.consumer_groups.leases:sync",
@@ -1636,7 +1657,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-late-commit-overwrites",
-        "core.consumer_groups.positions:commit",
+        "core.consumer_groups.positions:_merged",
         "snapshot if earlier is None else earlier.merge(snapshot)",
         "snapshot",
         "test_consumer_groups.py::test_commits_may_be_repeated_and_overtaken",
@@ -1700,7 +1721,7 @@ MUTANTS = [
     Mutant(
         "events-are-appended-whatever-the-fence",
         "core.writes:flush",
-        "{append: append.fence for append in appends if append.fence is not None}",
+        "{operation: operation.fence for operation in fenced if operation.fence is not None}",
         "{}",
         "test_consumer_groups.py::test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing",
     ),

@@ -18,6 +18,7 @@ from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
+from core.storage.statements import Pipeline
 from lastbit import Client, Retry, ServiceUnreachable, SourceChain
 from lastbit.ids import INTEGER_LIMIT
 from tests.guarantees.models.service import tally_entry
@@ -226,7 +227,9 @@ def test_two_concurrent_calls_bring_no_total_over_the_limit(mariadb_database: Da
 
     with mariadb_database.engine.connect() as holder, mariadb_database.engine.connect() as watch:
         transaction = holder.begin()
-        tallies.apply(holder, "limit", [earlier])
+        pipeline = Pipeline(holder)
+        tallies.write(pipeline, [("limit", [earlier])])
+        pipeline.flush()
         thread = threading.Thread(target=apply_later)
         thread.start()
         waiting = sa.text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")

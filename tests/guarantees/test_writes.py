@@ -16,21 +16,25 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core import errors, feed, tables, writes
+from core import errors, feed, tables, tallies, writes
 from core.batches.batch import Opened, Opening
 from core.batches.lifecycle import State
 from core.batches.writing import Extend, Open, Seal
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.commits.operation import Done
+from core.consumer_groups import positions
 from core.consumer_groups.leases import Caller
 from core.processes import outbox, timers
 from core.processes.handling import Handle, handle_of
 from core.processes.instances import Handled, Handling
 from core.service import Service
 from core.service.batches import opening_of, seal_of
+from core.service.consumer_groups import commits_of
+from core.service.tallies import apply_of
 from core.storage.database import Database
 from core.writes import Append
-from lastbit.ids import MAX_ITEMS
+from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS
+from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.strangers import locked
 from tests.support import templates
 from tests.support.servers import sqlite_file
@@ -229,7 +233,7 @@ def test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated(
         return result
 
     monkeypatch.setattr(database, "write", lose_the_first_response)
-    operations = [
+    operations: list[writes.Operation] = [
         *(Extend(batch=batch, count=1), Extend(batch=batch, count=2, idempotency_key="k"), opening_of(Opening(), "o")),
         *(opening_of(Opening()), Append(events=[feed.NewEvent("a", "x")])),
     ]
@@ -339,6 +343,95 @@ def test_many_workers_at_once_issue_each_command_once(any_service: Service) -> N
     )
 
 
+def entry(key: str, delta: int, offset: int, topic: str = "x") -> tallies.Entry:
+    return tallies.Entry(key, delta, topic, 0, 0, offset, 0)
+
+
+def test_a_refused_call_of_tally_entries_changes_nothing_and_affects_no_neighbour(database: Database) -> None:
+    service = with_process(database)
+    outcomes = merged(
+        database,
+        apply_of("t", [entry("k", 1, 1)]),
+        apply_of("t", [entry("a", 1, 1), entry("k", 1, 4), entry("k", 1, 3)]),
+        apply_of("t", [entry("k", 1, 1), entry("k", 2, 2)]),
+        apply_of("t", [entry("a", 1, 1), entry("k", 2, 3), entry("k", 3, 3)]),
+        apply_of("t", [entry("a", 1, 1)], fence(2)),
+        apply_of("t", [entry("a", 1, 1)], replace(fence(), group="absent")),
+        apply_of("t", [entry("a", 8, 1)], fence()),
+        apply_of("t", [entry(".", 1, 1)]),
+        apply_of("u", [entry("k", 4, 1)]),
+    )
+    assert [type(outcome.error) for outcome in outcomes] == [
+        *(type(None), errors.OutOfOrder, type(None), errors.InvalidRequest, errors.StaleEpoch),
+        *(errors.ConsumerGroupNotFound, type(None), errors.InvalidRequest, type(None)),
+    ]
+    assert outcomes[2].value == tallies.Applied(1, 1)
+    totals = [(value.key, value.value) for value in service.tallies.page("t", "", None, 10)]
+    assert totals == [("a", 8), ("k", 3)]
+
+
+def test_of_calls_that_together_pass_the_limit_of_a_total_only_the_last_is_refused(database: Database) -> None:
+    """It has other keys too, which stay unchanged, and so do its guards: a later call may repeat its entries."""
+    service = Service(database)
+    half = INTEGER_LIMIT // 2
+    outcomes = merged(
+        database,
+        apply_of("t", [entry("k", half, 1, "a")]),
+        apply_of("t", [entry("j", 1, 1, "c"), entry("k", half, 1, "b"), entry("l", 1, 1, "c")]),
+        apply_of("t", [entry("l", 5, 1, "c")]),
+        apply_of("t", [entry("k", half - 1, 1, "b")]),
+        apply_of("t", [entry("k", 1, 1, "d")]),
+        apply_of("t", [entry("k", -half, 2, "a")]),
+    )
+    assert [type(outcome.error) for outcome in outcomes] == [
+        *(type(None), errors.InvalidRequest, type(None), type(None), errors.InvalidRequest, type(None))
+    ]
+    totals = [(value.key, value.value) for value in service.tallies.page("t", "", None, 10)]
+    assert totals == [("k", half - 1), ("l", 5)]
+
+
+def test_commits_of_positions_share_a_transaction_and_a_stale_one_changes_nothing(database: Database) -> None:
+    service = Service(database)
+    service.consumer_groups.put("g", 3)
+    leases = {lease.partition: lease.epoch for lease in service.consumer_groups.sync("g", Caller("w", "s")).assigned}
+    holds = [positions.Fence("g", partition, "w", leases[partition]) for partition in range(3)]
+    outcomes = merged(
+        database,
+        commits_of([positions.Commit(holds[0], Snapshot(3, 8, (4, 6)), "three", 20)]),
+        commits_of([positions.Commit(replace(holds[0], epoch=9), Snapshot(99, 99))]),
+        commits_of(
+            [
+                positions.Commit(holds[0], Snapshot(5, 9, (6,)), "five"),
+                positions.Commit(replace(holds[1], worker="other"), Snapshot(99, 99)),
+                positions.Commit(holds[2], Snapshot(1, 1)),
+                positions.Commit(replace(holds[2], group="absent"), Snapshot(1, 1)),
+                positions.Commit(holds[0], Snapshot(3, 8, (4, 6)), "three"),
+            ]
+        ),
+    )
+    [first], [stale], [second, other, third, absent, last] = (outcome.value for outcome in outcomes)
+    epoch = leases[0]
+    assert first == positions.Committed(0, epoch, 3, 8, 2, "three", 17)
+    assert second == last == positions.Committed(0, epoch, 5, 9, 1, "five", 15)
+    assert (third.floor, third.token) == (1, None)
+    assert [type(error) for error in (stale, other, absent)] == [
+        *(errors.StaleEpoch, errors.StaleEpoch, errors.ConsumerGroupNotFound)
+    ]
+    stored = [(row.floor, row.high, row.token, row.head) for row in service.consumer_groups.get("g").positions]
+    assert stored == [(5, 9, "five", 20), (None, None, None, None), (1, 1, None, None)]
+
+
+def test_many_callers_at_once_count_each_entry_once(any_service: Service) -> None:
+    """Sixteen threads send the same entries of one source in their order, in calls of their own."""
+
+    def count(caller: int) -> int:
+        return sum(any_service.tallies.apply("t", [entry("k", 1, offset)]).applied for offset in range(1, 31))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(count, range(16))) == 30
+    assert any_service.tallies.get("t", "k").value == 30
+
+
 @pytest.mark.mariadb
 def test_a_locked_batch_does_not_delay_the_others(mariadb_database: Database) -> None:
     """The locked batch leaves the shared transaction. Its operations end after its lock is released."""
@@ -379,12 +472,25 @@ def test_a_retried_extend_gets_its_numbers_though_the_batch_was_sealed_while_it_
 
 
 KEYS = st.sampled_from([None, "k", "l"])
+ENTRIES = st.lists(
+    st.builds(
+        tallies.Entry,
+        *(st.sampled_from("kl"), st.sampled_from([1, 1, 5, -3, INTEGER_LIMIT - 3, 3 - INTEGER_LIMIT])),
+        *(st.sampled_from(["x", "x", "y"]), st.just(0), st.just(0), st.integers(0, 3), st.integers(0, 1)),
+    ),
+    max_size=3,
+)
 OPERATIONS = st.lists(
     st.one_of(
         st.builds(lambda items, sealed, key: ("open", items, sealed, key), st.integers(0, 2), st.booleans(), KEYS),
         st.builds(lambda batch, count, key: ("extend", batch, count, key), st.integers(1, 4), st.integers(0, 3), KEYS),
         st.builds(lambda batch, key: ("seal", batch, key), st.integers(1, 4), KEYS),
         st.builds(lambda ids: ("append", *ids), st.lists(st.sampled_from("abc"), max_size=3)),
+        st.builds(lambda *words: ("apply", *words), st.sampled_from(["t", "u"]), ENTRIES, st.booleans()),
+        st.builds(
+            lambda *words: ("commit", *words),
+            *(st.integers(0, 1), st.integers(0, 4), st.booleans(), st.booleans(), st.sampled_from([None, 9])),
+        ),
         st.builds(
             lambda *words: ("handle", *words),
             *(st.sampled_from(["i", "j"]), st.integers(1, 3), st.integers(0, 2)),
@@ -418,6 +524,11 @@ def handle(instance: str, event: int, version: int, kind: str = "plain") -> Hand
     return handle_of(handling)
 
 
+def fence(epoch: int = 1, partition: int = 0) -> positions.Fence:
+    """Of the process's only partition, which is held at epoch 1."""
+    return positions.Fence(f"process.{PROCESS}", partition, "w", epoch)
+
+
 def with_process(database: Database) -> Service:
     """A process whose only partition the worker `w` owns at epoch 1, and three events for it."""
     service = Service(database)
@@ -440,13 +551,18 @@ def operation_of(words: tuple[Any, ...]) -> writes.Operation:
             return Seal(batch=batch, fingerprint=(key or "none").encode().ljust(32, b"."))
         case ("append", *ids):
             return Append(events=[feed.NewEvent(id, "x") for id in ids])
+        case ("apply", tally, entries, is_stale):
+            return apply_of(tally, entries, fence(2) if is_stale else None)
+        case ("commit", partition, offset, is_stale, has_gap, head):
+            window = Snapshot(offset, offset + 3, (offset + 1,) if has_gap else ())
+            return commits_of([positions.Commit(fence(1 + is_stale, partition), window, f"{offset}", head)])
         case ("handle", instance, event, version, kind):
             return handle(instance, event, version, kind)
     raise AssertionError(words)
 
 
 def contents(database: Database) -> list[Any]:
-    """The rows of batches, extends, the feed, and processes, without times, positions and what is random."""
+    """The rows of all verbs, without times, positions in the feed and what is random."""
     with database.engine.connect() as tx:
         batches = [
             tuple(value for name, value in row.items() if not name.endswith("_at"))
@@ -464,6 +580,8 @@ def contents(database: Database) -> list[Any]:
                 (tables.inbox, ("event",)),
                 (tables.outbox, ("position",)),
                 (tables.timers, ("token",)),
+                (tables.tallies, ()),
+                (tables.positions, ("owned_since",)),
             )
         ]
     return [batches, extends, list(map(tuple, events)), processes]
@@ -475,7 +593,9 @@ def result_of(outcome: Done) -> Any:
         return type(outcome.error), str(outcome.error)
     value = outcome.value
     if isinstance(value, list):
-        return [event.repeated for event in value]
+        return [event.repeated if isinstance(event, feed.Appended) else repr(event) for event in value]
+    if isinstance(value, tallies.Applied):
+        return value
     if isinstance(value, Handled):
         facts = asdict(value)
         for part in (facts["instance"], *facts["commands"]):

@@ -22,14 +22,16 @@ from core.batches.lifecycle import Verb
 from core.batches.writing import Extend
 from core.commits.combiner import Inline
 from core.consumer_groups.leases import Caller
-from core.consumer_groups.positions import Fence
+from core.consumer_groups.positions import Commit, Fence
 from core.feed import NewEvent, Span
 from core.processes.handling import handle_of
 from core.processes.instances import Handling
 from core.processes.outbox import NewCommand
 from core.service import Service
 from core.service.batches import opening_of, seal_of
+from core.service.consumer_groups import commits_of
 from core.service.reads import SharedReads
+from core.service.tallies import apply_of
 from core.storage.database import Database
 from core.tallies import Entry
 from core.webhooks import deliveries
@@ -49,8 +51,8 @@ ROUND_TRIPS = {
     "watermark": 4,
     "a page of 50 events": 3,
     "append one event": 3,
-    "one tally entry": 4,
-    "one position": 5,
+    "one tally entry": 3,
+    "one position": 3,
     "ack, the first of its group": 4,
     "ack": 3,
     "ack that completes": 4,
@@ -269,6 +271,14 @@ def _handlings(service: Service, *, finish: bool = False) -> list[Handling]:
     ]
 
 
+def _commits(service: Service) -> list[writes.CommitPositions]:
+    group = next(_names)
+    service.consumer_groups.put(group, CALLERS)
+    leases = service.consumer_groups.sync(group, Caller("w", "s")).assigned
+    fences = [Fence(group, lease.partition, "w", lease.epoch) for lease in leases]
+    return [commits_of([Commit(fence, Snapshot(7, 7))]) for fence in fences]
+
+
 MERGED: Mapping[str, Callable[[Service], Sequence[writes.Operation]]] = {
     "open, 10 items, sealed": lambda service: [opening_of(Opening(items=10, sealed=True)) for _ in range(CALLERS)],
     "open with an Idempotency-Key": lambda service: [opening_of(Opening(), next(_names)) for _ in range(CALLERS)],
@@ -276,6 +286,10 @@ MERGED: Mapping[str, Callable[[Service], Sequence[writes.Operation]]] = {
     "extend a batch each": lambda service: [Extend(batch=_batch(service), count=1) for _ in range(CALLERS)],
     "seal": lambda service: [seal_of(_batch(service)) for _ in range(CALLERS)],
     "append one event": lambda service: [Append(events=[NewEvent(next(_names), "x")]) for _ in range(CALLERS)],
+    "one tally entry": lambda service: [
+        apply_of(tally, [Entry(next(_names), 1, "moves", 0, 0, 1, 0)]) for tally in [next(_names)] * CALLERS
+    ],
+    "one position": lambda service: _commits(service),
     "process event": lambda service: [handle_of(handling) for handling in _handlings(service)],
     "process event that finishes": lambda service: [handle_of(one) for one in _handlings(service, finish=True)],
 }
@@ -288,6 +302,8 @@ MERGED_ROUND_TRIPS = {
     "append one event": 3,
     "claim deliveries": 5,
     "record deliveries": 3,
+    "one tally entry": 3,
+    "one position": 3,
     "process event": 4,
     "process event that finishes": 5,
     "status": 1,
