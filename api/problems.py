@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -85,6 +85,9 @@ class Problem(Exception):  # named after its media type
         super().__init__(detail)
 
     def body(self) -> bytes:
+        return msgspec.json.encode(self.content())
+
+    def content(self) -> dict[str, Any]:
         content: dict[str, Any] = {
             "type": f"urn:lastbit:problem:{self.code}",
             "title": HTTPStatus(self.status).phrase,
@@ -95,7 +98,7 @@ class Problem(Exception):  # named after its media type
         }
         if self.places:
             content["errors"] = [place._asdict() for place in self.places]
-        return msgspec.json.encode(content)
+        return content
 
 
 def invalid(places: Sequence[Place]) -> Problem:
@@ -138,9 +141,10 @@ def _place(location: Sequence[str | int]) -> str:
     return place.replace("header.idempotency-key", "header Idempotency-Key")
 
 
-def _from_pydantic(error: RequestValidationError) -> Problem:
+def from_faults(faults: Iterable[Mapping[str, Any]]) -> Problem:
+    """The problem for what pydantic's `errors()` returned."""
     places = []
-    for fault in error.errors():
+    for fault in faults:
         location = fault["loc"]
         expected = fault["msg"].removeprefix("Value error, ")
         expected = {"extra_forbidden": "no such field here", "missing": "this field is required"}.get(
@@ -183,7 +187,7 @@ def install(app: FastAPI) -> None:
                 log.error("request_failed", error=str(error))
             return response(from_core(error))
         if isinstance(error, RequestValidationError):
-            return response(_from_pydantic(error))
+            return response(from_faults(error.errors()))
         if isinstance(error, HTTPException):
             return response(_from_starlette(error, request))
         return response(internal())

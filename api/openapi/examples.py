@@ -108,6 +108,20 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         },
     },
     "put_process": {"A process": {"partitions": 16, "after": 0}},
+    "handle_events": {
+        "Two instances": {
+            "handlings": [
+                {
+                    "instance": name,
+                    "event": {"id": event, "position": 1},
+                    "fence": _FENCE,
+                    "version": 0,
+                    "state": {"paid": True},
+                }
+                for name, event in (("order-1002", "order-1002-paid"), ("order-1003", "order-1003-paid"))
+            ]
+        },
+    },
     "handle_event": {
         "New state and a command": {
             "event": {"id": "order-1001-paid", "position": 1},

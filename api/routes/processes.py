@@ -5,10 +5,20 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
+import structlog
 from fastapi import Path, Query, Request, Response
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
-from api import patterns
+from api import patterns, problems
 from api.access.rules import ANY, needs
 from api.problems import BODY, documented
 from api.routes import cursors, free_json
@@ -21,7 +31,7 @@ from api.routes.models import Body
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Writes
 from api.server.bodies import DEPTH
-from core import tables
+from core import errors, tables
 from core.consumer_groups import groups
 from core.processes import definitions, instances, outbox, timers
 from core.processes.handling import Handle, handle_of
@@ -30,9 +40,13 @@ from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
 from lastbit.tokens import Role
 
+log = structlog.get_logger(__name__)
+
 router = PrefixedRouter(prefix="/v1/processes", route_class=JsonRoute, tags=["processes"])
 
 MAX_COMMANDS: Final = 100
+MAX_HANDLINGS: Final = 100
+"""Handled events in one call: the response has their instances' states."""
 LONGEST_TIMER: Final = 10 * 365 * 86_400
 
 
@@ -147,6 +161,26 @@ class HandleBody(Body):
     )
 
 
+class HandlingEntry(HandleBody):
+    instance: Annotated[
+        str,
+        Field(min_length=1, max_length=255, json_schema_extra={"pattern": patterns.INSTANCE}),
+        AfterValidator(_in_a_path),
+    ]
+
+
+def _entry(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """The entry, or the problem of one that its model refuses, as that doesn't affect the others."""
+    try:
+        return validate(value)
+    except ValidationError as error:
+        return problems.from_faults([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()])
+
+
+class HandlingsBody(Body):
+    handlings: list[Annotated[HandlingEntry, WrapValidator(_entry)]] = Field(min_length=1, max_length=MAX_HANDLINGS)
+
+
 class RetryBody(Body):
     event: Name | None = Field(None, description="the event's id; null: all parked events, at most 1,000")
 
@@ -222,6 +256,18 @@ class HandledAnswer(BaseModel):
     repeated: bool = Field(description="the event had this status before, and this call changed nothing")
     instance: ProcessInstance | None = Field(description="the instance as it is now")
     commands: list[IssuedCommand]
+
+
+class HandlingResult(BaseModel):
+    handled: HandledAnswer | None = Field(description="null: the entry was refused, and changed nothing")
+    problem: Annotated[
+        dict[str, Any] | None,
+        WithJsonSchema({"oneOf": [{"$ref": "#/components/schemas/Problem"}, {"type": "null"}]}),
+    ] = Field(description="why the entry was refused")
+
+
+class HandlingResults(BaseModel):
+    results: list[HandlingResult] = Field(description="one for each entry, in order")
 
 
 class Retried(BaseModel):
@@ -311,6 +357,36 @@ def delete_process(process: ProcessName, request: Request) -> Response:
     consumer group has workers."""
     _service(request).processes.delete(process)
     return Response(status_code=204)
+
+
+@router.post(
+    "/{process}/handle",
+    response_model=HandlingResults,
+    responses=documented(*BODY),
+)
+@needs(Role.CONSUME)
+async def handle_events(process: ProcessName, body: HandlingsBody, request: Request) -> Response:
+    """Store the effects of up to 100 events, on one instance or on several, each once. Entries of one instance are
+    applied in their order. A refused entry has its problem in its result, and the others are applied. Other calls may
+    take place in between."""
+    entries: list[HandlingEntry | problems.Problem] = list(body.handlings)
+    operations = [_operation(process, entry.instance, entry) for entry in entries if isinstance(entry, HandlingEntry)]
+    writes: Writes = request.app.state.writes
+    outcomes = iter(await writes.run_all(operations))
+    results: list[dict[str, Any]] = []
+    for entry in entries:
+        if isinstance(entry, problems.Problem):
+            results.append({"handled": None, "problem": entry.content()})
+            continue
+        outcome = next(outcomes)
+        if outcome.error is None:
+            results.append({"handled": _handled(outcome.value), "problem": None})
+        elif isinstance(outcome.error, errors.CoreError) and outcome.error.code != "internal":
+            results.append({"handled": None, "problem": problems.from_core(outcome.error).content()})
+        else:
+            log.error("request_failed", path=request.url.path, exc_info=outcome.error)
+            results.append({"handled": None, "problem": problems.internal().content()})
+    return free_json.response({"results": results})
 
 
 # An instance's name may contain slashes. So these routes must precede `/{process}/{instance:rest}`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
 from starlette.concurrency import run_in_threadpool
@@ -12,6 +12,7 @@ from api.metrics import REFUSED
 from api.server.wakeups import Wakeups, settle
 from core import errors, writes
 from core.commits.lanes import Pending
+from core.commits.operation import Done
 from core.service import Service
 from core.service.reads import Question, Read, SharedReads, Value
 
@@ -32,6 +33,31 @@ class Writes:
         future: asyncio.Future[Any] = self._loop.create_future()
         self.submit(operation, lambda pending: settle(future, pending.error, pending.answer.value))
         return await future
+
+    async def run_all(self, operations: Sequence[writes.Operation]) -> list[Done]:
+        """Run operations that need no transaction of their own. Each has a result or an error of its own."""
+        results: list[Any] = [None] * len(operations)
+        left = len(operations)
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def receive(place: int, value: Any, error: Exception | None) -> None:
+            nonlocal left
+            results[place] = Done(value, error)
+            left -= 1
+            if not left:
+                settle(future, None, None)
+
+        def receiver(place: int) -> Callable[[Pending], None]:
+            return lambda pending: receive(place, pending.answer.value, pending.error)
+
+        for place, operation in enumerate(operations):
+            try:
+                self.submit(operation, receiver(place))
+            except errors.Overloaded as error:
+                receive(place, None, error)
+        if operations:
+            await future
+        return results
 
     def submit(self, operation: writes.Operation, receive: Callable[[Pending], object]) -> None:
         """Queue an operation that needs no transaction of its own. `receive` is called in the event loop. Raises

@@ -67,6 +67,27 @@ def _handle(service: Service, name: str, instance: str, body: Mapping[str, Any])
     return ask(service, "POST", _path(name, instance, "handle"), Handled.from_json, body=body)
 
 
+def _handle_many(
+    service: Service, name: str, handlings: Sequence[Mapping[str, Any]]
+) -> Flow[tuple[Handled | errors.ServiceError, ...]]:
+    path = _path(name, "handle")
+
+    def decode(data: Json) -> tuple[Handled | errors.ServiceError, ...]:
+        results = tuple(map(result, data["results"]))
+        if len(results) != len(handlings):
+            raise ValueError(f"expected {len(handlings)} results, got {len(results)}")
+        return results
+
+    def result(data: Json) -> Handled | errors.ServiceError:
+        problem = data["problem"]
+        if problem is None:
+            return Handled.from_json(data["handled"])
+        status, places = expect(problem["status"], int), problem.get("errors") or ()
+        return errors.service_error(status, expect(problem["code"], str), expect(problem["detail"], str), places, None)
+
+    return ask(service, "POST", path, decode, body={"handlings": list(handlings)})
+
+
 def _commands(
     service: Service, after: int | None, types: str | Iterable[str], process: str | None, wait: float, limit: int | None
 ) -> Flow[CommandPage]:
@@ -87,9 +108,10 @@ def _follow(service: Service, after: int, types: str | Iterable[str], process: s
     return poll_forever(service, after, poll)
 
 
-def _handling(
+def handling(
     event: str, position: int, worker: str, epoch: int, version: int, outcome: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """The body of a `handle` call."""
     fence = {"worker": worker, "epoch": epoch}
     return {"event": {"id": event, "position": position}, "fence": fence, "version": version, **outcome}
 
@@ -172,8 +194,16 @@ class Processes:
     ) -> Handled:
         """Store the outcome of an event; `outcome` is the result of `Process.decide`. Raises `StaleEpoch`,
         `VersionConflict`."""
-        body = _handling(event, position, worker, epoch, version, outcome)
+        body = handling(event, position, worker, epoch, version, outcome)
         return self._driver.run(_handle, name, instance, body)
+
+    def handle_many(
+        self, name: str, handlings: Sequence[Mapping[str, Any]]
+    ) -> tuple[Handled | errors.ServiceError, ...]:
+        """Store the outcomes of up to 100 events, with one call. Each handling has the fields of the body of `POST
+        /v1/processes/{process}/handle`. The results are in the same order; a refused handling has its error as its
+        result, and does not affect the others."""
+        return self._driver.run(_handle_many, name, handlings)
 
 
 class AsyncProcesses:
@@ -247,5 +277,11 @@ class AsyncProcesses:
         outcome: Mapping[str, Any],
     ) -> Handled:
         """Store the outcome of an event; see `Processes.handle`."""
-        body = _handling(event, position, worker, epoch, version, outcome)
+        body = handling(event, position, worker, epoch, version, outcome)
         return await self._driver.run(_handle, name, instance, body)
+
+    async def handle_many(
+        self, name: str, handlings: Sequence[Mapping[str, Any]]
+    ) -> tuple[Handled | errors.ServiceError, ...]:
+        """Store the outcomes of several events; see `Processes.handle_many`."""
+        return await self._driver.run(_handle_many, name, handlings)

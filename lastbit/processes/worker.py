@@ -10,8 +10,8 @@ Things that could go wrong, and why they cannot:
   event once (`core/processes/handling.py`).
 * *The state is outdated.* States are cached between events. The service refuses effects that were computed from another
   version. Then the worker reads the instance and calls the function again.
-* *Events of one instance overtake each other.* A partition has one lane, which handles one event after the other. Lanes
-  run in parallel.
+* *Events of one instance overtake each other.* A partition has one lane. A call has at most one event of an instance,
+  and the next one waits for the response. Events of different instances share calls, and lanes run in parallel.
 * *The service is unreachable.* A started call is retried until it gets a response or the partition is lost.
 """
 
@@ -22,8 +22,8 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING, Any, Final
 from lastbit import _calls, errors
 from lastbit._drivers import HasDriver
 from lastbit.models import Event
-from lastbit.processes.calls import Processes
+from lastbit.processes.calls import Processes, handling
 from lastbit.processes.definition import Process
 from lastbit.streams.errors import WindowClosed, WindowFull
 from lastbit.streams.group import Assignment, ConsumerGroup
 from lastbit.streams.partitions import partition_of
 
 if TYPE_CHECKING:
-    from lastbit.processes.models import Instance
+    from lastbit.processes.models import Handled, Instance
 
 log = logging.getLogger("lastbit.processes")
 
@@ -52,6 +52,10 @@ KEPT: Final = 10_000
 """Maximum instances whose states are cached between events."""
 IDLE: Final = 15
 """Number of commit intervals after which a floor is committed if it advanced only over other partitions' events."""
+MANY: Final = 100
+"""Maximum events in one call."""
+CALL: Final = 4 * 2**20
+"""Approximate maximum bytes of one call: half of what the service accepts."""
 PAUSE: Final = 0.5
 """Seconds to wait after a temporary refusal by the service."""
 
@@ -76,19 +80,60 @@ class _Partition:
     committed: float = field(default_factory=time.monotonic)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Job:
-    """An event and its instances in one partition."""
+    """An event and its instances in one partition. Only the partition's lane changes it."""
 
     partition: _Partition
     position: int
     event: Event
     instances: list[str]
+    left: int = 0
+    """The number of instances for which it is not over yet."""
+    is_handled: bool = True
+    """Whether it was handled for each instance for which it is over."""
+
+
+@dataclass(eq=False)
+class _Task:
+    """An event that must be handled for one instance."""
+
+    job: _Job
+    instance: str
+    body: dict[str, Any] = field(default_factory=dict)
+    """Its entry in the last call."""
+    refusal: str | None = None
+    """Why the service has refused the function's result."""
+    is_over: bool = False
+    is_handled: bool = False
+    """If it is over, but not handled, it is left to the partition's next owner."""
+
+    @property
+    def partition(self) -> _Partition:
+        return self.job.partition
+
+    def event(self, retry_type: str) -> Event:
+        event = self.job.event
+        return Event.from_json(event.data["event"]) if event.type == retry_type else event
+
+
+def _end(task: _Task, ahead: threading.Semaphore) -> None:
+    """The task is over. If the event is handled for all of its instances now, it is acked."""
+    job = task.job
+    job.left -= 1
+    job.is_handled = job.is_handled and task.is_handled
+    if job.left:
+        return
+    ahead.release()
+    if job.is_handled:
+        with suppress(WindowClosed):
+            job.partition.assignment.window.ack(job.position)
+            job.partition.handled = True
 
 
 class ProcessWorker:
     """A worker of a process manager, usually in an operating system process of its own. `worker`: its name in the
-    consumer group. Events of `lanes` partitions are handled in parallel; floors are committed `every` seconds."""
+    consumer group. `lanes` calls are under way in parallel; floors are committed `every` seconds."""
 
     def __init__(
         self,
@@ -258,65 +303,118 @@ class ProcessWorker:
     # Handling
 
     def _work(self, lane: queue.SimpleQueue[_Job | None]) -> None:
-        while (job := lane.get()) is not None:
-            with self._changed:
-                if not job.partition.open:
-                    self._ahead.release()
+        """Handle the lane's events, with one call for those of different instances that are ready at the same time."""
+        waiting: dict[str, deque[_Task]] = {}
+        is_ending = False
+        while waiting or not is_ending:
+            jobs = [] if waiting else [lane.get()]
+            # Also the next jobs, without waiting for more.
+            with suppress(queue.Empty):
+                while len(jobs) + len(waiting) < MANY:
+                    jobs.append(lane.get_nowait())
+            for job in jobs:
+                if job is None:
+                    is_ending = True
                     continue
-                job.partition.busy += 1
-            try:
-                if all(self._handle(job, instance) for instance in job.instances):
-                    with suppress(WindowClosed):
-                        job.partition.assignment.window.ack(job.position)
-                        job.partition.handled = True
-            finally:
-                self._ahead.release()
-                with self._changed:
-                    job.partition.busy -= 1
-                    self._changed.notify_all()
+                job.left = len(job.instances)
+                for instance in job.instances:
+                    waiting.setdefault(instance, deque()).append(_Task(job, instance))
+            self._handle(waiting)
 
-    def _handle(self, job: _Job, instance: str) -> bool:
-        """Handle the event for one instance, with retries. Returns False if the partition is lost."""
-        event, assignment = job.event, job.partition.assignment
-        if event.type == self._process.retry_type:
-            event = Event.from_json(event.data["event"])
-        refusal: str | None = None
-        while job.partition.open and not assignment.lost:
-            version, state = self._states.get(instance, (0, "null"))
-            outcome = self._process.decide(json.loads(state), event) if refusal is None else {"error": refusal}
-            try:
-                handled = self._processes.handle(
-                    self._process.name,
-                    instance,
-                    event=event.id,
-                    position=event.position,
-                    worker=self._name,
-                    epoch=assignment.epoch,
-                    version=version,
-                    outcome=outcome,
-                )
-            except errors.VersionConflict:
-                self._remember(instance, self._look(instance))
-            except errors.StaleEpoch:
+    def _handle(self, waiting: dict[str, deque[_Task]]) -> None:
+        """Handle the first event of each of these instances, and remove those that are done. Events of partitions that
+        were lost or are being released are left to the next owner."""
+        tasks: list[_Task] = []
+        with self._changed:
+            for instance, queued in list(waiting.items()):
+                while queued and not (queued[0].partition.open and not queued[0].partition.assignment.lost):
+                    _end(queued.popleft(), self._ahead)
+                if not queued:
+                    del waiting[instance]
+                elif len(tasks) < MANY:
+                    tasks.append(queued[0])
+                    queued[0].partition.busy += 1
+        try:
+            self._store(tasks)
+            for task in tasks:
+                if task.is_over:
+                    waiting[task.instance].popleft()
+                    _end(task, self._ahead)
+        finally:
+            with self._changed:
+                for task in tasks:
+                    task.partition.busy -= 1
+                self._changed.notify_all()
+
+    def _store(self, tasks: Sequence[_Task]) -> None:
+        """Compute the tasks' effects, and store them with as few calls as possible."""
+        part: list[_Task] = []
+        size = 0
+        for task in tasks:
+            task.body = self._body(task)
+            length = len(json.dumps(task.body))
+            if part and size + length > CALL:
+                self._send(part)
+                part, size = [], 0
+            part.append(task)
+            size += length
+        if part:
+            self._send(part)
+
+    def _body(self, task: _Task) -> dict[str, Any]:
+        event = task.event(self._process.retry_type)
+        version, state = self._states.get(task.instance, (0, "null"))
+        outcome = self._process.decide(json.loads(state), event) if task.refusal is None else {"error": task.refusal}
+        body = handling(event.id, event.position, self._name, task.partition.assignment.epoch, version, outcome)
+        return {"instance": task.instance, **body}
+
+    def _send(self, tasks: Sequence[_Task]) -> None:
+        """Store the effects of these tasks with one call. Those that aren't over then must be tried again."""
+        try:
+            bodies = [task.body for task in tasks]
+            results: Sequence[Handled | errors.LastbitError] = self._processes.handle_many(self._process.name, bodies)
+        except (errors.InvalidRequest, errors.InvalidArgument) as error:
+            if len(tasks) > 1:
+                # One of them may be the cause.
+                for task in tasks:
+                    self._send([task])
+                return
+            results = [error]
+        except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
+            results = [error] * len(tasks)
+        must_pause = False
+        for task, result in zip(tasks, results, strict=True):
+            if not isinstance(result, errors.LastbitError):
+                self._remember(task.instance, result.instance)
+                task.is_over = task.is_handled = True
+                if result.status == "parked" and not result.repeated:
+                    log.warning("parked event %s for %s %r", task.body["event"]["id"], self._process, task.instance)
+            elif isinstance(result, errors.VersionConflict):
+                must_pause |= not self._refresh(task.instance)
+            elif isinstance(result, errors.StaleEpoch):
                 # A commit reports the stale epoch to the group, which ends the assignment.
                 with suppress(errors.LastbitError):
-                    assignment.commit()
-                return False
-            except (errors.InvalidRequest, errors.InvalidArgument) as error:
+                    task.partition.assignment.commit()
+                task.is_over = True
+            elif isinstance(result, errors.InvalidRequest | errors.InvalidArgument) and task.refusal is None:
                 # If the service refuses the function's result, park the event, as if the function had raised.
-                if refusal is not None:
-                    raise
-                refusal = str(error)
-            except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
-                if not _passes(error):
-                    raise
-                self._stopping.wait(PAUSE)
+                task.refusal = str(result)
+            elif _passes(result):
+                must_pause = True
             else:
-                self._remember(instance, handled.instance)
-                if handled.status == "parked" and not handled.repeated:
-                    log.warning("parked event %s for %s %r", event.id, self._process, instance)
-                return True
-        return False
+                raise result
+        if must_pause:
+            self._stopping.wait(PAUSE)
+
+    def _refresh(self, instance: str) -> bool:
+        """Read the instance's state. Returns False if the service can't answer now."""
+        try:
+            self._remember(instance, self._look(instance))
+        except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
+            if not _passes(error):
+                raise
+            return False
+        return True
 
     def _look(self, instance: str) -> Instance | None:
         try:

@@ -1776,6 +1776,13 @@ MUTANTS = [
         _WRITES + "test_a_refused_handling_does_not_affect_its_neighbours",
     ),
     Mutant(
+        "an-event-is-acked-though-its-entry-was-refused",
+        "lastbit.processes.worker:ProcessWorker._handle",
+        "if task.is_over:",
+        "if setattr(task, 'is_handled', True) is None:",
+        _SDK + "test_processes.py::test_a_refused_entry_of_a_shared_call_does_not_delay_the_others",
+    ),
+    Mutant(
         "commands-get-the-positions-of-other-events",
         "core.writes:flush",
         "handlings.finish(position + len(events))",

@@ -121,7 +121,7 @@ def test_a_service_accepts_the_examples() -> None:
     ):
         for name in examples.REQUESTS:
             method, path, operation = OPERATIONS[name]
-            if name == "handle_event":
+            if name == "handle_events":
                 body = {"worker": "worker-1", "session": "s"}
                 assert http.post("/v1/consumer-groups/process.shipping/sync", json=body).status_code == 200
             for example in operation["requestBody"]["content"]["application/json"]["examples"].values():

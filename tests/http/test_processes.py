@@ -103,6 +103,55 @@ def test_a_command_is_an_event_of_the_feed(process: Process) -> None:
     }
 
 
+def test_many_handlings_in_one_call_have_a_result_each(process: Process) -> None:
+    """Refused and malformed entries have the problem of a single call and change nothing; the others are applied, those
+    of one instance in their order."""
+    first, second = process.event("1"), process.event("2")
+    entries: list[dict[str, Any]] = [
+        {"instance": "o1", **process.body(first, state={"seen": 1}, commands=[{"type": "ship"}])},
+        {"instance": "o1", **process.body(first, version=0)},
+        {"instance": "o1", **process.body(second, version=0)},
+        {"instance": "o1", **process.body(second, version=1, state={"seen": 2})},
+        {"instance": "o/2", **process.body(first, "o/2", commands=[{"type": "no blank"}])},
+        {"instance": "..", **process.body(first, "o2")},
+        {"instance": "o2", **process.body(first, "o2"), "fence": {"worker": "w1", "epoch": 0}},
+        {"instance": "o2", **process.body({**first, "position": 10**6}, "o2"), "error": "not there"},
+        {"instance": "o/2", **process.body(first, "o/2", finish=True)},
+    ]
+    answer = process.http.post(f"{process.path}/handle", json={"handlings": entries})
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    assert [
+        result["problem"]["code"] if result["handled"] is None else (result["handled"]["repeated"], result["problem"])
+        for result in results
+    ] == [
+        *((False, None), (True, None), "version_conflict", (False, None), "invalid_request", "invalid_request"),
+        *("stale_epoch", "invalid_request", (False, None)),
+    ]
+    assert results[2]["problem"]["version"] == 1
+    single = process.http.post(f"{process.path}/o/2/handle", json={**entries[4], "instance": None})
+    assert {place["place"] for place in single.json()["errors"]} == {"body.instance", "body.commands[0].type"}
+    assert [place["place"] for place in results[4]["problem"]["errors"]] == ["body.commands[0].type"]
+    assert results[3]["handled"]["instance"] == {
+        name: process.get()[name] for name in results[3]["handled"]["instance"]
+    }
+    assert process.get("o/2")["status"] == "finished"
+    assert code(process.http.get(f"{process.path}/o2")) == (404, "instance_not_found")
+
+
+def test_calls_for_many_are_limited(process: Process) -> None:
+    """To 1 to 100 entries; a process that doesn't exist is the problem of each entry."""
+    entry = {"instance": "o1", **process.body(process.event("1"))}
+    for count in (0, 101):
+        answer = process.http.post(f"{process.path}/handle", json={"handlings": [entry] * count})
+        assert code(answer) == (422, "invalid_request")
+        assert [error["place"] for error in answer.json()["errors"]] == ["body.handlings"]
+    results = process.http.post(f"{process.path}/handle", json={"handlings": [entry] * 100}).json()["results"]
+    assert [result["handled"]["repeated"] for result in results] == [False] + [True] * 99
+    [result] = process.http.post("/v1/processes/nobody/handle", json={"handlings": [entry]}).json()["results"]
+    assert result["problem"]["code"] == "process_not_found"
+
+
 def test_refusals_have_their_own_codes(process: Process) -> None:
     """Another version, another owner, no such process."""
     event = process.event("1")

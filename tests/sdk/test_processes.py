@@ -18,6 +18,7 @@ import pytest
 from lastbit import AsyncClient, Client, ConsumerGroupInUse, InstanceNotFound, InvalidArgument, ProcessNotFound
 from lastbit.models import Event
 from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
+from lastbit.processes.calls import Processes
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 
 NEEDED = ("charged", "complete", "reserved")
@@ -178,6 +179,60 @@ def test_a_handling_that_the_service_refuses_is_parked(url: str, client: Client)
     assert "body.state: expected JSON of at most 100 levels" in (
         client.processes.get("refused", "refused-1").history[0].error or ""
     )
+
+
+def test_events_of_many_instances_share_calls_and_those_of_one_keep_their_order(url: str, client: Client) -> None:
+    """One lane. The first state of an instance lists all its events in the feed's order; no event is handled twice."""
+
+    def listed(state: Any, event: Event) -> Any:
+        numbers = [*(state or []), event.data["number"]]
+        return Finish([Command("done")], numbers) if len(numbers) == 5 else (numbers, [])
+
+    process = Process("listed", {"listed.happened": "order"}, listed)
+    client.processes.define("listed", partitions=4)
+    client.append(
+        {
+            "id": f"listed:{number}:{order}",
+            "type": "listed.happened",
+            "data": {"order": f"listed-{order % 40}", "number": number},
+        }
+        for number in range(5)
+        for order in range(40)
+    )
+    calls = Counter[str]()
+    original = Processes.handle_many
+
+    def counted(self: Processes, name: str, handlings: Sequence[Any]) -> Any:
+        instances = [each["instance"] for each in handlings]
+        assert len(set(instances)) == len(instances)
+        calls["calls"] += 1
+        return original(self, name, handlings)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(Processes, "handle_many", counted)
+        with working(url, process, "w1", lanes=1):
+            assert Counter(issued(client, process, 40)) == Counter(f"listed-{order}" for order in range(40))
+    assert calls["calls"] < 100
+    for order in range(40):
+        details = client.processes.get("listed", f"listed-{order}")
+        assert (details.state, details.version) == ([0, 1, 2, 3, 4], 5)
+
+
+def test_a_refused_entry_of_a_shared_call_does_not_delay_the_others(url: str, client: Client) -> None:
+    """Old instances are read again, and the others are done. No event is acked before it is handled."""
+    process = Process("mixed", correlate("mixed"), ship)
+    append(client, "mixed", range(20), ["charged", "reserved"])
+    with working(url, process, "w1", lanes=1):
+        while sum(instance.version == 2 for instance in client.processes.instances("mixed")) < 20:
+            pass
+    # The next worker knows no states, so the entries for the old instances are refused first.
+    append(client, "mixed", range(40), ["complete"])
+    last = append(client, "mixed", range(20, 40), ["charged", "reserved"])
+    with working(url, process, "w2", lanes=1):
+        while min(position.floor or 0 for position in client.groups.get("process.mixed").positions) < last:
+            pass
+    commands = client.processes.commands(process="mixed", limit=100).commands
+    assert Counter(command.instance for command in commands) == Counter(f"mixed-{order}" for order in range(40))
 
 
 def test_a_time_out_arrives_as_an_event(url: str, client: Client) -> None:

@@ -670,6 +670,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/processes/{process}/handle": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Handle events
+         * @description Store the effects of up to 100 events, on one instance or on several, each once. Entries of one instance are
+         *     applied in their order. A refused entry has its problem in its result, and the others are applied. Other calls may
+         *     take place in between.
+         */
+        post: operations["handle_events"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/processes/{process}/{instance}/handle": {
         parameters: {
             query?: never;
@@ -1332,6 +1354,44 @@ export interface components {
             id: string;
             /** Format: int64 */
             position: number;
+        };
+        /** HandlingEntry */
+        HandlingEntry: {
+            event: components["schemas"]["HandledEvent"];
+            fence: components["schemas"]["ProcessFence"];
+            /**
+             * Format: int64
+             * @description the version of the state that this was computed from; 0: there was none
+             */
+            version: number;
+            /** @description the new state: any JSON, at most 1,048,576 bytes and 100 levels of nesting */
+            state?: unknown;
+            commands?: components["schemas"]["NewCommand"][];
+            timers?: components["schemas"]["NewTimer"][];
+            /**
+             * @description end the instance: later events change nothing
+             * @default false
+             */
+            finish?: boolean;
+            /** @description the handler failed with this error: park the event, and ignore the other fields */
+            error?: string | null;
+            instance: string;
+        };
+        /** HandlingResult */
+        HandlingResult: {
+            /** @description null: the entry was refused, and changed nothing */
+            handled: components["schemas"]["HandledAnswer"] | null;
+            /** @description why the entry was refused */
+            problem: components["schemas"]["Problem"] | null;
+        };
+        /** HandlingResults */
+        HandlingResults: {
+            /** @description one for each entry, in order */
+            results: components["schemas"]["HandlingResult"][];
+        };
+        /** HandlingsBody */
+        HandlingsBody: {
+            handlings: components["schemas"]["HandlingEntry"][];
         };
         /** Held */
         Held: {
@@ -6257,6 +6317,103 @@ export interface operations {
                 };
                 content: {
                     "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    handle_events: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /**
+                 * @description a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`
+                 * @example shipping
+                 */
+                process: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["HandlingsBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HandlingResults"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
                 };
             };
             /** @description `rate_limited` */
