@@ -1,4 +1,5 @@
-"""The fast path for opening, extending, sealing and reading batches, and for appending and reading events.
+"""The fast path for opening, extending, sealing and reading batches, for appending and reading events, and for tally
+entries and positions.
 
 An HTTP framework around such a request costs several times as much as the request's share of a merged transaction. So
 plain requests are parsed, queued and answered here, without a task, as the ack routes are (see `acks.fast_path`).
@@ -25,7 +26,7 @@ from api.access.rules import Rule, digest_of, rule_of
 from api.acks.fast_path import AckProtocol, Exchange, Plain
 from api.metrics import REQUESTS
 from api.problems import Problem
-from api.routes import batches, events, models
+from api.routes import batches, consumer_groups, events, models, tallies
 from api.routes.models import Reply
 from api.routes.writes import Reads, Shared, Writes
 from api.server import bodies
@@ -33,7 +34,9 @@ from api.server.connection import WatchedProtocol
 from api.server.middleware import WIRE_HEADER, request_id
 from core import errors, feed
 from core.batches.writing import Extend
+from core.consumer_groups import groups
 from core.service.batches import opening_of, seal_of
+from core.service.consumer_groups import commits_of
 from core.writes import Append, Operation
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Token
@@ -52,7 +55,8 @@ class _NotPlain(Exception):  # never leaves this module
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb that is served here. `pattern` matches the target; its first group is the batch or the position."""
+    """A verb that is served here. `pattern` matches the target; its first group is the batch or the position, if it
+    is a number."""
 
     method: str
     pattern: re.Pattern[bytes]
@@ -97,6 +101,10 @@ class Call(Exchange):
         finally:
             protocol.give_room(self)
 
+    def name(self, group: int) -> str:
+        """The name that a group of the target's pattern has matched."""
+        return self.target[group].decode()
+
     def parsed(self, model: type[models.Body]) -> Any:
         """The body as the route's model has it."""
         try:
@@ -105,13 +113,18 @@ class Call(Exchange):
             raise _NotPlain from None
 
     def write(self, operation: Operation, reply: Callable[[Any], Reply]) -> None:
-        """Queue the operation, and respond with what `reply` makes of its result."""
+        """Queue the operation, and respond with what `reply` makes of its result, or with the error that it raises."""
 
         def receive(pending: Any) -> None:
             if pending.error is not None:
                 self.refuse(pending.error)
+                return
+            try:
+                answer = reply(pending.answer.value)
+            except errors.CoreError as error:
+                self.refuse(error)
             else:
-                self.answer(reply(pending.answer.value))
+                self.answer(answer)
 
         writes: Writes = self._protocol.acks.state.writes
         writes.submit(operation, receive)
@@ -238,6 +251,28 @@ def _append(call: Call) -> None:
     call.write(Append(events=new, cost=max(1, len(new))), lambda results: events.appended(new, results))
 
 
+def _apply(call: Call) -> None:
+    try:
+        operation = tallies.operation_of(call.name(1), call.content or b"{}")
+    except Problem:
+        raise _NotPlain from None
+    call.write(operation, tallies.applied)
+
+
+def _commit(call: Call) -> None:
+    body: consumer_groups.PositionBody = call.parsed(consumer_groups.PositionBody)
+    partition = int(call.target[2])
+    if len(body.snapshot) > consumer_groups.SMALL:
+        raise _NotPlain
+    if partition >= groups.MOST_PARTITIONS or call.name(1).startswith(groups.OWN_NAMES):
+        raise _NotPlain
+    try:
+        commit = body.to_core(call.name(1), partition)
+    except (Problem, errors.InvalidRequest):
+        raise _NotPlain from None
+    call.write(commits_of([commit]), consumer_groups.single)
+
+
 def _get(call: Call) -> None:
     call.read(lambda reads: reads.batches, call.batch, batches.read)
 
@@ -254,16 +289,27 @@ def _page(call: Call) -> None:
 
 
 def _first_number(target: re.Match[bytes]) -> int:
-    return int(target[1]) if target.lastindex else 0
+    return int(target[1]) if target.lastindex and target[1].isdigit() else 0
 
 
 _ID: Final = rb"/v1/batches/(0|[1-9][0-9]{0,15})"
 _PAGE: Final = rb"/v1/events\?after=(0|[1-9][0-9]{0,15})(?:&limit=([1-9][0-9]{0,2}))?"
+_TALLY: Final = f"/v1/tallies/({tallies.NAME})/apply".encode()
+# Without percent-encoded characters.
+_POSITION: Final = rb"/v1/consumer-groups/([A-Za-z0-9_][A-Za-z0-9._:-]{0,254})/partitions/(0|[1-9][0-9]{0,3})/position"
 _ALL: Final = (
     Verb("POST", re.compile(rb"/v1/batches"), "/v1/batches", rule_of(batches.open_batch), _open),
     Verb("POST", re.compile(_ID + rb"/items"), "/v1/batches/{id}/items", rule_of(batches.extend_batch), _extend),
     Verb("POST", re.compile(_ID + rb"/seal"), "/v1/batches/{id}/seal", rule_of(batches.seal_batch), _seal),
     Verb("POST", re.compile(rb"/v1/events"), "/v1/events", rule_of(events.append_events), _append),
+    Verb("POST", re.compile(_TALLY), "/v1/tallies/{tally}/apply", rule_of(tallies.apply_entries), _apply),
+    Verb(
+        "PUT",
+        re.compile(_POSITION),
+        "/v1/consumer-groups/{group}/partitions/{partition}/position",
+        rule_of(consumer_groups.commit_position),
+        _commit,
+    ),
     Verb("GET", re.compile(_ID), "/v1/batches/{id}", rule_of(batches.get_batch), _get),
     Verb(
         "GET",
@@ -274,4 +320,6 @@ _ALL: Final = (
     ),
     Verb("GET", re.compile(_PAGE), "/v1/events", rule_of(events.read_events), _page),
 )
-_VERBS: Final = {method.encode(): tuple(verb for verb in _ALL if verb.method == method) for method in ("GET", "POST")}
+_VERBS: Final = {
+    method.encode(): tuple(verb for verb in _ALL if verb.method == method) for method in ("GET", "POST", "PUT")
+}

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
+from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import ANY, needs
 from api.problems import BODY, documented
 from api.routes import cursors, models
-from api.routes.models import Body
+from api.routes.models import Body, Reply
 from api.routes.route import JsonRoute, PrefixedRouter
+from api.routes.writes import Writes
 from api.server.bodies import from_base64
 from core.consumer_groups import groups, leases, positions
-from core.errors import InvalidRequest
+from core.errors import CoreError, InvalidRequest
 from core.service import Service
+from core.service.consumer_groups import commits_of, committed
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.streams.errors import CorruptSnapshot
 from lastbit.streams.snapshot import MAX_BYTES, MAX_OFFSET, Snapshot
@@ -27,6 +31,9 @@ router = PrefixedRouter(prefix="/v1/consumer-groups", route_class=JsonRoute, tag
 
 LONGEST: Final = 3600
 """Maximum seconds of a ttl or a release."""
+
+SMALL: Final = 4096
+"""Characters of a snapshot that may be decoded in the event loop."""
 
 
 def _not_reserved(name: str) -> str:
@@ -124,6 +131,11 @@ class PositionBody(Body):
         None, max_length=1024, description="the source's own name for the floor; stored unchanged"
     )
     head: int | None = Field(None, ge=0, le=MAX_OFFSET, description="the source's last offset, to compute the lag")
+
+    def to_core(self, group: str, partition: int) -> positions.Commit:
+        """Raises `InvalidRequest`, `Problem`."""
+        fence = positions.Fence(group, partition, self.worker, self.epoch)
+        return positions.Commit(fence, _snapshot(self.snapshot), self.token, self.head)
 
 
 class Fence(Body):
@@ -347,15 +359,18 @@ def remove_worker(
     responses=documented("consumer_group_not_found", "stale_epoch", *BODY),
 )
 @needs(Role.CONSUME)
-def commit_position(
+async def commit_position(
     group: GroupName, partition: PartitionNumber, body: PositionBody, request: Request
-) -> dict[str, Any]:
+) -> Response:
     """Commit a window. It is merged with the stored position, so commits may be repeated or arrive in any order. 409
     `stale_epoch`: the worker no longer owns the partition at this epoch."""
-    position = _service(request).consumer_groups.commit(
-        positions.Fence(group, partition, body.worker, body.epoch),
-        _snapshot(body.snapshot),
-        token=body.token,
-        head=body.head,
-    )
-    return {name: getattr(position, name) for name in Committed.model_fields}
+    is_small = len(body.snapshot) <= SMALL
+    commit = body.to_core(group, partition) if is_small else await run_in_threadpool(body.to_core, group, partition)
+    writes: Writes = request.app.state.writes
+    return single(await writes.run(commits_of([commit]))).response()
+
+
+def single(results: Sequence[positions.Committed | CoreError]) -> Reply:
+    """The response to a single commit. Raises its error."""
+    position = committed(results)
+    return Reply.of({name: getattr(position, name) for name in Committed.model_fields})

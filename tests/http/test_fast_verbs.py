@@ -1,7 +1,9 @@
-"""The fast path of open, extend, seal, read and append gives the same responses as the ordinary path."""
+"""The fast path of opens, extends, seals, appends, tally entries, positions and reads gives the same responses as the
+ordinary path."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import sqlite3
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lastbit.streams.snapshot import Snapshot
 from tests.http.test_fast_path import JSON, Wire
 from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
@@ -34,6 +37,9 @@ def service_() -> Iterator[ServiceProcess]:
         # Ids that are part of no other number in a response.
         with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
             file.execute("INSERT INTO sqlite_sequence VALUES ('batches', 7000000)")
+        for path, body in ((GROUP, {"partitions": 4, "ttl": 3600}), (f"{GROUP}/sync", {"worker": "w", "session": "s"})):
+            status, _, _ = ask(running.port, request("PUT" if path == GROUP else "POST", path, body))
+            assert status in (200, 201)
         yield running
 
 
@@ -77,6 +83,11 @@ OPEN, APPEND, GET = "/v1/batches", "/v1/events", "/v1/batches/{b}"
 EXTEND, SEAL, WATERMARK = f"{GET}/items", f"{GET}/seal", f"{GET}/watermark"
 PAGE = "/v1/events?after="
 EVENT = {"id": "e{b}", "type": "t"}
+GROUP = "/v1/consumer-groups/g"
+APPLY, POSITION = "/v1/tallies/t-{b}/apply", f"{GROUP}/partitions/0/position"
+SOURCE = {"topic": "ß", "partition": 0, "offset": 7}
+ENTRY = {"key": "ü", "delta": -2, "source": SOURCE}
+COMMIT = {"worker": "w", "epoch": 1, "snapshot": base64.b64encode(Snapshot(3, 8, (4, 6)).encode()).decode()}
 FAST: list[tuple[str, str, Any, str]] = [
     ("POST", OPEN, {}, JSON),
     ("POST", OPEN, {"key": "ü", "labels": {"a": "ß"}, "items": 3, "sealed": True, "expires_in": 60}, JSON),
@@ -97,6 +108,18 @@ FAST: list[tuple[str, str, Any, str]] = [
     ("POST", APPEND, {"events": [{**EVENT, "key": "ü", "data": {"a": ["ß", 1.5, None]}}]}, JSON),
     ("POST", APPEND, {"events": []}, JSON),
     ("POST", APPEND, {"events": [EVENT, EVENT]}, JSON),
+]
+FAST += [
+    ("POST", APPLY, {"entries": [ENTRY, ENTRY, {**ENTRY, "key": "l"}]}, JSON),
+    ("POST", APPLY, {"entries": []}, JSON),
+    ("POST", APPLY, {"entries": [{**ENTRY, "key": "."}]}, JSON),
+    ("POST", APPLY, {"entries": [{**ENTRY, "source": {**SOURCE, "offset": offset}} for offset in (1, 3, 2)]}, JSON),
+    ("POST", APPLY, {"entries": [ENTRY], "fence": {"group": "g", "partition": 0, "worker": "w", "epoch": 1}}, JSON),
+    ("POST", APPLY, {"entries": [ENTRY], "fence": {"group": "g", "partition": 0, "worker": "w", "epoch": 9}}, JSON),
+    ("PUT", POSITION, COMMIT, JSON),
+    ("PUT", POSITION, {**COMMIT, "token": "ü", "head": 2**63 - 1}, JSON),
+    ("PUT", POSITION, {**COMMIT, "epoch": 9}, JSON),
+    ("PUT", POSITION.replace("/g/", "/absent/"), COMMIT, JSON),
 ]
 ORDINARY: list[tuple[str, str, Any, str]] = [
     ("POST", OPEN, {"items": "3"}, JSON),
@@ -138,6 +161,16 @@ ORDINARY: list[tuple[str, str, Any, str]] = [
     ("GET", "/v1/events?limit=1&after=0", None, ""),
     ("GET", "/v1/events?limit=1", None, ""),
     ("DELETE", OPEN, None, ""),
+    ("POST", APPLY, {"entries": [{**ENTRY, "delta": "1"}]}, JSON),
+    ("POST", APPLY, {"entries": [{**ENTRY, "key": ""}]}, JSON),
+    ("POST", APPLY, {"entries": [ENTRY] * 10_001}, JSON),
+    ("POST", APPLY.replace("t-", ".."), {"entries": [ENTRY]}, JSON),
+    ("PUT", POSITION, {**COMMIT, "snapshot": "!"}, JSON),
+    ("PUT", POSITION, {**COMMIT, "snapshot": "AAAA"}, JSON),
+    ("PUT", POSITION, {**COMMIT, "epoch": "1"}, JSON),
+    ("PUT", POSITION.replace("/0/", "/4096/"), COMMIT, JSON),
+    ("PUT", POSITION.replace("/0/", "/00/"), COMMIT, JSON),
+    ("PUT", POSITION.replace("/g/", "/lastbit.g/"), COMMIT, JSON),
     ("POST", APPEND, {"events": [{"id": "e", "type": "batch.opened"}]}, JSON),
     ("POST", APPEND, {"events": [{"id": "batch:1:opened", "type": "t"}]}, JSON),
     ("POST", APPEND, {"events": [EVENT], "fence": {"group": "g", "partition": 0, "worker": "w", "epoch": 1}}, JSON),
