@@ -101,7 +101,8 @@ def lock(pipeline: Pipeline, fences: Collection[Fence]) -> Callable[[], dict[Fen
             if owners.get((fence.group, fence.partition)) != (fence.worker, fence.epoch):
                 refused[fence] = _refusal(tx, fence, exists=(fence.group, fence.partition) in owners)
         held = sorted({(fence.group, fence.partition) for fence in fences if fence not in refused})
-        for part in chunks(held, LIST):
+        # Only for a cluster, as building the conditions takes longer than the statements of a shared transaction.
+        for part in chunks(held, LIST) if galera.is_node(tx) else ():
             rows_held = [
                 sa.and_(_positions.group_name == group, _positions.partition_no == partition)
                 for group, partition in part
