@@ -24,6 +24,7 @@ QUESTIONS = (
     "processes",
     "webhooks",
     "scale",
+    "capacity",
     "durability",
     "peers",
     "celery",

@@ -1,9 +1,9 @@
 """The number of events a second that the workers of a process handle: one worker and four, each in a separate process,
 on the same feed with two events for each instance, the second of which finishes it with a command. MariaDB, durable.
 
-Every event is a call and a transaction, so a single worker waits most of the time: for the network, and for the
-database's locks and log. With one lane it has one event under way, with eight up to eight. The clock runs from
-appending the events, with all workers ready, to the last command, by the database's time.
+A lane has one call under way, with the events of different instances that are ready. Calls that arrive at the same time
+share a transaction. The clock runs from appending the events, with all workers ready, to the last command, by the
+database's time.
 """
 
 from __future__ import annotations

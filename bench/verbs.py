@@ -54,44 +54,44 @@ class Verb:
     in_recipe: bool = False
 
 
-def _expect(correct: bool, answers: Answers) -> None:
+def expect(correct: bool, answers: Answers) -> None:
     if not correct:
         raise RuntimeError(f"{len(answers)} unexpected answers, such as {answers[-1]}")
 
 
-def _open_batches(port: int, count: int, items: int = ITEMS, *, sealed: bool = False) -> list[int]:
+def open_batches(port: int, count: int, items: int = ITEMS, *, sealed: bool = False) -> list[int]:
     """Open batches and return their ids."""
     request = load.encoded("/v1/batches", {"items": items, "sealed": sealed})
     return [json.loads(answer)["id"] for answer in load.drive(port, [request] * count, SETUP_CONNECTIONS)[1]]
 
 
-def _acks(targets: Iterable[tuple[int, int]]) -> list[bytes]:
+def acks(targets: Iterable[tuple[int, int]]) -> list[bytes]:
     return [load.encoded("/v1/acks", {"items": [item_id(batch, number)]}) for batch, number in targets]
 
 
 def _acked_batches(port: int) -> list[int]:
     """Batches whose first items are acked."""
-    batches = _open_batches(port, BATCHES, sealed=True)
-    load.drive(port, _acks((batch, number) for batch in batches for number in range(ITEMS // 2)), SETUP_CONNECTIONS)
+    batches = open_batches(port, BATCHES, sealed=True)
+    load.drive(port, acks((batch, number) for batch in batches for number in range(ITEMS // 2)), SETUP_CONNECTIONS)
     return batches
 
 
 def _open(_: int, calls: int) -> Calls:
     def check(answers: Answers) -> None:
         states = {(answer["items"], answer["pending"], answer["state"]) for answer in answers}
-        _expect(states == {(ITEMS, ITEMS, "sealed")} and len({answer["id"] for answer in answers}) == calls, answers)
+        expect(states == {(ITEMS, ITEMS, "sealed")} and len({answer["id"] for answer in answers}) == calls, answers)
 
     return Calls([load.encoded("/v1/batches", {"items": ITEMS, "sealed": True})] * calls, check)
 
 
 def _extend(port: int, calls: int, count: int) -> Calls:
-    batches = _open_batches(port, count, 0)
+    batches = open_batches(port, count, 0)
 
     def check(answers: Answers) -> None:
         ranges = {(answer["batch"], answer["start"]) for answer in answers if answer["count"] == ITEMS}
         totals = Counter(batch for batch, _ in ranges)
         expected = {(batch, number * ITEMS) for batch, total in totals.items() for number in range(total)}
-        _expect(len(ranges) == calls and ranges == expected, answers)
+        expect(len(ranges) == calls and ranges == expected, answers)
 
     targets = itertools.islice(itertools.cycle(batches), calls)
     return Calls([load.encoded(f"/v1/batches/{batch}/items", {"count": ITEMS}) for batch in targets], check)
@@ -100,14 +100,14 @@ def _extend(port: int, calls: int, count: int) -> Calls:
 def _seal(batches: Sequence[int]) -> Calls:
     def check(answers: Answers) -> None:
         states = {answer["state"] for answer in answers}
-        _expect(states == {"sealed"} and Counter(answer["id"] for answer in answers) == Counter(batches), answers)
+        expect(states == {"sealed"} and Counter(answer["id"] for answer in answers) == Counter(batches), answers)
 
     return Calls([load.encoded(f"/v1/batches/{batch}/seal", None) for batch in batches], check)
 
 
 def _reads(port: int, calls: int, path: str, expected: dict[str, int]) -> Calls:
     def check(answers: Answers) -> None:
-        _expect(all(expected.items() <= answer.items() for answer in answers), answers)
+        expect(all(expected.items() <= answer.items() for answer in answers), answers)
 
     targets = itertools.islice(itertools.cycle(_acked_batches(port)), calls)
     return Calls([load.encoded(f"/v1/batches/{batch}{path}", None, "GET") for batch in targets], check)
@@ -116,10 +116,10 @@ def _reads(port: int, calls: int, path: str, expected: dict[str, int]) -> Calls:
 def _page(port: int, calls: int) -> Calls:
     """Pages that all start at different events."""
     after = measure.call(port, "GET", "/v1/events?limit=1")["last"]
-    _open_batches(port, 2 * PAGE, sealed=True)
+    open_batches(port, 2 * PAGE, sealed=True)
 
     def check(answers: Answers) -> None:
-        _expect({len(answer["events"]) for answer in answers} == {PAGE}, answers)
+        expect({len(answer["events"]) for answer in answers} == {PAGE}, answers)
 
     paths = [f"/v1/events?after={after + number % PAGE}&limit={PAGE}" for number in range(calls)]
     return Calls([load.encoded(path, None, "GET") for path in paths], check)
@@ -130,7 +130,7 @@ def _append(_: int, calls: int) -> Calls:
 
     def check(answers: Answers) -> None:
         positions = {event["position"] for answer in answers for event in answer["events"] if not event["repeated"]}
-        _expect(len(positions) == calls == max(positions) - min(positions) + 1, answers)
+        expect(len(positions) == calls == max(positions) - min(positions) + 1, answers)
 
     events = ({"id": f"{name}:{number}", "type": "robot.moved", "key": name} for number in range(calls))
     return Calls([load.encoded("/v1/events", {"events": [{**event, "data": {"x": 1}}]}) for event in events], check)
@@ -147,7 +147,7 @@ def _tally(port: int, calls: int) -> Calls:
     measure.call(port, "POST", path, {"entries": [entry(number) for number in range(ENTRIES)]})
 
     def check(answers: Answers) -> None:
-        _expect(all(answer == {"applied": 1, "repeated": 0} for answer in answers), answers)
+        expect(all(answer == {"applied": 1, "repeated": 0} for answer in answers), answers)
 
     numbers = range(ENTRIES, ENTRIES + calls)
     return Calls([load.encoded(path, {"entries": [entry(number)]}) for number in numbers], check)
@@ -168,28 +168,28 @@ def _position(port: int, calls: int) -> Calls:
 
     def check(answers: Answers) -> None:
         floors = [position["floor"] for position in measure.call(port, "GET", path)["positions"]]
-        _expect(sum(floor + 1 for floor in floors if floor is not None) == calls, answers)
+        expect(sum(floor + 1 for floor in floors if floor is not None) == calls, answers)
 
     return Calls([request(number) for number in range(calls)], check)
 
 
 def _ack(port: int, calls: int) -> Calls:
-    [batch] = _open_batches(port, 1, calls + 1, sealed=True)
+    [batch] = open_batches(port, 1, calls + 1, sealed=True)
 
     def check(answers: Answers) -> None:
         pending = measure.call(port, "GET", f"/v1/batches/{batch}")["pending"]
-        _expect(pending == 1 and sum(answer["applied"] for answer in answers) == calls, answers)
+        expect(pending == 1 and sum(answer["applied"] for answer in answers) == calls, answers)
 
-    return Calls(_acks((batch, number) for number in range(calls)), check)
+    return Calls(acks((batch, number) for number in range(calls)), check)
 
 
 VERBS = {
     "open": Verb("open, 10 items, sealed", _open, in_recipe=True),
     "extend-one": Verb("extend by 10, one batch", lambda port, calls: _extend(port, calls, 1), in_recipe=True),
     "extend-many": Verb("extend by 10, 64 batches", lambda port, calls: _extend(port, calls, BATCHES), in_recipe=True),
-    "seal": Verb("seal a fresh batch", lambda port, calls: _seal(_open_batches(port, calls)), in_recipe=True),
+    "seal": Verb("seal a fresh batch", lambda port, calls: _seal(open_batches(port, calls)), in_recipe=True),
     "seal-again": Verb(
-        "seal one batch again", lambda port, calls: _seal(_open_batches(port, 1, sealed=True) * calls), in_recipe=True
+        "seal one batch again", lambda port, calls: _seal(open_batches(port, 1, sealed=True) * calls), in_recipe=True
     ),
     "status": Verb("status", lambda port, calls: _reads(port, calls, "", {"pending": ITEMS // 2}), in_recipe=True),
     "watermark": Verb(
@@ -212,7 +212,7 @@ def drive(port: int, verb: Verb, calls: int, connections: int) -> Load:
 
 
 def empty(port: int, calls: int, connections: int) -> Load:
-    return load.drive(port, _acks((1, number) for number in range(calls)), connections)[0]
+    return load.drive(port, acks((1, number) for number in range(calls)), connections)[0]
 
 
 def calls_of_round(rate: float, scale: Scale) -> int:
