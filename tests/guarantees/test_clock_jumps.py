@@ -18,14 +18,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy.engine import Connection
 
-from core import janitor
+from core import janitor, tables
 from core.batches import expiry
 from core.commits.combiner import Inline
 from core.processes import timers
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
+from core.storage.statements import Pipeline
 from lastbit import Client
 from lastbit.errors import StaleEpoch
 from lastbit.groups import Granted
@@ -79,7 +81,14 @@ def waiting(url: str, batch: int, seconds: int = 2) -> Iterator[None]:
 
 
 def set_timer(database: Database, name: str, after: timedelta) -> None:
-    database.write(lambda tx: timers.change(tx, "clocks", "one", [timers.TimerChange(name, after)]))
+    def write(tx: Connection) -> None:
+        pipeline = Pipeline(tx)
+        changes = timers.TimerChanges()
+        changes.change("clocks", "one", [timers.TimerChange(name, after)])
+        changes.write(pipeline, tables.clock(tx))
+        pipeline.flush()
+
+    database.write(write)
 
 
 def fired(database: Database) -> list[str]:

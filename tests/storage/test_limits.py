@@ -131,7 +131,9 @@ def test_large_states_and_commands_are_split_into_more_pages(service: Service) -
             text = json.dumps("x" * size)
             values = {"name": "p", "instance": f"i{number}", "state": text, "version": 1, "status": "running"}
             tx.execute(sa.insert(tables.processes).values(**values, created_at=now, updated_at=now))
-            outbox.issue(tx, "p", f"i{number}", [outbox.NewCommand("s", "t", text)])
+            [position] = feed.append(tx, [feed.NewEvent(f"command:{number}", "command.t")])
+            command = {"command_id": str(number), "position": position, "step": "s", "type": "t", "data": text}
+            tx.execute(sa.insert(tables.outbox).values(**command, name="p", instance=f"i{number}", created_at=now))
 
     service.database.write(fill)
 
