@@ -69,6 +69,10 @@ class Worker:
         assert set(self.release) <= self.epochs.keys()
         return answer
 
+    def forget(self) -> None:
+        """Another process has replaced this one: it holds nothing, and has nothing to release."""
+        self.epochs, self.release = {}, []
+
     def fence(self, partition: int) -> Fence:
         return Fence(self.group, partition, self.name, self.epochs[partition])
 
@@ -155,7 +159,7 @@ class Machine(RuleBasedStateMachine):
             answer = worker.sync(*drained)
         except errors.SessionReplaced:
             assert worker not in self.alive.values()
-            worker.epochs = {}
+            worker.forget()
             return None
         for place in worker.epochs.items():
             assert self.assigned_to.setdefault(place, worker) is worker, f"{place} belonged to another worker"
@@ -272,18 +276,21 @@ class Machine(RuleBasedStateMachine):
         assert not any(worker.release for worker in workers)
 
 
+def machine_on(database: Database) -> type[Machine]:
+    class Here(Machine):
+        service = Service(database, combiner=Inline)
+        clock = Clock(database)
+
+    return Here
+
+
 def machine(database: Database, examples: int) -> None:
     settings = hypothesis.settings(
         hypothesis.settings.get_profile("lastbit"), max_examples=examples * SOAK, stateful_step_count=25
     )
     if mutants.VARIABLE in os.environ:  # a failure is enough then; the smallest example doesn't matter
         settings = hypothesis.settings(settings, phases=[hypothesis.Phase.generate])
-
-    class Here(Machine):
-        service = Service(database, combiner=Inline)
-        clock = Clock(database)
-
-    run_state_machine_as_test(Here, settings=settings)
+    run_state_machine_as_test(machine_on(database), settings=settings)
 
 
 @pytest.mark.timeout(7200)
@@ -295,6 +302,27 @@ def test_each_partition_has_one_owner_and_assignments_settle(
     with Database(request.getfixturevalue(f"{kind}_url")) as database:
         schema.migrate(database)
         machine(database, examples)
+
+
+def test_a_replaced_worker_that_was_releasing_wakes_twice(database: Database) -> None:
+    """It is frozen when it must release a partition, and another process takes its name. Each of its syncs is refused,
+    and the process with its name keeps the partitions."""
+    state = machine_on(database)()
+    state.begin(partitions=3, release=RELEASE)
+    state.start(name="ann", drains=True)
+    state.start(name="bob", drains=True)
+    state.beat(place=0, drained=set())
+    ann = state.alive["ann"]
+    assert ann.release
+    state.end(place=0, way="frozen")
+    state.start(name="ann", drains=True)
+    before = owners(state.service)
+    for _ in range(2):
+        state.wake(place=0)
+        assert state.frozen == [ann]
+    assert owners(state.service) == before
+    state.comes_to_rest(name="ann")
+    state.teardown()
 
 
 # Shares.
