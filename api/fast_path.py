@@ -262,15 +262,24 @@ def _apply(call: Call) -> None:
 def _commit(call: Call) -> None:
     body: consumer_groups.PositionBody = call.parsed(consumer_groups.PositionBody)
     partition = int(call.target[2])
-    if len(body.snapshot) > consumer_groups.SMALL:
-        raise _NotPlain
-    if partition >= groups.MOST_PARTITIONS or call.name(1).startswith(groups.OWN_NAMES):
+    if not body.is_small or partition >= groups.MOST_PARTITIONS or call.name(1).startswith(groups.OWN_NAMES):
         raise _NotPlain
     try:
         commit = body.to_core(call.name(1), partition)
-    except (Problem, errors.InvalidRequest):
+    except Problem:
         raise _NotPlain from None
     call.write(commits_of([commit]), consumer_groups.single)
+
+
+def _commit_many(call: Call) -> None:
+    body: consumer_groups.PositionsBody = call.parsed(consumer_groups.PositionsBody)
+    if not body.is_small or call.name(1).startswith(groups.OWN_NAMES):
+        raise _NotPlain
+    try:
+        commits = consumer_groups.commits_in(body, call.name(1))
+    except Problem:
+        raise _NotPlain from None
+    call.write(commits_of(commits), lambda results: consumer_groups.many(commits, results))
 
 
 def _get(call: Call) -> None:
@@ -296,7 +305,8 @@ _ID: Final = rb"/v1/batches/(0|[1-9][0-9]{0,15})"
 _PAGE: Final = rb"/v1/events\?after=(0|[1-9][0-9]{0,15})(?:&limit=([1-9][0-9]{0,2}))?"
 _TALLY: Final = f"/v1/tallies/({tallies.NAME})/apply".encode()
 # Without percent-encoded characters.
-_POSITION: Final = rb"/v1/consumer-groups/([A-Za-z0-9_][A-Za-z0-9._:-]{0,254})/partitions/(0|[1-9][0-9]{0,3})/position"
+_GROUP: Final = rb"/v1/consumer-groups/([A-Za-z0-9_][A-Za-z0-9._:-]{0,254})"
+_POSITION: Final = _GROUP + rb"/partitions/(0|[1-9][0-9]{0,3})/position"
 _ALL: Final = (
     Verb("POST", re.compile(rb"/v1/batches"), "/v1/batches", rule_of(batches.open_batch), _open),
     Verb("POST", re.compile(_ID + rb"/items"), "/v1/batches/{id}/items", rule_of(batches.extend_batch), _extend),
@@ -309,6 +319,13 @@ _ALL: Final = (
         "/v1/consumer-groups/{group}/partitions/{partition}/position",
         rule_of(consumer_groups.commit_position),
         _commit,
+    ),
+    Verb(
+        "PUT",
+        re.compile(_GROUP + rb"/positions"),
+        "/v1/consumer-groups/{group}/positions",
+        rule_of(consumer_groups.commit_positions),
+        _commit_many,
     ),
     Verb("GET", re.compile(_ID), "/v1/batches/{id}", rule_of(batches.get_batch), _get),
     Verb(

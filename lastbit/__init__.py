@@ -34,7 +34,6 @@ _HOMES: Final = {
         "ItemRejected",
         "LastbitError",
         "MalformedItem",
-        "MessagesRefused",
         "MissingExtra",
         "NotFound",
         "NotRefreshed",

@@ -7,7 +7,7 @@ worker. It uses the calls `sync`, `commit` and `leave`; use these directly where
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -192,6 +192,37 @@ class Committed:
         return cls(data["partition"], data["epoch"], data["floor"], data["high"], data["outstanding"], data["token"])
 
 
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A window to commit, for `Groups.commit_many`; the fields are the arguments of `Groups.commit`."""
+
+    partition: int
+    epoch: int
+    snapshot: bytes
+    token: str | None = None
+    head: int | None = None
+
+    def to_json(self) -> Json:
+        """Raises `InvalidArgument`."""
+        partition = self.partition
+        if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
+            raise errors.InvalidArgument(f"a partition is a whole number, not {partition!r}")
+        window = {"snapshot": b64encode(self.snapshot).decode(), "token": self.token, "head": self.head}
+        return {"partition": partition, "epoch": self.epoch, **window}
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The result of one of many commits. `code`: None if it is committed, else why it was refused: `stale_epoch`."""
+
+    partition: int
+    code: str | None
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["partition"], data["code"])
+
+
 def _path(name: str, *rest: str) -> str:
     if not isinstance(name, str) or not name:
         raise errors.InvalidArgument(f"a consumer group has a name, not {name!r}")
@@ -240,13 +271,20 @@ def sync(
 
 
 def commit(service: Service, fence: Fence, snapshot: bytes, token: str | None, head: int | None) -> Flow[Committed]:
-    partition = fence.partition
-    if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
-        raise errors.InvalidArgument(f"a partition is a whole number, not {partition!r}")
-    owner = {"worker": fence.worker, "epoch": fence.epoch}
-    body = {**owner, "snapshot": b64encode(snapshot).decode(), "token": token, "head": head}
-    path = _path(fence.group, "partitions", str(partition), "position")
+    body = {"worker": fence.worker, **Commit(fence.partition, fence.epoch, snapshot, token, head).to_json()}
+    path = _path(fence.group, "partitions", str(body.pop("partition")), "position")
     return ask(service, "PUT", path, Committed.from_json, body=body)
+
+
+def commit_many(service: Service, name: str, worker: str, commits: Sequence[Commit]) -> Flow[tuple[CommitResult, ...]]:
+    def decode(data: Json) -> tuple[CommitResult, ...]:
+        results = tuple(map(CommitResult.from_json, data["results"]))
+        if [result.partition for result in results] != [commit.partition for commit in commits]:
+            raise ValueError("expected a result for each commit, in order")
+        return results
+
+    body = {"worker": worker, "positions": [commit.to_json() for commit in commits]}
+    return ask(service, "PUT", _path(name, "positions"), decode, body=body)
 
 
 def leave(service: Service, name: str, worker: str, session: str | None) -> Flow[None]:
@@ -303,6 +341,11 @@ class Groups:
         floor; `head`: the source's last offset. Commits may be repeated and reordered. Raises `StaleEpoch`."""
         return self._driver.run(commit, Fence(name, partition, worker, epoch), snapshot, token, head)
 
+    def commit_many(self, name: str, commits: Iterable[Commit], *, worker: str) -> tuple[CommitResult, ...]:
+        """`commit` for up to 1,000 partitions, in one transaction. The results are in the order of the `commits`; a
+        refused one doesn't affect the others."""
+        return self._driver.run(commit_many, name, worker, tuple(commits))
+
     def leave(self, name: str, worker: str, *, session: str | None = None) -> None:
         """Release all partitions of the worker at once; with `session`, only if that is still its current session."""
         self._driver.run(leave, name, worker, session)
@@ -353,6 +396,10 @@ class AsyncGroups:
     ) -> Committed:
         """Commit a partition's position; see `Groups.commit`."""
         return await self._driver.run(commit, Fence(name, partition, worker, epoch), snapshot, token, head)
+
+    async def commit_many(self, name: str, commits: Iterable[Commit], *, worker: str) -> tuple[CommitResult, ...]:
+        """Commit the positions of many partitions; see `Groups.commit_many`."""
+        return await self._driver.run(commit_many, name, worker, tuple(commits))
 
     async def leave(self, name: str, worker: str, *, session: str | None = None) -> None:
         """Release all partitions of the worker; see `Groups.leave`."""

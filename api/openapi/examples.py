@@ -102,6 +102,12 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         },
     },
     "commit_position": {"A window without gaps": {**_FENCE, "snapshot": _SNAPSHOT, "head": 120}},
+    "commit_positions": {
+        "Two partitions": {
+            "worker": "worker-1",
+            "positions": [{"partition": number, "epoch": 1, "snapshot": _SNAPSHOT, "head": 120} for number in (5, 6)],
+        },
+    },
     "apply_entries": {
         "One message": {
             "entries": [{"key": "blue", "delta": 5, "source": {"topic": "screws", "partition": 0, "offset": 17}}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Request, Response
@@ -12,14 +13,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringCo
 from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import ANY, needs
-from api.problems import BODY, documented
+from api.problems import BODY, Place, documented, invalid
 from api.routes import cursors, models
 from api.routes.models import Body, Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Writes
 from api.server.bodies import from_base64
 from core.consumer_groups import groups, leases, positions
-from core.errors import CoreError, InvalidRequest
+from core.errors import ConsumerGroupNotFound, CoreError
 from core.service import Service
 from core.service.consumer_groups import commits_of, committed
 from lastbit.ids import INTEGER_LIMIT
@@ -32,8 +33,11 @@ router = PrefixedRouter(prefix="/v1/consumer-groups", route_class=JsonRoute, tag
 LONGEST: Final = 3600
 """Maximum seconds of a ttl or a release."""
 
+MAX_POSITIONS: Final = 1000
+"""Positions in one call, which are committed in one transaction."""
+
 SMALL: Final = 4096
-"""Characters of a snapshot that may be decoded in the event loop."""
+"""Characters of the snapshots that may be decoded in the event loop."""
 
 
 def _not_reserved(name: str) -> str:
@@ -119,8 +123,9 @@ class SyncBody(Body):
     )
 
 
-class PositionBody(Body):
-    worker: Name
+class Window(Body):
+    """What a worker commits for one partition."""
+
     epoch: Epoch
     snapshot: str = Field(
         max_length=4 * (MAX_BYTES + 2) // 3,
@@ -132,10 +137,37 @@ class PositionBody(Body):
     )
     head: int | None = Field(None, ge=0, le=MAX_OFFSET, description="the source's last offset, to compute the lag")
 
+    def commit(self, group: str, partition: int, worker: str, place: str) -> positions.Commit:
+        """`place` is that of this object in the request. Raises `Problem`, which names the place."""
+        fence = positions.Fence(group, partition, worker, self.epoch)
+        return positions.Commit(fence, _snapshot(f"{place}.snapshot", self.snapshot), self.token, self.head)
+
+
+class PositionBody(Window):
+    worker: Name
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may be decoded in the event loop."""
+        return len(self.snapshot) <= SMALL
+
     def to_core(self, group: str, partition: int) -> positions.Commit:
-        """Raises `InvalidRequest`, `Problem`."""
-        fence = positions.Fence(group, partition, self.worker, self.epoch)
-        return positions.Commit(fence, _snapshot(self.snapshot), self.token, self.head)
+        """Raises `Problem`."""
+        return self.commit(group, partition, self.worker, "body")
+
+
+class NewPosition(Window):
+    partition: Partition
+
+
+class PositionsBody(Body):
+    worker: Name
+    positions: list[NewPosition] = Field(min_length=1, max_length=MAX_POSITIONS)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may be decoded in the event loop."""
+        return sum([len(position.snapshot) for position in self.positions]) <= SMALL
 
 
 class Fence(Body):
@@ -225,6 +257,18 @@ class Committed(BaseModel):
     token: str | None
 
 
+class PositionResult(BaseModel):
+    partition: int
+    code: str | None = Field(
+        description="null: the position is committed; `stale_epoch`: the worker no longer owns the partition at this "
+        "epoch, and nothing was changed"
+    )
+
+
+class PositionResults(BaseModel):
+    results: list[PositionResult] = Field(description="one for each entry, in order")
+
+
 def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
@@ -243,11 +287,11 @@ def _base64(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
 
 
-def _snapshot(text: str) -> Snapshot:
+def _snapshot(place: str, text: str) -> Snapshot:
     try:
-        return Snapshot.decode(from_base64("body.snapshot", text))
+        return Snapshot.decode(from_base64(place, text))
     except CorruptSnapshot as error:
-        raise InvalidRequest("body.snapshot", str(error)) from None
+        raise invalid([Place(place, str(error))]) from None
 
 
 @router.put(
@@ -364,13 +408,52 @@ async def commit_position(
 ) -> Response:
     """Commit a window. It is merged with the stored position, so commits may be repeated or arrive in any order. 409
     `stale_epoch`: the worker no longer owns the partition at this epoch."""
-    is_small = len(body.snapshot) <= SMALL
-    commit = body.to_core(group, partition) if is_small else await run_in_threadpool(body.to_core, group, partition)
+    decode = partial(body.to_core, group, partition)
+    commit = decode() if body.is_small else await run_in_threadpool(decode)
     writes: Writes = request.app.state.writes
     return single(await writes.run(commits_of([commit]))).response()
+
+
+@router.put(
+    "/{group}/positions",
+    response_model=PositionResults,
+    responses=documented("consumer_group_not_found", *BODY),
+)
+@needs(Role.CONSUME)
+async def commit_positions(group: GroupName, body: PositionsBody, request: Request) -> Response:
+    """Commit the windows of many partitions, in one transaction. A refused entry has its code in its result; it changes
+    nothing, and the others are committed. Each window is merged with the stored position, as in a single commit."""
+    decode = partial(commits_in, body, group)
+    commits = decode() if body.is_small else await run_in_threadpool(decode)
+    writes: Writes = request.app.state.writes
+    return many(commits, await writes.run(commits_of(commits))).response()
 
 
 def single(results: Sequence[positions.Committed | CoreError]) -> Reply:
     """The response to a single commit. Raises its error."""
     position = committed(results)
     return Reply.of({name: getattr(position, name) for name in Committed.model_fields})
+
+
+def commits_in(body: PositionsBody, group: str) -> list[positions.Commit]:
+    """Raises `Problem`."""
+    return [
+        position.commit(group, position.partition, body.worker, f"body.positions[{place}]")
+        for place, position in enumerate(body.positions)
+    ]
+
+
+def many(commits: Sequence[positions.Commit], results: Sequence[positions.Committed | CoreError]) -> Reply:
+    """The response to many commits for one group. Raises `ConsumerGroupNotFound`, which is the result of all of them,
+    as one transaction found the group or didn't."""
+    for result in results:
+        if isinstance(result, ConsumerGroupNotFound):
+            raise result
+    return Reply.of(
+        {
+            "results": [
+                {"partition": commit.fence.partition, "code": result.code if isinstance(result, CoreError) else None}
+                for commit, result in zip(commits, results, strict=True)
+            ]
+        }
+    )

@@ -438,15 +438,23 @@ class ProcessWorker:
         while not self._stopping.wait(self._every):
             with self._changed:
                 ours = list(self._ours.values())
-            for partition in ours:
-                now = time.monotonic()
-                if not partition.open or not partition.assignment.uncommitted:
-                    continue
-                if partition.handled or now - partition.committed >= IDLE * self._every:
-                    partition.handled, partition.committed = False, now
-                    # If a commit fails, the next one includes it. The group reports a lost partition.
-                    with suppress(errors.LastbitError):
-                        partition.assignment.commit(head=self._head)
+            now = time.monotonic()
+            due = [
+                partition
+                for partition in ours
+                if partition.open
+                and partition.assignment.uncommitted
+                and (partition.handled or now - partition.committed >= IDLE * self._every)
+            ]
+            for partition in due:
+                partition.handled, partition.committed = False, now
+            assert self._group is not None
+            try:
+                self._group.commit([partition.assignment for partition in due], head=self._head)
+            except errors.LastbitError:
+                # The next commit includes them. The group reports lost partitions.
+                for partition in due:
+                    partition.handled = True
 
 
 def _pass_over(partition: _Partition, position: int) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -126,6 +126,15 @@ class Held:
 
 
 A = TypeVar("A", bound=Held)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCommit(Generic[A]):
+    """An assignment's snapshot to commit, and its ack count; see `Held.committing`."""
+
+    assignment: A
+    snapshot: bytes
+    acks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +300,20 @@ class Membership(Generic[A]):
         for assignment in self.held:
             if assignment.lost:
                 self._lose(assignment)
+
+    def committing(self, assignments: Iterable[A]) -> list[WindowCommit[A]]:
+        """What to commit of these assignments, without those that are known to be lost or were given back."""
+        self.expire()
+        held = [each for each in assignments if self._held.get(each.partition) is each]
+        return [WindowCommit(assignment, *assignment.committing()) for assignment in held]
+
+    def committed(self, commits: Iterable[WindowCommit[A]], stale: Collection[A]) -> None:
+        """Record that the service has stored these windows, except those of assignments whose epoch is stale."""
+        for each in commits:
+            if each.assignment in stale:
+                self.fence(each.assignment)
+            else:
+                each.assignment.committed(each.acks)
 
     def fence(self, assignment: A) -> None:
         """Record that the service refused the assignment's epoch as stale."""

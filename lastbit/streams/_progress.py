@@ -22,6 +22,8 @@ log = logging.getLogger("lastbit.streams")
 
 CAPACITY: Final = 8192
 """Capacity of the window that is made if the caller passes none."""
+EVERY: Final = 1.0
+"""Seconds between two commits."""
 COMMIT_TRIES: Final = 5
 """The number of failed commits in a row, one interval apart, that ends the stream."""
 LAST_TRIES: Final = 3

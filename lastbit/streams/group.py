@@ -5,6 +5,7 @@ The rules are in `_membership.py`. Threads run them here, tasks of an event loop
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -16,13 +17,16 @@ from typing import Any, TypeVar
 from lastbit import errors, groups
 from lastbit._drivers import HasDriver
 from lastbit._protocol import Flow, Service
-from lastbit.groups import Committed, Granted, Synced
+from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
 from lastbit.retry import Retry
-from lastbit.streams._membership import A, Call, Held, Lease, Membership, Sync
-from lastbit.streams._progress import CAPACITY
+from lastbit.streams._commits import commit, commit_many, for_a_lease
+from lastbit.streams._membership import A, Call, Held, Lease, Membership, Sync, passes
+from lastbit.streams._progress import CAPACITY, EVERY
 from lastbit.streams.ordered import run_ordered
 from lastbit.streams.window import AckWindow
+
+log = logging.getLogger("lastbit.streams")
 
 R = TypeVar("R")
 
@@ -47,18 +51,7 @@ def beat(
 
 
 def leave(service: Service, name: str, worker: str, membership: Membership[A]) -> Flow[None]:
-    return groups.leave(_for_a_lease(service, membership.ttl), name, worker, membership.session)
-
-
-def commit(
-    service: Service, membership: Membership[A], assignment: A, snapshot: bytes, token: str | None, head: int | None
-) -> Flow[Committed]:
-    return groups.commit(_for_a_lease(service, membership.ttl), assignment.fence, snapshot, token, head)
-
-
-def _for_a_lease(service: Service, ttl: float) -> Service:
-    """The service, with retries only during one lease: after that, the partition is lost anyway."""
-    return replace(service, retry=replace(service.retry, deadline=min(service.retry.deadline, ttl)))
+    return groups.leave(for_a_lease(service, membership.ttl), name, worker, membership.session)
 
 
 def window_of(grant: Granted, capacity: int) -> AckWindow:
@@ -165,16 +158,20 @@ class ConsumerGroup:
         handle: Callable[[R], object],
         *,
         key: Callable[[R], Hashable],
+        every: float = EVERY,
         **options: Any,
     ) -> None:
         """Like `run`, with `run_ordered` for each partition: handles each record of `source_of(assignment)`, those of a
-        key in order, and commits the window regularly.
+        key in order. At intervals of `every` seconds, one call commits the windows of all partitions.
 
         A source yields (offset, record) pairs from above `assignment.floor`. It must also yield None when it has
         nothing at the moment; otherwise the partition cannot be released in time. On release, the current records are
         finished, and records waiting in the lanes are left to the next owner. `options` are those of `run_ordered`. If
-        a stream fails, the worker stops and this raises its error.
+        a stream fails, or the service refuses a commit for good, the worker stops and this raises the error. A commit
+        that fails for another reason is made again after an interval.
         """
+        if not every > 0:
+            raise errors.InvalidArgument(f"every must be more than 0 seconds, not {every!r}")
         streams: dict[Assignment, threading.Thread] = {}
 
         def work(assignment: Assignment) -> None:
@@ -183,7 +180,8 @@ class ConsumerGroup:
                     while_active(assignment, source_of(assignment)),
                     handle,
                     key=key,
-                    commit=lambda floor: assignment.commit(),
+                    every=every,
+                    commit=None,
                     window=assignment.window,
                     **options,
                 )
@@ -192,9 +190,7 @@ class ConsumerGroup:
             except BaseException as error:  # noqa: BLE001  # `consume` raises it
                 if assignment.lost:
                     return  # the next owner handles these records
-                with self._changed:
-                    self._membership.fail(error)
-                    self._changed.notify_all()
+                self._fail(error)
 
         def begin(assignment: Assignment) -> None:
             name = f"lastbit-{self.name}-{assignment.partition}"
@@ -204,7 +200,26 @@ class ConsumerGroup:
         def end(assignment: Assignment) -> None:
             streams.pop(assignment).join(self._membership.release)
 
-        self.run(begin, end)
+        is_over = threading.Event()
+        committer = threading.Thread(target=self._commit_regularly, args=(every, is_over), daemon=True)
+        committer.start()
+        try:
+            self.run(begin, end)
+        finally:
+            is_over.set()
+            committer.join()
+
+    def commit(self, assignments: Iterable[Assignment], *, head: int | None = None) -> None:
+        """Commit the windows of these assignments with one call; `head` is as in `Assignment.commit`. Those that
+        another worker owns are lost afterwards, and don't affect the others."""
+        with self._changed:
+            commits = self._membership.committing(assignments)
+        if not commits:
+            return
+        stale = self._driver.run(commit_many, self._membership, commits, head)
+        with self._changed:
+            self._membership.committed(commits, stale)
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Make `run` release all partitions and return. May be called from any thread or signal handler."""
@@ -220,6 +235,21 @@ class ConsumerGroup:
                 for step in self._membership.due():
                     threading.Thread(target=self._do, args=(step,), name=f"lastbit-{self.name}", daemon=True).start()
                 self._changed.wait(min(LONGEST_WAIT, max(0.0, self._membership.deadline - now())))
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._membership.fail(error)
+            self._changed.notify_all()
+
+    def _commit_regularly(self, every: float, is_over: threading.Event) -> None:
+        while not is_over.wait(every):
+            try:
+                self.commit(assignment for assignment in self.assignments if assignment.uncommitted)
+            except Exception as error:  # noqa: BLE001  # made again, or `consume` raises it
+                if not passes(error):
+                    self._fail(error)
+                    return
+                log.warning("the positions could not be committed; the commit will be made again: %r", error)
 
     def _do(self, step: Sync | Call[Assignment]) -> None:
         outcome: Synced | BaseException | None = None

@@ -13,9 +13,10 @@ from lastbit import errors
 from lastbit._drivers import HasAsyncDriver
 from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
-from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
-from lastbit.streams._progress import CAPACITY
-from lastbit.streams.group import LONGEST_WAIT, Released, beat, commit, leave, now, while_active, window_of
+from lastbit.streams._commits import commit, commit_many
+from lastbit.streams._membership import Call, Held, Lease, Membership, Sync, passes
+from lastbit.streams._progress import CAPACITY, EVERY
+from lastbit.streams.group import LONGEST_WAIT, Released, beat, leave, log, now, while_active, window_of
 from lastbit.streams.ordered_async import run_ordered_async
 
 R = TypeVar("R")
@@ -91,10 +92,13 @@ class AsyncConsumerGroup:
         handle: Callable[[R], Awaitable[object]],
         *,
         key: Callable[[R], Hashable],
+        every: float = EVERY,
         **options: Any,
     ) -> None:
         """`run` with an ordered stream for each partition; see `ConsumerGroup.consume`. `options` are those of
         `run_ordered_async`."""
+        if not every > 0:
+            raise errors.InvalidArgument(f"every must be more than 0 seconds, not {every!r}")
         streams: dict[AsyncAssignment, asyncio.Task[None]] = {}
 
         async def work(assignment: AsyncAssignment) -> None:
@@ -103,7 +107,8 @@ class AsyncConsumerGroup:
                     _while_active(assignment, source_of(assignment)),
                     handle,
                     key=key,
-                    commit=lambda floor: assignment.commit(),
+                    every=every,
+                    commit=None,
                     window=assignment.window,
                     **options,
                 )
@@ -124,7 +129,21 @@ class AsyncConsumerGroup:
             for task in late:
                 task.cancel()  # the partition is lost
 
-        await self.run(begin, end)
+        committer = asyncio.create_task(self._commit_regularly(every), name=f"lastbit-{self.name}")
+        try:
+            await self.run(begin, end)
+        finally:
+            committer.cancel()
+            await asyncio.wait([committer])
+
+    async def commit(self, assignments: Iterable[AsyncAssignment], *, head: int | None = None) -> None:
+        """Commit the windows of these assignments with one call; see `ConsumerGroup.commit`."""
+        commits = self._membership.committing(assignments)
+        if not commits:
+            return
+        stale = await self._driver.run(commit_many, self._membership, commits, head)
+        self._membership.committed(commits, stale)
+        self._changed.set()
 
     def stop(self) -> None:
         """Make `run` release all partitions and return. Call it in the event loop's thread."""
@@ -142,6 +161,18 @@ class AsyncConsumerGroup:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(LONGEST_WAIT, max(0.0, self._membership.deadline - now()))):
                     await self._changed.wait()
+
+    async def _commit_regularly(self, every: float) -> None:
+        while True:
+            await asyncio.sleep(every)
+            try:
+                await self.commit([assignment for assignment in self.assignments if assignment.uncommitted])
+            except Exception as error:  # noqa: BLE001  # made again, or `consume` raises it
+                if not passes(error):
+                    self._membership.fail(error)
+                    self._changed.set()
+                    return
+                log.warning("the positions could not be committed; the commit will be made again: %r", error)
 
     async def _do(self, step: Sync | Call[AsyncAssignment]) -> None:
         outcome: Synced | BaseException | None = None

@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from lastbit.streams._progress import (
+    EVERY,
     LAST_PAUSE,
     LAST_TRIES,
     LOOK,
@@ -48,7 +49,7 @@ def run_ordered(
     key: Callable[[R], Hashable],
     lanes: int = 8,
     commit: Callable[[Any], object] | None = None,
-    every: float = 1.0,
+    every: float = EVERY,
     window: AckWindow | None = None,
     wanted: Callable[[R], bool] | None = None,
     dead_letter: Callable[[R, Exception], object] | None = None,

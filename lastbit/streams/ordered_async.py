@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, H
 from typing import Any, Generic, TypeVar
 
 from lastbit.streams._progress import (
+    EVERY,
     LAST_PAUSE,
     LAST_TRIES,
     LOOK,
@@ -33,7 +34,7 @@ async def run_ordered_async(
     key: Callable[[R], Hashable],
     lanes: int = 8,
     commit: Callable[[Any], Awaitable[object] | object] | None = None,
-    every: float = 1.0,
+    every: float = EVERY,
     window: AckWindow | None = None,
     wanted: Callable[[R], bool] | None = None,
     dead_letter: Callable[[R, Exception], Awaitable[object] | object] | None = None,

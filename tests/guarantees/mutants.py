@@ -255,6 +255,13 @@ MUTANTS = [
         _CANCELLED,
     ),
     Mutant(
+        "a-stale-one-of-many-commits-is-taken-for-committed",
+        "lastbit.streams._membership:Membership.committed",
+        "if each.assignment in stale:",
+        "if False:",
+        _SDK + "test_groups.py::test_of_many_commits_a_stale_one_loses_only_its_partition",
+    ),
+    Mutant(
         "a-request-outlives-its-caller", "lastbit._in_flight:_Exit.leave", "if self._safe:", "if False:", _CANCELLED
     ),
     Mutant(
@@ -1520,6 +1527,20 @@ MUTANTS = [
         "position = stored[place] = _merged(",
         "position = _merged(",
         _WRITES + "test_commits_of_positions_share_a_transaction_and_a_stale_one_changes_nothing",
+    ),
+    Mutant(
+        "a-refused-position-refuses-its-neighbours",
+        "core.consumer_groups.positions:Commits.write",
+        "if fence in refused:\n                outcomes.append(refused[fence])",
+        "if refused:\n                outcomes.append(next(iter(refused.values())))",
+        _WRITES + "test_commits_of_positions_share_a_transaction_and_a_stale_one_changes_nothing",
+    ),
+    Mutant(
+        "one-stale-position-refuses-the-call",
+        "api.routes.consumer_groups:many",
+        "isinstance(result, ConsumerGroupNotFound)",
+        "isinstance(result, CoreError)",
+        "../http/test_consumer_groups.py::test_many_positions_are_committed_with_one_call",
     ),
     Mutant(
         "a-new-session-keeps-the-epochs",

@@ -103,6 +103,60 @@ def test_two_workers_share_and_hand_over(http: httpx.Client) -> None:
     assert document["positions"][0]["lag"] is None
 
 
+def test_many_positions_are_committed_with_one_call(http: httpx.Client) -> None:
+    """Each entry has a result of its own, in order. Those that are refused change nothing, and don't affect the others;
+    the entries of one partition are merged."""
+    create_group(http, "many")
+    sync(http, "many", "one", "1")
+    held = epochs(sync(http, "many", "one", "2"))
+    entries = [
+        {"partition": 2, "epoch": held[2], "snapshot": encoded(5, 9, (6, 8)), "token": "ö", "head": 20},
+        {"partition": 0, "epoch": held[0] - 1, "snapshot": encoded(99, 99)},
+        {"partition": 1, "epoch": held[1], "snapshot": encoded(1, 1)},
+        {"partition": 4, "epoch": 1, "snapshot": encoded(99, 99)},
+        {"partition": 2, "epoch": held[2], "snapshot": encoded(5, 9, (8,))},
+    ]
+    for _ in range(2):
+        answer = http.put(path("many", "positions"), json={"worker": "one", "positions": entries})
+        assert answer.status_code == 200
+        assert [tuple(result.values()) for result in answer.json()["results"]] == [
+            *((2, None), (0, "stale_epoch"), (1, None), (4, "stale_epoch"), (2, None))
+        ]
+        stored = [
+            (position["floor"], position["high"], position["outstanding"], position["token"], position["head"])
+            for position in http.get(path("many")).json()["positions"]
+        ]
+        nothing = (None,) * 5
+        assert stored == [nothing, (1, 1, 0, None, None), (7, 9, 1, "ö", 20), nothing]
+    other = http.put(path("many", "positions"), json={"worker": "two", "positions": entries[2:3]})
+    assert other.json() == {"results": [{"partition": 1, "code": "stale_epoch"}]}
+
+
+def test_an_invalid_entry_refuses_the_call_for_many_positions(sqlite_http: httpx.Client) -> None:
+    """Its place is named, and the other entries aren't committed."""
+    create_group(sqlite_http, "partly", 1)
+    epoch = epochs(sync(sqlite_http, "partly", "one"))[0]
+    good = {"partition": 0, "epoch": epoch, "snapshot": encoded(7, 7)}
+    large = encoded(0, 60_000, tuple(range(1, 60_000, 3)))
+    for bad, place in (
+        ({**good, "snapshot": "AAAA"}, "body.positions[1].snapshot"),
+        ({**good, "snapshot": "A" * 8000}, "body.positions[1].snapshot"),
+        ({**good, "partition": -1}, "body.positions[1].partition"),
+        ({"partition": 0, "epoch": epoch}, "body.positions[1].snapshot"),
+    ):
+        body = {"worker": "one", "positions": [good, bad]}
+        answer = sqlite_http.put(path("partly", "positions"), json=body)
+        assert code(answer) == (422, "invalid_request"), answer.text
+        assert answer.json()["errors"][0]["place"] == place
+    [position] = sqlite_http.get(path("partly")).json()["positions"]
+    assert position["floor"] is None
+    body = {"worker": "one", "positions": [good, {**good, "snapshot": large}]}
+    assert sqlite_http.put(path("partly", "positions"), json=body).json()["results"][1] == {
+        "partition": 0,
+        "code": None,
+    }
+
+
 def test_a_worker_that_leaves_frees_its_partitions_at_once(http: httpx.Client) -> None:
     """A second time, or for another session, it does nothing and is no error."""
     create_group(http, "left")
@@ -179,6 +233,10 @@ def test_a_group_without_workers_can_be_deleted(http: httpx.Client) -> None:
         http.put(
             path("deleted", "partitions", 0, "position"), json={"worker": "one", "epoch": 1, "snapshot": encoded(1, 1)}
         ),
+        http.put(
+            path("deleted", "positions"),
+            json={"worker": "one", "positions": [{"partition": 0, "epoch": 1, "snapshot": encoded(1, 1)}]},
+        ),
     ):
         assert code(answer) == (404, "consumer_group_not_found")
     assert http.put(path("deleted"), json={"partitions": 3}).status_code == 201
@@ -225,11 +283,13 @@ def test_metrics_show_workers_partitions_and_lag(http: httpx.Client) -> None:
 def test_the_services_own_groups_are_read_only(sqlite_http: httpx.Client) -> None:
     """422 for every call that would change one."""
     http, own_group = sqlite_http, "lastbit.dispatcher"
+    entry = {"partition": 0, "epoch": 1, "snapshot": encoded(1, 1)}
     position = {"worker": "one", "epoch": 1, "snapshot": encoded(1, 1)}
     for answer in (
         http.put(path(own_group), json={"partitions": 3}),
         http.post(path(own_group, "sync"), json={"worker": "one", "session": "1"}),
         http.put(path(own_group, "partitions", 0, "position"), json=position),
+        http.put(path(own_group, "positions"), json={"worker": "one", "positions": [entry]}),
         http.delete(path(own_group, "workers", "one")),
         http.delete(path(own_group)),
     ):

@@ -88,6 +88,8 @@ APPLY, POSITION = "/v1/tallies/t-{b}/apply", f"{GROUP}/partitions/0/position"
 SOURCE = {"topic": "ß", "partition": 0, "offset": 7}
 ENTRY = {"key": "ü", "delta": -2, "source": SOURCE}
 COMMIT = {"worker": "w", "epoch": 1, "snapshot": base64.b64encode(Snapshot(3, 8, (4, 6)).encode()).decode()}
+POSITIONS = f"{GROUP}/positions"
+ENTRY_0 = {name: value for name, value in COMMIT.items() if name != "worker"} | {"partition": 0, "head": 12}
 FAST: list[tuple[str, str, Any, str]] = [
     ("POST", OPEN, {}, JSON),
     ("POST", OPEN, {"key": "ü", "labels": {"a": "ß"}, "items": 3, "sealed": True, "expires_in": 60}, JSON),
@@ -120,6 +122,9 @@ FAST += [
     ("PUT", POSITION, {**COMMIT, "token": "ü", "head": 2**63 - 1}, JSON),
     ("PUT", POSITION, {**COMMIT, "epoch": 9}, JSON),
     ("PUT", POSITION.replace("/g/", "/absent/"), COMMIT, JSON),
+    ("PUT", POSITIONS, {"worker": "w", "positions": [ENTRY_0, {**ENTRY_0, "epoch": 9}, ENTRY_0]}, JSON),
+    ("PUT", POSITIONS, {"worker": "v", "positions": [ENTRY_0]}, JSON),
+    ("PUT", POSITIONS.replace("/g/", "/absent/"), {"worker": "w", "positions": [ENTRY_0]}, JSON),
 ]
 ORDINARY: list[tuple[str, str, Any, str]] = [
     ("POST", OPEN, {"items": "3"}, JSON),
@@ -171,6 +176,12 @@ ORDINARY: list[tuple[str, str, Any, str]] = [
     ("PUT", POSITION.replace("/0/", "/4096/"), COMMIT, JSON),
     ("PUT", POSITION.replace("/0/", "/00/"), COMMIT, JSON),
     ("PUT", POSITION.replace("/g/", "/lastbit.g/"), COMMIT, JSON),
+    ("PUT", POSITIONS, {"worker": "w", "positions": []}, JSON),
+    ("PUT", POSITIONS, {"worker": "w", "positions": [ENTRY_0] * 1001}, JSON),
+    ("PUT", POSITIONS, {"worker": "w", "positions": [ENTRY_0, {**ENTRY_0, "snapshot": "AAAA"}]}, JSON),
+    ("PUT", POSITIONS, {"worker": "w", "positions": [{**ENTRY_0, "partition": 4096}]}, JSON),
+    ("PUT", POSITIONS, {"worker": "w", "positions": [{**ENTRY_0, "worker": "w"}]}, JSON),
+    ("PUT", POSITIONS.replace("/g/", "/lastbit.g/"), {"worker": "w", "positions": [ENTRY_0]}, JSON),
     ("POST", APPEND, {"events": [{"id": "e", "type": "batch.opened"}]}, JSON),
     ("POST", APPEND, {"events": [{"id": "batch:1:opened", "type": "t"}]}, JSON),
     ("POST", APPEND, {"events": [EVENT], "fence": {"group": "g", "partition": 0, "worker": "w", "epoch": 1}}, JSON),

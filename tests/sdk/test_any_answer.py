@@ -30,6 +30,7 @@ from lastbit import (
     ServiceError,
     UnexpectedAnswer,
 )
+from lastbit.groups import Commit
 from lastbit.retry import retry_after_seconds
 
 EXAMPLES = 400 * (20 if os.environ.get("LASTBIT_SOAK") == "1" or os.environ.get("LASTBIT_FUZZ") else 1)
@@ -126,6 +127,10 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Any]] = {
             "release_within": 30,
             "assigned": [{"partition": 0, "epoch": 1, "floor": 1, "high": 2, "outstanding": "AQAA", "token": None}],
         },
+    ),
+    "commits": (
+        lambda client: client.groups.commit_many("g", [Commit(0, 1, b"")], worker="w"),
+        {"results": [{"partition": 0, "code": None}]},
     ),
     "groups": (lambda client: client.groups.list(), {"groups": [{**GROUP, "workers": 1, "owned": 2}], "next": None}),
     "processes": (

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from lastbit import (
@@ -22,10 +24,13 @@ from lastbit import (
     ConsumerGroupNotFound,
     InvalidArgument,
     InvalidRequest,
+    NotFound,
     PartitionsFixed,
     SessionReplaced,
     StaleEpoch,
 )
+from lastbit._protocol import Answer, Failure, Request
+from lastbit.groups import Commit, CommitResult
 from lastbit.streams import (
     AckWindow,
     Assignment,
@@ -37,6 +42,7 @@ from lastbit.streams import (
     WindowClosed,
     WindowFull,
 )
+from tests.support.exposition import eventually, value
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 
 PATIENCE = 30
@@ -203,6 +209,32 @@ def test_a_group_from_its_creation_to_its_end(client: Client) -> None:
         client.groups.get("orders")
 
 
+def test_many_commits_have_a_result_each(client: Client) -> None:
+    """In order; a refused one doesn't affect the others."""
+    client.groups.create("many", partitions=2, ttl=30)
+    first, second = client.groups.sync("many", "w1", "one").assigned
+    snapshot = Snapshot(4, 9, (5, 7)).encode()
+    results = client.groups.commit_many(
+        "many",
+        [
+            Commit(1, second.epoch, snapshot, "5-0", 20),
+            Commit(0, first.epoch - 1, snapshot),
+            Commit(1, second.epoch, Snapshot(5, 9, (7,)).encode()),
+        ],
+        worker="w1",
+    )
+    assert results == (CommitResult(1, None), CommitResult(0, "stale_epoch"), CommitResult(1, None))
+    unowned, position = client.groups.get("many").positions
+    assert (position.floor, position.outstanding, position.token, position.head) == (6, 1, "5-0", 20)
+    assert unowned.floor is None
+    with pytest.raises(InvalidArgument, match="whole number"):
+        client.groups.commit_many("many", [Commit(-1, 1, b"")], worker="w1")
+    with pytest.raises(InvalidRequest, match=r"positions\[1\]\.snapshot"):
+        client.groups.commit_many("many", [Commit(0, 1, snapshot), Commit(1, 1, b"?")], worker="w1")
+    with pytest.raises(ConsumerGroupNotFound):
+        client.groups.commit_many("absent", [Commit(0, 1, snapshot)], worker="w1")
+
+
 def test_invalid_arguments_are_refused(client: Client) -> None:
     """By the client if it can detect it, otherwise by the service."""
     with pytest.raises(InvalidArgument, match="has a name"):
@@ -228,6 +260,10 @@ def test_the_async_client_does_the_same(url: str) -> None:
                 "awaited", assignment.partition, worker="w1", epoch=assignment.epoch, snapshot=snapshot
             )
             assert (await client.groups.get("awaited")).positions[assignment.partition].floor == 4
+            commit = Commit(assignment.partition, assignment.epoch, Snapshot(5, 5).encode())
+            assert await client.groups.commit_many("awaited", [commit], worker="w1") == (
+                CommitResult(assignment.partition, None),
+            )
             assert "awaited" in [summary.name async for summary in client.groups.list(page_size=1)]
             await client.groups.leave("awaited", "w1")
             await client.groups.delete("awaited")
@@ -417,6 +453,37 @@ def test_a_stale_epoch_loses_only_its_partition(url: str, client: Client, group:
         assert all(worker.working[partition].epoch > assignment.epoch for partition, assignment in before.items())
 
 
+@pytest.mark.parametrize("count", [6, 1])
+def test_of_many_commits_a_stale_one_loses_only_its_partition(url: str, client: Client, group: str, count: int) -> None:
+    """The windows of all others are committed."""
+    client.groups.create(group, partitions=6, ttl=600)  # the worker learns of its loss by the commit, not by a sync
+    with working(url, group, "one") as (worker,):
+
+        def begin(assignment: Assignment) -> None:
+            assignment.window.track(5)
+            assignment.window.ack(5)
+
+        worker.on_assigned = begin
+        worker.until_it_works_on(6)
+        assignments = [worker.working[partition] for partition in range(6 - count, 6)]
+        *others, stale = assignments
+        session = worker.group._membership.session
+        [moved] = client.groups.sync(group, "one", session, capacity=5).release
+        assert moved == stale.partition == 5
+        client.groups.sync(group, "one", session, capacity=5, drained=[(5, stale.epoch)])
+        [taken] = client.groups.sync(group, "two", "s").assigned
+        assert (taken.partition, taken.epoch) == (5, stale.epoch + 1)
+
+        worker.group.commit(assignments, head=9)
+        assert (stale.lost, stale.uncommitted) == (True, True)
+        assert not any(assignment.lost or assignment.uncommitted for assignment in others)
+        positions = client.groups.get(group).positions
+        assert [(position.floor, position.head) for position in positions] == [
+            (5, 9) if position.partition in range(6 - count, 5) else (None, None) for position in positions
+        ]
+        worker.until(lambda: worker.lost == [stale])
+
+
 def test_a_drain_that_takes_too_long_loses_the_partition(url: str, client: Client, group: str) -> None:
     """Another worker gets the partition after the release time; the draining one sees that it lost it."""
     client.groups.create(group, partitions=6, release=0.5)
@@ -560,6 +627,15 @@ class Log:
             assert self._changed.wait_for(holds, PATIENCE), (len(self.handled), self.closed)
 
 
+async def records(assignment: AsyncAssignment) -> AsyncIterator[tuple[int, Record] | None]:
+    """The same records, for the tasks of an event loop."""
+    for offset in range(assignment.floor + 1, RECORDS):
+        yield offset, (assignment.partition, offset)
+    while True:
+        await asyncio.sleep(0.01)
+        yield None
+
+
 def test_streams_continue_where_the_last_owner_stopped(url: str, client: Client, group: str) -> None:
     """Two workers and an orderly hand-over, with records in progress and others waiting in the lanes: each record once,
     those of a key in order, all of them committed."""
@@ -599,6 +675,64 @@ def test_streams_continue_where_the_last_owner_stopped(url: str, client: Client,
     assert [position.floor for position in client.groups.get(group).positions] == [RECORDS - 1] * 6
 
 
+MANY = "/v1/consumer-groups/{group}/positions"
+SINGLE = "/v1/consumer-groups/{group}/partitions/{partition}/position"
+
+
+def test_one_call_commits_the_partitions_of_all_streams(url: str, client: Client, group: str) -> None:
+    """Regularly, while the streams go on."""
+    log, worker = Log(), ConsumerGroup(client, group, "one")
+
+    def consume() -> None:
+        worker.consume(log.read, lambda record: log.handle("one", record), key=lambda record: record[1], every=0.2)
+
+    with httpx.Client(base_url=url) as http, ThreadPoolExecutor(1) as pool:
+
+        def calls(route: str) -> float:
+            return value(http, "lastbit_http_request_seconds_count", method="PUT", route=route, status="200")
+
+        before = calls(MANY), calls(SINGLE)
+        ended = pool.submit(consume)
+        try:
+            eventually(lambda: [each.floor for each in client.groups.get(group).positions], [RECORDS - 1] * 6)
+            assert 1 <= calls(MANY) - before[0] < 6
+            assert calls(SINGLE) - before[1] <= 1  # if only one partition had begun when the first interval ended
+        finally:
+            worker.stop()
+        ended.result(PATIENCE)
+
+
+def test_a_commit_that_is_refused_for_good_ends_the_run(url: str, client: Client, group: str) -> None:
+    """As by a service of an earlier release, which has no such call. The other calls reach the real service."""
+    refusal = Answer(404, {}, b'{"code": "not_found", "detail": "no such path"}')
+    log = Log()
+
+    async def run() -> None:
+        async with AsyncClient(url) as async_client:
+            send = async_client.driver._send
+
+            async def sent(request: Request) -> Answer | Failure:
+                return refusal if request.url.endswith("/positions") else await send(request)
+
+            async_client.driver._send = sent
+            consumer = AsyncConsumerGroup(async_client, group, "one")
+
+            async def handle(record: Record) -> None:
+                log.handle("one", record)
+
+            await consumer.consume(records, handle, key=lambda record: record[1], every=0.2)
+
+    with pytest.raises(NotFound, match="no such path"):
+        asyncio.run(run())
+    send = client.driver._send
+    client.driver._send = lambda request: refusal if request.url.endswith("/positions") else send(request)
+    client.groups.create(f"{group}-2", partitions=6)
+    consumer = ConsumerGroup(client, f"{group}-2", "one")
+    with pytest.raises(NotFound, match="no such path"):
+        consumer.consume(log.read, lambda record: log.handle("one", record), key=lambda record: record[1], every=0.2)
+    assert client.groups.get(f"{group}-2").workers == ()
+
+
 def test_a_record_that_fails_ends_the_run(url: str, client: Client, group: str) -> None:
     """With the stream's error; finished records are committed, and the failed one is left for the next run."""
 
@@ -622,19 +756,12 @@ def test_streams_of_tasks_continue_too(url: str, client: Client, group: str) -> 
             worker = AsyncConsumerGroup(async_client, group, "one")
             all_handled = asyncio.Event()
 
-            async def source(assignment: AsyncAssignment) -> AsyncIterator[tuple[int, Record] | None]:
-                for offset in range(assignment.floor + 1, RECORDS):
-                    yield offset, (assignment.partition, offset)
-                while True:
-                    await asyncio.sleep(0.01)
-                    yield None
-
             async def handle(record: Record) -> None:
                 log.handle("one", record)
                 if len(log.handled) == 6 * RECORDS:
                     all_handled.set()
 
-            task = asyncio.create_task(worker.consume(source, handle, key=lambda record: record[1] % 3))
+            task = asyncio.create_task(worker.consume(records, handle, key=lambda record: record[1] % 3))
             async with asyncio.timeout(PATIENCE):
                 await all_handled.wait()
             task.cancel()

@@ -229,6 +229,17 @@ def test_a_stale_epoch_is_never_accepted_again(worker: Worker) -> None:
     assert [call.assigned for call in worker.answer(worker.sync(), (0, 2))] == [True]
 
 
+def test_many_commits_leave_out_what_is_lost(worker: Worker) -> None:
+    """And a stale one among them loses its partition only."""
+    lost, stale, good = worker.joined((0, 1), (1, 1), (2, 1))
+    worker.membership.fence(lost)
+    commits = worker.membership.committing([lost, stale, good])
+    assert [commit.assignment for commit in commits] == [stale, good]
+    worker.membership.committed(commits, [stale])
+    assert worker.membership.held == (good,)
+    assert not good.uncommitted
+
+
 def test_a_released_partition_is_not_accepted_again_from_an_older_answer(worker: Worker) -> None:
     """The answer was under way when the drain ended."""
     worker.joined((0, 1))

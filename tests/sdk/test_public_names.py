@@ -57,7 +57,6 @@ EXPORTED = [
     "ItemRejected",
     "LastbitError",
     "MalformedItem",
-    "MessagesRefused",
     "MissingExtra",
     "NotFound",
     "NotRefreshed",

@@ -555,6 +555,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/consumer-groups/{group}/positions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Commit positions
+         * @description Commit the windows of many partitions, in one transaction. A refused entry has its code in its result; it changes
+         *     nothing, and the others are committed. Each window is merged with the stored position, as in a single commit.
+         */
+        put: operations["commit_positions"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/tallies/{tally}/apply": {
         parameters: {
             query?: never;
@@ -1496,6 +1517,22 @@ export interface components {
             /** @description append only while this worker owns the partition at this epoch */
             fence?: components["schemas"]["Fence"] | null;
         };
+        /** NewPosition */
+        NewPosition: {
+            /** Format: int64 */
+            epoch: number;
+            /** @description base64 of `AckWindow.snapshot()` */
+            snapshot: string;
+            /** @description the source's own name for the floor; stored unchanged */
+            token?: string | null;
+            /**
+             * Format: int64
+             * @description the source's last offset, to compute the lag
+             */
+            head?: number | null;
+            /** Format: int64 */
+            partition: number;
+        };
         /** NewTimer */
         NewTimer: {
             /** @description its name; replaces a timer of the same name */
@@ -1674,7 +1711,6 @@ export interface components {
         };
         /** PositionBody */
         PositionBody: {
-            worker: string;
             /** Format: int64 */
             epoch: number;
             /** @description base64 of `AckWindow.snapshot()` */
@@ -1686,6 +1722,24 @@ export interface components {
              * @description the source's last offset, to compute the lag
              */
             head?: number | null;
+            worker: string;
+        };
+        /** PositionResult */
+        PositionResult: {
+            /** Format: int64 */
+            partition: number;
+            /** @description null: the position is committed; `stale_epoch`: the worker no longer owns the partition at this epoch, and nothing was changed */
+            code: string | null;
+        };
+        /** PositionResults */
+        PositionResults: {
+            /** @description one for each entry, in order */
+            results: components["schemas"]["PositionResult"][];
+        };
+        /** PositionsBody */
+        PositionsBody: {
+            worker: string;
+            positions: components["schemas"]["NewPosition"][];
         };
         /** Process */
         Process: {
@@ -5520,6 +5574,109 @@ export interface operations {
             };
             /** @description `stale_epoch` */
             409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    commit_positions: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @example render */
+                group: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PositionsBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PositionResults"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `consumer_group_not_found` */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
