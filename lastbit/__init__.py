@@ -34,6 +34,7 @@ _HOMES: Final = {
         "ItemRejected",
         "LastbitError",
         "MalformedItem",
+        "MessagesRefused",
         "MissingExtra",
         "NotFound",
         "NotRefreshed",

@@ -20,6 +20,7 @@ from lastbit.errors import (
     ItemRejected as ItemRejected,
     LastbitError as LastbitError,
     MalformedItem as MalformedItem,
+    MessagesRefused as MessagesRefused,
     MissingExtra as MissingExtra,
     NotFound as NotFound,
     NotRefreshed as NotRefreshed,

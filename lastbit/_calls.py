@@ -14,7 +14,7 @@ from typing import Any
 from lastbit import _masks, errors, models
 from lastbit._protocol import Emit, Flow, Pause, Service, T, utf8, visible_ascii
 from lastbit._shapes import expect
-from lastbit.ids import ItemId
+from lastbit.ids import MAX_ITEMS, ItemId
 
 LONGEST_HOLD = 30
 """Seconds of one long poll. The service allows 60, but many gateways end a request earlier."""
@@ -78,6 +78,27 @@ def extend(service: Service, batch: int, count: int, idempotency_key: str | None
         models.Extended.from_json,
         body={"count": count},
         idempotency_key=_key(idempotency_key),
+    )
+
+
+def is_issued(service: Service, batch: int, idempotency_key: str) -> Flow[bool]:
+    """Whether an extend with this key has issued items. The batch must have items.
+
+    It asks for the maximum number of items of a batch, which is refused in any case, and nothing is issued. The service
+    looks up the key first, so the reason of the refusal tells whether it was used.
+    """
+    try:
+        extended = yield from extend(service, batch, MAX_ITEMS, idempotency_key)
+    except errors.IdempotencyKeyReused:
+        return True
+    except (errors.BatchSealed, errors.BatchEnded):
+        return False
+    except errors.InvalidRequest as error:
+        if any(problem.get("place") == "body.count" for problem in error.errors):
+            return False
+        raise
+    raise errors.UnexpectedAnswer(
+        service.url, f"POST {_path(batch, 'items')}", 201, f"a batch can't hold that many items: {extended}"
     )
 
 

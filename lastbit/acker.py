@@ -2,7 +2,8 @@
 
 A consumer handles one message at a time, and a call for each message would cost a round trip and a commit. An acker has
 one call in progress. Items that are passed to it meanwhile wait, and the next call sends them together. So an idle
-acker sends at once, a busy one sends large calls, and there is no interval to choose.
+acker sends at once, a busy one sends large calls, and there is no interval to choose. Consumers that don't wait for
+their acks, and whose work is cheaper than a call, can set `linger`: then an idle acker waits for more items first.
 
 Two promises make it safe to remove a message from its queue when its future is done. First, the future is done only
 after the service has responded, and so after the commit. Second, `on_completed` has returned before the futures of that
@@ -38,6 +39,9 @@ from lastbit.models import AckResult, Completed
 log = logging.getLogger("lastbit.acker")
 
 DEFAULT_MAX_PENDING = 100_000
+GATHERED = 100
+"""The number of waiting items at which an acker stops to linger: a call of this size costs little more than one item
+costs alone."""
 
 Told = Completed | None
 """The result of an acker's future: the item's batch if that is complete, else None."""
@@ -57,12 +61,19 @@ def _bound(max_pending: int) -> int:
     return max_pending
 
 
+def _lingering(linger: float) -> float:
+    if not 0 <= linger <= 60:
+        raise errors.InvalidArgument(f"linger is 0 to 60 seconds, not {linger!r}")
+    return linger
+
+
 class Acker:
     """Combines acks and failures from any number of threads into few calls; made by `client.acker(...)`.
 
     `on_completed` is called with a `Completed` for each complete batch in a result, in the acker's own thread. It may
     pass more items to the acker, but must not wait for their futures. At most `max_pending` futures are open at a time;
-    beyond that, `ack` and `fail` block.
+    beyond that, `ack` and `fail` block. Before each call the acker waits up to `linger` seconds for more items, unless
+    a hundred wait.
     """
 
     def __init__(
@@ -70,15 +81,19 @@ class Acker:
         driver: Driver,
         on_completed: Callable[[Completed], object] | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
+        linger: float = 0.0,
     ) -> None:
         self._driver = driver
         self._on_completed = on_completed
         self._max_pending = _bound(max_pending)
+        self._linger = _lingering(linger)
         self._coalescer: Coalescer[Future[Told]] = Coalescer()
         self._open = 0
         self._closed = False
         self._lock = threading.Lock()
         self._work_waits = threading.Condition(self._lock)
+        self._wake_at = 1
+        """The number of open futures at which the thread wakes up."""
         self._room_waits = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._process: int | None = None
@@ -114,7 +129,8 @@ class Acker:
                 self._process = os.getpid()
             self._coalescer.put(text, kind, future)
             self._open += 1
-            self._work_waits.notify()
+            if self._open >= self._wake_at:
+                self._work_waits.notify()
         return future
 
     def close(self) -> None:
@@ -146,6 +162,7 @@ class Acker:
             with self._lock:
                 while not self._coalescer and not self._closed:
                     self._work_waits.wait()
+                self._gather()
                 call = self._coalescer.take()
             if call is None:
                 return
@@ -153,6 +170,13 @@ class Acker:
             with self._lock:
                 self._open -= call.size
                 self._room_waits.notify_all()
+
+    def _gather(self) -> None:
+        """Wait for more items, for at most `linger` seconds. Called under the lock; no call is in progress."""
+        if self._linger:
+            self._wake_at = min(GATHERED, self._max_pending)
+            self._work_waits.wait_for(lambda: self._open >= self._wake_at or self._closed, self._linger)
+            self._wake_at = 1
 
     def _settle(self, call: Call[Future[Told]]) -> None:
         try:
@@ -191,14 +215,17 @@ class AsyncAcker:
         driver: AsyncDriver,
         on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
+        linger: float = 0.0,
     ) -> None:
         self._driver = driver
         self._on_completed = on_completed
         self._max_pending = _bound(max_pending)
+        self._linger = _lingering(linger)
         self._coalescer: Coalescer[asyncio.Future[Told]] = Coalescer()
         self._open = 0
         self._closed = False
         self._room = asyncio.Event()
+        self._gathered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def ack(self, item: str | ItemId) -> asyncio.Future[Told]:
@@ -222,6 +249,8 @@ class AsyncAcker:
         future: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
         self._coalescer.put(text, kind, future)
         self._open += 1
+        if self._open >= self._enough:
+            self._gathered.set()
         if self._task is None:
             # The task starts when the running task pauses, so items passed until then are sent in the same call.
             self._task = asyncio.create_task(self._work(), name="lastbit-acker")
@@ -231,6 +260,7 @@ class AsyncAcker:
         """Accept no more items, send all waiting ones, and return when every future is done."""
         self._closed = True
         self._room.set()
+        self._gathered.set()
         if self._task is not None:
             # If the caller is cancelled, it stops waiting, but the waiting items are still sent.
             await asyncio.shield(self._task)
@@ -246,12 +276,15 @@ class AsyncAcker:
     async def _work(self) -> None:
         call = None
         try:
+            await self._gather()
             while (call := self._coalescer.take()) is not None:
                 await self._settle(call)
                 self._open -= call.size
                 self._room.set()
+                await self._gather()
         except BaseException as error:
             # This happens only when the event loop ends. Cancel all futures, so that no caller waits forever.
+            call = call or self._coalescer.take()
             while call is not None:
                 for future, _ in call.failed(error):
                     with contextlib.suppress(RuntimeError):  # the loop is closed, and can't run callbacks
@@ -262,6 +295,21 @@ class AsyncAcker:
             raise
         finally:
             self._task = None
+
+    @property
+    def _enough(self) -> int:
+        return min(GATHERED, self._max_pending)
+
+    async def _gather(self) -> None:
+        """Wait for more items, for at most `linger` seconds. No call is in progress."""
+        if not self._linger or not self._open or self._open >= self._enough or self._closed:
+            return
+        self._gathered.clear()
+        timer = asyncio.get_running_loop().call_later(self._linger, self._gathered.set)
+        try:
+            await self._gathered.wait()
+        finally:
+            timer.cancel()
 
     async def _settle(self, call: Call[asyncio.Future[Told]]) -> None:
         try:

@@ -220,9 +220,10 @@ class Client:
         self,
         on_completed: Callable[[Completed], object] | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
+        linger: float = 0.0,
     ) -> Acker:
         """A context manager that combines single acks into few calls; see `Acker`."""
-        return Acker(self._driver, on_completed, max_pending)
+        return Acker(self._driver, on_completed, max_pending, linger)
 
     def close(self) -> None:
         self._http.close()
@@ -361,9 +362,10 @@ class AsyncClient:
         self,
         on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
+        linger: float = 0.0,
     ) -> AsyncAcker:
         """A context manager that combines single acks into few calls; see `AsyncAcker`."""
-        return AsyncAcker(self._driver, on_completed, max_pending)
+        return AsyncAcker(self._driver, on_completed, max_pending, linger)
 
     async def close(self) -> None:
         """Close the connections, and end the requests whose callers were cancelled."""

@@ -32,6 +32,7 @@
     ├── AckerClosed
     ├── BufferClosed
     ├── UsedAfterFork            also a RuntimeError; the thread that would do the work is in the parent process
+    ├── MessagesRefused          a broker refused messages of a fan-out, however often they were sent
     ├── NotRefreshed             a handle's state was read before it was fetched
     ├── MissingExtra             also an ImportError
     └── InvalidArgument          also a ValueError; detected locally, nothing was sent
@@ -343,6 +344,18 @@ class NotRefreshed(LastbitError):
 
     def __str__(self) -> str:
         return f"the state of batch {self.batch} has not been fetched: call refresh() first"
+
+
+class MessagesRefused(LastbitError):
+    """A broker refused messages of a fan-out, however often they were sent. `items` are their ids; later messages were
+    not sent, and the batch is not sealed. With an idempotency key, run the fan-out again."""
+
+    def __init__(self, items: Sequence[str]) -> None:
+        super().__init__(items)
+        self.items = items
+
+    def __str__(self) -> str:
+        return f"the broker refused {len(self.items):,} messages, the first one that of item {self.items[0]}"
 
 
 class MissingExtra(LastbitError, ImportError):

@@ -190,6 +190,72 @@ def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted: Any, gate:
     assert [len(items) for _, items in gate.sent] == [1, 499]
 
 
+def test_a_lingering_acker_gathers_before_it_sends(scripted: Any, gate: Gate) -> None:
+    """It sends when a hundred items wait, or when it is closed; a minute is far from over."""
+    gate.open.release(3)
+    with Client(scripted.url) as client, client.acker(linger=60) as acker:
+        futures = [acker.ack(f"7:0:{number}") for number in range(99)]
+        assert not gate.arrived.acquire(timeout=0.05)
+        futures.append(acker.ack("7:0:99"))
+        assert [future.result() for future in futures] == [None] * 100
+        last = acker.ack("7:0:100")
+    assert last.result() is None
+    assert [len(items) for _, items in gate.sent] == [100, 1]
+
+
+def test_an_acker_lingers_no_longer_than_it_may(scripted: Any, gate: Gate) -> None:
+    """Nor until more items wait than may be open at a time."""
+    gate.open.release(3)
+    with Client(scripted.url) as client:
+        with client.acker(linger=0.02) as acker:
+            assert acker.ack("7:0:0").result() is None
+        with client.acker(linger=60, max_pending=2) as acker:
+            assert [acker.ack(item).result for item in ("7:0:1", "7:0:2")][1]() is None
+    assert [len(items) for _, items in gate.sent] == [1, 2]
+
+
+@pytest.mark.parametrize("linger", [-0.1, 61, float("nan")])
+def test_a_wrong_linger_is_refused(scripted: Any, linger: float) -> None:
+    """The message says what was expected."""
+    with Client(scripted.url) as client, pytest.raises(errors.InvalidArgument, match="linger is 0 to 60 seconds"):
+        client.acker(linger=linger)
+
+
+def test_a_lingering_asynchronous_acker_gathers_before_it_sends(scripted: Any, gate: Gate) -> None:
+    """It sends when a hundred items wait, when the time is over, or when it is closed."""
+    gate.open.release(4)
+
+    async def run() -> None:
+        async with AsyncClient(scripted.url) as client:
+            async with client.acker(linger=60) as acker:
+                futures = [await acker.ack(f"7:0:{number}") for number in range(99)]
+                await asyncio.sleep(0)
+                assert gate.sent == []
+                futures.append(await acker.ack("7:0:99"))
+                assert await asyncio.gather(*futures) == [None] * 100
+                last = await acker.ack("7:0:100")
+            assert await last is None
+            async with client.acker(linger=0.02) as acker:
+                assert await (await acker.ack("7:0:101")) is None
+
+    asyncio.run(run())
+    assert [len(items) for _, items in gate.sent] == [100, 1, 1]
+
+
+def test_the_futures_of_a_lingering_acker_end_with_the_event_loop(scripted: Any, gate: Gate) -> None:
+    """They are cancelled, and nothing is sent."""
+    futures: list[asyncio.Future[Any]] = []
+
+    async def run() -> None:
+        acker = AsyncClient(scripted.url).acker(linger=60)
+        futures.append(await acker.ack("7:0:0"))
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert futures[0].cancelled()
+    assert gate.sent == []
+
+
 def test_on_completed_runs_before_the_futures_are_done(scripted: Any, gate: Gate) -> None:
     """The callback runs once for each batch and answer. The message may be removed only after it."""
     gate.completes = {7}

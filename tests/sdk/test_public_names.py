@@ -57,6 +57,7 @@ EXPORTED = [
     "ItemRejected",
     "LastbitError",
     "MalformedItem",
+    "MessagesRefused",
     "MissingExtra",
     "NotFound",
     "NotRefreshed",

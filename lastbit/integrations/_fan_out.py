@@ -1,0 +1,251 @@
+"""Fan-out: issue items and send a message for each, chunk by chunk, so that a producer may be killed and run again.
+
+What could go wrong, and why it can't:
+
+*A message is never sent.* A chunk's items are issued only after all messages of the chunk before were sent. If the
+producer dies between issuing and sending, the next run with the same idempotency key gets the same items for this
+chunk, and sends its messages. Messages that the broker refuses are sent again, and the batch is sealed only after the
+last one.
+
+*Messages are sent again and again.* A chunk is known to be sent if the next chunk was issued. So a rerun sends only the
+last issued chunk again, of which some messages may have been sent. Their items are acked twice, which changes nothing.
+
+*A rerun has other messages.* Each chunk has an idempotency key of its own, with the number of its messages. If a rerun
+has chunks of another size, or fewer messages than were sent, it is refused. Messages in another order can't be
+detected: the caller must produce them in the same order.
+
+*Memory.* One chunk of messages is held at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from lastbit import _calls, errors, progress
+from lastbit.retry import Retry
+
+if TYPE_CHECKING:
+    from lastbit.batch import AsyncBatchHandle, BatchHandle
+    from lastbit.client import AsyncClient, Client
+
+T = TypeVar("T")
+
+CHUNK: Final = 1000
+"""The default number of messages in a chunk."""
+MOST_KEY: Final = 235
+"""Maximum characters of an idempotency key, so that the keys of the chunks are at most 255."""
+
+Pairs = Sequence[tuple[str, T]]
+"""Item ids, each with its message."""
+Send = Callable[[Pairs[T]], Pairs[T]]
+"""Sends the messages, and returns those that the broker refused. Raises if the broker can't be reached."""
+SendAsync = Callable[[Pairs[T]], Awaitable[Pairs[T]]]
+_Steps = Generator[Callable[[], Any], Any, Any]
+"""Yields calls, and receives their results: the same steps serve both kinds of client."""
+
+
+def fan_out(
+    client: Client,
+    messages: Iterable[T],
+    send: Send[T],
+    *,
+    key: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    batch: BatchHandle | int | None = None,
+    seal: bool = True,
+    idempotency_key: str | None = None,
+    chunk: int = CHUNK,
+    progress: bool = False,
+) -> BatchHandle:
+    """Issue an item for each message and send the messages, `chunk` at a time; then seal the batch and return it.
+
+    It opens a batch with `key` and `labels`, or extends the open `batch`. `seal=False` leaves it open for more.
+    `send` publishes pairs of item id and message, and returns those that the broker refused; they are sent again with
+    growing pauses. `progress=True` shows the number of sent messages on standard error (needs `lastbit[cli]`).
+
+    With an `idempotency_key`, a producer that was killed is simply run again: it gets the same batch and the same ids,
+    sends everything that it had not sent, and repeats at most one chunk. The messages must be the same, in the same
+    order, and so must `chunk`. Without the key, a rerun is a new batch.
+
+    Raises `MessagesRefused`, `InvalidArgument`, `ServiceError` (a `BatchEnded` if the batch was cancelled),
+    `ServiceUnreachable`, and the exceptions of `messages` and `send`.
+    """
+    options = _Options(key, labels, batch, seal, idempotency_key, chunk)
+    iterator = iter(messages)
+    with _counting(progress) as show:
+        steps = _steps(client, lambda: list(islice(iterator, chunk)), send, time.sleep, options, show)
+        result: Any = None
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as end:
+                handle: BatchHandle = end.value
+                return handle
+            result = step()
+
+
+async def fan_out_async(
+    client: AsyncClient,
+    messages: Iterable[T] | AsyncIterable[T],
+    send: SendAsync[T],
+    *,
+    key: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    batch: AsyncBatchHandle | int | None = None,
+    seal: bool = True,
+    idempotency_key: str | None = None,
+    chunk: int = CHUNK,
+    progress: bool = False,
+) -> AsyncBatchHandle:
+    """`fan_out`, awaited. `send` is a coroutine function; the messages may come from an asynchronous generator."""
+    options = _Options(key, labels, batch, seal, idempotency_key, chunk)
+    with _counting(progress) as show:
+        steps = _steps(client, _reader(messages, chunk), send, asyncio.sleep, options, show)
+        result: Any = None
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as end:
+                handle: AsyncBatchHandle = end.value
+                return handle
+            result = await step()
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options that both functions take."""
+
+    key: str | None
+    labels: Mapping[str, str] | None
+    batch: Any
+    seal: bool
+    idempotency_key: str | None
+    chunk: int
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and not (self.key is None and self.labels is None):
+            raise errors.InvalidArgument("key and labels are for a new batch: give either these or batch")
+        if self.chunk < 1:
+            raise errors.InvalidArgument(f"chunk is at least 1, not {self.chunk!r}")
+        if self.idempotency_key is not None and not 0 < len(self.idempotency_key) <= MOST_KEY:
+            raise errors.InvalidArgument(
+                f"idempotency_key has 1 to {MOST_KEY} characters here, not {len(self.idempotency_key)}"
+            )
+
+    def chunk_key(self, number: int) -> str | None:
+        return None if self.idempotency_key is None else f"{self.idempotency_key}/{number}"
+
+
+def _steps(
+    client: Any,
+    read: Callable[[], Any],
+    send: Callable[[Pairs[T]], Any],
+    sleep: Callable[[float], Any],
+    options: _Options,
+    show: Callable[[int], None],
+) -> _Steps:
+    """The whole fan-out. `read` returns the next chunk of messages, which is empty at the end."""
+    if options.batch is None:
+        handle = yield partial(
+            client.open, key=options.key, labels=options.labels, idempotency_key=options.idempotency_key
+        )
+        resumed = handle.replayed
+        if resumed and handle.info.complete:
+            return handle
+        if resumed and handle.info.ended:
+            yield handle.seal  # raises BatchEnded
+    else:
+        handle = client.batch(options.batch) if isinstance(options.batch, int) else options.batch
+        resumed = options.idempotency_key is not None
+    sent = 0
+    first_unsent = 0
+    for number in count():
+        messages = yield read
+        if not messages:
+            break
+        if number < first_unsent:
+            sent += len(messages)
+            continue
+        ids = yield partial(handle.extend, len(messages), idempotency_key=options.chunk_key(number))
+        if resumed and number == 0:
+            first_unsent = yield from _last_issued(client, handle.id, options)
+        if number >= first_unsent:
+            yield from _send_all(list(zip(ids, messages, strict=True)), send, sleep)
+        sent += len(messages)
+        show(sent)
+    if number <= first_unsent and (first_unsent or (resumed and options.batch is None and handle.items)):
+        raise errors.InvalidArgument(
+            f"an earlier run with idempotency key {options.idempotency_key!r} had more than these {sent} messages: "
+            "a rerun must produce the same messages in the same order"
+        )
+    if options.seal:
+        yield handle.seal
+    return handle
+
+
+def _last_issued(client: Any, batch: int, options: _Options) -> _Steps:
+    """The number of the last chunk that was issued; chunk 0 was. All chunks before it have been sent."""
+
+    def is_issued(number: int) -> Callable[[], Any]:
+        return partial(client.driver.run, _calls.is_issued, batch, options.chunk_key(number))
+
+    last, beyond = 0, 1
+    while (yield is_issued(beyond)):
+        last, beyond = beyond, 2 * beyond
+    while beyond - last > 1:
+        middle = (last + beyond) // 2
+        if (yield is_issued(middle)):
+            last = middle
+        else:
+            beyond = middle
+    return last
+
+
+def _send_all(pairs: Pairs[T], send: Callable[[Pairs[T]], Any], sleep: Callable[[float], Any]) -> _Steps:
+    """Send the messages, then those that the broker refused, until none is left. The attempts are limited as long as
+    the broker accepts nothing."""
+    policy = Retry()
+    start = time.monotonic()
+    attempt = 1
+    while refused := (yield partial(send, pairs)):
+        if len(refused) < len(pairs):  # the broker accepts some
+            start, attempt = time.monotonic(), 1
+        pause = policy.pause(attempt, time.monotonic() - start, None, random.random())  # noqa: S311  # jitter
+        if pause is None:
+            raise errors.MessagesRefused([item for item, _ in refused])
+        pairs = refused
+        attempt += 1
+        yield partial(sleep, pause)
+
+
+def _reader(messages: Iterable[T] | AsyncIterable[T], chunk: int) -> Callable[[], Awaitable[list[T]]]:
+    """A function that returns the next `chunk` messages."""
+    if isinstance(messages, AsyncIterable):
+        source = aiter(messages)
+
+        async def read() -> list[T]:
+            taken: list[T] = []
+            async for message in source:
+                taken.append(message)
+                if len(taken) == chunk:
+                    break
+            return taken
+    else:
+        iterator = iter(messages)
+
+        async def read() -> list[T]:
+            return list(islice(iterator, chunk))
+
+    return read
+
+
+def _counting(option: bool) -> AbstractContextManager[Callable[[int], None]]:
+    return progress.counter("messages sent") if option else nullcontext(lambda number: None)
