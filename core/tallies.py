@@ -27,14 +27,20 @@ above the guard from before the call, so it was never added, but a later one pre
 can't be detected.
 
 *A total leaves the range of integers.* Sub-counters are locked separately, and reading all of them at each change would
-cost more than the change. So the total is read when one of them is new, has doubled, changes its sign or is large. The
-amount by which the others may grow without such a check is reserved. The total is read after the write, and again with
-its rows locked if it is large: if two calls reach the limit at once, one of them then sees the other's change.
+cost more than the change. So the total is read when one of them is new, has doubled, becomes zero, changes its sign
+or is large. The amount by which the others may grow without such a check is reserved. The total is read after the
+write, and again with its rows locked if it is large: if two calls reach the limit at once, one of them then sees the
+other's change.
 
 *Calls share a transaction, and one is refused.* The rows of all calls are locked first. The calls are then applied in
 memory, one after the other, each to the rows as the accepted ones before it left them. If the totals that are read
 after the write show that a call must be refused, the write is undone (to a savepoint, so all locks are kept), and the
 calls are applied again with these totals.
+
+*These rounds never end.* A refusal may change which totals must be read, so the next round may refuse other calls. The
+rows of all totals that were read stay locked, and are read again in each round. So a round either reads the total of
+one more key, which can happen only once per key, or decides as the one before it. If it decides otherwise, another
+transaction has inserted a sub-counter in the meantime, and the transaction begins again, like after any conflict.
 
 *Deadlocks.* Rows are locked in primary-key order, and written in it. The rows of a large total are locked afterwards; a
 deadlock there is retried.
@@ -52,7 +58,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, tables
-from core.storage import dialects, statements
+from core.storage import dialects, faults, statements
 from core.storage.statements import LIST, Pipeline, chunks, packets
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
@@ -112,7 +118,7 @@ class Value:
     sources: tuple[Source, ...] = ()
 
 
-# Plain tuples, as a call makes thousands of them. Texts are hexadecimal, which sorts like their bytes.
+# Plain tuples, as a call makes thousands of them. Texts sort like their bytes in the database.
 _Counter = tuple[str, str, str, int, int]
 """Identifies a sub-counter: tally, key, topic, partition, generation."""
 _Key = tuple[str, str]
@@ -137,20 +143,22 @@ def write(pipeline: Pipeline, calls: Sequence[tuple[str, Sequence[Entry]]]) -> l
     """
     requests = [_Request(entries, _by_counter(tally, entries)) for tally, entries in calls]
     valid = [places for _, places in requests if not isinstance(places, errors.CoreError)]
-    counters = sorted(set[_Counter]().union(*valid))
-    rows = _lock(pipeline, counters)
+    literals = _literals(pipeline.tx, sorted(set[_Counter]().union(*valid)))
+    rows = _lock(pipeline, literals)
     others: dict[_Key, _Others] = {}
     judged = _judge(requests, rows, others)
     while judged.notable:
         pipeline.later("SAVEPOINT tallies")
-        _write(pipeline, judged.after, rows)
-        others = _others(pipeline, judged, counters, rows, others)
+        _write(pipeline, judged.after, rows, literals)
+        earlier, others = others, _others(pipeline, judged, literals, rows, others)
         again = _judge(requests, rows, others) if others else judged
         if again.refused == judged.refused:
             return judged.outcomes
+        if others.keys() == earlier.keys():
+            raise faults.BeginAgain
         pipeline.later("ROLLBACK TO SAVEPOINT tallies")
         judged = again
-    _write(pipeline, judged.after, rows)
+    _write(pipeline, judged.after, rows, literals)
     return judged.outcomes
 
 
@@ -163,17 +171,21 @@ class _Request(NamedTuple):
 
 def _by_counter(tally: str, entries: Sequence[Entry]) -> _Places | errors.CoreError:
     counters: _Places = {}
-    name = tally.encode().hex()
-    topics: dict[str, str] = {}
-    for place, entry in enumerate(entries):
-        if entry.key in NO_NAMES:
-            return errors.InvalidRequest(f"body.entries[{place}].key", "expected a key other than . and ..")
-        try:
-            topic = topics.get(entry.topic) or topics.setdefault(entry.topic, entry.topic.encode().hex())
-            counter = (name, entry.key.encode().hex(), topic, entry.partition, entry.generation)
-        except UnicodeEncodeError:
-            return errors.InvalidRequest(f"body.entries[{place}]", "expected Unicode text")
-        counters.setdefault(counter, []).append(place)
+    place = 0
+    try:
+        for place, (key, _, topic, partition, generation, _, _) in enumerate(entries):
+            counter = (tally, key, topic, partition, generation)
+            places = counters.get(counter)
+            if places is not None:
+                places.append(place)
+                continue
+            if key in NO_NAMES:
+                return errors.InvalidRequest(f"body.entries[{place}].key", "expected a key other than . and ..")
+            key.encode()
+            topic.encode()
+            counters[counter] = [place]
+    except UnicodeEncodeError:
+        return errors.InvalidRequest(f"body.entries[{place}]", "expected Unicode text")
     return counters
 
 
@@ -207,9 +219,9 @@ def _judge(requests: Sequence[_Request], rows: Mapping[_Counter, _Row], others: 
         changes: dict[_Key, int] = {}
         notable: set[_Key] = set()
         try:
-            for counter in places if len(places) == 1 else sorted(places):
+            for counter, counter_places in places.items():
                 before = after.get(counter) or rows.get(counter, _EMPTY)
-                row, added = _advance(before, places[counter], entries)
+                row, added = _advance(before, counter_places, entries)
                 if not added:
                     continue
                 count += added
@@ -237,23 +249,23 @@ def _advance(before: _Row, places: Sequence[int], entries: Sequence[Entry]) -> t
     guard = start
     deltas: dict[_Position, int] = {}
     for place in places:
-        entry = entries[place]
-        position = entry.offset, entry.child
+        key, delta, _, _, _, offset, child = entries[place]
+        position = offset, child
         if position > guard:
             guard = position
-            value += entry.delta
-            deltas[position] = entry.delta
+            value += delta
+            deltas[position] = delta
         elif position > start:
             # It is above the stored guard, so it is only valid if this call has already added it.
             if position not in deltas:
-                raise errors.OutOfOrder(f"body.entries[{place}]", entry.key, position, guard)
-            if deltas[position] != entry.delta:
+                raise errors.OutOfOrder(f"body.entries[{place}]", key, position, guard)
+            if deltas[position] != delta:
                 raise errors.InvalidRequest(
                     f"body.entries[{place}].delta",
                     f"expected {deltas[position]}, the delta of the same message and key earlier in this call: a "
                     "message has one entry per key",
                 )
-    if abs(value) >= INTEGER_LIMIT:
+    if not -INTEGER_LIMIT < value < INTEGER_LIMIT:
         raise errors.InvalidRequest(
             f"body.entries[{places[-1]}].delta",
             f"expected a sum within 2^53: this source's sum for {entries[places[-1]].key!r} would be {value}",
@@ -261,79 +273,77 @@ def _advance(before: _Row, places: Sequence[int], entries: Sequence[Entry]) -> t
     return (guard, value), len(deltas)
 
 
-def _lock(pipeline: Pipeline, counters: list[_Counter]) -> dict[_Counter, _Row]:
+_PRIMARY_KEY: Final = ("tally", "tally_key", "topic", "partition_no", "generation")
+
+
+def _literals(tx: Connection, counters: Iterable[_Counter]) -> dict[_Counter, str]:
+    """The SQL of the sub-counters' primary keys, in the same order."""
+    text = dialects.of(tx).text
+    names: dict[str, str] = {}
+    literals: dict[_Counter, str] = {}
+    for counter in counters:
+        tally, key, topic, partition, generation = counter
+        for name in (tally, topic):
+            if name not in names:
+                names[name] = text(name.encode().hex())
+        literals[counter] = f"{names[tally]},{text(key.encode().hex())},{names[topic]},{partition},{generation}"
+    return literals
+
+
+def _lock(pipeline: Pipeline, literals: Mapping[_Counter, str]) -> dict[_Counter, _Row]:
     """Lock the existing rows of these sub-counters, which are in primary-key order."""
-    parts = [
-        (tally, part)
-        for tally, group in itertools.groupby(counters, key=itemgetter(0))
-        for part in chunks(list(group), LIST)
-    ]
     tx = pipeline.tx
-    rows_by_counter: dict[_Counter, _Row] = {}
-    answers = pipeline.ask(*(_select(tx, tally, part) for tally, part in parts)) if parts else []
-    for (tally, _), rows in zip(parts, answers, strict=True):
-        for key, topic, *numbers in statements.records(tx, rows):
-            partition, generation, offset, child, value = map(int, numbers)
-            rows_by_counter[tally, key, topic, partition, generation] = (offset, child), value
-    return rows_by_counter
+    counters = list(literals)
+    parts = list(packets([f"({place},{literal})" for place, literal in enumerate(literals.values())]))
+    answers = pipeline.ask(*(_select(tx, part) for part in parts)) if parts else []
+    rows: dict[_Counter, _Row] = {}
+    for answer in answers:
+        for record in statements.records(tx, answer):
+            place, offset, child, value = map(int, record)
+            rows[counters[place]] = (offset, child), value
+    return rows
 
 
-_COLUMNS: Final = ("LOWER(HEX(tally_key))", "LOWER(HEX(topic))", "partition_no", "generation", "high_offset",
-                   "high_child", "value")  # fmt: skip
-
-
-def _select(tx: Connection, tally: str, counters: Sequence[_Counter]) -> str:
-    """One statement for at most LIST sub-counters."""
-    by_source: dict[tuple[str, int, int], list[str]] = {}
-    for _, key, *source in counters:
-        by_source.setdefault(tuple(source), []).append(key)  # type: ignore[arg-type]
-    conditions = " OR ".join(
-        f"(tally_key IN ({','.join(_literal(tx, key) for key in keys)}) AND topic = {_literal(tx, topic)} "
-        f"AND partition_no = {partition} AND generation = {generation})"
-        for (topic, partition, generation), keys in by_source.items()
-    )
-    # Force the primary key: a scan would wait for unrelated rows, and lock in another order.
-    clause = f"WHERE tally = {_literal(tx, tally)} AND ({conditions})"
+def _select(tx: Connection, rows: Sequence[str]) -> str:
+    """The guards and values of sub-counters, each with its place. They are looked up one by one: as a condition on
+    ranges, a thousand primary keys take the server's optimizer longer than the reads."""
     dialect = dialects.of(tx)
-    from_clause = f"{dialect.by_primary_key('tallies')} {clause}{dialect.for_update}"
-    return statements.select(tx, _COLUMNS, from_clause, len(counters))
-
-
-def _literal(tx: Connection, digits: str) -> str:
-    """A literal from a text's bytes."""
-    return dialects.of(tx).text(digits)
+    source = dialect.look_up(tx, "tallies", _PRIMARY_KEY, rows)
+    return statements.select(
+        tx, ("place", "high_offset", "high_child", "value"), source + dialect.for_update, len(rows)
+    )
 
 
 _INSERT: Final = (
     "INSERT INTO tallies (tally, tally_key, topic, partition_no, generation, high_offset, high_child, value) VALUES "
 )
-_KEY: Final = ("tally", "tally_key", "topic", "partition_no", "generation")
 _VALUES: Final = ("high_offset", "high_child", "value")
 
 
-def _write(pipeline: Pipeline, after: Mapping[_Counter, _Row], rows: Mapping[_Counter, _Row]) -> None:
+def _write(
+    pipeline: Pipeline,
+    after: Mapping[_Counter, _Row],
+    rows: Mapping[_Counter, _Row],
+    literals: Mapping[_Counter, str],
+) -> None:
     """Write the changed rows, in primary-key order. Only the existing ones are replaced: if another transaction has
     inserted the row of a new sub-counter, the transaction begins again."""
-    tx = pipeline.tx
     old: list[str] = []
     new: list[str] = []
-    for counter in sorted(after):
-        (old if counter in rows else new).append(_values(tx, counter, after[counter]))
-    upsert = dialects.of(tx).upsert(_KEY, _VALUES)
+    for counter, literal in literals.items():
+        if row := after.get(counter):
+            (offset, child), value = row
+            (old if counter in rows else new).append(f"({literal},{offset},{child},{value})")
+    upsert = dialects.of(pipeline.tx).upsert(_PRIMARY_KEY, _VALUES)
     pipeline.later(*(_INSERT + ",".join(part) + upsert for part in packets(old)))
     pipeline.later(*(_INSERT + ",".join(part) for part in packets(new)))
 
 
-def _values(tx: Connection, counter: _Counter, row: _Row) -> str:
-    tally, key, topic, partition, generation = counter
-    (offset, child), value = row
-    text = dialects.of(tx).text
-    return f"({text(tally)},{text(key)},{text(topic)},{partition},{generation},{offset},{child},{value})"
-
-
 def _is_notable(before: int, after: int) -> bool:
     """Whether the total must be read after a change of a sub-counter; see the module."""
-    return abs(after) >= LARGE or after.bit_length() > before.bit_length() or (before < 0) != (after < 0)
+    if abs(after) >= LARGE or after.bit_length() > before.bit_length():
+        return True
+    return (before > 0) != (after > 0) or (before < 0) != (after < 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +369,7 @@ class _Others:
         total = self.total + sum(values)
         room = self.room + sum(map(_room, values))
         if abs(total) + room >= INTEGER_LIMIT and abs(total) > abs(total - change):
-            place = max(place for place, entry in enumerate(entries) if entry.key.encode().hex() == key[1])
+            place = max(place for place, entry in enumerate(entries) if entry.key == key[1])
             raise errors.InvalidRequest(
                 f"body.entries[{place}].delta",
                 f"expected a total within 2^53: the total of {entries[place].key!r} would be {total}",
@@ -369,7 +379,7 @@ class _Others:
 def _others(
     pipeline: Pipeline,
     judged: _Judged,
-    counters: Sequence[_Counter],
+    counters: Iterable[_Counter],
     rows: Mapping[_Counter, _Row],
     before: Iterable[_Key],
 ) -> dict[_Key, _Others]:
@@ -428,12 +438,12 @@ def _totals(pipeline: Pipeline, keys: Sequence[_Key], *, locked: bool = False) -
         for part in chunks([key for _, key in group], LIST)
     ]
     texts = [
-        f"SELECT LOWER(HEX(tally_key)), {high}, {low}, {_ROOM} FROM {table} "  # noqa: S608
-        f"WHERE tally = {_literal(tx, tally)} AND tally_key IN ({','.join(_literal(tx, key) for key in part)}) {rest}"
+        f"SELECT tally_key, {high}, {low}, {_ROOM} FROM {table} "  # noqa: S608
+        f"WHERE {statements.among(tx, ('tally', 'tally_key'), [(tally, key) for key in part])} {rest}"
         for tally, part in parts
     ]
     return {
-        (tally, key): (_total(high, low), int(room))
+        (tally, str(statements.as_text(key))): (_total(high, low), int(room))
         for (tally, _), rows in zip(parts, pipeline.ask(*texts), strict=True)
         for key, high, low, room in rows
     }

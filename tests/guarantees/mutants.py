@@ -91,7 +91,7 @@ _TREE = "test_nesting.py::test_a_tree_of_batches_completes_level_by_level_though
 
 _WORLDS = "test_tallies.py::test_every_total_matches_the_model_despite_all_failures"
 _WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock"
-_COUNTER = "counter = (name, entry.key.encode().hex(), topic, entry.partition, entry.generation)"
+_COUNTER = "counter = (tally, key, topic, partition, generation)"
 _BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_only_after_its_answer"
 _SDK = "../sdk/"
 _ANY = _SDK + "test_any_answer.py::"
@@ -170,6 +170,20 @@ MUTANTS = [
         "test_tallies.py::test_two_concurrent_calls_bring_no_total_over_the_limit",
     ),
     Mutant(
+        "a-source-that-returns-to-zero-is-not-checked",
+        "core.tallies:_is_notable",
+        "(before > 0) != (after > 0) or (before < 0) != (after < 0)",
+        "(before < 0) != (after < 0)",
+        "../http/test_tallies.py::test_a_source_that_returns_to_zero_brings_no_total_over_the_limit",
+    ),
+    Mutant(
+        "a-total-is-read-as-long-as-others-change-it",
+        "core.tallies:write",
+        "others.keys() == earlier.keys()",
+        "False",
+        "test_tallies.py::test_a_total_that_others_keep_changing_does_not_keep_a_transaction_running",
+    ),
+    Mutant(
         "small-sources-pass-the-limit-between-two-checks",
         "core.tallies:_Others.check",
         "abs(total) + room >= INTEGER_LIMIT",
@@ -179,7 +193,7 @@ MUTANTS = [
     Mutant(
         "a-key-is-no-part-of-a-path",
         "core.tallies:_by_counter",
-        "entry.key in NO_NAMES",
+        "key in NO_NAMES",
         "False",
         "../http/test_tallies.py::test_a_key_that_fits_no_url_is_refused",
     ),
@@ -1433,17 +1447,17 @@ MUTANTS = [
     Mutant(
         "siblings-of-a-flat-map-are-repeats",
         "core.tallies:_advance",
-        "position = entry.offset, entry.child",
-        "position = entry.offset, 0",
+        "position = offset, child",
+        "position = offset, 0",
         _WORLDS,
         # Without this, two siblings in one call would be refused, and the test would see nothing else.
-        also=(("deltas[position] != entry.delta", "False"),),
+        also=(("deltas[position] != delta", "False"),),
     ),
     Mutant(
         "one-guard-for-all-sources",
         "core.tallies:_by_counter",
         _COUNTER,
-        'counter = (name, entry.key.encode().hex(), "", 0, 0)',
+        'counter = (tally, key, "", 0, 0)',
         _WORLDS,
     ),
     Mutant(
@@ -1462,7 +1476,7 @@ MUTANTS = [
         "generations-are-one-source",
         "core.tallies:_by_counter",
         _COUNTER,
-        "counter = (name, entry.key.encode().hex(), topic, entry.partition, 0)",
+        "counter = (tally, key, topic, partition, 0)",
         _WORLDS,
     ),
     Mutant(
@@ -1484,7 +1498,7 @@ MUTANTS = [
         "self._ack(call)\n            call = call._replace(acks=[])\n            if call.entries:",
         _BUFFER,
     ),
-    Mutant("sub-counters-are-not-locked", "core.tallies:_select", "{dialect.for_update}", "", _WRITERS),
+    Mutant("sub-counters-are-not-locked", "core.tallies:_select", "source + dialect.for_update", "source", _WRITERS),
     Mutant(
         "a-new-sub-counter-overwrites-anothers",
         "core.tallies:_write",

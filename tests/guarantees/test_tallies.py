@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, tallies
+from core import errors, tables, tallies
 from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
@@ -239,6 +239,41 @@ def test_two_concurrent_calls_bring_no_total_over_the_limit(mariadb_database: Da
         thread.join()
     assert [refusal.place for refusal in refusals] == ["body.entries[0].delta"]
     assert totals(service, "limit") == {"r1": INTEGER_LIMIT - 1}
+
+
+@pytest.mark.mariadb
+def test_a_total_that_others_keep_changing_does_not_keep_a_transaction_running(mariadb_database: Database) -> None:
+    """Each time that a transaction has read the large total, another one adds a sub-counter: what was refused is then
+    allowed, or the other way round. The transaction begins again instead of reading it once more."""
+    service = Service(mariadb_database, combiner=Inline)
+    large = 2 * tallies.LARGE
+    service.tallies.apply("rounds", [tallies.Entry("r1", INTEGER_LIMIT - large, "screws", 0, 0, 1, 0)])
+    intruders = [
+        {"tally": "rounds", "tally_key": "r1", "topic": f"intruder-{place}", "partition_no": 0, "generation": 0,
+         "high_offset": 1, "high_child": 0, "value": value}
+        for place, value in enumerate((large, -large) * 4)
+    ]  # fmt: skip
+    reads_by_transaction: list[int] = []
+    waiting = iter(intruders)
+
+    @sa.event.listens_for(mariadb_database.engine, "begin")
+    def begin(_: object) -> None:
+        reads_by_transaction.append(0)
+
+    with Database(mariadb_database.url.render_as_string(hide_password=False)) as other:
+
+        @sa.event.listens_for(mariadb_database.engine, "before_cursor_execute")
+        def intrude(_: object, __: object, statement: str, *___: object) -> None:
+            if "GROUP BY tally_key FOR UPDATE" in statement:
+                reads_by_transaction[-1] += 1
+                if (intruder := next(waiting, None)) is not None:
+                    with other.engine.begin() as tx:
+                        tx.execute(sa.insert(tables.tallies), intruder)
+
+        assert service.tallies.apply("rounds", [tallies.Entry("r1", 5, "bolts", 0, 0, 1, 0)]) == tallies.Applied(1, 0)
+    assert next(waiting, None) is None
+    assert max(reads_by_transaction) == 2
+    assert totals(service, "rounds") == {"r1": INTEGER_LIMIT - large + 5}
 
 
 def _spread(seed: int) -> list[dict[str, Any]]:

@@ -174,6 +174,15 @@ def test_a_total_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.
         assert total == {"key": "r1", "value": sign * (LIMIT - 1)}
 
 
+def test_a_source_that_returns_to_zero_brings_no_total_over_the_limit(http: httpx.Client) -> None:
+    for sign, tally in ((1, "back"), (-1, "forth")):
+        assert counts(http, tally, entry(1, -2 * sign, topic="bolts"), entry(1, sign * (LIMIT - 1))) == (2, 0)
+        assert counts(http, tally, entry(1, sign, topic="nuts")) == (1, 0)
+        assert code(apply(http, tally, entry(2, 2 * sign, topic="bolts"))) == (422, "invalid_request")
+        assert counts(http, tally, entry(2, sign, topic="bolts")) == (1, 0)
+        assert http.get(f"/v1/tallies/{tally}/r1").json()["value"] == sign * (LIMIT - 1)
+
+
 def test_a_total_stays_within_the_limit_however_its_sources_grow(http: httpx.Client) -> None:
     """By small steps too, for which the total isn't read each time."""
     total, refusals = LIMIT - 400, 0

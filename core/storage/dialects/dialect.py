@@ -53,6 +53,11 @@ class Dialect(abc.ABC):
         """The table in a FROM clause, with a hint to use only its primary key."""
 
     @abc.abstractmethod
+    def look_up(self, tx: Connection, table: str, key: Sequence[str], rows: Sequence[str]) -> str:
+        """The rows of a table by primary key, in a FROM clause. `rows` are VALUES: each a place, which becomes the
+        column `place`, and the columns of the key. If rows are locked, they are locked in this order."""
+
+    @abc.abstractmethod
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
         """The end of an INSERT that replaces `columns` in rows whose `key` exists."""
 

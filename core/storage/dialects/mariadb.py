@@ -87,6 +87,13 @@ class MariaDB(Dialect):
     def by_primary_key(self, table: str) -> str:
         return f"{table} FORCE INDEX (PRIMARY)"
 
+    def look_up(self, tx: Connection, table: str, key: Sequence[str], rows: Sequence[str]) -> str:
+        separator = "," if getattr(tx.dialect, "is_mariadb", False) else ",ROW"
+        values = ("" if separator == "," else "ROW") + separator.join(rows)
+        columns = ", ".join(key)
+        source = f"(WITH look_up (place, {columns}) AS (VALUES {values}) SELECT * FROM look_up) look_up"  # noqa: S608
+        return f"{source} STRAIGHT_JOIN {self.by_primary_key(table)} USING ({columns})"
+
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
         return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = VALUES({column})" for column in columns)
 

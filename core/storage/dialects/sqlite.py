@@ -64,6 +64,11 @@ class SQLite(Dialect):
     def by_primary_key(self, table: str) -> str:
         return table
 
+    def look_up(self, tx: Connection, table: str, key: Sequence[str], rows: Sequence[str]) -> str:
+        columns = ", ".join(key)
+        source = f"(WITH look_up (place, {columns}) AS (VALUES {','.join(rows)}) SELECT * FROM look_up) look_up"  # noqa: S608
+        return f"{source} CROSS JOIN {table} USING ({columns})"
+
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
         updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
         return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}"
