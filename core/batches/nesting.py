@@ -3,9 +3,9 @@
 A child that has ended *owes* its parent an ack or a failure of that item. A child that succeeded owes an ack. One that
 completed with failures owes a failure, and later an ack if a redrive makes it succeed. One that expired or was
 cancelled owes a failure. The transaction that ends the child writes the debt to its row (`parent_due`). The debt is
-paid after that commit and before the response, as an ordinary ack in a separate transaction (`parents`): in the child's
-transaction, the payment would lock a group after a batch, against the lock order (item_groups → batches). A crash in
-between leaves the debt in the row, and a sweep pays it. A second payment is a repeat, and changes nothing.
+paid after that commit and before the response, as an ordinary ack in a separate transaction (`core.acks.parents`): in
+the child's transaction, the payment would lock a group after a batch, against the lock order (item_groups → batches). A
+crash in between leaves the debt in the row, and a sweep pays it. A second payment is a repeat, and changes nothing.
 
 A payment may end the parent, which then owes its own parent. So payments continue, level by level.
 

@@ -1,4 +1,4 @@
-"""Fold the whole journal when a seal completes the batch. Acks fold a portion at a time (`journal.write`)."""
+"""Fold the whole journal when a seal completes the batch. Acks fold a portion at a time (`core.bits.journal.write`)."""
 
 from __future__ import annotations
 
