@@ -1,0 +1,63 @@
+"""Resolve an item by the outcome of a block of code: for tasks of queues without an adapter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Final
+
+from lastbit.integrations._failed import Failed
+
+if TYPE_CHECKING:
+    from lastbit.client import AsyncClient, Client
+    from lastbit.models import AckResult
+
+log = logging.getLogger("lastbit.integrations")
+
+LONGEST_REASON: Final = 4000
+"""Maximum characters of a reason."""
+
+
+def reason_of(error: BaseException) -> str | None:
+    """The reason of a failure: the one that a handler gave with `Failed`, else the exception as text."""
+    if isinstance(error, Failed):
+        return error.reason
+    text = str(error)
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:LONGEST_REASON]
+
+
+@contextmanager
+def resolving(client: Client, item: str, *, final: bool = True) -> Iterator[None]:
+    """Ack the item when the block ends, and return only after the commit.
+
+    If the block raises an exception in the `final` attempt, or `Failed` in any, the item fails with that reason.
+    Otherwise it stays pending for the next attempt. The exception continues. A KeyboardInterrupt, SystemExit or
+    cancellation leaves the item pending. An item that is rejected, because its batch was cancelled, is logged.
+
+    Raises `ServiceError`, `ServiceUnreachable`: then the task should be run again.
+    """
+    try:
+        yield
+    except Exception as error:
+        if final or isinstance(error, Failed):
+            _warn(client.fail(item, reason_of(error)))
+        raise
+    _warn(client.ack(item))
+
+
+@asynccontextmanager
+async def resolving_async(client: AsyncClient, item: str, *, final: bool = True) -> AsyncIterator[None]:
+    """`resolving`, for coroutines."""
+    try:
+        yield
+    except Exception as error:
+        if final or isinstance(error, Failed):
+            _warn(await client.fail(item, reason_of(error)))
+        raise
+    _warn(await client.ack(item))
+
+
+def _warn(result: AckResult) -> None:
+    for rejection in result.rejected:
+        log.warning("item %s was rejected: %s", rejection.item, rejection.reason)

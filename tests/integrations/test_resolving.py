@@ -1,0 +1,97 @@
+"""An item is resolved by the outcome of a block of code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from lastbit import AsyncClient, Client
+from lastbit.integrations import Failed, resolving, resolving_async
+
+
+@pytest.fixture
+def client(service_url: str) -> Iterator[Client]:
+    with Client(service_url) as client:
+        yield client
+
+
+def reasons(client: Client, batch: int) -> dict[str, str]:
+    return {item: reason for part in client.batch(batch).failed() for item, reason in part.reasons.items()}
+
+
+def test_a_block_that_ends_acks_its_item(client: Client) -> None:
+    """The ack is committed when the block is left."""
+    batch = client.open(items=1, sealed=True)
+    with resolving(client, batch.ids[0]):
+        assert batch.refresh().pending == 1
+    assert batch.refresh().succeeded
+
+
+@pytest.mark.parametrize("kind", [ValueError, Failed])
+def test_the_last_attempt_fails_the_item(client: Client, kind: type[Exception]) -> None:
+    """The exception is the reason, and continues."""
+    batch = client.open(items=1)
+    with pytest.raises(kind), resolving(client, batch.ids[0]):
+        raise kind("no picture")
+    assert reasons(client, batch.id) == {batch.ids[0]: "no picture" if kind is Failed else "ValueError: no picture"}
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_item_is_pending_until_the_next_attempt(client: Client, kind: type[BaseException]) -> None:
+    """Also when the process is told to end, even in the last attempt."""
+    batch = client.open(items=1)
+    with pytest.raises(kind), resolving(client, batch.ids[0], final=kind is not ValueError):
+        raise kind
+    assert batch.refresh().pending == 1
+
+
+def test_failed_needs_no_further_attempt(client: Client) -> None:
+    """A reason is optional."""
+    batch = client.open(items=1)
+    with pytest.raises(Failed), resolving(client, batch.ids[0], final=False):
+        raise Failed
+    assert batch.refresh().failed == 1
+    assert reasons(client, batch.id) == {}
+
+
+def test_a_long_reason_is_cut(client: Client) -> None:
+    """The service refuses more than 4,000 characters."""
+    batch = client.open(items=1)
+    with pytest.raises(ValueError, match="x"), resolving(client, batch.ids[0]):
+        raise ValueError("x" * 5000)
+    assert len(reasons(client, batch.id)[batch.ids[0]]) == 4000
+
+
+def test_an_item_of_a_cancelled_batch_is_logged(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """The task has ended; to run it again would not help."""
+    batch = client.open(items=1)
+    batch.cancel()
+    with caplog.at_level(logging.WARNING, "lastbit.integrations"), resolving(client, batch.ids[0]):
+        pass
+    assert caplog.messages == [f"item {batch.ids[0]} was rejected: cancelled"]
+
+
+def test_coroutines_resolve_items_too(service_url: str) -> None:
+    """Acked, failed, or pending after a cancellation."""
+
+    async def run() -> None:
+        async with AsyncClient(service_url) as client:
+            batch = await client.open(items=4)
+            async with resolving_async(client, batch.ids[0]):
+                pass
+            with pytest.raises(ValueError, match="no picture"):
+                async with resolving_async(client, batch.ids[1]):
+                    raise ValueError("no picture")
+            with pytest.raises(ValueError, match="later"):
+                async with resolving_async(client, batch.ids[2], final=False):
+                    raise ValueError("later")
+            with pytest.raises(asyncio.CancelledError):
+                async with resolving_async(client, batch.ids[3]):
+                    raise asyncio.CancelledError
+            info = await batch.refresh()
+            assert (info.acked, info.failed, info.pending) == (1, 1, 2)
+
+    asyncio.run(run())
