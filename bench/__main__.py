@@ -28,6 +28,7 @@ QUESTIONS = (
     "durability",
     "peers",
     "celery",
+    "integrations",
     "spark",
 )
 

@@ -1,0 +1,1 @@
+"""A small program for each adapter of `lastbit.integrations`, to start from."""

@@ -1,0 +1,316 @@
+"""Dramatiq: each message of a fan-out resolves its item when it ends. Needs `pip install 'lastbit[dramatiq]'`.
+
+    broker.add_middleware(LastbitMiddleware())
+    batch = fan_out((render.message(product) for product in products), key="catalog-42")
+
+The item's id is the message's id, which survives retries. What could go wrong, and why it can't:
+
+*A failed message looks like a successful one.* `Retries` puts a copy of the message on the queue again and acks the old
+one. So an ack alone says nothing. The middleware notices each message that is sent while another one is processed: if
+both belong to the same item, the later one decides. That also holds for the next stage of a pipeline.
+
+*An error of a hook is swallowed*, and the message is acked although its item is not resolved. So the hooks only take
+notes. The message is settled where Dramatiq acks it, in `ConsumerThread.post_process_message`, which each consumer
+thread gets replaced when it starts. First the item is resolved, then Dramatiq's own method runs. No worker thread waits
+for that (see `_settler`).
+
+*A retry is lost*, as the broker was unreachable for a moment: Dramatiq logs that, and acks the message. Its item fails,
+with the exception as reason, as no message is left that could resolve it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
+
+from lastbit import errors
+from lastbit.batch import BatchHandle
+from lastbit.client import Client
+from lastbit.integrations import _fan_out
+from lastbit.integrations._messages import item_of, reason_of
+from lastbit.integrations._settler import Resolution, Settler
+from lastbit.models import Completed
+
+try:
+    from dramatiq import Broker, Message, Middleware, get_broker, pipeline
+    from dramatiq.broker import MessageProxy
+    from dramatiq.errors import ConnectionClosed, ConnectionFailed
+    from dramatiq.worker import ConsumerThread, Worker, WorkerThread
+except ImportError as cause:
+    raise errors.MissingExtra("dramatiq", "the adapter for Dramatiq") from cause
+try:
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import TimeoutError as RedisTimeoutError
+
+    _UNREACHABLE: tuple[type[Exception], ...] = (
+        *(ConnectionClosed, ConnectionFailed),
+        *(RedisConnectionError, RedisTimeoutError),  # which the Redis broker does not wrap when it enqueues
+    )
+except ImportError:  # another broker is used
+    _UNREACHABLE = (ConnectionClosed, ConnectionFailed)
+
+log = logging.getLogger("lastbit.integrations")
+
+LINGER: Final = 0.02
+"""Seconds for which resolutions are gathered. No thread waits meanwhile."""
+REMOVERS: Final = 2
+"""Threads that ack messages to the broker."""
+MOST_UNSETTLED: Final = 200
+"""The number of handled messages that may wait for their resolution in addition to the messages that a worker
+prefetches."""
+STAGE: Final = "lastbit-item"
+"""The option with the item's id, of all messages of a pipeline but the last one: these can only fail the item."""
+
+Sendable: TypeAlias = "Message[Any] | pipeline"
+
+
+class _Notes(threading.local):
+    """What the hooks have noticed about the message that this worker thread processes."""
+
+    message: MessageProxy | None = None
+    item: str | None = None
+    was_sent: bool = False
+    """Whether another message of the same item was sent meanwhile."""
+    skipped: bool = False
+    ended: bool = False
+    error: BaseException | None = None
+
+    def start(self, message: MessageProxy | None) -> None:
+        self.message = message
+        self.item = None if message is None else _item(message)
+        self.was_sent = self.skipped = self.ended = False
+        self.error = None
+
+
+class LastbitMiddleware(Middleware):
+    """Resolves the items of messages that `fan_out` has sent. Other messages are not touched.
+
+    `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`. `on_completed`: called with
+    a `Completed` for each complete batch in a result, repeatedly if it raises; see `Acker`. `skipped`: whether a
+    message that a middleware skipped acks or fails its item. `linger`: seconds for which resolutions are gathered.
+    `shutdown_timeout`: seconds for which a stopping worker waits for the service; messages that are not settled then
+    are returned to the broker, and run again.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        client: Client | None = None,
+        on_completed: Callable[[Completed], object] | None = None,
+        skipped: Literal["ack", "fail"] = "ack",
+        linger: float = LINGER,
+        shutdown_timeout: float = 10.0,
+    ) -> None:
+        if client is not None and not (url is None and token is None):
+            raise errors.InvalidArgument("url and token are for a new client: give either these or client")
+        if skipped not in ("ack", "fail"):
+            raise errors.InvalidArgument(f"skipped is 'ack' or 'fail', not {skipped!r}")
+        self._url, self._token = url, token
+        self._given_client = client
+        self._client: Client | None = None
+        self._client_process: int | None = None
+        self._on_completed = on_completed
+        self._skipped = skipped
+        self._linger = linger
+        self._shutdown_timeout = shutdown_timeout
+        self._drain_until = float("inf")
+        self._notes = _Notes()
+        self._settler: Settler | None = None
+
+    @property
+    def client(self) -> Client:
+        """The client of this process: the given one, or one that is made when it is first needed, as servers fork after
+        imports."""
+        if self._given_client is not None:
+            return self._given_client
+        if self._client is None or self._client_process != os.getpid():
+            self._client = Client(self._url, token=self._token)
+            self._client_process = os.getpid()
+        return self._client
+
+    def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        acker = self.client.acker(self._on_completed, linger=self._linger)
+        self._settler = Settler(acker, threads=REMOVERS)
+        self._drain_until = float("inf")
+
+    def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
+        settle = partial(self._settle, thread, thread.post_process_message)
+        thread.post_process_message = settle  # type: ignore[method-assign]
+
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        self._drain_until = time.monotonic() + self._shutdown_timeout
+
+    def before_worker_thread_shutdown(self, broker: Broker, thread: WorkerThread) -> None:
+        # Here the consumers still run; RabbitMQ's need that to ack.
+        if self._settler is not None:
+            self._settler.drain(max(0.0, min(self._drain_until - time.monotonic(), self._shutdown_timeout)))
+
+    def before_consumer_thread_shutdown(self, broker: Broker, thread: ConsumerThread) -> None:
+        if self._settler is not None and (messages := self._settler.abandon(thread)):
+            log.warning("%d messages end unsettled, and return to %s", len(messages), thread.queue_name)
+            thread.requeue_messages(messages)
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        self._notes.start(message)
+
+    def after_enqueue(self, broker: Broker, message: Message[Any], delay: int) -> None:
+        if self._notes.item is not None and _item(message) == self._notes.item:
+            self._notes.was_sent = True
+
+    def after_process_message(
+        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        self._begun(message)
+        # Called twice if an interrupt arrives during the first call: then the last call decides.
+        self._notes.ended, self._notes.error = True, exception
+
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        self._begun(message)
+        self._notes.ended, self._notes.skipped = True, True
+
+    def _begun(self, message: MessageProxy) -> None:
+        # A middleware that skips a message keeps later ones from seeing its begin.
+        if self._notes.message is not message:
+            self._notes.start(message)
+
+    def _settle(
+        self, thread: ConsumerThread, post_process: Callable[[MessageProxy], None], message: MessageProxy
+    ) -> None:
+        """In place of `thread.post_process_message`."""
+        try:
+            resolution = self._resolution(message)
+        finally:
+            self._notes.start(None)
+        if resolution is None or self._settler is None:
+            post_process(message)
+            return
+        error = message._exception
+
+        def remove() -> None:
+            # Dramatiq has cleared it meanwhile, but stores it as the result of a rejected message.
+            if error is not None:
+                message.stuff_exception(error)
+            post_process(message)
+            message.clear_exception()
+
+        self._settler.settle(resolution, remove, message, thread)
+        if len(self._settler) < MOST_UNSETTLED:
+            _make_room(thread, message)
+
+    def _resolution(self, message: MessageProxy) -> Resolution | None:
+        """How the message resolves its item; None if it belongs to none, or if the item stays pending."""
+        item = _item(message)
+        notes = self._notes
+        was_processed = notes.message is message
+        if item is None or (was_processed and notes.was_sent):
+            return None
+        error = notes.error if was_processed and notes.error is not None else message._exception
+        if message.failed:
+            return Resolution(item, failed=True, reason="rejected" if error is None else reason_of(error))
+        if not was_processed:
+            return None  # a delayed copy, which its consumer has put on the queue
+        if notes.skipped:
+            return Resolution(item, self._skipped == "fail", "skipped" if self._skipped == "fail" else None)
+        if not notes.ended or error is not None:
+            return Resolution(item, failed=True, reason="interrupted" if error is None else reason_of(error))
+        if STAGE in message.options:
+            return Resolution(item, failed=True, reason="the next message of its pipeline was not sent")
+        return Resolution(item)
+
+
+def fan_out(
+    messages: Iterable[Sendable],
+    *,
+    broker: Broker | None = None,
+    key: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    batch: BatchHandle | int | None = None,
+    seal: bool = True,
+    idempotency_key: str | None = None,
+    chunk: int = _fan_out.CHUNK,
+    progress: bool = False,
+) -> BatchHandle:
+    """Issue an item for each message and send the messages; then seal the batch and return it.
+
+    A pipeline is one item: its last message acks it, and each of its messages can fail it. `broker`: by default
+    Dramatiq's global one; its `LastbitMiddleware` has the client. Everything else is as in
+    `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again. Raises
+    `InvalidArgument` also if the broker has no `LastbitMiddleware`.
+    """
+    broker = broker or get_broker()
+    client = _middleware(broker).client
+    if getattr(broker, "confirm_delivery", True) is False:
+        log.warning("the broker may lose messages, whose items stay pending: use RabbitmqBroker(confirm_delivery=True)")
+    return _fan_out.fan_out(
+        client,
+        _checked(messages),
+        partial(_send, broker),
+        key=key,
+        labels=labels,
+        batch=batch,
+        seal=seal,
+        idempotency_key=idempotency_key,
+        chunk=chunk,
+        progress=progress,
+    )
+
+
+def _make_room(thread: ConsumerThread, message: MessageProxy) -> None:
+    """Let a consumer of Redis fetch another message in place of one that only waits for its resolution.
+
+    Otherwise a worker with short tasks would idle, as it has at most twice as many messages as threads.
+    """
+    fetched = getattr(thread.consumer, "queued_message_ids", None)
+    if isinstance(fetched, set):
+        fetched.discard(message.message_id)
+
+
+def _middleware(broker: Broker) -> LastbitMiddleware:
+    for middleware in broker.middleware:
+        if isinstance(middleware, LastbitMiddleware):
+            return middleware
+    raise errors.InvalidArgument(
+        "the broker has no LastbitMiddleware, so nothing would resolve the items: "
+        "call broker.add_middleware(LastbitMiddleware()) where the broker is made, for producers and workers"
+    )
+
+
+def _checked(messages: Iterable[Sendable]) -> Iterator[Sendable]:
+    for position, message in enumerate(messages):
+        if not isinstance(message, Message | pipeline):
+            raise errors.InvalidArgument(
+                f"position {position}: expected a message, like actor.message(…), or a pipeline, "
+                f"not {type(message).__name__}"
+            )
+        yield message
+
+
+def _send(broker: Broker, pairs: Sequence[tuple[str, Sendable]]) -> Sequence[tuple[str, Sendable]]:
+    for position, (item, message) in enumerate(pairs):
+        first = _with_item(item, message)
+        try:
+            broker.enqueue(first, delay=first.options.get("delay"))
+        except _UNREACHABLE as error:
+            log.warning("the broker is unreachable, and %d messages wait: %s", len(pairs) - position, error)
+            return pairs[position:]
+    return []
+
+
+def _with_item(item: str, message: Sendable) -> Message[Any]:
+    """The message to send: with the item's id as its own, or the first one of a pipeline."""
+    if isinstance(message, Message):
+        return message.copy(message_id=item)
+    *stages, last = message.messages
+    marked = [stage.copy(options={STAGE: item}) for stage in stages]
+    return pipeline([*marked, last.copy(message_id=item)], broker=message.broker).messages[0]
+
+
+def _item(message: Message[Any] | MessageProxy) -> str | None:
+    return item_of(message.options.get(STAGE, message.message_id))

@@ -1,0 +1,269 @@
+"""The middleware in the test's own process, with Dramatiq's broker for tests, as users test their actors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq import Worker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import GroupCallbacks, Middleware, SkipMessage
+from dramatiq.rate_limits.backends import StubBackend as RateLimits
+
+from lastbit import Client, Completed, Retry, errors
+from lastbit.integrations import _settler
+from lastbit.integrations.dramatiq import LastbitMiddleware, fan_out
+from tests.integrations.workers import wait_until
+from tests.support.servers import ServiceProcess, sqlite_file
+
+Make = Callable[..., StubBroker]
+
+
+@pytest.fixture
+def broker() -> Iterator[Make]:
+    """Makes a broker; `start` runs a worker on it, once the actors are declared."""
+    dramatiq.set_broker(StubBroker(fail_fast_default=False))
+
+    def make(middleware: LastbitMiddleware, *others: Middleware) -> StubBroker:
+        broker = dramatiq.get_broker()
+        assert isinstance(broker, StubBroker)
+        for each in (*others, middleware):
+            broker.add_middleware(each)
+        return broker
+
+    yield make
+    dramatiq.set_broker(None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[], Worker]]:
+    """Starts workers in this process."""
+    workers = []
+
+    def start() -> Worker:
+        workers.append(Worker(dramatiq.get_broker(), worker_timeout=50, worker_threads=2))
+        workers[-1].start()
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.stop()
+
+
+@pytest.fixture
+def client(service_url: str) -> Iterator[Client]:
+    with Client(service_url) as client:
+        yield client
+
+
+@dramatiq.actor(broker=StubBroker(), max_retries=0)
+def double(number: int) -> int:
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    return 2 * number
+
+
+def declared(broker: StubBroker, **options: Any) -> Any:
+    """The actor `double` of this broker."""
+    return dramatiq.actor(double.fn, broker=broker, actor_name="double", **{"max_retries": 0, **options})
+
+
+def test_messages_on_the_stub_broker_resolve_their_items(
+    broker: Make, start: Callable[[], Worker], client: Client
+) -> None:
+    """`broker.join` returns after the items were resolved. The completion is reported."""
+    completed: list[Completed] = []
+    stub = broker(LastbitMiddleware(client=client, on_completed=completed.append))
+    actor = declared(stub)
+    start()
+    batch = fan_out((actor.message(number) for number in (3, -1, 4)), key="stub")
+    stub.join("default")
+    info = batch.refresh()
+    assert (info.acked, info.failed, info.complete) == (2, 1, True)
+    assert next(batch.failed()).reasons == {f"{batch.id}:0:1": "ValueError: -1 is negative"}
+    assert [message.message_id for message in stub.dead_letters] == [f"{batch.id}:0:1"]
+    assert [each.batch for each in completed if each.newly] == [batch.id]
+
+
+@pytest.mark.parametrize(("skipped", "counts"), [("ack", (1, 0)), ("fail", (0, 1))])
+def test_a_skipped_message_acks_or_fails_its_item(
+    broker: Make, start: Callable[[], Worker], client: Client, skipped: Any, counts: tuple[int, int]
+) -> None:
+    """As `skipped` says, also if the middleware that skips it keeps ours from seeing its begin."""
+
+    class Skips(Middleware):
+        def before_process_message(self, broker: Any, message: Any) -> None:
+            raise SkipMessage
+
+    stub = broker(LastbitMiddleware(client=client, skipped=skipped), Skips())
+    actor = declared(stub)
+    start()
+    info = fan_out([actor.message(1)]).wait(30)
+    assert (info.acked, info.failed) == counts
+
+
+def test_without_retries_an_exception_fails_the_item(broker: Make, start: Callable[[], Worker], client: Client) -> None:
+    """Dramatiq acks such messages as done."""
+    dramatiq.set_broker(StubBroker(middleware=[], fail_fast_default=False))
+    stub = broker(LastbitMiddleware(client=client))
+    actor = dramatiq.actor(double.fn, broker=stub, actor_name="double")
+    start()
+    assert fan_out([actor.message(-1)]).wait(30).failed == 1
+    assert stub.dead_letters == []
+
+
+def test_a_retry_that_is_lost_fails_the_item(broker: Make, start: Callable[[], Worker], client: Client) -> None:
+    """The broker is unreachable when `Retries` enqueues the message, which Dramatiq logs and forgets."""
+
+    class Unreachable(StubBroker):
+        def enqueue(self, message: Any, *, delay: int | None = None) -> Any:
+            if delay is not None:
+                raise dramatiq.ConnectionClosed(OSError("connection refused"))
+            return super().enqueue(message)
+
+    dramatiq.set_broker(Unreachable(fail_fast_default=False))
+    stub = broker(LastbitMiddleware(client=client))
+    actor = declared(stub, max_retries=5)
+    start()
+    batch = fan_out([actor.message(-1)])
+    assert batch.wait(30).failed == 1
+    assert next(batch.failed()).reasons == {f"{batch.id}:0:0": "ValueError: -1 is negative"}
+
+
+def test_a_pipeline_whose_next_message_is_lost_fails_the_item(
+    broker: Make, start: Callable[[], Worker], client: Client
+) -> None:
+    """Otherwise no message would be left that could resolve it."""
+    stub = broker(LastbitMiddleware(client=client))
+    actor = declared(stub)
+    start()
+    lost = dramatiq.Message("no_such_queue", "double", (), {}, {})
+    batch = fan_out([actor.message(1) | lost])
+    assert batch.wait(30).failed == 1
+    assert next(batch.failed()).reasons == {f"{batch.id}:0:0": "the next message of its pipeline was not sent"}
+
+
+def test_the_messages_of_a_group_are_items_and_its_callback_is_not(
+    broker: Make, start: Callable[[], Worker], client: Client
+) -> None:
+    """The callback's message has an id of its own."""
+    stub = broker(LastbitMiddleware(client=client), GroupCallbacks(RateLimits()))
+    actor = declared(stub)
+    called: list[bool] = []
+
+    @dramatiq.actor(broker=stub)
+    def call() -> None:
+        called.append(True)
+
+    start()
+    children = [actor.message(number) for number in range(3)]
+    batch = client.open(items=3, sealed=True)
+    group = dramatiq.group([each.copy(message_id=item) for each, item in zip(children, batch.ids, strict=True)])
+    group.add_completion_callback(call.message())
+    group.run()
+    assert batch.wait(30).acked == 3
+    stub.join("default")
+    assert called == [True]
+
+
+def test_a_message_of_a_cancelled_batch_does_not_come_back(
+    broker: Make, start: Callable[[], Worker], client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rejection is logged, and the message is acked."""
+    stub = broker(LastbitMiddleware(client=client))
+    actor = declared(stub)
+    batch = fan_out([actor.message(1)], seal=False)
+    batch.cancel()
+    start()
+    stub.join("default", timeout=30_000)
+    assert f"item {batch.id}:0:0 was rejected: its batch was cancelled" in caplog.text
+
+
+def test_messages_stay_in_the_queue_while_the_service_is_down(
+    broker: Make, start: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their work is done once, and they are acked when the service is back. `on_completed` that raises is repeated."""
+    monkeypatch.setattr(_settler, "PAUSE", 0.05)
+    reported: list[int] = []
+
+    def report(completed: Completed) -> None:
+        reported.append(completed.batch)
+        if len(reported) == 1:
+            raise RuntimeError("publishing failed")
+
+    with sqlite_file() as url:
+        service = ServiceProcess(url).start()
+        try:
+            quick = lastbit_client(service.url)
+            stub = broker(LastbitMiddleware(client=quick, on_completed=report))
+            runs: list[int] = []
+
+            @dramatiq.actor(broker=stub)
+            def run(number: int) -> None:
+                runs.append(number)
+
+            batch = fan_out((run.message(number) for number in range(3)), seal=True)
+            service.stop()
+            start()
+            wait_until(lambda: len(runs) == 3, "all have run")
+            assert stub.queues["default"].unfinished_tasks == 3
+            service.start()
+            stub.join("default", timeout=60_000)
+            assert batch.refresh().succeeded
+            assert sorted(runs) == [0, 1, 2]
+            assert len(reported) >= 2
+        finally:
+            service.remove()
+
+
+def lastbit_client(url: str) -> Client:
+    return Client(url, retry=Retry(attempts=2, base=0.01))
+
+
+def test_a_stopping_worker_does_not_wait_for_an_absent_service_forever(broker: Make) -> None:
+    """The message is not acked: a broker delivers it again."""
+    stub = broker(LastbitMiddleware(client=lastbit_client("http://127.0.0.1:9"), shutdown_timeout=0.1))
+    actor = declared(stub)
+    stub.enqueue(actor.message(1).copy(message_id="7:0:1"))
+    worker = Worker(stub, worker_timeout=50, worker_threads=2)
+    worker.start()
+    worker.join()
+    worker.stop()
+    assert stub.queues["default"].unfinished_tasks == 1
+
+
+def test_a_broker_without_the_middleware_is_refused() -> None:
+    """Nothing would resolve the items."""
+    with pytest.raises(errors.InvalidArgument, match="add_middleware"):
+        fan_out([], broker=StubBroker())
+
+
+def test_what_is_no_message_is_refused_before_its_chunk_is_issued(broker: Make, client: Client) -> None:
+    """The error names the position."""
+    stub = broker(LastbitMiddleware(client=client))
+    actor = declared(stub)
+    batch = client.open()
+    with pytest.raises(errors.InvalidArgument, match="position 1: expected a message"):
+        fan_out([actor.message(1), actor], batch=batch)  # type: ignore[list-item]
+    assert batch.refresh().items == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"skipped": "drop"}, "'ack' or 'fail'"), ({"client": object(), "url": "http://x"}, "either these or client")],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    """When the middleware is made."""
+    with pytest.raises(errors.InvalidArgument, match=message):
+        LastbitMiddleware(**options)
+
+
+def test_a_missing_library_is_reported_with_its_extra() -> None:
+    """In a Python without Dramatiq."""
+    program = "import sys; sys.modules['dramatiq'] = None; import lastbit.integrations.dramatiq"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "the adapter for Dramatiq needs more than the bare client: pip install 'lastbit[dramatiq]'" in process.stderr

@@ -1,0 +1,61 @@
+"""Worker processes of the queues' own commands, and waiting for what they do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.support.servers import ROOT, wait_until_it_prints
+
+
+class Workers:
+    """A worker command with all its processes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def kill(self) -> None:
+        """End all processes by SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(60)
+
+    def stop(self) -> int:
+        """Ask the main process to stop, as a supervisor does, and return its exit code."""
+        self._process.terminate()
+        return self._process.wait(60)
+
+
+@contextlib.contextmanager
+def running(*command: str, prints: str, folder: Path = ROOT, **environment: str) -> Iterator[Workers]:
+    """`python -m COMMAND` in a folder, from when its standard error contains `prints` on."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    workers = Workers(process)
+    try:
+        wait_until_it_prints(process, prints)
+        yield workers
+    finally:
+        workers.kill()
+
+
+def wait_until(happened: Callable[[], object], what: str, seconds: float = 60) -> None:
+    """Poll, for things that send no signal."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        pause.wait(0.02)
