@@ -103,6 +103,7 @@ def append(tx: Connection, events: Sequence[NewEvent]) -> range:
     position = lock(tx)
     pipeline = Pipeline(tx)
     _insert(pipeline, events, position)
+    pipeline.flush()
     return range(position + 1, position + 1 + len(events))
 
 
@@ -113,7 +114,8 @@ def write(
     lock of the head. Return the positions of the lists' events. Ids are remembered as long as their event is kept.
 
     One round trip runs the waiting statements and locks the head; then `own(position)` returns the service's events,
-    whose positions follow that one. The transaction must lock nothing after that.
+    whose positions follow that one. The transaction must lock nothing after that. The statements that write wait in the
+    pipeline.
     """
     events = [event for part in lists for event in part]
     dialect = dialects.of(pipeline.tx)
@@ -169,7 +171,7 @@ def hold(tx: Connection) -> tuple[int, int]:
 
 
 def _insert(pipeline: Pipeline, events: Sequence[NewEvent], position: int) -> None:
-    """Insert the events after this position, which is the locked head's, and update the head."""
+    """Insert the events after this position, which is the locked head's, and update the head. The statements wait."""
     dialect = dialects.of(pipeline.tx)
     now = dialect.one_time(pipeline.tx)
     rows = [
@@ -182,7 +184,6 @@ def _insert(pipeline: Pipeline, events: Sequence[NewEvent], position: int) -> No
     last = position + len(events)
     pipeline.later(*(f"INSERT INTO feed ({columns}) VALUES {','.join(part)}" for part in packets(rows)))  # noqa: S608
     pipeline.later(f"UPDATE feed_head SET position = {last} WHERE id = 1")  # noqa: S608
-    pipeline.flush()
     pipeline.tx.info[APPENDED] = last
 
 

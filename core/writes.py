@@ -94,7 +94,7 @@ def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:
     else:
         handlings.finish(0)
         answers = [[] for _ in appends]
-    pipeline.flush()
+    pipeline.finish()
     outcomes |= {append: Done(answer) for append, answer in zip(appends, answers, strict=True)}
     outcomes |= writes.outcomes | handlings.outcomes
     for apply, result in zip(applies, applied, strict=True):

@@ -63,9 +63,9 @@ def write(
     refusals: Mapping[int, int],
 ) -> dict[int, Complete]:
     """Lock the rows of changed batches that aren't in `locked_rows`, check their states again, and write the new counts
-    and states. The statements that wait in `pipeline` are executed in the same round trips. Returns the complete
-    batches, including those among `repeats`: batches in which all items were repeats. `refusals`: batches with items
-    rejected as never issued → the number of issued items at that time.
+    and states. The statements that wait in `pipeline` are executed in the same round trips; the last ones wait there
+    afterwards. Returns the complete batches, including those among `repeats`: batches in which all items were repeats.
+    `refusals`: batches with items rejected as never issued → the number of issued items at that time.
 
     Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled, or has grown since items of it were
     rejected; `errors.InconsistentBatch`.
@@ -204,10 +204,8 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
 
 
 def _announce(pipeline: Pipeline, endings: Sequence[Complete]) -> None:
-    """Execute the waiting statements, and write the events of the transitions, and the debts of the batches to their
-    parents."""
+    """Write the events of the transitions, and the debts of the batches to their parents."""
     if not endings:
-        pipeline.flush()
         return
     dialect = dialects.of(pipeline.tx)
     answers = pipeline.query(*batches.selects(dialect, [ending.id for ending in endings]))

@@ -115,6 +115,7 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
                 outcome.completed = completion.completed_for(complete[unit.batch], state.deltas.get(unit.batch), unit)
     for outcome, rest in zip(outcomes, rests, strict=True):
         outcome.rest = rest
+    pipeline.finish()
     groups = state.groups
     if state.journal_states:
         groups = {key: group for key, group in groups.items() if key[0] not in state.journal_states}

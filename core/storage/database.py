@@ -8,9 +8,13 @@ only function that does:
 * a lock wait (2 s, not the server's 50) is retried a few times, then `LockTimeout` is raised;
 * an outage is retried a few times over about a second, then `Unavailable` is raised.
 
-When the connection breaks during a COMMIT, nobody knows whether it was committed. Work that has the same effect when it
-runs twice passes `repeatable=True` and is retried. Other work raises `Unavailable`; clients then repeat the request
-with the same Idempotency-Key.
+On a server, the last statements of hot transactions and the COMMIT are one packet (`Pipeline.finish`). The server stops
+at the first statement that fails. If that is one before the COMMIT, nothing was committed, and the error is treated
+like that of any other statement.
+
+When the connection breaks during a COMMIT or such a packet, nobody knows whether it was committed. Work that has the
+same effect when it runs twice passes `repeatable=True` and is retried. Other work raises `Unavailable`; clients then
+repeat the request with the same Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from core import errors, metrics
-from core.storage import continuity, dialects, faults
+from core.storage import continuity, dialects, faults, statements
 from core.storage.dialects.mariadb import LOCK_WAIT as LOCK_WAIT_OPTION
 
 T = TypeVar("T")
@@ -148,10 +152,11 @@ class Database:
                     # Explicitly, because SQLAlchemy doesn't see the statements that `statements` executes.
                     tx.begin()
                     tx.info.pop(APPENDED, None)
+                    tx.info.pop(statements.LAST, None)
                     result = work(tx, *args)
                     position = tx.info.get(APPENDED)
                     committing = True
-                    tx.commit()
+                    statements.commit(tx)
                 except BaseException as error:
                     self._judge(tx, error, committing=committing)
                     raise
@@ -181,6 +186,7 @@ class Database:
     def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
         """Raise `_Faulted` if the error is a database fault, and keep unusable connections out of the pool."""
         fault = faults.classify(error)
+        committing = committing and not faults.is_before_commit(error)
         if committing and fault is errors.Fault.CONFLICT:
             self._rolled_back(tx)
         elif committing:

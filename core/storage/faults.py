@@ -84,6 +84,14 @@ def is_elsewhere(error: BaseException) -> bool:
     return isinstance(error, DBAPIError) and _mysql_code(error) in _ELSEWHERE
 
 
+def is_before_commit(error: BaseException) -> bool:
+    """Whether the server refused a statement that was sent together with a COMMIT. It executes nothing after that, so
+    nothing was committed. If the connection was lost, nobody knows how far the server came."""
+    return (
+        isinstance(error, DBAPIError) and not error.connection_invalidated and error.statement not in (None, "COMMIT")
+    )
+
+
 def classify(error: BaseException) -> Fault | None:
     """Classify a driver's error. None: the error is a bug in this code."""
     if isinstance(error, BeginAgain):

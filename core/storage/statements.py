@@ -24,6 +24,8 @@ LIST: Final = 500
 """Maximum values in one IN list. MariaDB turns a longer list into a subquery."""
 TEXT: Final = 500_000
 """Approximate characters of the rows in one INSERT: half of the smallest default limit of a server."""
+LAST: Final = "lastbit.last"
+"""The key in a connection's `info` for the pipeline whose statements wait for the COMMIT."""
 
 
 def chunks(values: list[T], size: int) -> Iterator[list[T]]:
@@ -91,8 +93,18 @@ def run(tx: Connection, *statements: str) -> list[Rows]:
 
 
 def finish(tx: Connection, *statements: str) -> list[Rows]:
-    """`run`, and end the transaction in the same round trip. It must only have read, and nothing may follow."""
+    """`run`, and on a server COMMIT in the same round trip. No statement may follow. What ends the transaction then
+    sends nothing: `tx.commit()`, or the return of a connection that has only read."""
     return dialects.of(tx).finish(tx, statements)
+
+
+def commit(tx: Connection) -> None:
+    """Commit, with the statements that `Pipeline.finish` has left. Raises what `finish` and `tx.commit()` do; if
+    `faults.is_before_commit`, nothing was committed."""
+    pipeline: Pipeline | None = tx.info.pop(LAST, None)
+    if pipeline is not None:
+        pipeline.flush(is_last=True)
+    tx.commit()
 
 
 class Answer:
@@ -141,20 +153,26 @@ class Pipeline:
         self.flush()
         return [answer.rows() for answer in answers]
 
-    def flush(self) -> None:
-        """Execute the waiting statements."""
+    def flush(self, *, is_last: bool = False) -> None:
+        """Execute the waiting statements. `is_last`: the COMMIT follows."""
         if self._waiting:
             statements, self._waiting = self._waiting, []
-            self._run(statements)
+            self._run(statements, is_last=is_last)
+
+    def finish(self) -> None:
+        """Leave the waiting statements to the COMMIT, which then goes in the same round trip. The caller executes
+        nothing else in this transaction. Rows that decide what is committed have been read by now."""
+        self.tx.info[LAST] = self
 
     def _add(self, statements: list[tuple[str, Answer | None]]) -> None:
         self._waiting += statements
         while len(self._waiting) > 1 and sum([len(text) for text, _ in self._waiting]) > self.PACKET:
             self._run([self._waiting.pop(0)])
 
-    def _run(self, statements: Sequence[tuple[str, Answer | None]]) -> None:
+    def _run(self, statements: Sequence[tuple[str, Answer | None]], *, is_last: bool = False) -> None:
+        execute = finish if is_last else run
         try:
-            results = run(self.tx, *[text for text, _ in statements])
+            results = execute(self.tx, *[text for text, _ in statements])
         except IntegrityError as error:
             if faults.is_duplicate(error):
                 raise faults.BeginAgain from error

@@ -152,12 +152,6 @@ def claim(
         return [], len(dead)
     token = secrets.token_bytes(16)
     claimed, died = sorted(chosen & locked.keys()), sorted(dead & locked.keys())
-    pipeline = Pipeline(tx)
-    pipeline.later(
-        *_updates(claimed, f"token = x'{token.hex()}', due_at = '{_literal(now + lease)}'"),
-        *_updates(died, f"state = '{Progress.DEAD}', due_at = NULL, token = NULL"),
-    )
-    pipeline.flush()
     claims: list[Claim] = []
     for part in chunks(claimed, LIST):
         rows = (
@@ -169,6 +163,12 @@ def claim(
         claims += [
             Claim(row.id, token, row.webhook_id, row.url, row.secret, feed.event(row), now) for row in tx.execute(rows)
         ]
+    pipeline = Pipeline(tx)
+    pipeline.later(
+        *_updates(claimed, f"token = x'{token.hex()}', due_at = '{_literal(now + lease)}'"),
+        *_updates(died, f"state = '{Progress.DEAD}', due_at = NULL, token = NULL"),
+    )
+    pipeline.finish()
     return claims, len(dead)
 
 
@@ -297,7 +297,7 @@ def record(tx: Connection, records: Sequence[Record], backoff: Backoff) -> list[
     if gone:
         webhooks = ",".join(map(str, sorted(gone)))
         pipeline.later(f"UPDATE webhooks SET state = '{State.DISABLED}' WHERE id IN ({webhooks})")  # noqa: S608
-    pipeline.flush()
+    pipeline.finish()
     return results
 
 

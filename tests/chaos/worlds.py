@@ -88,6 +88,7 @@ class OneServer:
             "network silent": self._silent,
             "network slow": self._slow,
             "connections cut before COMMIT": lambda dice: self._cut("before", dice),
+            "connections cut amid the last writes and COMMIT": lambda dice: self._cut("amid", dice),
             "connections cut after COMMIT": lambda dice: self._cut("after", dice),
         }
 

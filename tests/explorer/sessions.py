@@ -294,9 +294,10 @@ def _drop(*_: object) -> NoReturn:
 
 @contextmanager
 def explored() -> Iterator[None]:
-    """The code in the form that the explorer needs. Pipelined statements are executed one by one, so that a session can
-    stop between them; retries don't pause; a session waits for a lock for as long as the explorer lets it; journals and
-    deletion chunks are so small that a few items fill them; nothing is random."""
+    """The code in the form that the explorer needs. Pipelined statements, and the COMMIT after the last ones, are
+    executed one by one, so that a session can stop between them; retries don't pause; a session waits for a lock for as
+    long as the explorer lets it; journals and deletion chunks are so small that a few items fill them; nothing is
+    random."""
     original_run = statements.run
 
     def run(tx: Any, *texts: str) -> list[Sequence[Sequence[Any]]]:
@@ -309,6 +310,7 @@ def explored() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(statements, "run", run)
+        patches.setattr(statements, "finish", run)
         patches.setattr(Database, "write", patiently)
         patches.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda seconds: None))
         patches.setattr(database, "LOCK_WAIT", 600)

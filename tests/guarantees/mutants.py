@@ -115,6 +115,7 @@ _LATE = "test_a_late_event_does_not_restart_a_finished_instance"
 _PRUNED = "test_a_redelivered_event_that_was_pruned_is_a_repeat"
 
 _READS = "../storage/test_reads.py::"
+_LAST = "../storage/test_last_statements.py::"
 _DELETED = "../storage/test_ranges.py::test_a_batch_deleted_while_it_is_read_is_read_completely"
 
 _JOURNAL = "test_journal.py::"
@@ -982,6 +983,35 @@ MUTANTS = [
         "raise faults.BeginAgain",
         "pass",
         _RACES + "test_a_repeat_whose_batch_is_deleted_meanwhile_is_rejected_as_unknown",
+    ),
+    # The last statements and the COMMIT in one packet.
+    Mutant(
+        "a-statement-refused-before-the-commit-leaves-the-outcome-unknown",
+        "core.storage.database:Database._judge",
+        "committing = committing and not faults.is_before_commit(error)",
+        "pass",
+        _LAST + "test_a_statement_refused_before_the_commit_has_committed_nothing",
+    ),
+    Mutant(
+        "a-refused-commit-is-taken-for-a-refused-statement",
+        "core.storage.faults:is_before_commit",
+        '(None, "COMMIT")',
+        "(None,)",
+        _LAST + "test_a_refused_commit_leaves_the_outcome_unknown",
+    ),
+    Mutant(
+        "a-connection-lost-with-its-commit-is-taken-for-a-refused-statement",
+        "core.storage.faults:is_before_commit",
+        "not error.connection_invalidated and ",
+        "",
+        _LAST + "test_a_connection_lost_before_the_commit_is_answered_leaves_the_outcome_unknown",
+    ),
+    Mutant(
+        "the-last-statements-of-a-failed-transaction-are-executed-by-the-next",
+        "core.storage.database:Database._once",
+        "tx.info.pop(statements.LAST, None)",
+        "pass",
+        _LAST + "test_a_transaction_has_ended_after_its_last_statements",
     ),
     # Crashes: what one transaction must do is done in two.
     Mutant(

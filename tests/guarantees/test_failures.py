@@ -205,7 +205,7 @@ def test_connections_that_are_killed(under_load: UnderLoad, server: MariaDB) -> 
     assert kills >= KILLS
 
 
-@pytest.mark.parametrize("cut", ["before", "after"])
+@pytest.mark.parametrize("cut", ["before", "amid", "after"])
 def test_connections_that_are_cut_at_the_commit(under_load: UnderLoad, server: MariaDB, proxy: Proxy, cut: Cut) -> None:
     """The client can't know whether the commit was done. Either way it is done once, and exactly one call gets
     `newly`."""

@@ -51,14 +51,16 @@ def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(mariadb_d
                     own_transaction: bool = own_transaction,
                 ) -> None:
                     new = [feed.NewEvent(id, "test.event") for id in ids]
+                    pipeline = Pipeline(tx)
                     if own_transaction:
-                        feed.write(Pipeline(tx), lambda _: [], [new])
+                        feed.write(pipeline, lambda _: [], [new])
                     else:
                         feed.append(tx, new)
                     for _ in range(holds):
                         tx.exec_driver_sql("SELECT 1")
                     if regrets:
                         raise Regret
+                    pipeline.finish()
 
                 try:
                     database.write(work)

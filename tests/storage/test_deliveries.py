@@ -21,6 +21,7 @@ from core.commits.combiner import Inline
 from core.dispatcher import Dispatcher
 from core.feed import NewEvent
 from core.service import Service
+from core.storage import statements
 from core.storage.database import Database
 from core.webhooks import deliveries, delivery_log, message, subscriptions
 from core.webhooks.addresses import Unfit
@@ -706,10 +707,12 @@ def test_a_record_waits_for_a_claim_that_is_about_to_commit(mariadb_database: Da
     (first,) = claim(service)
     make_due(service)
     with ThreadPoolExecutor(1) as pool:
-        with mariadb_database.engine.begin() as other:
+        with mariadb_database.engine.connect() as other:
+            other.begin()
             ((again,), _) = deliveries.claim(other, LEASE, 1, {}, 1)
             result = pool.submit(record, service, first, OK)
             wait_until_one_waits(mariadb_database)
+            statements.commit(other)
         assert result.result() is None
     assert record(service, again, FAILED) is Progress.PENDING
     assert [entry.status for entry in log(service, webhook)[0].log] == [204, 500]

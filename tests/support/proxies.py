@@ -8,11 +8,15 @@ import threading
 from collections.abc import Iterator
 from typing import Final, Literal
 
-Cut = Literal["before", "after"]
+Cut = Literal["before", "amid", "after"]
 
 
 COMMIT: Final = b"\x03COMMIT"
-"""The end of the packet that contains the COMMIT."""
+"""The end of a packet that contains only a COMMIT."""
+LAST: Final = b";COMMIT"
+"""The end of a packet with the last statements of a transaction and its COMMIT."""
+READ: Final = b"\x03SELECT"
+"""The first bytes of a packet that only reads, after its length and number."""
 
 
 class Proxy:
@@ -23,7 +27,8 @@ class Proxy:
         self.delay = 0.0
         """Seconds by which each piece from a client is delayed."""
         self.cut: Cut | None = None
-        """Whether to break a connection at its COMMIT: before the server gets it, or after it, before the answer."""
+        """Whether to break a connection at its COMMIT: before the server gets it, or after it, before the answer. Amid:
+        the server gets the writes of the packet, but not their COMMIT."""
         self.every = 7
         """Cut one of this many COMMITs."""
         self.cuts = 0
@@ -95,9 +100,11 @@ class Proxy:
                 self._flowing.wait()
                 if is_client and self.delay:
                     self._closed.wait(self.delay)
-                if is_client and data.endswith(COMMIT) and self._is_due():
+                if is_client and _commits(data) and self._is_due():
                     if self.cut == "before":
                         break
+                    if self.cut == "amid":
+                        data = _without_commit(data)
                     # The other direction's thread waits for the answer, finds that the client is gone, and closes both
                     # ends.
                     sink.sendall(data)
@@ -119,6 +126,19 @@ class Proxy:
             due = self._commits % self.every == 0
             self.cuts += due
             return due
+
+
+def _commits(data: bytes) -> bool:
+    """Whether this ends a transaction that may have written."""
+    return data.endswith(COMMIT) or (data.endswith(LAST) and not data.startswith(READ, 4))
+
+
+def _without_commit(packet: bytes) -> bytes:
+    """The packet without its COMMIT; nothing if that is all, or if this is only the end of a packet."""
+    length = int.from_bytes(packet[:3], "little")
+    if packet.endswith(COMMIT) or len(packet) != length + 4:
+        return b""
+    return (length - len(LAST)).to_bytes(3, "little") + packet[3 : -len(LAST)]
 
 
 def _break(connection: socket.socket) -> None:

@@ -116,8 +116,9 @@ class MariaDB(Dialect):
                 rows.append(cursor.fetchall())
             _announce(tx.dispatch.after_cursor_execute, tx, cursor, texts)
         except pymysql.MySQLError as error:
+            # Nothing after the statement that failed was executed.
             converted = DBAPIError.instance(
-                text[:200],
+                texts[len(rows)][:200],
                 None,
                 error,
                 pymysql.MySQLError,
@@ -213,11 +214,15 @@ class _Connection(pymysql.connections.Connection):  # type: ignore[misc]  # it h
 
     _shared: ssl.SSLContext | None = None
     has_ended = False
-    """The last packet ended the transaction, so a ROLLBACK would be a useless round trip."""
+    """The last packet ended the transaction, so a COMMIT or ROLLBACK would be a useless round trip."""
 
     def query(self, sql: Any, unbuffered: bool = False) -> Any:
         self.has_ended = False
         return super().query(sql, unbuffered)
+
+    def commit(self) -> None:
+        if not self.has_ended:
+            super().commit()
 
     def rollback(self) -> None:
         if not self.has_ended:

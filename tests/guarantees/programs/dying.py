@@ -2,7 +2,8 @@
 
 The points of a request are: before each statement, before each COMMIT, and after each COMMIT, which is before the
 answer. "After a statement" is the same as "before the next one", as nothing durable happens in between. The points are
-counted in the driver, so that each statement of an executemany counts.
+counted in the driver, so that each statement of an executemany counts. If a COMMIT is sent with the writes before it,
+the process dies between them as a server would: the writes were executed, and the COMMIT wasn't.
 
 `python -m tests.guarantees.programs.dying` is the server: it reads one job a line, forks, lets the child die, and
 prints where it died. `Mortals` is its client.
@@ -34,6 +35,7 @@ from core.consumer_groups.positions import Fence
 from core.dispatcher import Dispatcher
 from core.service import Service
 from core.storage.database import Database
+from core.storage.dialects import mariadb
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
 from lastbit.streams.snapshot import Snapshot
@@ -41,6 +43,7 @@ from tests.guarantees import mutants
 from tests.guarantees.drivers import journaled
 from tests.guarantees.models import orders
 from tests.guarantees.models.service import Request, perform
+from tests.support import packets
 from tests.support.servers import ROOT
 
 
@@ -103,21 +106,26 @@ class _Points:
             self.left -= 1
 
     def watch_mysql(self) -> None:
-        query, commit = pymysql.connections.Connection.query, pymysql.connections.Connection.commit
+        query, commit = pymysql.connections.Connection.query, mariadb._Connection.commit
 
         def watched_query(connection: Any, sql: Any, unbuffered: bool = False) -> Any:
             text = sql if isinstance(sql, str) else sql.decode("utf-8", "replace")
             self.passed(f"before {text[:60]}")
+            if text.endswith(packets.COMMIT):
+                if self.armed and not self.left:
+                    packets.execute_writes(query, connection, text)
+                self.passed("before COMMIT")
             return query(connection, sql, unbuffered)
 
         def watched_commit(connection: Any) -> None:
-            self.passed("before COMMIT")
+            if not connection.has_ended:
+                self.passed("before COMMIT")
             commit(connection)
             self.commits += 1
             self.passed("after COMMIT")
 
         pymysql.connections.Connection.query = watched_query
-        pymysql.connections.Connection.commit = watched_commit
+        mariadb._Connection.commit = watched_commit  # type: ignore[method-assign]
 
     def watch_sqlite(self, database: Database) -> None:
         # The trace callback runs before each statement, including BEGIN and COMMIT.
