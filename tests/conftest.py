@@ -16,6 +16,7 @@ from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
 from tests.support import templates
+from tests.support.aws import Moto, moto_server
 from tests.support.brokers import RabbitMQ, RedisServer, redis_server
 from tests.support.galera import Cluster
 from tests.support.nursery import Nursery
@@ -113,6 +114,13 @@ def redis() -> Iterator[RedisServer]:
     """A private Redis."""
     need("redis-server", shutil.which("redis-server") is not None)
     with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Moto]:
+    """SQS, by moto's server."""
+    with moto_server() as server:
         yield server
 
 

@@ -1,0 +1,1 @@
+"""Tests of lastbit.integrations.sqs, with boto3 on moto's server."""

@@ -1,0 +1,301 @@
+"""Each outcome of a message, and the state of its item after it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from queue import Queue
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from lastbit import Client, InvalidArgument, NotFound, Retry
+from lastbit.integrations import Failed, sqs
+from tests.integrations.sqs.conftest import Consume
+from tests.support.aws import Moto, sqs_client
+from tests.support.brokers import Wire
+from tests.support.servers import ServiceProcess, sqlite_file
+
+
+def receives(message: Any) -> int:
+    return int(message["Attributes"]["ApproximateReceiveCount"])
+
+
+def ignore(message: Any) -> None: ...
+
+
+def test_a_message_that_was_handled_is_acked_and_deleted(moto: Moto, lastbit: Client, consume: Consume) -> None:
+    """With the bodies and attributes that the producer sent."""
+    queue = moto.queue(most_receives=5)
+    own = {"MessageBody": "the last", "MessageAttributes": {"size": {"DataType": "Number", "StringValue": "7"}}}
+    batch = sqs.fan_out(queue.client, queue.url, [*map(str, range(24)), own], lastbit=lastbit)
+    handled: dict[str, Any] = {}
+    completed: list[int] = []
+    consume(
+        queue,
+        lambda message: handled.update({message["Body"]: message}),
+        on_completed=lambda completion: completed.append(completion.batch),
+    )
+    assert handled.keys() == {*map(str, range(24)), "the last"}
+    assert handled["the last"]["MessageAttributes"]["size"]["StringValue"] == "7"
+    assert {sqs.item_of(message) for message in handled.values()} == {f"{batch.id}:0:{n}" for n in range(25)}
+    assert batch.refresh().succeeded
+    assert batch.verify().ok
+    assert completed == [batch.id]
+    assert queue.count() == 0
+
+
+def test_a_message_whose_handler_raised_stays_for_its_redelivery(moto: Moto, lastbit: Client, consume: Consume) -> None:
+    """Until its visibility timeout, its item is pending."""
+    queue = moto.queue(most_receives=5)
+    batch = sqs.fan_out(queue.client, queue.url, ["good", "bad"], lastbit=lastbit)
+
+    def handle(message: Any) -> None:
+        if message["Body"] == "bad":
+            raise ValueError("not yet")
+
+    consume(queue, handle)
+    assert (batch.refresh().acked, batch.info.pending, queue.count()) == (1, 1, 1)
+
+
+def test_a_redelivered_message_is_acked_once(moto: Moto, lastbit: Client, consume: Consume) -> None:
+    """`retry_delay` is the time until then."""
+    queue = moto.queue(most_receives=5)
+    batch = sqs.fan_out(queue.client, queue.url, ["a"], lastbit=lastbit)
+    counts: list[int] = []
+
+    def handle(message: Any) -> None:
+        counts.append(receives(message))
+        if len(counts) < 3:
+            raise ValueError("not yet")
+
+    consume(queue, handle, retry_delay=0)
+    assert counts == [1, 2, 3]
+    assert batch.refresh().succeeded
+    assert queue.count() == 0
+
+
+def test_a_message_that_failed_for_good_is_deleted(moto: Moto, lastbit: Client, consume: Consume) -> None:
+    """Its item has failed, with the reason, however long that is."""
+    queue = moto.queue(most_receives=5)
+    batch = sqs.fan_out(queue.client, queue.url, ["no picture", "x" * 5000, "fine"], lastbit=lastbit)
+
+    def handle(message: Any) -> None:
+        if message["Body"] != "fine":
+            raise Failed(message["Body"])
+
+    consume(queue, handle)
+    reasons = [reason for found in batch.failed() for reason in found.reasons.values()]
+    assert reasons == ["no picture", "x" * 4000]
+    assert (batch.refresh().complete, batch.info.succeeded, batch.info.acked) == (True, False, 1)
+    assert queue.count() == 0
+
+
+def test_messages_without_an_item_are_handled_and_deleted(
+    moto: Moto, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those whose attribute is no item id, which is an error in the log; and those that failed."""
+    queue = moto.queue(most_receives=5)
+    queue.send("untracked", "failed")
+    queue.send("malformed", MessageAttributes={sqs.ITEM: {"DataType": "String", "StringValue": "7:0"}})
+    bodies: list[str] = []
+
+    def handle(message: Any) -> None:
+        bodies.append(message["Body"])
+        if message["Body"] == "failed":
+            raise Failed("no item to fail")
+
+    consume(queue, handle)
+    assert sorted(bodies) == ["failed", "malformed", "untracked"]
+    assert queue.count() == 0
+    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "'7:0' is not an item id" in error.getMessage()
+
+
+def test_the_message_of_a_rejected_item_is_deleted(
+    moto: Moto, lastbit: Client, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be rejected each time."""
+    queue = moto.queue(most_receives=5)
+    batch = sqs.fan_out(queue.client, queue.url, ["a", "b"], lastbit=lastbit)
+    batch.cancel()
+    consume(queue, ignore)
+    assert queue.count() == 0
+    assert Counter("cancelled" in record.getMessage() for record in caplog.records)[True] == 2
+
+
+def test_a_deletion_that_sqs_refuses_is_sent_again(moto: Moto, lastbit: Client, consume: Consume) -> None:
+    queue = moto.queue(most_receives=5)
+    batch = sqs.fan_out(queue.client, queue.url, ["a", "refuse 2 deletes", "b"], lastbit=lastbit)
+    consume(queue, ignore)
+    assert queue.count() == 0
+    assert batch.refresh().succeeded
+
+
+def test_a_message_stays_hidden_while_its_handler_runs(moto: Moto, lastbit: Client, consume: Consume) -> None:
+    """Also longer than its visibility timeout; and so do messages that wait for a worker."""
+    queue = moto.queue(visibility=1, most_receives=1)
+    batch = sqs.fan_out(queue.client, queue.url, ["a", "b"], lastbit=lastbit)
+    counts: list[int] = []
+
+    def handle(message: Any) -> None:
+        counts.append(receives(message))
+        if len(counts) == 1:  # another consumer finds nothing
+            assert "Messages" not in queue.client.receive_message(QueueUrl=queue.url, WaitTimeSeconds=2)
+
+    consume(queue, handle, workers=1)
+    assert counts == [1, 1]
+    assert batch.refresh().succeeded
+    assert queue.dead_letters() == 0
+
+
+def test_a_stop_gives_back_what_no_handler_has_begun(moto: Moto, lastbit: Client) -> None:
+    """And finishes what runs."""
+    queue = moto.queue(most_receives=5)
+    batch = sqs.fan_out(queue.client, queue.url, map(str, range(30)), lastbit=lastbit)
+    stop = threading.Event()
+    bodies: list[str] = []
+
+    def handle(message: Any) -> None:
+        bodies.append(message["Body"])
+        stop.set()
+
+    sqs.consume(queue.client, queue.url, handle, workers=1, stop=stop, lastbit=lastbit)
+    assert batch.refresh().acked == len(bodies) < 11
+    assert len(queue.drain()) == 30 - len(bodies), "they are visible at once"
+
+
+@pytest.mark.slow
+def test_messages_stay_while_lastbit_is_away(moto: Moto, caplog: pytest.LogCaptureFixture) -> None:
+    """They are handled once, held, and deleted when it is back. None gets near the dead-letter queue."""
+    queue = moto.queue(visibility=1, most_receives=1)
+    counts: Counter[str] = Counter()
+    handled = threading.Event()
+    with sqlite_file() as url:
+        service = ServiceProcess(url).start()
+        try:
+            hasty = Retry(attempts=2, deadline=1)
+            with Client(service.url, retry=hasty) as lastbit:
+                batch = sqs.fan_out(queue.client, queue.url, ["a", "b"], lastbit=lastbit)
+                service.stop()
+
+                def handle(message: Any) -> None:
+                    counts[message["Body"]] += 1
+                    if len(counts) == 2:
+                        handled.set()
+
+                consumer = threading.Thread(
+                    target=sqs.consume,
+                    args=(queue.client, queue.url, handle),
+                    kwargs={"wait_seconds": 1, "until_empty": True, "lastbit": lastbit},
+                )
+                consumer.start()
+                assert handled.wait(20)
+                found = queue.client.receive_message(QueueUrl=queue.url, WaitTimeSeconds=2).get("Messages")
+                assert not found, "longer than the visibility timeout"
+                service.start()
+                consumer.join(30)
+                assert not consumer.is_alive()
+                assert batch.refresh().succeeded
+        finally:
+            service.remove()
+    assert counts == {"a": 1, "b": 1}
+    assert (queue.count(), queue.dead_letters()) == (0, 0)
+    assert any("are sent again" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.slow
+def test_an_exception_of_on_completed_leaves_the_message(moto: Moto, lastbit: Client, consume: Consume) -> None:
+    """It is called again with the redelivery."""
+    queue = moto.queue(visibility=1, most_receives=5)
+    sqs.fan_out(queue.client, queue.url, ["a"], lastbit=lastbit)
+    completed: list[int] = []
+    stop = threading.Event()
+
+    def publish(completion: Any) -> None:
+        completed.append(completion.batch)
+        if len(completed) == 1:
+            raise OSError("the disk is full")
+        stop.set()
+
+    consume(queue, ignore, on_completed=publish)
+    assert queue.count() == 1
+    consume(queue, ignore, on_completed=publish, wait_seconds=1, until_empty=False, stop=stop)
+    assert len(completed) == 2
+    assert queue.count() == 0
+
+
+def test_what_no_retry_can_mend_is_raised(moto: Moto, lastbit: Client, consume: Consume) -> None:
+    """An address that is no Lastbit service's, a queue that doesn't exist, an exit in a handler."""
+    queue = moto.queue(most_receives=5)
+    sqs.fan_out(queue.client, queue.url, ["a"], lastbit=lastbit)
+    with Client(f"{lastbit.url}/elsewhere") as elsewhere, pytest.raises(NotFound):
+        consume(queue, ignore, lastbit=elsewhere)
+    assert queue.count() == 1
+
+    def leave(message: Any) -> None:
+        raise SystemExit(3)
+
+    queue.send("b")
+    with pytest.raises(SystemExit):
+        consume(queue, leave)
+    with pytest.raises(ClientError, match="NonExistentQueue"):
+        sqs.consume(queue.client, f"{queue.url}-gone", ignore, visibility_timeout=30, lastbit=lastbit)
+
+
+def test_arguments_are_checked_at_once(moto: Moto, lastbit: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """With the name of the argument; and the queue's settings."""
+    queue = moto.queue(visibility=0)
+
+    async def handle_later(message: Any) -> None: ...
+
+    for handle, options, message in (
+        (ignore, {}, "visibility timeout of queue-.* is 0"),
+        (ignore, {"workers": 0}, "workers is a whole number from 1"),
+        (ignore, {"wait_seconds": 21}, "wait_seconds is a whole number from 1 to 20"),
+        (ignore, {"wait_seconds": 0}, "wait_seconds"),
+        (ignore, {"visibility_timeout": 43_201}, "visibility_timeout"),
+        (handle_later, {"visibility_timeout": 1}, "coroutine function"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            sqs.consume(queue.client, queue.url, handle, lastbit=lastbit, **options)
+    assert "has no dead-letter queue" in caplog.text
+    with pytest.raises(InvalidArgument, match="is a queue's URL"):
+        sqs.consume(queue.client, "orders", ignore, lastbit=lastbit)
+
+
+@pytest.mark.slow
+def test_an_outage_of_sqs_passes(moto: Moto, lastbit: Client) -> None:
+    """Receiving is tried again until it works."""
+    was_tried_again = threading.Event()
+    listener = logging.Handler()
+    listener.addFilter(lambda record: "is tried again" in record.getMessage() and was_tried_again.set())
+    logging.getLogger("lastbit.sqs").addHandler(listener)
+    queue = moto.queue(most_receives=5)
+    wire = Wire(int(moto.url.rpartition(":")[2]))
+    try:
+        client = sqs_client(f"http://127.0.0.1:{wire.port}", retries={"max_attempts": 0})
+        batch = sqs.fan_out(queue.client, queue.url, ["before"], seal=False, lastbit=lastbit)
+        bodies: Queue[str] = Queue()
+        stop = threading.Event()
+        consumer = threading.Thread(
+            target=sqs.consume,
+            args=(client, queue.url, lambda message: bodies.put(message["Body"])),
+            kwargs={"wait_seconds": 1, "stop": stop, "lastbit": lastbit},
+        )
+        consumer.start()
+        assert bodies.get(timeout=20) == "before"
+        wire.cut_at_the_next_answer()
+        assert was_tried_again.wait(20)
+        wire.cut()
+        sqs.fan_out(queue.client, queue.url, ["after"], batch=batch, lastbit=lastbit)
+        assert bodies.get(timeout=20) == "after"
+        stop.set()
+        consumer.join(20)
+        assert not consumer.is_alive()
+        assert batch.refresh().succeeded
+    finally:
+        wire.close()
+        logging.getLogger("lastbit.sqs").removeHandler(listener)
