@@ -90,17 +90,18 @@ def admit(state: FlushState, unit: Unit) -> Outcome:
         ]
         return Outcome(rejected=rejected)
     outcome = Outcome()
-    size = row.group_size
+    batch, size = unit.batch, row.group_size
+    admitted, missing = outcome.admitted, state.missing
     for group, indexes in unit.indexes.items():
-        issued = state.issued(unit.batch, group)
-        good = indexes if max(indexes) < issued else [i for i in indexes if i < issued]
-        if len(good) < len(indexes):
-            outcome.rejected += [
-                Rejected(UNKNOWN_ITEM, item=ItemId(unit.batch, group, i)) for i in indexes if i >= issued
-            ]
-        if good:
-            outcome.admitted[group] = good
-            state.missing.add((unit.batch, group))
+        issued = state.issued(batch, group)
+        if max(indexes) < issued:
+            admitted[group] = indexes
+            missing.add((batch, group))
+            continue
+        outcome.rejected += [Rejected(UNKNOWN_ITEM, item=ItemId(batch, group, i)) for i in indexes if i >= issued]
+        if good := [i for i in indexes if i < issued]:
+            admitted[group] = good
+            missing.add((batch, group))
     for group, mask in unit.masks.items():
         issued = state.issued(unit.batch, group)
         excess = mask.count(1, issued) if len(mask) > issued else 0
@@ -122,26 +123,31 @@ def admit(state: FlushState, unit: Unit) -> Outcome:
 def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
     """Flip the bits of one unit, and count the bits that really changed. The first change that a journal entry can't
     hold removes the batch from `acked`."""
-    size = state.seen[unit.batch].group_size
+    batch = unit.batch
+    size = state.seen[batch].group_size
     resolved_now = redriven_now = 0
+    filled = False
     # Apply items one by one if that is cheaper than a mask, or if a journal entry needs their numbers.
-    threshold = 64 if unit.batch in state.acked else 8
+    threshold = 64 if batch in state.acked else 8
+    apply_few = _ack_few if unit.verb is Verb.ACK else _fail_few
     for number, selection in outcome.admitted.items():
-        group = state.groups[unit.batch, number]
+        group = state.groups[batch, number]
         if isinstance(selection, list) and len(selection) <= threshold:
-            resolved, redriven, count = _apply_few(state, unit, number, group, selection)
+            count = len(selection)
+            resolved, redriven = apply_few(state, unit, number * size, group, selection)
         else:
             mask = bitfield.mask_of(selection, size) if isinstance(selection, list) else selection
             resolved, redriven, count = _apply_mask(state, unit, number, group, mask)
         outcome.applied += resolved + redriven
         outcome.repeated += count - resolved - redriven
         if resolved or redriven:
-            state.changed.add((unit.batch, number))
+            state.changed.add((batch, number))
+            filled = filled or group.resolved_count == size
         resolved_now += resolved
         redriven_now += redriven
     if not resolved_now and not redriven_now:
         return
-    delta = state.deltas.setdefault(unit.batch, BatchDelta())
+    delta = state.deltas.setdefault(batch, BatchDelta())
     delta.last_changer = unit
     if resolved_now:
         delta.last_resolver = unit
@@ -150,33 +156,36 @@ def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
         delta.failed -= redriven_now
     else:
         delta.failed += resolved_now
-    if resolved_now:
-        delta.filled |= any(state.groups[unit.batch, g].resolved_count == size for g in outcome.admitted)
+    delta.filled |= filled
 
 
-def _apply_few(
-    state: FlushState, unit: Unit, number: int, group: bitfield.Group, indexes: list[int]
-) -> tuple[int, int, int]:
+def _ack_few(state: FlushState, unit: Unit, first: int, group: bitfield.Group, indexes: list[int]) -> tuple[int, int]:
+    """Ack these items of the group whose first item is `first`. Returns the numbers of resolved and redriven items."""
     resolved = redriven = 0
-    first = number * state.seen[unit.batch].group_size
     acked = state.acked.get(unit.batch)
     for index in indexes:
-        if unit.verb is Verb.ACK:
-            was_pending, was_failed = group.ack_one(index)
-            if was_pending:
-                resolved += 1
-                if acked is not None:
-                    acked.append(first + index)
-            elif was_failed:
-                redriven += 1
-                state.acked.pop(unit.batch, None)
-                _forget_reason(state, unit.batch, first + index)
-        elif group.fail_one(index):
+        was_pending, was_failed = group.ack_one(index)
+        if was_pending:
+            resolved += 1
+            if acked is not None:
+                acked.append(first + index)
+        elif was_failed:
+            redriven += 1
+            state.acked.pop(unit.batch, None)
+            _forget_reason(state, unit.batch, first + index)
+    return resolved, redriven
+
+
+def _fail_few(state: FlushState, unit: Unit, first: int, group: bitfield.Group, indexes: list[int]) -> tuple[int, int]:
+    """`_ack_few` for a call of failures, which redrives nothing."""
+    resolved = 0
+    for index in indexes:
+        if group.fail_one(index):
             resolved += 1
             state.acked.pop(unit.batch, None)
             if unit.reason is not None:
                 state.reasons[unit.batch, first + index] = unit.reason
-    return resolved, redriven, len(indexes)
+    return resolved, 0
 
 
 def _apply_mask(

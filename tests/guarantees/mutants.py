@@ -462,9 +462,9 @@ MUTANTS = [
     ),
     Mutant(
         "redriven-items-are-entries",
-        "core.acks.apply:_apply_few",
-        "                redriven += 1\n                state.acked.pop(unit.batch, None)",
-        "                redriven += 1",
+        "core.acks.apply:_ack_few",
+        "            redriven += 1\n            state.acked.pop(unit.batch, None)",
+        "            redriven += 1",
         _JOURNAL + "test_changes_that_do_not_fit_an_entry_are_written_to_their_groups",
     ),
     # The last item, twice.
@@ -674,7 +674,7 @@ MUTANTS = [
     ),
     Mutant(
         "counts-move-by-the-items-sent",
-        "core.acks.apply:_apply_few",
+        "core.acks.apply:_ack_few",
         "if was_pending:",
         "if not was_failed:",
         _TWICE,
