@@ -116,9 +116,10 @@ class MariaDB(Dialect):
                 rows.append(cursor.fetchall())
             _announce(tx.dispatch.after_cursor_execute, tx, cursor, texts)
         except pymysql.MySQLError as error:
-            # Nothing after the statement that failed was executed.
+            # Nothing after the statement that failed was executed. If all have results, a listener failed.
+            failed = texts[min(len(rows), len(texts) - 1)]
             converted = DBAPIError.instance(
-                texts[len(rows)][:200],
+                failed[:200],
                 None,
                 error,
                 pymysql.MySQLError,
