@@ -25,7 +25,7 @@ from bench.measure import Scale
 from tests.support.brokers import RedisServer, redis_server
 from tests.support.servers import ROOT
 
-ADAPTERS = ("dramatiq",)
+ADAPTERS = ("dramatiq", "taskiq")
 WARM = 50
 """Tasks that the workers run before the clock starts."""
 POLL = 0.01

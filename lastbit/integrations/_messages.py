@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lastbit.ids import InvalidItemId, ItemId
+from lastbit.integrations._resolving import reason_of as described
 
 MOST_REASON: Final = 500
 """Maximum characters of a reason that comes from an exception. The rest is in the worker's log."""
@@ -21,5 +22,5 @@ def item_of(message_id: Any) -> str | None:
 
 def reason_of(error: BaseException) -> str:
     """The reason for an item that failed with this exception."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text[:MOST_REASON].encode(errors="replace").decode()
+    reason = described(error) or "failed"
+    return reason[:MOST_REASON].encode(errors="replace").decode()

@@ -1,0 +1,275 @@
+"""taskiq: each task of a fan-out resolves its item when it ends. Needs `pip install 'lastbit[taskiq]'`.
+
+    broker.add_middlewares(LastbitMiddleware())
+    batch = await fan_out(render, ((product,) for product in products), key="catalog-42")
+
+The item's id is the task's id, which survives retries. What could go wrong, and why it can't:
+
+*A failed task is retried*, and must stay pending. A retrying middleware replaces the error by `NoResultError`, if it is
+not told otherwise, and sends a message with the same task id. Either is a sign: then the later run decides.
+
+*The message is acked before the item is resolved.* The item is resolved in `post_execute`, which comes before the ack
+of the type WHEN_SAVED, taskiq's default. It does not return before the service has responded, however long that takes.
+No thread waits meanwhile, only a coroutine. If the worker ends first, the message is not acked, and comes again.
+
+*The worker cancels a task when it ends.* taskiq would ack its message. So the cancellation continues, which leaves the
+message in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from lastbit import errors
+from lastbit.acker import AsyncAcker
+from lastbit.batch import AsyncBatchHandle
+from lastbit.client import AsyncClient
+from lastbit.integrations import _fan_out
+from lastbit.integrations._messages import item_of, reason_of
+from lastbit.models import Completed
+
+try:
+    from taskiq import (
+        AsyncBroker,
+        AsyncTaskiqDecoratedTask,
+        NoResultError,
+        SendTaskError,
+        TaskiqError,
+        TaskiqMessage,
+        TaskiqMiddleware,
+        TaskiqResult,
+    )
+    from taskiq.kicker import AsyncKicker
+except ImportError as cause:
+    raise errors.MissingExtra("taskiq", "the adapter for taskiq") from cause
+
+log = logging.getLogger("lastbit.integrations")
+
+LINGER: Final = 0.02
+"""Seconds for which resolutions are gathered. No thread waits meanwhile."""
+PAUSE: Final = 1.0
+"""Seconds until a failed resolution is repeated, in addition to the client's own retries."""
+SAVED: Final = "when_saved"
+
+Task: TypeAlias = "AsyncTaskiqDecoratedTask[Any, Any] | AsyncKicker[Any, Any]"
+Arguments: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+"""Of one call of a task: a tuple of positional ones, or a mapping of keyword arguments."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run of a task, and whether a message with its id was sent meanwhile."""
+
+    task_id: str
+    was_sent: bool = False
+
+
+_current: ContextVar[_Run | None] = ContextVar("lastbit_run", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """The client of one event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    client: AsyncClient
+    acker: AsyncAcker
+
+
+class LastbitMiddleware(TaskiqMiddleware):
+    """Resolves the items of tasks that `fan_out` has sent. Other tasks are not touched.
+
+    `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`. `on_completed`: a function
+    or coroutine function, called with a `Completed` for each complete batch in a result, repeatedly if it raises; see
+    `AsyncAcker`. `linger`: seconds for which resolutions are gathered.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        client: AsyncClient | None = None,
+        on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
+        linger: float = LINGER,
+    ) -> None:
+        super().__init__()
+        if client is not None and not (url is None and token is None):
+            raise errors.InvalidArgument("url and token are for a new client: give either these or client")
+        self._url, self._token = url, token
+        self._given_client = client
+        self._on_completed = on_completed
+        self._linger = linger
+        self._session: _Session | None = None
+
+    @property
+    def client(self) -> AsyncClient:
+        """The client of the running event loop: the given one, or one that is made when it is first needed."""
+        return self._in_this_loop().client
+
+    def _in_this_loop(self) -> _Session:
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._session.loop is not loop:
+            client = self._given_client or AsyncClient(self._url, token=self._token)
+            self._session = _Session(loop, client, client.acker(self._on_completed, linger=self._linger))
+        return self._session
+
+    async def startup(self) -> None:
+        if self.broker.is_worker_process:
+            for warning in _broken_promises(self.broker, sys.argv):
+                log.warning("items may stay pending: %s", warning)
+
+    async def shutdown(self) -> None:
+        """Send what waits, and close the client, if it was not given."""
+        session, self._session = self._session, None
+        if session is not None and session.loop is asyncio.get_running_loop():
+            await session.acker.close()
+            if self._given_client is None:
+                await session.client.close()
+
+    def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        _current.set(_Run(message.task_id))
+        return message
+
+    def post_send(self, message: TaskiqMessage) -> None:
+        run = _current.get()
+        if run is not None and run.task_id == message.task_id:
+            run.was_sent = True
+
+    async def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
+        item = item_of(message.task_id)
+        run = _current.get()
+        if item is None or isinstance(result.error, NoResultError) or (run is not None and run.was_sent):
+            return
+        if isinstance(result.error, asyncio.CancelledError) and _is_cancelled():
+            raise result.error
+        await self._resolve(item, None if result.error is None else reason_of(result.error))
+
+    async def _resolve(self, item: str, reason: str | None) -> None:
+        acker = self._in_this_loop().acker
+        while True:
+            try:
+                await (await acker.ack(item) if reason is None else await acker.fail(item, reason))
+            except errors.ItemRejected as error:
+                log.warning("%s; its message is removed", error)
+                return
+            except errors.AckerClosed:
+                raise  # the message is not acked
+            except Exception as error:  # noqa: BLE001  # also one of `on_completed`
+                log.warning("item %s is not resolved yet, and is sent again: %s", item, error)
+                await asyncio.sleep(PAUSE)
+            else:
+                return
+
+
+def _is_cancelled() -> bool:
+    """Whether the worker cancels this task, and not the task's own code itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def fan_out(
+    task: Task,
+    arguments: Iterable[Arguments] | AsyncIterable[Arguments],
+    *,
+    key: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    batch: AsyncBatchHandle | int | None = None,
+    seal: bool = True,
+    idempotency_key: str | None = None,
+    chunk: int = _fan_out.CHUNK,
+    progress: bool = False,
+) -> AsyncBatchHandle:
+    """Issue an item for each call of the task and send its message; then seal the batch and return it.
+
+    `task`: a decorated task, or a kicker, like `render.kicker().with_labels(delay=5)`. `arguments`: a tuple for each
+    call, or a mapping of keyword arguments. `labels` are the batch's. The broker's `LastbitMiddleware` has the client.
+    Everything else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer
+    again. Raises `InvalidArgument` also if the broker has no `LastbitMiddleware`.
+    """
+    kicker = task if isinstance(task, AsyncKicker) else task.kicker()
+    ack_type = str(getattr(kicker.labels.get("ack_type", SAVED), "value", kicker.labels.get("ack_type", SAVED)))
+    if ack_type.lower() != SAVED:
+        raise errors.InvalidArgument(
+            f"the label ack_type is {ack_type!r}: the message would be acked before its item; remove the label"
+        )
+    return await _fan_out.fan_out_async(
+        _middleware(kicker.broker).client,
+        _checked(arguments),
+        partial(_send, kicker),
+        key=key,
+        labels=labels,
+        batch=batch,
+        seal=seal,
+        idempotency_key=idempotency_key,
+        chunk=chunk,
+        progress=progress,
+    )
+
+
+def _middleware(broker: AsyncBroker) -> LastbitMiddleware:
+    for middleware in broker.middlewares:
+        if isinstance(middleware, LastbitMiddleware):
+            return middleware
+    raise errors.InvalidArgument(
+        "the broker has no LastbitMiddleware, so nothing would resolve the items: "
+        "call broker.add_middlewares(LastbitMiddleware()) where the broker is made, for producers and workers"
+    )
+
+
+async def _checked(arguments: Iterable[Arguments] | AsyncIterable[Arguments]) -> AsyncIterator[Arguments]:
+    position = 0
+    async for call in arguments if isinstance(arguments, AsyncIterable) else _asynchronous(arguments):
+        if not isinstance(call, tuple | list | Mapping):
+            raise errors.InvalidArgument(
+                f"position {position}: expected a tuple of arguments, like (product,), or a mapping of keyword "
+                f"arguments, not {type(call).__name__}"
+            )
+        yield call
+        position += 1
+
+
+async def _asynchronous(arguments: Iterable[Arguments]) -> AsyncIterator[Arguments]:
+    for call in arguments:
+        yield call
+
+
+async def _send(
+    kicker: AsyncKicker[Any, Any], pairs: Sequence[tuple[str, Arguments]]
+) -> Sequence[tuple[str, Arguments]]:
+    for position, (item, call) in enumerate(pairs):
+        args, kwargs = ((), call) if isinstance(call, Mapping) else (call, {})
+        own: AsyncKicker[Any, Any] = AsyncKicker(kicker.task_name, kicker.broker, dict(kicker.labels))
+        try:
+            await own.with_task_id(item).kiq(*args, **kwargs)
+        except SendTaskError as error:
+            if isinstance(error.__cause__, TypeError | ValueError | TaskiqError):
+                raise  # the message is wrong, and no repetition helps
+            log.warning("the broker is unreachable, and %d messages wait: %s", len(pairs) - position, error.__cause__)
+            return pairs[position:]
+    return []
+
+
+def _broken_promises(broker: AsyncBroker, command: Sequence[str]) -> list[str]:
+    """Settings of the worker with which a message can be lost, or a dead worker's messages never come back."""
+    found = []
+    match = re.search(r"--ack-type[= ](\S+)", " ".join(command))
+    if match and match[1].lower() != SAVED:
+        found.append(f"--ack-type {match[1]} acks messages before their items are resolved; use {SAVED}")
+    name = type(broker).__name__
+    if name.startswith(("ListQueue", "PubSub")):
+        found.append(f"{name} has no acks, so a killed worker's messages are lost; use RedisStreamBroker")
+    if getattr(broker, "unacknowledged_lock_timeout", 0) is None:
+        found.append(
+            "without unacknowledged_lock_timeout, a worker that is killed while it reclaims messages keeps the others "
+            "from it forever"
+        )
+    return found

@@ -1,0 +1,265 @@
+"""The middleware in the test's own process, with taskiq's broker for tests, as users test their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import taskiq
+from taskiq import InMemoryBroker, NoResultError, SimpleRetryMiddleware
+from taskiq_redis import ListQueueBroker, RedisStreamBroker
+
+from lastbit import AsyncClient, Completed, Retry, errors
+from lastbit.batch import AsyncBatchHandle
+from lastbit.integrations import taskiq as adapter
+from lastbit.integrations.taskiq import LastbitMiddleware, fan_out
+from tests.support.servers import ServiceProcess, sqlite_file
+
+Scenario = Callable[[InMemoryBroker], Coroutine[Any, Any, AsyncBatchHandle]]
+
+
+def in_memory(service_url: str, scenario: Scenario, *others: Any, **options: Any) -> Any:
+    """The counts (acked, failed, pending) of the scenario's batch, after all tasks have ended."""
+
+    async def run() -> tuple[int, int, int]:
+        broker = InMemoryBroker()
+        lastbit = LastbitMiddleware(service_url, **options)
+        broker.add_middlewares(*others, lastbit)
+        try:
+            batch = await scenario(broker)
+            while broker._running_tasks:  # a retry is a task that another one starts
+                await broker.wait_all()
+            info = await batch.refresh()
+            return info.acked, info.failed, info.pending
+        finally:
+            await lastbit.shutdown()
+
+    return asyncio.run(run())
+
+
+def test_tasks_on_the_in_memory_broker_resolve_their_items(service_url: str) -> None:
+    """The completion is reported, also to a coroutine function. `wait_all` returns after that."""
+    completed: list[Completed] = []
+
+    async def publish(done: Completed) -> None:
+        completed.append(done)
+
+    async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
+        @broker.task
+        async def double(number: int) -> int:
+            if number < 0:
+                raise ValueError(f"{number} is negative")
+            return 2 * number
+
+        await double.kiq(5)  # not an item's
+        batch = await fan_out(double, ((number,) for number in (3, -1, 4)), key="in memory")
+        await broker.wait_all()
+        failed = [each async for each in batch.failed()]
+        assert [dict(each.reasons) for each in failed] == [{f"{batch.id}:0:1": "ValueError: -1 is negative"}]
+        return batch
+
+    assert in_memory(service_url, scenario, on_completed=publish) == (2, 1, 0)
+    # Sealing may have completed the batch, which is the producer's to act on.
+    assert [each.newly for each in completed].count(True) <= 1
+
+
+@pytest.mark.parametrize("no_result_on_retry", [True, False])
+def test_a_retried_task_stays_pending_until_its_last_run(service_url: str, no_result_on_retry: bool) -> None:
+    """Also if the middleware that retries keeps the error as the result: the message that it sent is a sign."""
+    completed: list[Completed] = []
+
+    async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
+        runs: list[int] = []
+        sealed = asyncio.Event()
+
+        @broker.task(retry_on_error=True, max_retries=5)
+        async def task() -> None:
+            await sealed.wait()
+            runs.append(1)
+            if len(runs) < 3:
+                raise RuntimeError("not yet")
+
+        batch = await fan_out(task, [()])
+        sealed.set()
+        return batch
+
+    retries = SimpleRetryMiddleware(no_result_on_retry=no_result_on_retry)
+    assert in_memory(service_url, scenario, retries, on_completed=completed.append) == (1, 0, 0)
+    # A failure in between would have been reported too.
+    assert [each.succeeded for each in completed] == [True]
+
+
+def test_a_task_without_result_stays_pending(service_url: str) -> None:
+    """Something else must send it again."""
+
+    async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
+        @broker.task
+        async def task() -> None:
+            raise NoResultError
+
+        return await fan_out(task, [()])
+
+    assert in_memory(service_url, scenario) == (0, 0, 1)
+
+
+def test_a_task_of_a_cancelled_batch_ends(service_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its rejection is logged."""
+
+    async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
+        @broker.task
+        async def task() -> None:
+            async with AsyncClient(service_url) as client:
+                await client.batch(opened[0].id).cancel()
+
+        async with AsyncClient(service_url) as client:
+            opened = [await client.open()]
+        return await fan_out(task, [()], batch=opened[0].id, seal=False)
+
+    in_memory(service_url, scenario)
+    assert "was rejected: its batch was cancelled" in caplog.text
+
+
+def test_a_task_ends_only_when_the_service_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs once, and its end waits, so the message would not be acked. `on_completed` that raises is repeated."""
+    monkeypatch.setattr(adapter, "PAUSE", 0.05)
+    reported: list[int] = []
+
+    def report(done: Completed) -> None:
+        reported.append(done.batch)
+        if len(reported) == 1:
+            raise RuntimeError("publishing failed")
+
+    async def run(service: ServiceProcess) -> None:
+        broker = InMemoryBroker()
+        client = AsyncClient(service.url, retry=Retry(attempts=2, base=0.01))
+        broker.add_middlewares(LastbitMiddleware(client=client, on_completed=report))
+        runs: list[int] = []
+        sealed, down = asyncio.Event(), asyncio.Event()
+
+        @broker.task
+        async def task() -> None:
+            runs.append(1)
+            await sealed.wait()
+            service.stop()
+            down.set()
+
+        batch = await fan_out(task, [()])
+        sealed.set()
+        await down.wait()
+        assert len(broker._running_tasks) == 1
+        service.start()
+        await broker.wait_all()
+        assert (await batch.refresh()).succeeded
+        assert len(runs) == 1
+        assert len(reported) == 2
+        await client.close()
+
+    with sqlite_file() as url:
+        service = ServiceProcess(url).start()
+        try:
+            asyncio.run(run(service))
+        finally:
+            service.remove()
+
+
+def test_a_task_that_the_worker_cancels_is_not_resolved(service_url: str) -> None:
+    """Its message is not acked, as the cancellation continues. A task that cancels itself has failed."""
+
+    async def run() -> None:
+        broker = InMemoryBroker()
+        lastbit = LastbitMiddleware(service_url)
+        broker.add_middlewares(lastbit)
+        begun = asyncio.Event()
+
+        @broker.task
+        async def waits() -> None:
+            begun.set()
+            await asyncio.sleep(3600)
+
+        @broker.task
+        async def cancels_itself() -> None:
+            raise asyncio.CancelledError
+
+        batch = await fan_out(waits, [()], seal=False)
+        await begun.wait()
+        (running,) = broker._running_tasks
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await fan_out(cancels_itself, [()], batch=batch)
+        await broker.wait_all()
+        info = await batch.refresh()
+        assert (info.pending, info.failed) == (1, 1)
+        await lastbit.shutdown()
+
+    asyncio.run(run())
+
+
+def refusal(scenario: Coroutine[Any, Any, Any]) -> str:
+    with pytest.raises(errors.InvalidArgument) as excinfo:
+        asyncio.run(scenario)
+    return str(excinfo.value)
+
+
+def test_wrong_arguments_are_named(service_url: str) -> None:
+    """A broker without the middleware, a label that acks too early, what is no tuple, two ways to name a service."""
+    bare = InMemoryBroker()
+    ready = InMemoryBroker()
+    ready.add_middlewares(LastbitMiddleware(service_url))
+
+    def task() -> None: ...
+
+    assert "add_middlewares" in refusal(fan_out(bare.task(task), [()]))
+    assert "ack_type" in refusal(fan_out(ready.task(task, ack_type="when_received"), [()]))
+    assert "position 1: expected a tuple of arguments" in refusal(fan_out(ready.task(task), [(), "chair"]))
+    with pytest.raises(errors.InvalidArgument, match="either these or client"):
+        LastbitMiddleware("http://x", client=object())  # type: ignore[arg-type]
+
+
+def test_an_argument_that_cannot_be_sent_ends_the_fan_out_at_once(service_url: str) -> None:
+    """It is no refusal of the broker, which would be repeated."""
+
+    async def run() -> None:
+        broker = RedisStreamBroker("redis://127.0.0.1:9")
+        lastbit = LastbitMiddleware(service_url)
+        broker.add_middlewares(lastbit)
+        with pytest.raises(taskiq.SendTaskError):
+            await fan_out(broker.task(lambda number: None), [(object(),)])
+        await lastbit.shutdown()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("broker", "command", "warning"),
+    [
+        (RedisStreamBroker("redis://127.0.0.1:9", unacknowledged_lock_timeout=1), "taskiq worker app:broker", ""),
+        (RedisStreamBroker("redis://127.0.0.1:9"), "taskiq worker app:broker", "without unacknowledged_lock_timeout"),
+        (ListQueueBroker("redis://127.0.0.1:9"), "taskiq worker app:broker", "ListQueueBroker has no acks"),
+        (InMemoryBroker(), "taskiq worker app:broker --ack-type when_executed", "--ack-type when_executed acks"),
+    ],
+)
+def test_a_worker_that_may_lose_messages_warns_when_it_starts(
+    broker: Any, command: str, warning: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each warning names the setting."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(sys, "argv", command.split())
+    lastbit = LastbitMiddleware()
+    broker.add_middlewares(lastbit)
+    broker.is_worker_process = True
+    asyncio.run(lastbit.startup())
+    assert [record.getMessage() for record in caplog.records if warning in record.getMessage()] or not warning
+    assert bool(caplog.records) == bool(warning)
+
+
+def test_a_missing_library_is_reported_with_its_extra() -> None:
+    """In a Python without taskiq."""
+    program = "import sys; sys.modules['taskiq'] = None; import lastbit.integrations.taskiq"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "the adapter for taskiq needs more than the bare client: pip install 'lastbit[taskiq]'" in process.stderr
