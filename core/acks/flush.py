@@ -130,8 +130,8 @@ class _Locked(NamedTuple):
     """The locked group rows: batch, group and both counts."""
     journal_states: Mapping[int, journal.JournalState | None]
     """The state of each journaled batch in memory."""
-    entries: dialects.Rows
-    """Journal entries newer than these states."""
+    entries: Mapping[int, Sequence[Sequence[Any]]]
+    """Journal entries newer than these states, of the batches for which they were read."""
 
 
 def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Locked:
@@ -149,8 +149,11 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
     journal_states = {batch: cache.take_state(batch) for batch in journal_batches}
     direct = [unit for unit in units if unit.batch not in journal_states] if journal_states else units
     texts = []
+    shared = {
+        batch: journal_state for batch, journal_state in journal_states.items() if journal.reads_ahead(journal_state)
+    }
     if journal_states:
-        texts += [completion.select(tx, journal_states, _for_update(tx)), journal.select(journal_states)]
+        texts += [completion.select(tx, journal_states, _for_update(tx)), *([journal.select(shared)] if shared else [])]
     little = _is_little(direct)
     if direct:
         batches = {unit.batch for unit in direct}
@@ -169,9 +172,12 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
     if newly_journaled:
         cache.journal(newly_journaled)
         raise faults.BeginAgain
+    entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in shared}
     if journal_states:
         state.take(completion.rows(tx, results[0]))
-    return _Locked(state, groups, journal_states, results[1] if journal_states else ())
+        for entry in results[1] if shared else ():
+            entries[entry[0]].append(entry)
+    return _Locked(state, groups, journal_states, entries)
 
 
 def _cut(units: Sequence[Unit], locks: _Locked) -> tuple[Sequence[Unit], Sequence[Unit | None]]:
@@ -239,9 +245,6 @@ def _for_update(tx: Connection) -> str:
 
 def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:
     """Load the groups of admitted items in journaled batches, whose rows are locked."""
-    entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in locks.journal_states}
-    for entry in locks.entries:
-        entries[entry[0]].append(entry)
     by_batch: dict[int, list[int]] = {batch: [] for batch in locks.journal_states if batch in state.locked_rows}
     for batch, number in state.missing:
         if batch in by_batch:
@@ -249,7 +252,7 @@ def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:
     for batch, numbers in by_batch.items():
         row = state.locked_rows[batch]
         journal_state = journal.catch_up(
-            tx, batch, row.group_size, locks.journal_states[batch], row.journal_next, entries[batch]
+            tx, batch, row.group_size, locks.journal_states[batch], row.journal_next, locks.entries.get(batch)
         )
         for number in journal.fetch(tx, batch, row.group_size, journal_state, numbers):
             _check((batch, number), journal_state.groups[number], state.issued(batch, number))

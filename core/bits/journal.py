@@ -73,6 +73,9 @@ MOST: Final = 65_536
 """The maximum of `limit`: 256 kB."""
 PORTION: Final = 64
 """Groups that are folded at once; more if a flush has many numbers."""
+ALONE: Final = 16
+"""After this number of flushes without an entry of another process, entries are read only if there are any: the query
+takes a twentieth of a flush of a hundred ids."""
 
 _FOLDED: Final = 1 << 31
 """Besides numbers of items, entries contain numbers of groups with marks. This mark means that the group's row includes
@@ -157,6 +160,8 @@ class JournalState:
     """(entry, number of its values) of each stored entry."""
     values: int = 0
     """The number of values of all these entries."""
+    alone: int = 0
+    """The number of successive flushes that found no entry of another process."""
     round: int | None = None
     """The entry at which the current round of folding began: groups named up to it are folded in this round."""
 
@@ -229,11 +234,25 @@ def select(batches: Mapping[int, JournalState | None]) -> str:
     return f"SELECT batch_id, entry_no, numbers FROM ack_journal WHERE {condition} ORDER BY batch_id, entry_no"  # noqa: S608
 
 
+def reads_ahead(state: JournalState | None) -> bool:
+    """Whether to send `select` together with the query that locks the batch row: entries of other processes are
+    likely."""
+    return state is None or state.alone < ALONE
+
+
 def catch_up(
-    tx: Connection, batch: int, group_size: int, state: JournalState | None, next: int, entries: Sequence[Sequence[Any]]
+    tx: Connection,
+    batch: int,
+    group_size: int,
+    state: JournalState | None,
+    next: int,
+    entries: Sequence[Sequence[Any]] | None,
 ) -> JournalState:
     """Bring `state` up to date with a batch, whose row is locked and whose `journal_next` is `next`. `entries` are the
-    rows that `select` returned under the lock."""
+    rows that `select` returned under the lock; None: not read yet."""
+    if entries is None:
+        is_current = state is not None and state.next == next
+        entries = () if is_current else statements.run(tx, select({batch: state}))[0]
     # With 0 the batch isn't journaled yet, and other transactions change its groups without an entry.
     is_complete = next != 0 and state is not None and state.next <= next and len(entries) == next - state.next
     if state is None or not is_complete:
@@ -242,6 +261,7 @@ def catch_up(
         state = JournalState(next)
     for _, entry, numbers in entries:
         state.take_in(entry, numbers, group_size)
+    state.alone = 0 if entries else state.alone + 1
     state.next = next
     return state
 

@@ -1575,8 +1575,8 @@ MUTANTS = [
     Mutant(
         "a-refused-position-refuses-its-neighbours",
         "core.consumer_groups.positions:Commits.write",
-        "if fence in refused:\n                outcomes.append(refused[fence])",
-        "if refused:\n                outcomes.append(next(iter(refused.values())))",
+        "if fence in refused:\n            outcomes.append(refused[fence])",
+        "if refused:\n            outcomes.append(next(iter(refused.values())))",
         _WRITES + "test_commits_of_positions_share_a_transaction_and_a_stale_one_changes_nothing",
     ),
     Mutant(

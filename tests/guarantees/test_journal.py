@@ -277,6 +277,31 @@ def test_alternating_processes_read_no_group_again_though_the_others_fold(
     recount(database)
 
 
+def test_a_process_that_is_alone_reads_entries_only_if_another_has_written_some(database: Database) -> None:
+    """Then it applies them as ever, and expects more."""
+    service, stranger = (Service(database, combiner=Inline) for _ in range(2))
+    batch, acked = open_scattered(service, 3 + journal.ALONE)
+    queries: list[str] = []
+
+    @sa.event.listens_for(database.engine, "before_cursor_execute")
+    def watch(_: object, __: object, statement: str, *___: object) -> None:
+        if "FROM ack_journal" in statement and statement.startswith("SELECT"):
+            queries.append(statement)
+
+    remaining = sorted(set(range(ITEMS)) - acked)
+    random.Random(5).shuffle(remaining)
+    own, others = remaining[:CALL], remaining[CALL : 2 * CALL]
+    assert ack(service, batch, own).applied == CALL
+    assert queries == []
+    assert ack(stranger, batch, others).applied == CALL
+    queries.clear()
+    answer = ack(service, batch, [*own, *others, *remaining[-CALL:]])
+    assert (answer.applied, answer.repeated) == (CALL, 2 * CALL)
+    assert ack(service, batch, others).repeated == CALL
+    assert len(queries) == 2
+    recount(database)
+
+
 def test_changes_that_do_not_fit_an_entry_are_written_to_their_groups(database: Database) -> None:
     """Failures, redriven items, masks, and another process's repeats of items that the journal names."""
     batch, acked = open_scattered(Service(database, combiner=Inline), 6)
