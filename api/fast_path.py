@@ -1,5 +1,5 @@
-"""The fast path for opening, extending, sealing and reading batches, for appending and reading events, and for tally
-entries and positions.
+"""The fast path for opening, extending, sealing and reading batches, for appending and reading events, for tally
+entries, positions and handled events.
 
 An HTTP framework around such a request costs several times as much as the request's share of a merged transaction. So
 plain requests are parsed, queued and answered here, without a task, as the ack routes are (see `acks.fast_path`).
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from api.access.rules import Rule, digest_of, rule_of
 from api.acks.fast_path import AckProtocol, Exchange, Plain
 from api.metrics import REQUESTS
 from api.problems import Problem
-from api.routes import batches, consumer_groups, events, models, tallies
+from api.routes import batches, consumer_groups, events, models, processes, tallies
 from api.routes.models import Reply
 from api.routes.writes import Reads, Shared, Writes
 from api.server import bodies
@@ -34,6 +34,7 @@ from api.server.connection import WatchedProtocol
 from api.server.middleware import WIRE_HEADER, request_id
 from core import errors, feed
 from core.batches.writing import Extend
+from core.commits.operation import Done
 from core.consumer_groups import groups
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
@@ -108,7 +109,8 @@ class Call(Exchange):
     def parsed(self, model: type[models.Body]) -> Any:
         """The body as the route's model has it."""
         try:
-            return model.model_validate(bodies.parsed(self.content or b"{}"))
+            # With this option, as FastAPI does: the messages about bad entries are the same then.
+            return model.model_validate(bodies.parsed(self.content or b"{}"), from_attributes=True)
         except (ValidationError, Problem, RecursionError):
             raise _NotPlain from None
 
@@ -128,6 +130,11 @@ class Call(Exchange):
 
         writes: Writes = self._protocol.acks.state.writes
         writes.submit(operation, receive)
+
+    def write_all(self, operations: Sequence[Operation], reply: Callable[[list[Done]], Reply]) -> None:
+        """Queue the operations, and respond with what `reply` makes of their results."""
+        writes: Writes = self._protocol.acks.state.writes
+        writes.submit_all(operations, lambda results: self.answer(reply(results)))
 
     def read(self, kind: Callable[[Reads], Shared[Any, Any]], question: Any, reply: Callable[[Any], Reply]) -> None:
         """Queue a read of this kind, and respond with what `reply` makes of its value."""
@@ -282,6 +289,12 @@ def _commit_many(call: Call) -> None:
     call.write(commits_of(commits), lambda results: consumer_groups.many(commits, results))
 
 
+def _handle(call: Call) -> None:
+    body: processes.HandlingsBody = call.parsed(processes.HandlingsBody)
+    operations = processes.many_of(call.name(1), body)
+    call.write_all(operations, lambda results: processes.handled_many(call.path, body, operations, results))
+
+
 def _get(call: Call) -> None:
     call.read(lambda reads: reads.batches, call.batch, batches.read)
 
@@ -304,6 +317,7 @@ def _first_number(target: re.Match[bytes]) -> int:
 _ID: Final = rb"/v1/batches/(0|[1-9][0-9]{0,15})"
 _PAGE: Final = rb"/v1/events\?after=(0|[1-9][0-9]{0,15})(?:&limit=([1-9][0-9]{0,2}))?"
 _TALLY: Final = f"/v1/tallies/({tallies.NAME})/apply".encode()
+_HANDLE: Final = f"/v1/processes/({processes.NAME})/handle".encode()
 # Without percent-encoded characters.
 _GROUP: Final = rb"/v1/consumer-groups/([A-Za-z0-9_][A-Za-z0-9._:-]{0,254})"
 _POSITION: Final = _GROUP + rb"/partitions/(0|[1-9][0-9]{0,3})/position"
@@ -327,6 +341,7 @@ _ALL: Final = (
         rule_of(consumer_groups.commit_positions),
         _commit_many,
     ),
+    Verb("POST", re.compile(_HANDLE), "/v1/processes/{process}/handle", rule_of(processes.handle_events), _handle),
     Verb("GET", re.compile(_ID), "/v1/batches/{id}", rule_of(batches.get_batch), _get),
     Verb(
         "GET",

@@ -90,7 +90,7 @@ def _rate(url: str, instances: int, workers: int, lanes: int) -> float:
 
 def run(scale: Scale) -> None:
     quick = scale == Scale.quick()
-    instances, rounds = (60, 1) if quick else (300, scale.rounds)
+    instances, rounds = (60, 1) if quick else (2000, scale.rounds)
     shapes = (SHAPES[0], SHAPES[1]) if quick else SHAPES
     rates: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
     with measure.mariadb() as server, measure.lastbit_on(server, workers=2) as service:

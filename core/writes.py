@@ -24,7 +24,7 @@ from core.commits import operation as calls
 from core.commits.operation import Done
 from core.consumer_groups import positions
 from core.processes import handling
-from core.processes.handling import Handle
+from core.processes.handling import Handle, HandleMany
 from core.storage.database import Database
 from core.storage.statements import Pipeline
 
@@ -56,7 +56,7 @@ class CommitPositions(calls.Operation):
     commits: Sequence[positions.Commit]
 
 
-Operation: TypeAlias = Open | Extend | Seal | Append | Handle | Apply | CommitPositions
+Operation: TypeAlias = Open | Extend | Seal | Append | Handle | HandleMany | Apply | CommitPositions
 
 
 def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:
@@ -65,7 +65,13 @@ def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:
     appends = [operation for operation in operations if isinstance(operation, Append)]
     applies = [operation for operation in operations if isinstance(operation, Apply)]
     commits = [operation for operation in operations if isinstance(operation, CommitPositions)]
-    handles = [operation for operation in operations if isinstance(operation, Handle)]
+    calls_of_many = [operation for operation in operations if isinstance(operation, HandleMany)]
+    handles = [
+        handle
+        for operation in operations
+        if isinstance(operation, Handle | HandleMany)
+        for handle in ([operation] if isinstance(operation, Handle) else operation.handles)
+    ]
     changes = [operation for operation in operations if isinstance(operation, Open | Extend | Seal)]
     fences = handling.fences(pipeline, handles)
     fenced: list[Append | Apply] = [*appends, *applies]
@@ -97,6 +103,7 @@ def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:
     pipeline.finish()
     outcomes |= {append: Done(answer) for append, answer in zip(appends, answers, strict=True)}
     outcomes |= writes.outcomes | handlings.outcomes
+    outcomes |= {call: Done([outcomes[handle] for handle in call.handles]) for call in calls_of_many}
     for apply, result in zip(applies, applied, strict=True):
         outcomes[apply] = Done(error=result) if isinstance(result, errors.CoreError) else Done(result)
     return [outcomes[operation] for operation in operations]

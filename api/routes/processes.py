@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
@@ -27,14 +28,15 @@ from api.routes.consumer_groups import Epoch
 from api.routes.consumer_groups import Name as WorkerName
 from api.routes.events import Name
 from api.routes.free_json import DATA, MAX_STATE, Data, State
-from api.routes.models import Body
+from api.routes.models import Body, Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Writes
 from api.server.bodies import DEPTH
 from core import errors, tables
+from core.commits.operation import Done
 from core.consumer_groups import groups
 from core.processes import definitions, instances, outbox, timers
-from core.processes.handling import Handle, handle_of
+from core.processes.handling import HandleMany, handle_many_of, handle_of
 from core.service import Service
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
@@ -67,11 +69,13 @@ def _in_a_path(value: str) -> str:
     return _unicode(value)
 
 
+NAME: Final = rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{tables.PROCESS_NAME - 1}}}"
+
 ProcessName = Annotated[
     str,
     Path(
         alias="process",
-        pattern=rf"^[A-Za-z0-9][A-Za-z0-9._:-]{{0,{tables.PROCESS_NAME - 1}}}$",
+        pattern=rf"^{NAME}$",
         description="a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`",
     ),
 ]
@@ -369,24 +373,45 @@ async def handle_events(process: ProcessName, body: HandlingsBody, request: Requ
     """Store the effects of up to 100 events, on one instance or on several, each once. Entries of one instance are
     applied in their order. A refused entry has its problem in its result, and the others are applied. Other calls may
     take place in between."""
-    entries: list[HandlingEntry | problems.Problem] = list(body.handlings)
-    operations = [_operation(process, entry.instance, entry) for entry in entries if isinstance(entry, HandlingEntry)]
     writes: Writes = request.app.state.writes
-    outcomes = iter(await writes.run_all(operations))
-    results: list[dict[str, Any]] = []
-    for entry in entries:
-        if isinstance(entry, problems.Problem):
-            results.append({"handled": None, "problem": entry.content()})
-            continue
-        outcome = next(outcomes)
-        if outcome.error is None:
-            results.append({"handled": _handled(outcome.value), "problem": None})
-        elif isinstance(outcome.error, errors.CoreError) and outcome.error.code != "internal":
-            results.append({"handled": None, "problem": problems.from_core(outcome.error).content()})
-        else:
-            log.error("request_failed", path=request.url.path, exc_info=outcome.error)
-            results.append({"handled": None, "problem": problems.internal().content()})
-    return free_json.response({"results": results})
+    operations = many_of(process, body)
+    return handled_many(request.url.path, body, operations, await writes.run_all(operations)).response()
+
+
+def many_of(process: str, body: HandlingsBody) -> list[HandleMany]:
+    """The operations for the valid entries."""
+    entries: list[HandlingEntry | problems.Problem] = list(body.handlings)
+    return handle_many_of(
+        [_handling(process, entry.instance, entry) for entry in entries if isinstance(entry, HandlingEntry)]
+    )
+
+
+def handled_many(path: str, body: HandlingsBody, operations: Sequence[HandleMany], results: Sequence[Done]) -> Reply:
+    """The response with one result for each entry: an operation that failed is the result of all of its entries."""
+    outcomes = iter(
+        [
+            outcome
+            for operation, result in zip(operations, results, strict=True)
+            for outcome in (result.value if result.error is None else [result] * len(operation.handles))
+        ]
+    )
+    entries: list[HandlingEntry | problems.Problem] = list(body.handlings)
+    documents = [
+        {"handled": None, "problem": entry.content()}
+        if isinstance(entry, problems.Problem)
+        else _result(path, next(outcomes))
+        for entry in entries
+    ]
+    return Reply.of({"results": documents})
+
+
+def _result(path: str, outcome: Done) -> dict[str, Any]:
+    if outcome.error is None:
+        return {"handled": _handled(outcome.value), "problem": None}
+    if isinstance(outcome.error, errors.CoreError) and outcome.error.code != "internal":
+        return {"handled": None, "problem": problems.from_core(outcome.error).content()}
+    log.error("request_failed", path=path, exc_info=outcome.error)
+    return {"handled": None, "problem": problems.internal().content()}
 
 
 # An instance's name may contain slashes. So these routes must precede `/{process}/{instance:rest}`.
@@ -403,25 +428,23 @@ async def handle_event(process: ProcessName, instance: InstanceName, body: Handl
     changed; compute the effect again from the current state.
     """
     writes: Writes = request.app.state.writes
-    return free_json.response(_handled(await writes.run(_operation(process, instance, body))))
+    return free_json.response(_handled(await writes.run(handle_of(_handling(process, instance, body)))))
 
 
-def _operation(process: str, instance: str, body: HandleBody) -> Handle:
-    return handle_of(
-        instances.Handling(
-            process,
-            instance,
-            body.event.id,
-            body.event.position,
-            body.fence.worker,
-            body.fence.epoch,
-            body.version,
-            body.state,
-            [outbox.NewCommand(command.step or command.type, command.type, command.data) for command in body.commands],
-            [timers.TimerChange(timer.timer, _seconds(timer.after), timer.data) for timer in body.timers],
-            body.finish,
-            body.error,
-        )
+def _handling(process: str, instance: str, body: HandleBody) -> instances.Handling:
+    return instances.Handling(
+        process,
+        instance,
+        body.event.id,
+        body.event.position,
+        body.fence.worker,
+        body.fence.epoch,
+        body.version,
+        body.state,
+        [outbox.NewCommand(command.step or command.type, command.type, command.data) for command in body.commands],
+        [timers.TimerChange(timer.timer, _seconds(timer.after), timer.data) for timer in body.timers],
+        body.finish,
+        body.error,
     )
 
 
@@ -430,9 +453,7 @@ def _handled(handled: instances.Handled) -> dict[str, Any]:
         "status": handled.status,
         "repeated": handled.repeated,
         "instance": None if handled.instance is None else _instance(handled.instance),
-        "commands": [
-            {name: getattr(command, name) for name in IssuedCommand.model_fields} for command in handled.commands
-        ],
+        "commands": handled.commands,  # a dataclass with the fields of `IssuedCommand`
     }
 
 

@@ -36,28 +36,33 @@ class Writes:
 
     async def run_all(self, operations: Sequence[writes.Operation]) -> list[Done]:
         """Run operations that need no transaction of their own. Each has a result or an error of its own."""
+        future: asyncio.Future[list[Done]] = self._loop.create_future()
+        self.submit_all(operations, lambda results: settle(future, None, results))
+        return await future
+
+    def submit_all(self, operations: Sequence[writes.Operation], receive: Callable[[list[Done]], object]) -> None:
+        """Queue operations that need no transaction of their own. `receive` is called once, in the event loop, with a
+        result or an error for each."""
         results: list[Any] = [None] * len(operations)
         left = len(operations)
-        future: asyncio.Future[None] = self._loop.create_future()
 
-        def receive(place: int, value: Any, error: Exception | None) -> None:
+        def add(place: int, value: Any, error: Exception | None) -> None:
             nonlocal left
             results[place] = Done(value, error)
             left -= 1
             if not left:
-                settle(future, None, None)
+                receive(results)
 
         def receiver(place: int) -> Callable[[Pending], None]:
-            return lambda pending: receive(place, pending.answer.value, pending.error)
+            return lambda pending: add(place, pending.answer.value, pending.error)
 
         for place, operation in enumerate(operations):
             try:
                 self.submit(operation, receiver(place))
             except errors.Overloaded as error:
-                receive(place, None, error)
-        if operations:
-            await future
-        return results
+                add(place, None, error)
+        if not operations:
+            receive([])
 
     def submit(self, operation: writes.Operation, receive: Callable[[Pending], object]) -> None:
         """Queue an operation that needs no transaction of its own. `receive` is called in the event loop. Raises

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import structlog
 
 from core import metrics
-from core.commits.admission import Admission
+from core.commits.admission import LEAST, Admission
 from core.commits.operation import Call, Outcome, Unit
 
 UNIT_GROUPS: Final = 512
@@ -276,7 +276,8 @@ class Lane:
         if admission is None or self.stopping:
             return self.take(FLUSH_UNITS), []
         before = admission.limit
-        admission.taking(now, wait)
+        # So few units would not be refused, however long they wait: they may be large ones.
+        admission.taking(now, wait if self.waiting > LEAST else 0.0)
         limit = admission.limit
         surplus: list[Waiting] = []
         if before is None and limit is not None:

@@ -31,7 +31,7 @@ from typing import Final
 import structlog
 
 from core import errors, feed, metrics
-from core.commits.operation import Done, Operation
+from core.commits.operation import Done, Operation, shared_number
 from core.consumer_groups.positions import Fence
 from core.processes import definitions, inbox, outbox
 from core.processes.instances import Handled, Handling, Instance, LockedInstances, Status
@@ -42,6 +42,8 @@ from lastbit.streams.partitions import partition_of
 
 COST: Final = 16
 """The cost of a handling without data."""
+PART: Final = 2048
+"""The approximate maximum cost of an operation with many handlings: half of a flush."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +68,29 @@ def handle_of(handling: Handling) -> Handle:
         cost=COST + 4 * parts + size // 1024,
         handling=handling,
     )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class HandleMany(Operation):
+    """Many handlings. Its result is a list of the outcomes of the `handles`, in order."""
+
+    handles: Sequence[Handle]
+
+
+def handle_many_of(handlings: Sequence[Handling]) -> list[HandleMany]:
+    """The operations of one call, usually a single one; a costly call is cut, as its transaction would delay all other
+    calls. Calls of a worker are in one queue: they take turns with other calls, however many events they have."""
+    operations: list[HandleMany] = []
+    part: list[Handle] = []
+    size = cost = 0
+    for place, handle in enumerate(map(handle_of, handlings), 1):
+        part.append(handle)
+        size, cost = size + handle.size, cost + handle.cost
+        if cost >= PART or place == len(handlings):
+            worker = f"{handle.handling.process}:{handle.handling.worker}"
+            operations.append(HandleMany(batch=shared_number("handlings", worker), size=size, cost=cost, handles=part))
+            part, size, cost = [], 0, 0
+    return operations
 
 
 def fences(pipeline: Pipeline, operations: Sequence[Handle]) -> dict[Operation, Fence]:
@@ -184,8 +209,11 @@ def _event_key(handling: Handling) -> inbox.Key:
     return handling.process, handling.instance, handling.event
 
 
-def report(handling: Handling, handled: Handled) -> None:
+def report(handle: Handle, outcome: Done) -> None:
     """Count a committed handling, and log a parked event."""
+    if outcome.error is not None:
+        return
+    handling, handled = handle.handling, outcome.value
     metrics.PROCESS_EVENTS["repeated" if handled.repeated else handled.status].inc()
     if handled.status is inbox.Status.PARKED and not handled.repeated:
         log.warning(

@@ -12,7 +12,7 @@ from core.commits.combiner import Commit, GroupCommit, Inline
 from core.commits.lanes import Deliver, Pending
 from core.commits.operation import Done
 from core.processes import handling
-from core.processes.handling import Handle
+from core.processes.handling import Handle, HandleMany
 from core.service.acks import AckService
 from core.storage.database import Database
 
@@ -62,8 +62,11 @@ class WriteService:
         else:
             outcomes = writes.commit(self._database, operations, lock_waits=0, lock_wait=LOCK_WAIT)
         for operation, outcome in zip(operations, outcomes, strict=True):
-            if isinstance(operation, Handle) and outcome.error is None:
-                handling.report(operation.handling, outcome.value)
+            if isinstance(operation, Handle):
+                handling.report(operation, outcome)
+            elif isinstance(operation, HandleMany):
+                for handle, done in zip(operation.handles, outcome.value, strict=True):
+                    handling.report(handle, done)
             if isinstance(outcome.value, Opened | Sealed) and outcome.value.batch.parent_due is not None:
                 outcome.paid = self._acks.payment(outcome.value.batch.id)
         return outcomes

@@ -52,8 +52,8 @@ KEPT: Final = 10_000
 """Maximum instances whose states are cached between events."""
 IDLE: Final = 15
 """Number of commit intervals after which a floor is committed if it advanced only over other partitions' events."""
-MANY: Final = 20
-"""Maximum events in one call. The service accepts 100, but the calls of many lanes would make each other wait."""
+MANY: Final = 100
+"""Maximum events in one call, as the service accepts."""
 CALL: Final = 4 * 2**20
 """Approximate maximum bytes of one call: half of what the service accepts."""
 PAUSE: Final = 0.5

@@ -1580,6 +1580,27 @@ MUTANTS = [
         _WRITES + "test_commits_of_positions_share_a_transaction_and_a_stale_one_changes_nothing",
     ),
     Mutant(
+        "a-few-large-calls-that-wait-long-are-an-overload",
+        "core.commits.lanes:Lane._admitted",
+        "wait if self.waiting > LEAST else 0.0",
+        "wait",
+        "test_admission.py::test_a_few_large_calls_that_wait_long_are_no_overload",
+    ),
+    Mutant(
+        "a-call-of-many-handlings-has-one-outcome",
+        "core.writes:flush",
+        "Done([outcomes[handle] for handle in call.handles])",
+        "Done([outcomes[call.handles[0]] for handle in call.handles])",
+        _WRITES + "test_each_handling_of_a_call_of_many_has_an_outcome_of_its_own",
+    ),
+    Mutant(
+        "an-entry-that-is-refused-for-now-is-not-tried-again",
+        "lastbit.processes.worker:ProcessWorker._send",
+        "must_pause = True",
+        "task.is_over = True",
+        _SDK + "test_processes.py::test_an_entry_that_is_refused_for_now_is_tried_again",
+    ),
+    Mutant(
         "one-stale-position-refuses-the-call",
         "api.routes.consumer_groups:many",
         "isinstance(result, ConsumerGroupNotFound)",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
 
-from core.commits.admission import AFTER, CALM, LEAST, LONES, LONG, SHORT, Admission
-from core.commits.lanes import FLUSH_UNITS
+from core.commits.admission import AFTER, CALM, CROWD, LEAST, LONES, LONG, SHORT, Admission
+from core.commits.combiner import Combiner
+from core.commits.lanes import FLUSH_COST, FLUSH_UNITS
+from core.commits.operation import Done
+from core.writes import Append
 
 
 @dataclass
@@ -203,3 +210,29 @@ def test_the_start_and_the_end_of_refusals_are_reported() -> None:
     admission.taking(1 + CALM * 2, 0)
     assert decisions == [True, False]
     assert admission.limit is None
+
+
+def test_a_few_large_calls_that_wait_long_are_no_overload() -> None:
+    """Sixteen callers, and two of their calls fill a flush: none would be refused, so none is reported as refused."""
+    changes: list[bool] = []
+    pause = threading.Event()
+
+    def commit(units: Sequence[Append], *, lock_waits: int) -> list[Done]:
+        pause.wait(0.03)  # a slow database
+        assert len(units) <= 2
+        return [Done() for _ in units]
+
+    combiner = Combiner(commit, admission=Admission(after=0.05, on_change=changes.append), what="writes")
+
+    def call(_: int) -> float:
+        start = time.monotonic()
+        done = threading.Event()
+        combiner.submit(Append(events=[], cost=FLUSH_COST // 2), lambda finished: done.set())
+        assert done.wait(30)
+        return time.monotonic() - start
+
+    with ThreadPoolExecutor(16) as pool:
+        waits = list(pool.map(call, range(64)))
+    combiner.stop()
+    assert max(waits) > CROWD
+    assert changes == []

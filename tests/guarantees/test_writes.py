@@ -21,11 +21,12 @@ from core.batches.batch import Opened, Opening
 from core.batches.lifecycle import State
 from core.batches.writing import Extend, Open, Seal
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
+from core.commits.lanes import FLUSH_COST
 from core.commits.operation import Done
 from core.consumer_groups import positions
 from core.consumer_groups.leases import Caller
 from core.processes import outbox, timers
-from core.processes.handling import Handle, handle_of
+from core.processes.handling import Handle, handle_many_of, handle_of
 from core.processes.instances import Handled, Handling
 from core.service import Service
 from core.service.batches import opening_of, seal_of
@@ -316,6 +317,46 @@ def test_a_refused_handling_does_not_affect_its_neighbours(database: Database) -
     assert instance == outcomes[6].value.instance
     [command] = service.processes.commands(0, 10).commands
     assert command.position == outcomes[6].value.commands[0].position == 5
+
+
+def test_each_handling_of_a_call_of_many_has_an_outcome_of_its_own(database: Database) -> None:
+    """In their order, and with those of other calls in one transaction: a refused one affects no other."""
+    service = with_process(database)
+    [call] = handle_many_of(
+        [
+            handle(*words).handling
+            for words in (
+                *(("i", 1, 0, "commands"), ("j", 1, 0, "stale"), ("i", 2, 1, "finish"), ("i", 3, 2)),
+                *(("k", 1, 7), ("j", 2, 0, "error"), ("i", 1, 0)),
+            )
+        ]
+    )
+    [again] = handle_many_of([handle("i", 1, 0).handling, handle("k", 1, 0, "unknown").handling])
+    first, single, second = merged(database, call, handle("j", 1, 0), again)
+    assert [
+        (type(outcome.error).__name__ if outcome.error else (str(outcome.value.status), outcome.value.repeated))
+        for outcome in (*first.value, single, *second.value)
+    ] == [
+        *(("handled", False), "StaleEpoch", ("handled", False), ("late", False), "VersionConflict"),
+        *(("parked", False), ("handled", True), ("handled", False), ("handled", True), "ProcessNotFound"),
+    ]
+    assert [
+        (each.instance, each.version, each.status) for each in service.processes.page(PROCESS, None, None, 9)[0]
+    ] == [*(("i", 2, "finished"), ("j", 1, "running"))]
+
+
+def test_a_call_of_many_handlings_is_one_operation_unless_it_is_costly() -> None:
+    """So that the number of events in a call is no overload, and no call delays the others for long. Those of one
+    worker are in one queue."""
+    handling = handle("i", 1, 0).handling
+    [plain] = handle_many_of([handling] * 100)
+    assert plain.cost < FLUSH_COST // 2
+    large = replace(handling, commands=[outbox.NewCommand(str(step), "ship") for step in range(100)])
+    parts = handle_many_of([large] * 100)
+    assert {len(part.handles) for part in parts} == {5}
+    assert all(part.cost < FLUSH_COST for part in parts)
+    assert {part.batch for part in parts} == {plain.batch} != {handle_many_of([replace(handling, worker="v")])[0].batch}
+    assert [each.handling for part in parts for each in part.handles] == [large] * 100
 
 
 def test_many_workers_at_once_issue_each_command_once(any_service: Service) -> None:

@@ -20,7 +20,7 @@ KEY = "Idempotency-Key: k\r\n"
 UNSEEN = 10**9
 CHANGING = ("date", "connection", "content-length")
 """Headers that differ between two calls, or between a connection that stays and one that doesn't."""
-TIMES = ("created_at", "updated_at", "sealed_at", "ended_at")
+TIMES = ("created_at", "updated_at", "sealed_at", "ended_at", "finished_at")
 
 
 def request(method: str, path: str, body: Any = None, headers: str = JSON) -> bytes:
@@ -37,8 +37,13 @@ def service_() -> Iterator[ServiceProcess]:
         # Ids that are part of no other number in a response.
         with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
             file.execute("INSERT INTO sqlite_sequence VALUES ('batches', 7000000)")
-        for path, body in ((GROUP, {"partitions": 4, "ttl": 3600}), (f"{GROUP}/sync", {"worker": "w", "session": "s"})):
-            status, _, _ = ask(running.port, request("PUT" if path == GROUP else "POST", path, body))
+        for path, body in (
+            (GROUP, {"partitions": 4, "ttl": 3600}),
+            (f"{GROUP}/sync", {"worker": "w", "session": "s"}),
+            (PROCESS, {"partitions": 1, "ttl": 3600}),
+            ("/v1/consumer-groups/process.p/sync", {"worker": "w", "session": "s"}),
+        ):
+            status, _, _ = ask(running.port, request("POST" if path.endswith("/sync") else "PUT", path, body))
             assert status in (200, 201)
         yield running
 
@@ -90,6 +95,16 @@ ENTRY = {"key": "ü", "delta": -2, "source": SOURCE}
 COMMIT = {"worker": "w", "epoch": 1, "snapshot": base64.b64encode(Snapshot(3, 8, (4, 6)).encode()).decode()}
 POSITIONS = f"{GROUP}/positions"
 ENTRY_0 = {name: value for name, value in COMMIT.items() if name != "worker"} | {"partition": 0, "head": 12}
+PROCESS = "/v1/processes/p"
+HANDLE = f"{PROCESS}/handle"
+HANDLING = {
+    "instance": "o{b}",
+    "event": {"id": "e{b}", "position": 1},
+    "fence": {"worker": "w", "epoch": 1},
+    "version": 0,
+    "state": {"ü": [1.5, None]},
+}
+TIMER = {"timers": [{"timer": "t", "after": 9}]}
 FAST: list[tuple[str, str, Any, str]] = [
     ("POST", OPEN, {}, JSON),
     ("POST", OPEN, {"key": "ü", "labels": {"a": "ß"}, "items": 3, "sealed": True, "expires_in": 60}, JSON),
@@ -124,6 +139,17 @@ FAST += [
     ("PUT", POSITION.replace("/g/", "/absent/"), COMMIT, JSON),
     ("PUT", POSITIONS, {"worker": "w", "positions": [ENTRY_0, {**ENTRY_0, "epoch": 9}, ENTRY_0]}, JSON),
     ("PUT", POSITIONS, {"worker": "v", "positions": [ENTRY_0]}, JSON),
+    ("POST", HANDLE, {"handlings": [{**HANDLING, **TIMER}]}, JSON),
+    ("POST", HANDLE, {"handlings": [HANDLING, HANDLING, {**HANDLING, "event": {"id": "f{b}", "position": 1}}]}, JSON),
+    (
+        "POST",
+        HANDLE,
+        {"handlings": [{**HANDLING, "fence": {"worker": "w", "epoch": 9}}, {**HANDLING, "finish": True}]},
+        JSON,
+    ),
+    ("POST", HANDLE, {"handlings": [{**HANDLING, "version": "0"}, HANDLING, {**HANDLING, "error": "ü"}, 7]}, JSON),
+    ("POST", HANDLE, {"handlings": [{}]}, JSON),
+    ("POST", HANDLE.replace("/p/", "/absent/"), {"handlings": [HANDLING]}, JSON),
     ("PUT", POSITIONS.replace("/g/", "/absent/"), {"worker": "w", "positions": [ENTRY_0]}, JSON),
 ]
 ORDINARY: list[tuple[str, str, Any, str]] = [
@@ -177,6 +203,10 @@ ORDINARY: list[tuple[str, str, Any, str]] = [
     ("PUT", POSITION.replace("/0/", "/00/"), COMMIT, JSON),
     ("PUT", POSITION.replace("/g/", "/lastbit.g/"), COMMIT, JSON),
     ("PUT", POSITIONS, {"worker": "w", "positions": []}, JSON),
+    ("POST", HANDLE, {"handlings": []}, JSON),
+    ("POST", HANDLE, {"handlings": [HANDLING] * 101}, JSON),
+    ("POST", HANDLE, {"handlings": 7}, JSON),
+    ("POST", HANDLE.replace("/p/", "/%70/"), {"handlings": [HANDLING]}, JSON),
     ("PUT", POSITIONS, {"worker": "w", "positions": [ENTRY_0] * 1001}, JSON),
     ("PUT", POSITIONS, {"worker": "w", "positions": [ENTRY_0, {**ENTRY_0, "snapshot": "AAAA"}]}, JSON),
     ("PUT", POSITIONS, {"worker": "w", "positions": [{**ENTRY_0, "partition": 4096}]}, JSON),

@@ -10,15 +10,18 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
 from lastbit import AsyncClient, Client, ConsumerGroupInUse, InstanceNotFound, InvalidArgument, ProcessNotFound
+from lastbit._protocol import Answer, Failure, Request
 from lastbit.models import Event
 from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
 from lastbit.processes.calls import Processes
+from tests.support.exposition import eventually
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 
 NEEDED = ("charged", "complete", "reserved")
@@ -233,6 +236,67 @@ def test_a_refused_entry_of_a_shared_call_does_not_delay_the_others(url: str, cl
             pass
     commands = client.processes.commands(process="mixed", limit=100).commands
     assert Counter(command.instance for command in commands) == Counter(f"mixed-{order}" for order in range(40))
+
+
+class Busy:
+    """Refuses each event once, as an overloaded service does: the entry is not applied, and its result is a 503. All
+    else is sent to the real service."""
+
+    PROBLEM: ClassVar = {"status": 503, "code": "unavailable", "detail": "more writes arrive than can be committed"}
+
+    def __init__(self, send: Callable[[Request], Answer | Failure]) -> None:
+        self._send = send
+        self.refused: set[tuple[str, str]] = set()
+
+    def __call__(self, request: Request) -> Answer | Failure:
+        if not request.url.endswith("/handle"):
+            return self._send(request)
+        entries = json.loads(request.body or b"")["handlings"]
+        keys = [(entry["instance"], entry["event"]["id"]) for entry in entries]
+        # An event of every second instance, so that calls are refused in part.
+        now = {key for key in keys if key not in self.refused and int(key[0].rpartition("-")[2]) % 2}
+        self.refused |= now
+        rest = [entry for key, entry in zip(keys, entries, strict=True) if key not in now]
+        results: Iterator[Any] = iter(())
+        if rest:
+            answer = self._send(replace(request, body=json.dumps({"handlings": rest}).encode()))
+            if isinstance(answer, Failure) or answer.status != 200:
+                return answer
+            results = iter(json.loads(answer.body)["results"])
+        body = [{"handled": None, "problem": self.PROBLEM} if key in now else next(results) for key in keys]
+        return Answer(200, {"content-type": "application/json"}, json.dumps({"results": body}).encode())
+
+
+def test_an_entry_that_is_refused_for_now_is_tried_again(url: str, client: Client) -> None:
+    """Each event is handled once, and those of an instance in their order; the other entries are not sent again."""
+    calls: Counter[tuple[str, str]] = Counter()
+
+    def note(state: Any, event: Event) -> Any:
+        assert isinstance(event.data, dict)
+        calls[event.data["order"], event.type] += 1
+        return [*(state or []), event.type.rpartition(".")[2]], []
+
+    process = Process("busy", correlate("busy"), note)
+    client.processes.define("busy", partitions=4)
+    append(client, "busy", range(8))
+    with Client(url) as worker_client:
+        busy = Busy(worker_client.driver._send)
+        worker_client.driver._send = busy
+        worker = ProcessWorker(process, worker_client, "w1", lanes=2, every=0.05)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            eventually(
+                lambda: {each.instance: (each.version, each.state) for each in client.processes.instances("busy")},
+                {f"busy-{order}": (3, list(NEEDED)) for order in range(8)},
+            )
+        finally:
+            worker.stop()
+            thread.join(60)
+    assert len(busy.refused) == 4 * len(NEEDED)
+    for (order, _), count in calls.items():
+        assert count == 1 + int(order.rpartition("-")[2]) % 2
+    assert [each.parked for each in client.processes.instances("busy")] == [0] * 8
 
 
 def test_a_time_out_arrives_as_an_event(url: str, client: Client) -> None:
