@@ -11,121 +11,25 @@ store its own position.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lastbit.errors import InvalidArgument, MissingExtra
 from lastbit.streams.errors import SessionEnded
-from lastbit.streams.sources.session import Done, Session
+from lastbit.streams.sources.amqp import Consumer, Message
+from lastbit.streams.sources.session import Done
 from lastbit.streams.sources.unsettled import Unsettled
 from lastbit.streams.window import AckWindow
 
 if TYPE_CHECKING:
     from pika.connection import Parameters
 
+__all__ = ["Message", "RabbitQueue", "RabbitStream"]
+
 DEFAULT_PREFETCH = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    body: bytes
-    headers: Mapping[str, Any]
-    routing_key: str
-    redelivered: bool
-    """Whether the message was delivered before. Always False in streams."""
-    properties: Any
-    """pika's `BasicProperties`: content_type, message_id, timestamp and so on."""
-
-
-class _Consumer(Session[tuple[int, Message]]):
-    """A connection, a channel and a consumer that prefetches up to `prefetch` unacked messages."""
-
-    def __init__(
-        self, broker: str | Parameters, queue: str, prefetch: int, arguments: Mapping[str, Any] | None = None
-    ) -> None:
-        try:
-            import pika
-            from pika.exceptions import AMQPError
-        except ImportError as cause:
-            raise MissingExtra("rabbitmq", "a source on RabbitMQ") from cause
-        if not 1 <= prefetch <= 65_535:
-            raise InvalidArgument(f"prefetch is 1 to 65,535, not {prefetch!r}")
-        super().__init__(f"RabbitMQ queue {queue}")
-        self._failures = AMQPError
-        self._queue, self._prefetch, self._arguments = queue, prefetch, dict(arguments or {})
-        self._channel: Any = None
-        self._ending = False
-        self._cause: BaseException | None = None
-        self._consuming: Future[None] = Future()
-        # Not pika's BlockingConnection: on closing, it rejects messages that were delivered and not read; see `_end`.
-        self._connection = pika.SelectConnection(
-            pika.URLParameters(broker) if isinstance(broker, str) else broker,
-            on_open_callback=lambda connection: connection.channel(on_open_callback=self._on_channel),
-            on_open_error_callback=self._on_closed,
-            on_close_callback=self._on_closed,
-        )
-        self._thread.start()
-        self._consuming.result()
-
-    def _on_channel(self, channel: Any) -> None:
-        def consume(_: Any) -> None:
-            channel.basic_consume(
-                self._queue,
-                self._on_message,
-                arguments=self._arguments,
-                callback=lambda _: self._consuming.set_result(None),
-            )
-
-        self._channel = channel
-        channel.add_on_close_callback(lambda _, reason: self._lose(reason))
-        channel.add_on_cancel_callback(
-            lambda _: self._lose(ConnectionAbortedError("the broker cancelled the consumer; was the queue deleted?"))
-        )
-        channel.basic_qos(prefetch_count=self._prefetch, callback=consume)
-
-    def _on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        message = Message(body, properties.headers or {}, method.routing_key, method.redelivered, properties)
-        self._inbox.put((method.delivery_tag, message))
-
-    def _lose(self, cause: BaseException) -> None:
-        """Close the connection. Only the first cause is kept; later ones are consequences."""
-        self._cause = self._cause or cause
-        if self._connection.is_open:
-            self._connection.close()
-
-    def _on_closed(self, _: Any, cause: BaseException) -> None:
-        self._cause = self._cause or cause
-        self._connection.ioloop.stop()
-
-    def _talk(self) -> None:
-        try:
-            self._connection.ioloop.start()
-        finally:
-            self._connection.ioloop.close()
-            if not self._consuming.done():
-                self._consuming.set_exception(self._cause or ConnectionAbortedError("no connection"))
-        if self._cause is not None and not self._ending:
-            raise self._cause
-
-    def _hand_over(self, work: Callable[[], None]) -> None:
-        self._connection.ioloop.add_callback_threadsafe(work)
-
-    def _end(self, on_done: Done) -> None:
-        self._ending = True
-        if not self._connection.is_open:
-            return  # it is closing already
-        # pika would first cancel the consumer and reject messages that still arrive for it; a quorum queue puts those
-        # behind all waiting ones, out of order. pika rejects none for an unknown consumer: then all messages
-        # return with the channel to their old places.
-        self._channel._consumers.clear()
-        # Closing waits for the broker's reply, so the acks sent before have taken effect.
-        self._connection.close()
-
-
-class RabbitQueue(_Consumer):
+class RabbitQueue(Consumer):
     """Messages of a queue, as (delivery tag, `Message`). Pass its `window` and `commit` to `run_ordered`:
 
         with RabbitQueue(url, "orders") as orders:
@@ -172,7 +76,7 @@ class RabbitQueue(_Consumer):
             raise SessionEnded(self.name, str(cause)) from cause
 
 
-class RabbitStream(_Consumer):
+class RabbitStream(Consumer):
     """Records of a stream (x-queue-type: stream) after an offset, as (offset, `Message`):
 
         window = AckWindow.restore(saved)
