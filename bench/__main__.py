@@ -29,6 +29,7 @@ QUESTIONS = (
     "peers",
     "celery",
     "integrations",
+    "rabbitmq",
     "spark",
 )
 

@@ -1,0 +1,358 @@
+"""Every way in which a message can end, on a real node and with a real service."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from typing import Any
+
+import pika
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastbit import BatchHandle, Client, MissingExtra, Retry, Unauthorized, tokens
+from lastbit.errors import InvalidArgument
+from lastbit.integrations import Failed, _workers
+from lastbit.integrations import rabbitmq as adapter
+from lastbit.integrations.rabbitmq import Message
+from lastbit.integrations.rabbitmq._messages import Tags
+from lastbit.tokens import Role
+from tests.integrations.rabbitmq.conftest import Consuming, left, over, running
+from tests.support.brokers import RabbitMQ, Wire
+from tests.support.servers import running_service, sqlite_file
+
+pytestmark = pytest.mark.xdist_group("rabbitmq")
+
+
+def sent(rabbitmq: RabbitMQ, client: Client, count: int, **options: Any) -> BatchHandle:
+    """A sealed batch, with a message for each item in the queue `work`."""
+    return adapter.fan_out(rabbitmq.url, "work", [str(number) for number in range(count)], lastbit=client, **options)
+
+
+def reasons(batch: BatchHandle) -> list[str]:
+    return [reason for failed in batch.failed() for reason in failed.reasons.values()]
+
+
+def test_messages_that_succeed_are_acked(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
+) -> None:
+    """Their items first. The completion is reported before its message is gone."""
+    batch = sent(rabbitmq, client, 50, key="catalog")
+    completed = []
+    bodies = []
+    with consuming(queue, lambda message: bodies.append(message.body), on_completed=completed.append):
+        assert batch.wait(30).succeeded
+    assert sorted(map(int, bodies)) == list(range(50))
+    assert [(done.key, done.newly) for done in completed] == [("catalog", True)]
+    assert left(channel, queue) == 0
+    assert batch.verify().ok
+
+
+def test_a_message_whose_handler_raises_is_requeued(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
+) -> None:
+    """The item stays pending until the message succeeds."""
+    batch = sent(rabbitmq, client, 3)
+    attempts: Counter[bytes] = Counter()
+    pending: list[int] = []
+
+    def handle(message: Message) -> None:
+        attempts[message.body] += 1
+        if message.body == b"1" and attempts[b"1"] <= 2:
+            raise ConnectionError("the database is away")
+        if message.body == b"1":
+            pending.append(batch.refresh().pending)
+
+    with consuming(queue, handle):
+        assert batch.wait(30).succeeded
+    assert attempts == {b"0": 1, b"1": 3, b"2": 1}
+    assert pending[0] >= 1
+
+
+@pytest.mark.parametrize("reject", [False, True])
+def test_a_failed_message_fails_its_item(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming, reject: bool
+) -> None:
+    """With the handler's reason. The message is acked, or rejected for the dead-letter exchange."""
+    batch = sent(rabbitmq, client, 1)
+
+    def handle(message: Message) -> None:
+        raise Failed("no such picture")
+
+    with consuming(queue, handle, reject_failed=reject):
+        assert batch.wait(30).failed == 1
+    assert reasons(batch) == ["no such picture"]
+    assert (left(channel, queue), left(channel, "work.dead")) == (0, int(reject))
+
+
+def test_exhausted_deliveries_fail_the_item(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
+) -> None:
+    """A quorum queue gives up after its x-delivery-limit; the consumer of the dead letters fails the item."""
+    batch = sent(rabbitmq, client, 2)
+    stored = []
+    attempts = Counter[bytes]()
+
+    def handle(message: Message) -> None:
+        attempts[message.body] += 1
+        if message.body == b"0":
+            raise ValueError(message.body)
+
+    with (
+        consuming(queue, handle),
+        running(adapter.fail_dead_letters, rabbitmq.url, "work.dead", stored.append, lastbit=client),
+    ):
+        assert batch.wait(30).failed == 1
+    assert attempts == {b"0": 3, b"1": 1}
+    assert reasons(batch) == ["dead-lettered by queue work: delivery_limit, once"]
+    assert [letter.body for letter in stored] == [b"0"]
+    assert left(channel, "work.dead") == 0
+
+
+def test_a_rejected_message_is_pending_until_its_dead_letter_is_consumed(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, classic: str, consuming: Consuming
+) -> None:
+    """`on_error="reject"` is for queues without a delivery limit."""
+    batch = sent(rabbitmq, client, 1)
+    is_raised = threading.Event()
+
+    def handle(message: Message) -> None:
+        is_raised.set()
+        raise ValueError
+
+    with consuming(classic, handle, on_error="reject"):
+        assert is_raised.wait(30)
+    assert left(channel, "work.dead") == 1
+    assert batch.refresh().pending == 1
+    with running(adapter.fail_dead_letters, rabbitmq.url, "work.dead", lastbit=client):
+        batch.wait(30)
+    assert reasons(batch) == ["dead-lettered by queue work: rejected, once"]
+
+
+def test_an_expired_message_fails_its_item(rabbitmq: RabbitMQ, client: Client, channel: Any, classic: str) -> None:
+    """Nobody has handled it."""
+    message = adapter.Outgoing(b"0", pika.BasicProperties(expiration="1"))
+    batch = adapter.fan_out(rabbitmq.url, classic, [message], lastbit=client)
+    with running(adapter.fail_dead_letters, rabbitmq.url, "work.dead", lastbit=client):
+        batch.wait(30)
+    assert reasons(batch) == ["dead-lettered by queue work: expired, once"]
+
+
+def test_an_exception_can_fail_the_item_at_once(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, classic: str, consuming: Consuming
+) -> None:
+    """`on_error="fail"`; the exception is the reason."""
+    batch = sent(rabbitmq, client, 1)
+
+    def handle(message: Message) -> None:
+        raise ValueError("7 is no picture")
+
+    with consuming(classic, handle, on_error="fail"):
+        batch.wait(30)
+    assert reasons(batch) == ["ValueError: 7 is no picture"]
+    assert left(channel, "work.dead") == 0
+
+
+@pytest.mark.parametrize("headers", [None, {"lastbit-item": "picture-7"}], ids=["none", "malformed"])
+def test_messages_without_an_item_are_handled_too(
+    channel: Any, queue: str, consuming: Consuming, headers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue may carry both kinds, for example while producers change. An id that isn't one is logged."""
+    is_handled = threading.Event()
+    channel.basic_publish("", queue, b"", pika.BasicProperties(headers=headers))
+    with consuming(queue, lambda message: is_handled.set()):
+        assert is_handled.wait(30)
+    assert left(channel, queue) == 0
+    assert ("picture-7" in caplog.text) == (headers is not None)
+
+
+def test_the_message_of_a_rejected_item_does_not_come_back(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batch was cancelled."""
+    batch = sent(rabbitmq, client, 1, seal=False)
+    batch.cancel()
+    is_handled = threading.Event()
+    with consuming(queue, lambda message: is_handled.set()):
+        assert is_handled.wait(30)
+    assert left(channel, queue) == 0
+    assert "its batch was cancelled" in caplog.text
+
+
+def test_messages_stay_unacked_while_lastbit_is_away(
+    rabbitmq: RabbitMQ, channel: Any, queue: str, consuming: Consuming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are acked once it is back, and handled once."""
+    monkeypatch.setattr(_workers, "PAUSE", 0.05)
+    handled: Counter[bytes] = Counter()
+    all_handled = threading.Event()
+
+    def handle(message: Message) -> None:
+        handled[message.body] += 1
+        if len(handled) == 20:
+            all_handled.set()
+
+    with (
+        sqlite_file() as url,
+        running_service(url) as service,
+        Client(service.url, retry=Retry(attempts=1)) as patient,
+    ):
+        batch = sent(rabbitmq, patient, 20)
+        service.stop(9)
+        with consuming(queue, handle, lastbit=patient):
+            assert all_handled.wait(30)
+            service.start()
+            with Client(service.url) as other:
+                assert other.batch(batch.id).wait(30).succeeded
+    assert set(handled.values()) == {1}
+    assert left(channel, queue) == 0
+
+
+def test_a_stop_leaves_messages_to_their_redelivery_while_lastbit_is_away(
+    rabbitmq: RabbitMQ, channel: Any, queue: str, consuming: Consuming
+) -> None:
+    """It doesn't wait for Lastbit to come back."""
+    is_handled = threading.Event()
+    with (
+        sqlite_file() as url,
+        running_service(url) as service,
+        Client(service.url, retry=Retry(attempts=1)) as client,
+    ):
+        sent(rabbitmq, client, 1)
+        service.stop(9)
+        with consuming(queue, lambda message: is_handled.set(), lastbit=client):
+            assert is_handled.wait(30)
+    assert left(channel, queue) == 1
+
+
+def test_a_wrong_token_ends_the_consumer(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
+) -> None:
+    """It is reported, instead of trying again forever. The message returns."""
+    sent(rabbitmq, client, 1)
+    line = tokens.known(tokens.new(), "ci", [Role.CONSUME]).line()
+    with (
+        sqlite_file() as url,
+        running_service(url, LASTBIT_TOKENS=line) as service,
+        Client(service.url, token="wrong") as wrong,
+        pytest.raises(Unauthorized),
+    ):
+        adapter.consume(rabbitmq.url, queue, lambda message: None, lastbit=wrong)
+    assert left(channel, queue) == 1
+
+
+def test_redelivered_messages_count_once(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, classic: str, consuming: Consuming, wire: Wire
+) -> None:
+    """The connection is lost while messages are handled; the consumer connects again."""
+    batch = sent(rabbitmq, client, 40)
+    begun = threading.Semaphore(0)
+    is_cut = threading.Event()
+    handled: Counter[bytes] = Counter()
+
+    def handle(message: Message) -> None:
+        begun.release()
+        assert is_cut.wait(30)
+        handled[message.body] += 1
+
+    with consuming(classic, handle, broker=over(wire), prefetch=10):
+        for _ in range(8):
+            assert begun.acquire(timeout=30)
+        wire.cut()
+        is_cut.set()
+        assert batch.wait(30).succeeded
+        # The messages that were handled during the cut come again.
+        while handled.total() < 48:
+            assert begun.acquire(timeout=30)
+    assert len(handled) == 40
+    assert (batch.refresh().acked, batch.verify().ok, left(channel, classic)) == (40, True, 0)
+
+
+def test_a_stop_finishes_what_has_begun_and_returns_the_rest(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
+) -> None:
+    """The running handler's item is acked; messages that were only prefetched are ready again."""
+    batch = sent(rabbitmq, client, 10)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        has_begun.set()
+        assert may_end.wait(30)
+
+    with consuming(queue, handle, workers=1) as stop:
+        assert has_begun.wait(30)
+        stop.set()
+        threading.Timer(0.3, may_end.set).start()
+    assert batch.refresh().acked == 1
+    assert left(channel, queue) == 9
+
+
+def test_a_completion_that_can_not_be_processed_is_reported_again(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
+) -> None:
+    """`on_completed` raises: the message is delivered again, and its ack reports the completion again."""
+    batch = sent(rabbitmq, client, 1)
+    reports = []
+    is_published = threading.Event()
+
+    def publish(done: Any) -> None:
+        reports.append((done.batch, done.newly))
+        if len(reports) == 1:
+            raise ConnectionError("the catalog is away")
+        is_published.set()
+
+    with consuming(queue, lambda message: None, on_completed=publish):
+        assert is_published.wait(30)
+    assert reports == [(batch.id, True), (batch.id, False)]
+    assert left(channel, queue) == 0
+
+
+def test_wrong_arguments_are_reported_at_once(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is handled."""
+
+    async def handle_async(message: Message) -> None: ...
+
+    def handle(message: Message) -> None: ...
+
+    for options, word in (
+        ({"workers": 0}, "workers is at least 1, not 0"),
+        ({"prefetch": 0}, "prefetch is 1 to 65,535, not 0"),
+        ({"on_error": "ignore"}, "'requeue', 'reject' or 'fail', not 'ignore'"),
+        ({"retry_delay": -1}, "retry_delay is 0 to 3600 seconds, not -1"),
+    ):
+        with pytest.raises(InvalidArgument, match=word):
+            adapter.consume(rabbitmq.url, "work", handle, **options)
+    with pytest.raises(InvalidArgument, match="coroutine function"):
+        adapter.consume(rabbitmq.url, "work", handle_async, on_error="fail")
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no queue 'nowhere'"):
+        adapter.consume(rabbitmq.url, "nowhere", handle)
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        adapter.consume("amqp://guest:wrong@127.0.0.1:1/", "work", handle)
+    monkeypatch.setitem(sys.modules, "pika", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'lastbit\[rabbitmq\]'"):
+        adapter.consume(rabbitmq.url, "work", handle)
+
+
+@given(st.permutations(range(1, 30)), st.data())
+def test_acks_name_no_tag_twice(order: list[int], data: st.DataObject) -> None:
+    """The broker closes the channel for a tag that is settled already. All tags are settled in the end, whether acked
+    or returned."""
+    unsettled = set(order)
+    tags = Tags()
+    while order:
+        count = data.draw(st.integers(1, len(order)))
+        chunk, order = order[:count], order[count:]
+        for tag in chunk[: count // 4]:
+            unsettled.remove(tag)
+            tags.add(tag)
+        done = set(chunk[count // 4 :])
+        for tag, multiple in tags.acks(chunk[count // 4 :]):
+            assert tag in unsettled
+            acked = {each for each in unsettled if each <= tag} if multiple else {tag}
+            assert acked <= done
+            unsettled -= acked
+            done -= acked
+        assert not done
+    assert not unsettled
