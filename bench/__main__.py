@@ -28,6 +28,7 @@ QUESTIONS = (
     "durability",
     "peers",
     "celery",
+    "sqs",
     "integrations",
     "rabbitmq",
     "spark",

@@ -1,11 +1,11 @@
-"""Moto's server as a process: `python -m tests.support.moto_server PORT`. Three things differ from moto's own.
+"""Moto's server as a process: `python -m tests.support.moto_server PORT`. Some things differ from moto's own.
 
 Moto is not safe for threads. A deletion replaces a queue's list of messages, so a message that is sent or deleted at
 the same time would be lost, or come back. Here calls are carried out one at a time, except that a receive doesn't hold
 up others while it waits for messages.
 
-For each message sent, moto computes all attributes of its queue, and so counts all of its messages. Here only a request
-for the attributes counts them.
+Moto looks at all messages of a queue, and at the clock for each, when one is sent, received or deleted. With ten
+thousand messages it would take minutes. Here a call looks at few, or at least quickly.
 
 SQS refuses an entry of a batch call now and then. Here a message asks for it in its body: `refuse 2 sends`, `refuse 1
 deletes`.
@@ -21,8 +21,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from moto.core.utils import unix_time_millis
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from moto.sqs.models import Queue, SQSBackend
+from moto.sqs.exceptions import ReceiptHandleIsInvalid
+from moto.sqs.models import Message, Queue, SQSBackend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 CALLS = (
@@ -37,13 +39,10 @@ CALLS = (
     "change_message_visibility_batch",
     "get_queue_attributes",
 )
-COUNTS = (
-    "approximate_number_of_messages",
-    "approximate_number_of_messages_delayed",
-    "approximate_number_of_messages_not_visible",
-)
 lock = threading.RLock()
 refusals: Counter[tuple[str, str]] = Counter()
+receipts: dict[str, Message] = {}
+"""The message of each receipt handle."""
 is_counting = False
 """Changed and read under the lock."""
 
@@ -99,9 +98,40 @@ def deleting(method: Callable[..., Any]) -> Callable[..., Any]:
     return delete_message_batch
 
 
-def counted_on_request(name: str) -> property:
-    count = getattr(Queue, name).fget
-    return property(lambda queue: count(queue) if is_counting else 0)
+def visible_messages(queue: Queue) -> list[Message]:
+    now = unix_time_millis()
+    return [message for message in queue._messages if now > message.visible_at and now >= message.delayed_until]
+
+
+def receiving(method: Callable[..., Any]) -> Callable[..., Any]:
+    def mark_received(message: Message, visibility_timeout: int | None = None) -> None:
+        method(message, visibility_timeout)
+        receipts[str(message.receipt_handle)] = message
+
+    return mark_received
+
+
+def delete_message(queue: Queue, receipt_handle: str) -> None:
+    if receipt_handle in queue.deleted_messages:
+        return
+    message = receipts.get(receipt_handle)
+    if message not in queue._messages:
+        raise ReceiptHandleIsInvalid
+    queue._messages.remove(message)
+    queue.pending_messages.discard(message)
+    queue.deleted_messages.update(map(str, message.all_receipt_handles))
+
+
+def had_receipt_handle(message: Message, receipt_handle: str) -> bool:
+    return receipts.get(receipt_handle) is message
+
+
+def visible_count(queue: Queue) -> int:
+    return len(queue.messages) if is_counting else 0
+
+
+def hidden_count(queue: Queue) -> int:
+    return len(queue._messages) - len(queue.messages) if is_counting else 0
 
 
 def counting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,9 +157,15 @@ class Handler(WSGIRequestHandler):
 def main(port: int) -> None:
     SQSBackend.send_message_batch = sending(SQSBackend.send_message_batch)  # type: ignore[method-assign]
     SQSBackend.delete_message_batch = deleting(SQSBackend.delete_message_batch)  # type: ignore[method-assign]
+    Message.mark_received = receiving(Message.mark_received)  # type: ignore[method-assign]
+    Message.had_receipt_handle = had_receipt_handle  # type: ignore[method-assign]
+    Queue.delete_message = delete_message  # type: ignore[method-assign]
+    Queue.messages = property(visible_messages)  # type: ignore[assignment,method-assign]
     SQSBackend.get_queue_attributes = counting(SQSBackend.get_queue_attributes)  # type: ignore[method-assign]
-    for name in COUNTS:
-        setattr(Queue, name, counted_on_request(name))
+    Queue.approximate_number_of_messages = property(visible_count)  # type: ignore[assignment,method-assign]
+    Queue.approximate_number_of_messages_not_visible = property(hidden_count)  # type: ignore[assignment,method-assign]
+    Queue.approximate_number_of_messages_delayed = property(lambda queue: 0)  # type: ignore[assignment,method-assign]
+    SQSBackend.is_message_valid_based_on_retention_period = lambda *_: True  # type: ignore[method-assign]
     for name in CALLS:
         setattr(SQSBackend, name, locked(getattr(SQSBackend, name)))
     Queue.wait_for_messages = wait_unlocked  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ from lastbit.client import Client
 from lastbit.integrations import CHUNK, Failed
 from lastbit.integrations.sqs._consumer import Consumer, Handler, Options, stopped_by_signals
 from lastbit.integrations.sqs._fan_out import Body, Group, Sender
-from lastbit.integrations.sqs._queue import ITEM, Message, Queue, item_of, receives
+from lastbit.integrations.sqs._queue import ITEM, MOST_ENTRIES, Message, Queue, item_of, receives
 from lastbit.models import Completed
 
 __all__ = ["ITEM", "Failed", "Message", "consume", "fail_dead_letters", "fan_out", "item_of"]
@@ -84,7 +84,7 @@ def consume(
     handle: Handler,
     *,
     workers: int = 8,
-    prefetch: int = 10,
+    prefetch: int | None = None,
     receivers: int = 1,
     visibility_timeout: int | None = None,
     wait_seconds: int = 10,
@@ -110,7 +110,8 @@ def consume(
         handle: Called from several threads at a time. Messages of a FIFO queue's group are handled in order, one at a
             time.
         workers: The number of threads.
-        prefetch: The number of messages that wait here while all workers are busy; 0 for slow handlers.
+        prefetch: The number of messages that wait here while all workers are busy, by default ten for each receiver; 0
+            for slow handlers.
         receivers: The number of receive calls at a time on a standard queue. One gets up to ten messages in a round
             trip.
         visibility_timeout: Seconds after which the messages of a dead process are delivered again, by default the
@@ -133,7 +134,7 @@ def consume(
     queue = Queue(client, queue_url)
     options = Options(
         workers=workers,
-        prefetch=prefetch,
+        prefetch=MOST_ENTRIES * receivers if prefetch is None else prefetch,
         receivers=receivers,
         visibility_timeout=visibility_timeout,
         wait_seconds=wait_seconds,
@@ -179,7 +180,7 @@ def fail_dead_letters(
 
     options = Options(
         workers=1,
-        prefetch=10,
+        prefetch=MOST_ENTRIES,
         receivers=1,
         visibility_timeout=None,
         wait_seconds=wait_seconds,

@@ -65,15 +65,21 @@ class Inbox:
     def request(self) -> int:
         """Wait until messages are needed. Returns the number to ask SQS for; 0 if the inbox is closed."""
         with self._needed:
-            self._needed.wait_for(lambda: self._is_closed or self._room() > 0)
+            self._needed.wait_for(lambda: self._is_closed or self._wanted() > 0)
             if self._is_closed:
                 return 0
-            count = min(MOST_ENTRIES, self._room())
+            count = self._wanted()
             self._requested += count
             return count
 
-    def _room(self) -> int:
-        return self._idle + self._prefetch - self._waiting - self._requested
+    def _wanted(self) -> int:
+        """The number of messages to ask for. A receive of one takes as long as one of ten, so there is none for a few
+        messages as long as no worker is without."""
+        room = self._idle + self._prefetch - self._waiting - self._requested
+        is_starving = self._idle > self._waiting + self._requested
+        if is_starving or room >= max(1, min(MOST_ENTRIES, self._prefetch)):
+            return min(MOST_ENTRIES, room)
+        return 0
 
     def put(self, count: int, runs: Sequence[Run]) -> bool:
         """The result of a receive that asked for `count` messages. Returns False if the inbox is closed and the

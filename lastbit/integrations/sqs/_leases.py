@@ -32,6 +32,8 @@ class Leases:
         self.seconds = seconds
         self._held: dict[str, tuple[Message, float]] = {}
         """By receipt handle: the message, and the time from which it is hidden."""
+        self._deleting: set[str] = set()
+        """Receipt handles of messages that are being deleted. They are extended too, as that may take several calls."""
         self._closed = threading.Event()
         self._changed = threading.Condition()
 
@@ -43,10 +45,15 @@ class Leases:
         with self._changed:
             self._held.update((message["ReceiptHandle"], (message, now)) for message in messages)
 
+    def deleting(self, messages: Iterable[Message]) -> None:
+        """From now on, that a message is gone is no reason for a warning."""
+        self._deleting.update(message["ReceiptHandle"] for message in messages)
+
     def release(self, message: Message) -> None:
         """Stop extending it: it was deleted, or is left to its redelivery."""
         with self._changed:
             self._held.pop(message["ReceiptHandle"], None)
+            self._deleting.discard(message["ReceiptHandle"])
             self._changed.notify_all()
 
     def wait_until_fewer(self, count: int, seconds: float) -> None:
@@ -73,17 +80,14 @@ class Leases:
             for message in call:
                 fault = faults.get(message["ReceiptHandle"])
                 if fault is None:
-                    self._extended(message, now)
+                    self._renew(message, now)
                 elif not fault.is_lasting:
                     log.warning("the visibility of message %s was not extended yet: %s", message["MessageId"], fault)
-                elif self._extended(message, now):  # otherwise it was deleted meanwhile
+                elif message["ReceiptHandle"] in self._held and message["ReceiptHandle"] not in self._deleting:
                     self.release(message)
                     log.warning("message %s may be delivered again before its end: %s", message["MessageId"], fault)
 
-    def _extended(self, message: Message, now: float) -> bool:
-        """Note the time. Returns whether the message is still held."""
+    def _renew(self, message: Message, now: float) -> None:
         with self._changed:
-            is_held = message["ReceiptHandle"] in self._held
-            if is_held:
+            if message["ReceiptHandle"] in self._held:
                 self._held[message["ReceiptHandle"]] = (message, now)
-            return is_held

@@ -151,6 +151,7 @@ class Settler:
                 self._delete_all(messages)
 
     def _delete_all(self, messages: list[Message]) -> None:
+        self._leases.deleting(messages)
         try:
             for message, fault in self._queue.delete(messages, Retry()):
                 log.warning(

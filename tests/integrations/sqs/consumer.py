@@ -1,5 +1,6 @@
 """A consumer process: `python -m tests.integrations.sqs.consumer SQS QUEUE_URL WORD`. It prints each body that it
-handles. WORD: a body that contains it is handled forever; `before-deletion`: it kills itself instead of deleting."""
+handles, unless WORD is `quiet`. A body that contains WORD is handled forever. With `before-deletion` it kills itself
+instead of deleting."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ def main(url: str, queue_url: str, word: str) -> None:
         client.delete_message_batch = lambda **_: os.kill(os.getpid(), signal.SIGKILL)
 
     def handle(message: Any) -> None:
-        os.write(1, f"{message['Body']}\n".encode())  # whole, although several threads write
+        if word != "quiet":
+            os.write(1, f"{message['Body']}\n".encode())  # whole, although several threads write
         if word in message["Body"]:
             threading.Event().wait()
 
+    print("consuming", file=sys.stderr, flush=True)
     sqs.consume(client, queue_url, handle, workers=2, wait_seconds=1)
 
 

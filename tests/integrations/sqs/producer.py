@@ -1,4 +1,4 @@
-"""A producer process: `python -m tests.integrations.sqs.producer SQS QUEUE_URL COUNT CHUNK KEY`. It prints the number
+"""A producer process: `python -m tests.integrations.sqs.producer SQS QUEUE_URL CHUNK COUNT KEY`. It prints the number
 of the body that it produces first in each chunk."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from lastbit.integrations import sqs
 from tests.support.aws import sqs_client
 
 
-def main(url: str, queue_url: str, count: int, chunk: int, key: str) -> None:
+def main(url: str, queue_url: str, chunk: int, count: int, key: str) -> None:
     def bodies() -> Iterator[str]:
         for number in range(count):
             if number % chunk == 0:

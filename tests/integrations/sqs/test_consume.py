@@ -134,6 +134,25 @@ def test_a_deletion_that_sqs_refuses_is_sent_again(moto: Moto, lastbit: Client, 
     assert batch.refresh().succeeded
 
 
+@pytest.mark.parametrize(("options", "most", "receives"), [({}, 10, 20), ({"prefetch": 0, "workers": 2}, 2, 100)])
+def test_receives_ask_for_as_many_as_workers_need(
+    moto: Moto, lastbit: Client, consume: Consume, options: dict[str, int], most: int, receives: int
+) -> None:
+    """For ten at a time, not for one whenever there is room for one; without prefetch, for one for each idle worker."""
+    queue = moto.queue(most_receives=5)
+    sqs.fan_out(queue.client, queue.url, map(str, range(80)), lastbit=lastbit)
+    counts: list[int] = []
+
+    def note(params: Any, **_: Any) -> None:
+        counts.append(params["MaxNumberOfMessages"])
+
+    queue.client.meta.events.register("before-parameter-build.sqs.ReceiveMessage", note)
+    consume(queue, ignore, **options)
+    assert queue.count() == 0
+    assert max(counts) == most
+    assert len(counts) <= receives
+
+
 def test_a_message_stays_hidden_while_its_handler_runs(moto: Moto, lastbit: Client, consume: Consume) -> None:
     """Also longer than its visibility timeout; and so do messages that wait for a worker."""
     queue = moto.queue(visibility=1, most_receives=1)

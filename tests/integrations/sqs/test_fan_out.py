@@ -88,14 +88,14 @@ def producer(moto: Moto, queue: TestQueue, url: str, *arguments: Any) -> subproc
 def test_a_producer_that_was_killed_is_run_again(moto: Moto, lastbit: Client) -> None:
     """It sends what it had not sent, with the same ids, and repeats at most one chunk."""
     queue = moto.queue()
-    first = producer(moto, queue, lastbit.url, 300, 50, "killed")
+    first = producer(moto, queue, lastbit.url, 50, 300, "killed")
     assert first.stdout is not None
     for line in first.stdout:
         if int(line) == 150:
             first.send_signal(signal.SIGKILL)
             break
     first.wait(20)
-    second = producer(moto, queue, lastbit.url, 300, 50, "killed")
+    second = producer(moto, queue, lastbit.url, 50, 300, "killed")
     output, _ = second.communicate(timeout=60)
     batch = int(output.split()[-1])
     messages = queue.drain()
