@@ -1,0 +1,222 @@
+"""AWS Lambda, through the batch processors of Powertools: `pip install 'lastbit[aws-lambda]'`.
+
+    processor = LastbitBatchProcessor(event_type=EventType.SQS)
+
+Everything else stays as Powertools documents it. When all records of an invocation were handled, the items of those
+that succeeded are acked in one call, and then the failed records are reported. A record that succeeded and whose ack
+failed is reported too: it is delivered again, and its item is acked then.
+
+Things that could go wrong, and why they can't:
+
+*A message is deleted and its item stays pending.* Lambda deletes a message after the function has returned without
+reporting it. The acks are committed before.
+
+*A FIFO queue's order is broken, because an ack failed and a later one didn't.* `LastbitSqsFifoPartialProcessor` reports
+the later records of the group too.
+
+*The function times out while Lastbit is away*, and the messages that it handled are delivered again with all others.
+The client made here gives up after ten seconds, and the records are reported. The function's timeout must have room for
+that.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from lastbit import errors
+from lastbit.client import Client
+from lastbit.ids import InvalidItemId, ItemId
+from lastbit.integrations._failed import Failed
+from lastbit.integrations._resolving import LONGEST_REASON
+from lastbit.retry import Retry
+
+try:
+    from aws_lambda_powertools.utilities.batch import (
+        AsyncBatchProcessor,
+        BasePartialBatchProcessor,
+        BatchProcessor,
+        EventType,
+        SqsFifoPartialProcessor,
+    )
+except ImportError as cause:
+    raise errors.MissingExtra("aws-lambda", "lastbit.integrations.aws_lambda") from cause
+
+__all__ = ["ITEM", "Failed", "LastbitAsyncBatchProcessor", "LastbitBatchProcessor", "LastbitSqsFifoPartialProcessor"]
+
+log = logging.getLogger("lastbit.aws_lambda")
+
+ITEM: Final = "lastbit-item"
+"""The message attribute, or header of a Kafka record, that holds the item's id."""
+TIMEOUT: Final = 5.0
+"""Seconds for one request of the client made here."""
+RETRY: Final = Retry(attempts=4, deadline=10)
+"""The retries of that client: few, since an invocation is short."""
+
+Record = dict[str, Any]
+"""A record as it is in Lambda's event."""
+ItemOf = Callable[[Record], str | None]
+
+
+def _of_sqs(record: Record) -> str | None:
+    attribute = record.get("messageAttributes", {}).get(ITEM)
+    return None if attribute is None else str(attribute.get("stringValue"))
+
+
+def _of_kafka(record: Record) -> str | None:
+    for header in record.get("headers", ()):
+        if ITEM in header:
+            # Lambda gives signed bytes.
+            return bytes(number % 256 for number in header[ITEM]).decode(errors="replace")
+    return None
+
+
+_ITEM_OF: Final[Mapping[EventType, ItemOf]] = {EventType.SQS: _of_sqs, EventType.Kafka: _of_kafka}
+
+
+class _GivenUp:
+    """The result of a handler that raised `Failed`."""
+
+    def __init__(self, failure: Failed) -> None:
+        self.reason = None if failure.reason is None else str(failure.reason).encode(errors="replace").decode()
+        if self.reason is not None:
+            self.reason = self.reason[:LONGEST_REASON]
+
+
+class _Resolving(BasePartialBatchProcessor):
+    """The part that all processors share."""
+
+    def __init__(self, *args: Any, lastbit: Client | None = None, item: ItemOf | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        item = item or _ITEM_OF.get(self.event_type)
+        if item is None:
+            raise errors.InvalidArgument(
+                f"records of {self.event_type.value} have no attributes: pass item, a function that returns the id of "
+                "a record's item"
+            )
+        self._item_of = item
+        self._given_client = lastbit
+        self._outcomes: list[tuple[Record, _GivenUp | None]] = []
+        """The records that Lambda will not deliver again, in order. None: the handler returned."""
+
+    @functools.cached_property
+    def _lastbit(self) -> Client:
+        # Made with the first ack, and kept for the later invocations of this environment.
+        return self._given_client or Client(timeout=TIMEOUT, retry=RETRY)
+
+    def __call__(self, records: Any, handler: Callable[..., Any], lambda_context: Any = None) -> Any:
+        return super().__call__(records, self._catching(handler), lambda_context)
+
+    def _catching(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler, which returns a failure for good instead of raising it. Powertools would report the record."""
+
+        @functools.wraps(handler)  # Powertools reads the signature
+        def handle(*args: Any, **options: Any) -> Any:
+            try:
+                return handler(*args, **options)
+            except Failed as failure:
+                return _GivenUp(failure)
+
+        return handle
+
+    def success_handler(self, record: Any, result: Any) -> Any:
+        """Called with the record as it is in the event."""
+        self._outcomes.append((record, result if isinstance(result, _GivenUp) else None))
+        if isinstance(result, _GivenUp):
+            log.warning("a record has failed for good: %s", result.reason)
+            return ("fail", f"{Failed}:{result.reason}", record)
+        return super().success_handler(record, result)
+
+    def _prepare(self) -> None:
+        self._outcomes.clear()
+        super()._prepare()  # type: ignore[no-untyped-call]
+
+    def _clean(self) -> None:
+        """Resolve the items, then report."""
+        positions, error = self._resolve()
+        for position in self._with_successors(positions):
+            record: Any = self._outcomes[position][0]
+            if record in self.success_messages:
+                self.success_messages.remove(record)
+            self.failure_handler(self._to_batch_type(record, self.event_type), error)
+        super()._clean()  # type: ignore[no-untyped-call]
+
+    def _with_successors(self, positions: set[int]) -> list[int]:
+        """The positions of records that must be delivered again because the items at `positions` are not resolved."""
+        return sorted(positions)
+
+    def _resolve(self) -> tuple[set[int], Any]:
+        """Make one call for all acks, and one for the failures of each reason. Returns the positions of the outcomes
+        whose items could not be resolved, and the error."""
+        waiting: dict[tuple[bool, str | None], dict[int, str]] = {}
+        for position, (record, given_up) in enumerate(self._outcomes):
+            item = self._valid_item(record)
+            if item is not None:
+                kind = (given_up is not None, None if given_up is None else given_up.reason)
+                waiting.setdefault(kind, {})[position] = item
+        # The acks first. If a call fails, the later ones would too, and take as long.
+        for is_failed, reason in sorted(waiting, key=lambda kind: kind[0]):
+            items = list(waiting[is_failed, reason].values())
+            try:
+                result = self._lastbit.fail(items, reason) if is_failed else self._lastbit.ack(items)
+            except errors.LastbitError as error:
+                log.warning("records are reported as failed, as their items are not resolved: %s", error)
+                return {position for items_left in waiting.values() for position in items_left}, sys.exc_info()
+            for rejection in result.rejected:
+                log.warning("item %s was rejected: %s", rejection.item, rejection.reason)
+            waiting[is_failed, reason] = {}
+        return set(), None
+
+    def _valid_item(self, record: Record) -> str | None:
+        item = self._item_of(record)
+        if item is not None:
+            try:
+                ItemId.parse(item)
+            except InvalidItemId as error:
+                log.error("a record names no item, none was acked: %s", error)
+                return None
+        return item
+
+
+class LastbitBatchProcessor(_Resolving, BatchProcessor):
+    """Powertools' `BatchProcessor` that resolves the items of its records.
+
+    It takes the arguments of `BatchProcessor`, and by name: `lastbit`, the client, by default one made from LASTBIT_URL
+    and LASTBIT_TOKEN that retries for ten seconds; `item`, a function that gets a record as it is in the event and
+    returns its item's id or None. Without `item`, the id is the message attribute `lastbit-item` of SQS, or that header
+    of Kafka; Kinesis and DynamoDB need the function. Raises `InvalidArgument`.
+
+    A handler that raises `Failed(reason)` fails the item, and the record is not delivered again.
+    """
+
+
+class LastbitAsyncBatchProcessor(_Resolving, AsyncBatchProcessor):
+    """`LastbitBatchProcessor`, with Powertools' `AsyncBatchProcessor` for coroutine functions."""
+
+    def _catching(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(handler)
+        async def handle(*args: Any, **options: Any) -> Any:
+            try:
+                return await handler(*args, **options)
+            except Failed as failure:
+                return _GivenUp(failure)
+
+        return handle
+
+
+class LastbitSqsFifoPartialProcessor(_Resolving, SqsFifoPartialProcessor):
+    """`LastbitBatchProcessor` for FIFO queues, with Powertools' `SqsFifoPartialProcessor`: after a record that must be
+    delivered again, no later one is handled or acked; with `skip_group_on_error=True`, none of its group."""
+
+    def _with_successors(self, positions: set[int]) -> list[int]:
+        groups: set[str | None] = set()
+        successors: list[int] = []
+        for position, (record, _) in enumerate(self._outcomes):
+            group = record.get("attributes", {}).get("MessageGroupId") if self._skip_group_on_error else None
+            if position in positions or group in groups:
+                groups.add(group)
+                successors.append(position)
+        return successors
