@@ -179,7 +179,13 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
         if row is None or row.state not in TAKES_ACKS:
             raise faults.BeginAgain
         state, acked, failed = State(row.state), row.acked + delta.acked, row.failed + delta.failed
-        _check(row, state, acked, failed, delta)
+        try:
+            _check(row, state, acked, failed, delta)
+        except errors.InconsistentBatch:
+            # If another transaction has inserted the row of a group first, the batch row, which was locked after the
+            # groups, already counts that transaction's items. Then a waiting INSERT finds a duplicate key.
+            pipeline.flush()
+            raise
         change = _RowChange(batch, acked, failed if delta.failed else None, journal_next=delta.journal_next)
         if delta.filled:
             prefix = _advance_prefix(tx, batch, row.full_prefix, row.group_size)

@@ -27,8 +27,9 @@ these are separate. The state is checked again under the lock. If it accepts no 
 back and begins again, and then the first read rejects the items.
 
 *Two transactions insert the row of the same group.* A group without a row is all pending, and a row that doesn't exist
-can't be locked. Both transactions insert the row before they check the counts. One of them gets a duplicate key, rolls
-back and begins again.
+can't be locked. Both transactions insert the row. One of them gets a duplicate key, at the latest in the packet of its
+COMMIT, rolls back and begins again. Until then its counts may be wrong, so it first inserts the row if they seem
+impossible.
 
 *A bitfield in memory is outdated*, since another process has changed the group. The counts of the locked row determine
 its bits, and the counts in memory must be the same (see `cache`).
@@ -347,10 +348,6 @@ def _write_groups(pipeline: Pipeline, state: FlushState) -> None:
         else:
             old.append(_row(key, group, issued))
     pipeline.later(*texts, *group_rows.patch(patches), *group_rows.upsert(tx, old), *group_rows.insert(new))
-    if not state.locked_rows.keys().isdisjoint(batch for batch, _ in state.missing & state.changed):
-        # If another transaction has inserted the row of a group first, the duplicate key must be found before the
-        # counts are checked: the batch row, which was locked after the groups, already counts that transaction's items.
-        pipeline.flush()
 
 
 def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list[str]]:

@@ -397,9 +397,9 @@ MUTANTS = [
     ),
     Mutant(
         "counts-are-judged-before-new-groups-are-written",
-        "core.acks.flush:_write_groups",
-        "not state.locked_rows.keys().isdisjoint(batch for batch, _ in state.missing & state.changed)",
-        "False",
+        "core.acks.completion:_judge",
+        "pipeline.flush()\n            raise",
+        "raise",
         _RETRY,
     ),
     # The journal.

@@ -53,7 +53,7 @@ ROUND_TRIPS = {
     "append one event": 2,
     "one tally entry": 3,
     "one position": 2,
-    "ack, the first of its group": 3,
+    "ack, the first of its group": 2,
     "ack": 2,
     "ack that completes": 3,
     "process event": 3,
