@@ -25,7 +25,7 @@ from bench.measure import Scale
 from tests.support.brokers import RedisServer, redis_server
 from tests.support.servers import ROOT
 
-ADAPTERS = ("dramatiq", "taskiq")
+ADAPTERS = ("dramatiq", "taskiq", "rq")
 WARM = 50
 """Tasks that the workers run before the clock starts."""
 POLL = 0.01
@@ -78,8 +78,8 @@ def compare(adapter: ModuleType, store: redis.Redis, count: int) -> tuple[float,
 
 
 def measured(name: str, broker: RedisServer, scale: Scale) -> list[str]:
-    count = scale.requests // 2
     adapter = importlib.import_module(f"bench.adapters.{name}")
+    count = scale.requests // 2 // getattr(adapter, "FRACTION", 1)
     with redis.Redis(port=broker.port) as store:
         store.flushall()
         with workers(adapter):

@@ -35,12 +35,13 @@ class Workers:
 
 @contextlib.contextmanager
 def running(*command: str, prints: str, folder: Path = ROOT, **environment: str) -> Iterator[Workers]:
-    """`python -m COMMAND` in a folder, from when its standard error contains `prints` on."""
+    """`python -m COMMAND` in a folder, from when its output contains `prints` on."""
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", **environment},
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )

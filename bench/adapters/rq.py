@@ -1,0 +1,40 @@
+"""RQ with its default worker, which forks for each job; one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import redis
+from rq import Queue
+
+from lastbit.batch import BatchHandle
+from lastbit.integrations.rq import fan_out
+
+WORKER = (
+    *("rq.cli", "worker", "--quiet", "--url", os.environ["BENCH_BROKER"]),
+    *("--worker-class", "lastbit.integrations.rq.LastbitWorker"),
+)
+FRACTION = 10
+"""A fork for each job takes long: a tenth of the tasks suffices."""
+
+queue = Queue(connection=redis.Redis.from_url(os.environ["BENCH_BROKER"]))
+
+
+def nothing(number: int) -> None:
+    pass
+
+
+def send(numbers: Sequence[int]) -> None:
+    queue.enqueue_many([Queue.prepare_data(nothing, (number,)) for number in numbers])
+
+
+def track(numbers: Sequence[int]) -> BatchHandle:
+    return fan_out(queue, nothing, ((number,) for number in numbers))
+
+
+def left(store: redis.Redis) -> int:
+    """The number of jobs that wait or are under way."""
+    return (
+        int(store.llen(queue.key)) + int(store.zcard("rq:wip:default")) + int(store.llen(f"{queue.key}:intermediate"))
+    )

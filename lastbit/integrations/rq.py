@@ -1,0 +1,306 @@
+"""RQ: each job of a fan-out resolves its item when it ends. Needs `pip install 'lastbit[rq]'`.
+
+    rq worker --worker-class lastbit.integrations.rq.LastbitWorker
+    batch = fan_out(queue, render, ((product,) for product in products), key="catalog-42")
+
+RQ permits no colons in a job's id, so the job of item `7:0:42` is `lastbit-7-0-42`. What could go wrong:
+
+*A callback is no safe place.* `on_failure` runs at every failure, also before a retry, and not if the work-horse is
+killed. `on_success` runs before the job is saved. So the worker resolves items: it acks one before it saves the job as
+finished, and fails one before it saves the job as failed, but not if the job will be retried.
+
+*RQ ends a job without a worker*: it is cancelled, or its worker died and somebody's look at a registry cleaned it up.
+No hook sees all of these. So workers also compare: at each maintenance, `reconcile` resolves the pending items of jobs
+that have ended.
+
+What remains is RQ's own: a job that is deleted, or that expires in the queue, leaves no trace, and its item stays
+pending. `fan_out` refuses the option `ttl` for that reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from lastbit import errors
+from lastbit.batch import BatchHandle
+from lastbit.client import Client
+from lastbit.ids import ItemId
+from lastbit.integrations import _fan_out
+from lastbit.integrations._messages import MOST_REASON, item_of
+from lastbit.models import AckResult
+
+try:
+    import redis
+    from rq import Queue, SimpleWorker, Worker
+    from rq.job import Job, JobStatus
+    from rq.registry import CanceledJobRegistry
+except ImportError as cause:
+    raise errors.MissingExtra("rq", "the adapter for RQ") from cause
+
+log = logging.getLogger("lastbit.integrations")
+
+PAUSE: Final = 1.0
+"""Seconds until a failed ack is repeated, in addition to the client's own retries."""
+PREFIX: Final = "lastbit-"
+_REFUSED: Final = {
+    "job_id": "the job's id is the item's",
+    "ttl": "a job that expires in the queue leaves no trace, so its item would stay pending",
+}
+
+
+def job_id_of(item: str | ItemId) -> str:
+    """The id of the item's job: `lastbit-7-0-42` for `7:0:42`."""
+    return PREFIX + str(item).replace(":", "-")
+
+
+def item_of_job(job_id: str) -> str | None:
+    """The item of a job's id; None for jobs that belong to no batch."""
+    if not job_id.startswith(PREFIX):
+        return None
+    return item_of(job_id.removeprefix(PREFIX).replace("-", ":"))
+
+
+class LastbitMixin:
+    """For worker classes: resolves the items of jobs. It comes first among the bases, before RQ's class.
+
+    The service's address and token are LASTBIT_URL and LASTBIT_TOKEN. A class that needs another client overrides
+    `lastbit_client`.
+    """
+
+    _own_client: Client | None = None
+    _horse_client: Client | None = None
+
+    def lastbit_client(self) -> Client:
+        """A new client. It is called once in a worker, and once for its work-horses, before the first fork."""
+        return Client()
+
+    def _client(self) -> Client:
+        if self._horse_client is not None and self.is_horse:  # type: ignore[attr-defined]
+            return self._horse_client
+        if self._own_client is None:
+            self._own_client = self.lastbit_client()
+        return self._own_client
+
+    def fork_work_horse(self, job: Job, queue: Queue) -> None:
+        # A client is made before the fork, which saves its cost in each work-horse. It has no connections here.
+        if self._horse_client is None:
+            self._horse_client = self.lastbit_client()
+        super().fork_work_horse(job, queue)  # type: ignore[misc]
+
+    def handle_job_success(self, job: Job, queue: Queue, started_job_registry: Any) -> None:
+        item = item_of_job(job.id)
+        while item is not None:
+            try:
+                _warn(self._client().ack(item))
+            except errors.LastbitError as error:
+                # If the job ended as failed instead, its work would be done again.
+                log.warning("item %s is not acked yet, and is sent again: %s", item, error)
+                time.sleep(PAUSE)
+            else:
+                break
+        super().handle_job_success(job, queue, started_job_registry)  # type: ignore[misc]
+
+    def handle_job_failure(
+        self, job: Job, queue: Queue, started_job_registry: Any = None, exc_string: str = ""
+    ) -> None:
+        is_stopped = self._stopped_job_id == job.id  # type: ignore[attr-defined]
+        if is_stopped or not job.should_retry:
+            self._fail(job, exc_string)
+        super().handle_job_failure(job, queue, started_job_registry, exc_string)  # type: ignore[misc]
+
+    def handle_job_retry(self, job: Job, queue: Queue, retry: Any, *args: Any, **kwargs: Any) -> None:
+        """Called for jobs that return `Retry`. RQ fails them after `retry.max` retries."""
+        if job.number_of_retries and job.number_of_retries >= retry.max:
+            self._fail(job, f"the job returned Retry after {job.number_of_retries} retries")
+        super().handle_job_retry(job, queue, retry, *args, **kwargs)  # type: ignore[misc]
+
+    def clean_registries(self) -> None:
+        super().clean_registries()  # type: ignore[misc]
+        for queue in self.queues:  # type: ignore[attr-defined]
+            try:
+                reconcile(queue, self._client())
+            except errors.LastbitError as error:
+                log.warning("jobs of %s are not compared with their items: %s", queue.name, error)
+
+    def _fail(self, job: Job, exc_string: str) -> None:
+        item = item_of_job(job.id)
+        if item is not None:
+            try:
+                _warn(self._client().fail(item, _reason(exc_string)))
+            except errors.LastbitError as error:
+                log.warning("item %s is not failed yet, the next maintenance will fail it: %s", item, error)
+
+
+class LastbitWorker(LastbitMixin, Worker):
+    """RQ's worker, which forks for each job."""
+
+
+class LastbitSimpleWorker(LastbitMixin, SimpleWorker):
+    """RQ's worker without forks."""
+
+
+def reconcile(queue: Queue, client: Client | None = None) -> int:
+    """Resolve the pending items of jobs of this queue that have ended, and return how many there were.
+
+    Finished jobs ack their items, failed and cancelled ones fail them. Workers call this at each maintenance, by
+    default every ten minutes. Raises `ServiceError`, `ServiceUnreachable`.
+    """
+    client = client or default_client()
+    canceled = CanceledJobRegistry(queue.name, connection=queue.connection)
+    ended = {
+        **_items_of(queue.failed_job_registry.get_job_ids(cleanup=False), "failed"),
+        **_items_of(canceled.get_job_ids(cleanup=False), "canceled"),
+        **_items_of(queue.finished_job_registry.get_job_ids(cleanup=False), "finished"),
+    }
+    resolved = 0
+    for batch in {ItemId.parse(item).batch for item in ended}:
+        for item in _pending(client, batch, [item for item in ended if ItemId.parse(item).batch == batch]):
+            if ended[item] == "finished":
+                result = client.ack(item)
+            elif ended[item] == "canceled":
+                result = client.fail(item, "the job was canceled")
+            else:
+                job = queue.fetch_job(job_id_of(item))
+                if job is None or job.get_status() not in (JobStatus.FAILED, JobStatus.STOPPED):
+                    continue  # it was put on the queue again
+                result = client.fail(item, _reason(_stored_error(job)))
+            resolved += result.applied
+    return resolved
+
+
+def _items_of(job_ids: Iterable[str], status: str) -> dict[str, str]:
+    return {item: status for job_id in job_ids if (item := item_of_job(job_id)) is not None}
+
+
+def _pending(client: Client, batch: int, items: Sequence[str]) -> Iterator[str]:
+    """Those of the items of a live batch that are pending."""
+    handle = client.batch(batch)
+    try:
+        info = handle.refresh()
+        if info.ended:
+            return
+        ranges = list(handle.pending())
+    except errors.BatchNotFound:
+        return
+    starts = [pending.start for pending in ranges]
+    for item in items:
+        number = ItemId.parse(item).number(info.group_size)
+        place = -1 if number is None else bisect_right(starts, number) - 1
+        if place >= 0 and number is not None and number < ranges[place].end:
+            yield item
+
+
+def _stored_error(job: Job) -> str:
+    result = job.latest_result()
+    return (result.exc_string if result is not None else None) or ""
+
+
+def _reason(exc_string: str) -> str:
+    """The last line of a traceback, which names the exception."""
+    lines = exc_string.strip().splitlines()
+    return (lines[-1] if lines else "the job failed")[:MOST_REASON].encode(errors="replace").decode()
+
+
+def _warn(result: AckResult) -> None:
+    for rejection in result.rejected:
+        log.warning("%s", errors.ItemRejected(rejection.item or "", rejection.reason))
+
+
+def fan_out(
+    queue: Queue,
+    function: Any,
+    arguments: Iterable[Sequence[Any] | Mapping[str, Any]],
+    *,
+    client: Client | None = None,
+    options: Mapping[str, Any] | None = None,
+    key: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    batch: BatchHandle | int | None = None,
+    seal: bool = True,
+    idempotency_key: str | None = None,
+    chunk: int = _fan_out.CHUNK,
+    progress: bool = False,
+) -> BatchHandle:
+    """Issue an item for each call of the function and enqueue its job; then seal the batch and return it.
+
+    `arguments`: a tuple for each call, or a mapping of keyword arguments. `options`: those of `Queue.prepare_data`,
+    such as `{"retry": Retry(max=3), "timeout": 60}`; not `ttl`. `client`: by default one for LASTBIT_URL and
+    LASTBIT_TOKEN. The workers must be a `LastbitWorker`, `LastbitSimpleWorker` or have the `LastbitMixin`. Everything
+    else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again.
+    """
+    for name, reason in _REFUSED.items():
+        if name in (options or {}):
+            raise errors.InvalidArgument(f"the option {name!r} is not possible here: {reason}")
+    client = client or default_client()
+    return _fan_out.fan_out(
+        client,
+        _checked(arguments),
+        partial(_send, queue, function, dict(options or {}), client),
+        key=key,
+        labels=labels,
+        batch=batch,
+        seal=seal,
+        idempotency_key=idempotency_key,
+        chunk=chunk,
+        progress=progress,
+    )
+
+
+def _checked(arguments: Iterable[Any]) -> Iterator[Any]:
+    for position, call in enumerate(arguments):
+        if not isinstance(call, tuple | list | Mapping):
+            raise errors.InvalidArgument(
+                f"position {position}: expected a tuple of arguments, like (product,), or a mapping of keyword "
+                f"arguments, not {type(call).__name__}"
+            )
+        yield call
+
+
+def _send(
+    queue: Queue, function: Any, options: dict[str, Any], client: Client, pairs: Sequence[tuple[str, Any]]
+) -> Sequence[tuple[str, Any]]:
+    calls = [
+        {"args": (), "kwargs": dict(call)} if isinstance(call, Mapping) else {"args": tuple(call), "kwargs": {}}
+        for _, call in pairs
+    ]
+    jobs = [
+        {"func": function, "job_id": job_id_of(item), **call, **options}
+        for (item, _), call in zip(pairs, calls, strict=True)
+    ]
+    if not queue.is_async:
+        for (item, _), job in zip(pairs, jobs, strict=True):
+            _resolve(client, item, queue.enqueue_call(**job))
+        return []
+    try:
+        queue.enqueue_many([Queue.prepare_data(**job) for job in jobs])
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        log.warning("the broker is unreachable, and %d jobs wait: %s", len(pairs), error)
+        return pairs
+    return []
+
+
+def _resolve(client: Client, item: str, job: Job) -> None:
+    """Resolve the item of a job that has run in this process."""
+    status = job.get_status(refresh=False)
+    if status == JobStatus.FINISHED:
+        _warn(client.ack(item))
+    elif status == JobStatus.FAILED:
+        _warn(client.fail(item, _reason(_stored_error(job))))
+
+
+_clients: dict[int, Client] = {}
+
+
+def default_client() -> Client:
+    """The client of this process, for LASTBIT_URL and LASTBIT_TOKEN."""
+    process = os.getpid()
+    if process not in _clients:
+        _clients.clear()
+        _clients[process] = Client()
+    return _clients[process]

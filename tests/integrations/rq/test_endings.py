@@ -1,0 +1,192 @@
+"""Every way in which a job can end, with RQ's own worker command and a real Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rq import Queue, Retry, SimpleWorker
+from rq.command import send_stop_job_command
+
+from lastbit import Client, errors
+from lastbit.batch import BatchHandle
+from lastbit.integrations import rq as adapter
+from lastbit.integrations.rq import LastbitSimpleWorker, fan_out, item_of_job, job_id_of, reconcile
+from lastbit.retry import Retry as ClientRetry
+from tests.integrations.rq.conftest import StartWorker
+from tests.integrations.workers import wait_until
+from tests.support.servers import ServiceProcess, sqlite_file
+
+
+def reasons(batch: BatchHandle) -> dict[int, str]:
+    """The failed items' numbers (of group 0) and reasons."""
+    found: dict[int, str] = {}
+    for failed in batch.failed():
+        found |= {int(item.split(":")[2]): failed.reasons.get(item, "") for item in failed.ids}
+    return found
+
+
+def runs(store: Any) -> dict[int, int]:
+    return {int(job.split("-")[3]): int(count) for job, count in store.hgetall("runs").items() if "lastbit" in job}
+
+
+def test_each_ending_resolves_its_item(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
+    """One batch with a job for each ending that needs no help. A job that is retried stays pending until its last
+    run."""
+    batch = client.open()
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (app.succeeds, {}),
+        (app.succeeds_at_the_third_run, {"retry": Retry(max=4)}),
+        (app.fails, {"retry": Retry(max=1)}),
+        (app.fails, {"retry": Retry(max=1, interval=3600)}),
+        (app.returns_retry_twice, {}),
+        (app.always_returns_retry, {}),
+        (app.exceeds_its_time, {"timeout": 1}),
+        (app.kills_itself, {}),
+        (app.kills_itself_at_first, {"retry": Retry(max=1)}),
+        ("tests.integrations.rq.app.unheard_of", {}),
+    ]
+    for function, options in calls:
+        fan_out(app.queue, function, [()], options=options, batch=batch, seal=False)
+    app.queue.enqueue(app.succeeds)  # not an item's
+    with worker():
+        wait_until(lambda: batch.refresh().pending == 1, "all but one are resolved")
+        wait_until(lambda: app.queue.started_job_registry.count == 0 == app.queue.count, "all have ended")
+    assert [pending.start for pending in batch.pending()] == [3]
+    found = reasons(batch)
+    assert "Work-horse terminated unexpectedly; waitpid returned 9" in found.pop(7)
+    assert "unheard_of" in found.pop(9)
+    assert "exceeded maximum timeout value (1 seconds)" in found.pop(6)
+    assert found == {2: "ValueError: no such picture", 5: "the job returned Retry after 1 retries"}
+    assert runs(store) == {0: 1, 1: 3, 2: 2, 3: 1, 4: 3, 5: 2, 7: 1, 8: 2}
+    assert batch.verify().ok
+
+
+@pytest.mark.slow
+def test_a_stopped_job_fails_its_item(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
+    """Although it has retries left."""
+    with worker():
+        batch = fan_out(app.queue, app.waits_in_its_first_run, [("s",)], options={"retry": Retry(max=3)})
+        store.blpop(["begun:s"], 30)
+        send_stop_job_command(app.store, job_id_of(f"{batch.id}:0:0"))
+        batch.wait(30)
+    assert reasons(batch) == {0: "Job stopped by user, work-horse terminated."}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("retries", [0, 2])
+def test_the_job_of_a_killed_worker_is_retried_or_fails_its_item(
+    app: ModuleType, worker: StartWorker, client: Client, store: Any, retries: int
+) -> None:
+    """SIGKILL of worker and work-horse. RQ notices it when the job's time is over, which is made to pass here: then the
+    next worker retries it, or fails it."""
+    options = {"retry": Retry(max=retries)} if retries else {}
+    with worker() as first:
+        batch = fan_out(app.queue, app.waits_in_its_first_run, [("k",)], options=options)
+        _, horse = store.blpop(["begun:k"], 30)
+        first.kill()
+        os.kill(int(horse), signal.SIGKILL)  # it has a process group of its own
+    assert batch.refresh().pending == 1
+    (started,) = store.zrange("rq:wip:default", 0, -1)
+    store.zadd("rq:wip:default", {started: 1})
+    with worker():
+        batch.wait(30)
+    assert batch.info.succeeded == bool(retries)
+    assert reasons(batch).keys() == (set() if retries else {0})
+
+
+def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client: Client) -> None:
+    """Cancelled jobs, and jobs that another worker class has run. It does not touch jobs that wait."""
+    batch = fan_out(app.queue, app.succeeds, [(), ()], client=client)
+    fan_out(app.queue, app.fails, [()], client=client, batch=client.open(), seal=False)
+    failing = client.batch(batch.id + 1)
+    SimpleWorker([app.queue], connection=app.store).work(burst=True)
+    waiting = fan_out(app.queue, app.succeeds, [(), ()], client=client)
+    app.queue.fetch_job(job_id_of(f"{waiting.id}:0:1")).cancel()
+    assert reconcile(app.queue, client) == 4
+    assert reconcile(app.queue, client) == 0
+    assert batch.refresh().succeeded
+    assert reasons(failing) == {0: "ValueError: no such picture"}
+    assert reasons(waiting) == {1: "the job was canceled"}
+    assert [pending.start for pending in waiting.pending()] == [0]
+    LastbitSimpleWorker([app.queue], connection=app.store).work(burst=True)
+    assert waiting.refresh().complete
+
+
+def test_a_queue_without_workers_resolves_at_once(app: ModuleType, client: Client) -> None:
+    """As in tests, with `is_async=False`."""
+    queue = Queue(is_async=False, connection=app.store)
+    batch = fan_out(queue, app.fails, [()], client=client, seal=False)
+    fan_out(queue, app.succeeds, [(1,), {"number": 2}], client=client, batch=batch)
+    assert (batch.refresh().acked, batch.refresh().failed, batch.refresh().complete) == (2, 1, True)
+    assert reasons(batch) == {0: "ValueError: no such picture"}
+
+
+def test_a_job_of_a_cancelled_batch_ends(app: ModuleType, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """Its rejection is logged."""
+    batch = fan_out(app.queue, app.succeeds, [()], client=client, seal=False)
+    batch.cancel()
+    LastbitSimpleWorker([app.queue], connection=app.store).work(burst=True)
+    assert f"item {batch.id}:0:0 was rejected: its batch was cancelled" in caplog.text
+    assert app.queue.fetch_job(job_id_of(f"{batch.id}:0:0")).is_finished
+
+
+def test_a_job_ends_only_when_the_service_is_back(app: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs once, and is not saved as finished before its item is acked."""
+    monkeypatch.setattr(adapter, "PAUSE", 0.05)
+    with sqlite_file() as url:
+        service = ServiceProcess(url).start()
+        try:
+            client = Client(service.url, retry=ClientRetry(attempts=1))
+            statuses: list[Any] = []
+
+            class Worker(LastbitSimpleWorker):
+                def lastbit_client(self) -> Client:
+                    return client
+
+                def handle_job_success(self, job: Any, **options: Any) -> None:  # type: ignore[override]
+                    service.stop()
+                    threading.Timer(0.3, bring_back, [job.id]).start()
+                    super().handle_job_success(job, **options)
+
+            def bring_back(job_id: str) -> None:
+                statuses.append(app.queue.fetch_job(job_id).get_status())
+                service.start()
+
+            batch = fan_out(app.queue, app.succeeds, [()], client=client)
+            Worker([app.queue], connection=app.store).work(burst=True)
+            assert batch.refresh().succeeded
+            assert statuses == ["started"]
+            assert app.queue.fetch_job(job_id_of(f"{batch.id}:0:0")).is_finished
+        finally:
+            service.remove()
+
+
+def test_a_missing_library_is_reported_with_its_extra() -> None:
+    """In a Python without RQ."""
+    program = "import sys; sys.modules['rq'] = None; import lastbit.integrations.rq"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "the adapter for RQ needs more than the bare client: pip install 'lastbit[rq]'" in process.stderr
+
+
+@pytest.mark.parametrize("item", ["7:0:42", "9007199254740991:0:0"])
+def test_job_ids_name_their_items(item: str) -> None:
+    """And nothing else does."""
+    assert item_of_job(job_id_of(item)) == item
+    others = (item, item.replace(":", "-"), "lastbit-1-2", "lastbit-01-2-3", "lastbit-", "lastbit-1-2-3-4")
+    assert [item_of_job(other) for other in others] == [None] * len(others)
+
+
+@pytest.mark.parametrize(("option", "message"), [("ttl", "leaves no trace"), ("job_id", "the job's id is the item's")])
+def test_options_that_lose_items_are_refused(app: ModuleType, client: Client, option: str, message: str) -> None:
+    """Before a batch is opened; and what is no tuple of arguments."""
+    with pytest.raises(errors.InvalidArgument, match=message):
+        fan_out(app.queue, app.succeeds, [()], client=client, options={option: 1})
+    with pytest.raises(errors.InvalidArgument, match="position 0: expected a tuple"):
+        fan_out(app.queue, app.succeeds, ["chair"], client=client)
