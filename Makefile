@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --no-build-isolation --only-binary :all: --no-binary pyspark
 TOOLS := .tools
+AIRFLOW := .venv-airflow
 # Processes of pytest-xdist, each with its own MariaDB. With only two, two cores would be idle a third of the time.
 TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
@@ -19,7 +20,7 @@ QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-spark \
-	test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
+	test-airflow test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -35,6 +36,13 @@ $(RUNS): pyproject.toml constraints/server.txt constraints/run.txt
 
 $(READY): $(RUNS) constraints/dev.txt
 	$(BIN)/python $(LOCKED) -r constraints/dev.txt
+	@touch $@
+
+# Airflow's packages conflict with those in .venv.
+$(AIRFLOW)/.ready: pyproject.toml constraints/airflow.txt
+	$(PYTHON) -m venv $(AIRFLOW)
+	$(AIRFLOW)/bin/python $(LOCKED) -r constraints/airflow.txt
+	$(AIRFLOW)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(TOOLS)/.ready: constraints/tools.txt
@@ -102,6 +110,10 @@ test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fu
 test-spark: $(READY) ## run only the tests of lastbit.spark and its job
 	@scripts/need.sh default-jre-headless
 	$(BIN)/pytest tests/spark
+
+test-airflow: $(RUNS) $(AIRFLOW)/.ready ## run the tests of lastbit.integrations.airflow, on Airflow
+	LASTBIT_SERVICE_PYTHON=$(BIN)/python $(AIRFLOW)/bin/python -m pytest --confcutdir tests/integrations/airflow \
+		tests/integrations/airflow
 
 test-typescript: $(READY) ## run the tests of clients/typescript; needs Node 20
 	$(BIN)/pytest tests/clients

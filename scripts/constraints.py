@@ -3,6 +3,9 @@
 A set is resolved for all systems and for Python 3.11 and later, and written without addresses. The sets build on one
 another as requirements/*.txt do; each contains only what its base lacks. Existing versions are kept if they fit;
 --upgrade takes the newest ones that fit.
+
+The packages of some extras conflict with the others. Each of these extras has a set of its own, which shares no
+versions with the other sets, and is installed into an environment of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +27,18 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "constraints"
 PYTHON = "3.11"
 PYPROJECT = ("pyproject.toml",)
+APART = ("airflow",)
+"""The extras whose packages conflict with the others."""
+
+
+def extras() -> list[str]:
+    """The extras that the tests' own environment has: all but those in APART."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return sorted(project["optional-dependencies"].keys() - set(APART))
+
+
+def _options(names: Iterable[str]) -> list[str]:
+    return [word for name in names for word in ("--extra", name)]
 
 
 @dataclass(frozen=True)
@@ -37,8 +53,9 @@ SETS = {
     for each in (
         Set("server", ("requirements/server.txt",)),
         Set("run", ("requirements/run.txt", *PYPROJECT, "--extra", "cli"), base="server"),
-        Set("dev", ("requirements/dev.txt", *PYPROJECT, "--all-extras"), base="run"),
+        Set("dev", ("requirements/dev.txt", *PYPROJECT, *_options(extras())), base="run"),
         Set("tools", ("requirements/tools.txt",)),
+        *(Set(extra, (f"requirements/{extra}.txt", *PYPROJECT, *_options([extra]))) for extra in APART),
     )
 }
 
@@ -82,6 +99,13 @@ def read(name: str) -> list[Pin]:
     return [*(read(base) if base else []), *parse((FOLDER / f"{name}.txt").read_text())]
 
 
+def present(target: Set) -> list[Pin]:
+    """The pins from which a set takes its versions: its own if it is apart, otherwise those of all sets that aren't."""
+    names = [target.name] if target.name in APART else [name for name in SETS if name not in APART]
+    paths = [FOLDER / f"{name}.txt" for name in names]
+    return [pin for path in paths if path.exists() for pin in parse(path.read_text())]
+
+
 def resolve(target: Set, preferences: Iterable[Pin], bounds: Iterable[Pin]) -> list[Pin]:
     """All packages of a set. Versions in `bounds` are required; those in `preferences` are kept if they fit."""
     with tempfile.TemporaryDirectory() as folder:
@@ -108,11 +132,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write constraints/ from requirements/ and pyproject.toml.")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
     upgrade = parser.parse_args().upgrade
-    present = [] if upgrade else [pin for path in sorted(FOLDER.glob("*.txt")) for pin in parse(path.read_text())]
     resolved: dict[str, list[Pin]] = {}
     for target in reversed(SETS.values()):  # the widest set first: the narrower ones take its versions
         wider_pins = [pin for wider in SETS.values() if wider.base == target.name for pin in resolved[wider.name]]
-        resolved[target.name] = resolve(target, present, wider_pins)
+        resolved[target.name] = resolve(target, [] if upgrade else present(target), wider_pins)
     for target in SETS.values():
         text = render(target, resolved[target.name], resolved[target.base] if target.base else [])
         (FOLDER / f"{target.name}.txt").write_text(text)

@@ -123,7 +123,7 @@ def test_every_public_name_can_be_imported() -> None:
     assert set(EXPORTED) <= set(namespace)
 
 
-@pytest.mark.parametrize("package", ["lastbit", "lastbit.streams", "lastbit.processes"])
+@pytest.mark.parametrize("package", ["lastbit", "lastbit.streams", "lastbit.processes", "lastbit.integrations.airflow"])
 def test_type_checkers_see_the_same_names(package: str) -> None:
     """Each stub imports the names of its package, from the modules that define them."""
     module = import_module(package)

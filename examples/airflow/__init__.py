@@ -1,0 +1,1 @@
+"""A DAG that fans out, and a worker for its messages."""
