@@ -10,6 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --no-build-isolation --only-binary :all: --no-binary pyspark
 TOOLS := .tools
 AIRFLOW := .venv-airflow
+RECIPES := .venv-recipes
 # Processes of pytest-xdist, each with its own MariaDB. With only two, two cores would be idle a third of the time.
 TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
@@ -20,7 +21,7 @@ QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-spark \
-	test-airflow test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
+	test-airflow test-recipes test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -43,6 +44,13 @@ $(AIRFLOW)/.ready: pyproject.toml constraints/airflow.txt
 	$(PYTHON) -m venv $(AIRFLOW)
 	$(AIRFLOW)/bin/python $(LOCKED) -r constraints/airflow.txt
 	$(AIRFLOW)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# And so do those of the queues of docs/recipes.md.
+$(RECIPES)/.ready: pyproject.toml constraints/recipes.txt
+	$(PYTHON) -m venv $(RECIPES)
+	$(RECIPES)/bin/python $(LOCKED) -r constraints/recipes.txt
+	$(RECIPES)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(TOOLS)/.ready: constraints/tools.txt
@@ -114,6 +122,10 @@ test-spark: $(READY) ## run only the tests of lastbit.spark and its job
 test-airflow: $(RUNS) $(AIRFLOW)/.ready ## run the tests of lastbit.integrations.airflow, on Airflow
 	LASTBIT_SERVICE_PYTHON=$(BIN)/python $(AIRFLOW)/bin/python -m pytest --confcutdir tests/integrations/airflow \
 		tests/integrations/airflow
+
+test-recipes: $(READY) $(RECIPES)/.ready ## run the recipes of docs/recipes.md on their queues
+	@scripts/need.sh redis-server postgresql curl jq
+	$(BIN)/pytest tests/integrations/recipes_check.py
 
 test-typescript: $(READY) ## run the tests of clients/typescript; needs Node 20
 	$(BIN)/pytest tests/clients

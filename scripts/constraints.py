@@ -4,7 +4,7 @@ A set is resolved for all systems and for Python 3.11 and later, and written wit
 another as requirements/*.txt do; each contains only what its base lacks. Existing versions are kept if they fit;
 --upgrade takes the newest ones that fit.
 
-The packages of some extras conflict with the others. Each of these extras has a set of its own, which shares no
+Some packages conflict with the others: those of Airflow, and the queues of the recipes. Each of these sets shares no
 versions with the other sets, and is installed into an environment of its own.
 """
 
@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "constraints"
 PYTHON = "3.11"
 PYPROJECT = ("pyproject.toml",)
-APART = ("airflow",)
-"""The extras whose packages conflict with the others."""
+APART: dict[str, tuple[str, ...]] = {"airflow": ("airflow",), "recipes": ()}
+"""The sets whose packages conflict with those of the other sets, with their extras."""
 
 
 def extras() -> list[str]:
-    """The extras that the tests' own environment has: all but those in APART."""
+    """The extras that the tests' own environment has: all but those of the sets in APART."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return sorted(project["optional-dependencies"].keys() - set(APART))
+    return sorted(project["optional-dependencies"].keys() - set().union(*APART.values()))
 
 
 def _options(names: Iterable[str]) -> list[str]:
@@ -55,7 +55,7 @@ SETS = {
         Set("run", ("requirements/run.txt", *PYPROJECT, "--extra", "cli"), base="server"),
         Set("dev", ("requirements/dev.txt", *PYPROJECT, *_options(extras())), base="run"),
         Set("tools", ("requirements/tools.txt",)),
-        *(Set(extra, (f"requirements/{extra}.txt", *PYPROJECT, *_options([extra]))) for extra in APART),
+        *(Set(name, (f"requirements/{name}.txt", *PYPROJECT, *_options(extras))) for name, extras in APART.items()),
     )
 }
 

@@ -31,7 +31,7 @@ def requirements_of(name: str) -> list[Requirement]:
     for line in lines:
         if line.startswith("-r "):
             requirements += requirements_of(line.removeprefix("-r ").removesuffix(".txt"))
-    extras = {"run": ["cli"], "dev": constraints.extras(), "airflow": ["airflow"]}.get(name)
+    extras = {"run": ["cli"], "dev": constraints.extras(), **constraints.APART}.get(name)
     if extras is not None:
         requirements += map(Requirement, PROJECT["project"]["dependencies"])
         requirements += map(Requirement, PROJECT["build-system"]["requires"])
