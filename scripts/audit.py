@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from scripts.constraints import FOLDER, SETS
+from scripts.constraints import APART, FOLDER, SETS
 
 SERVICES = ("pypi", "osv")
 NOTHING_FOUND, FOUND, NOT_CHECKED = 0, 1, 2
@@ -19,7 +20,18 @@ NOTHING_FOUND, FOUND, NOT_CHECKED = 0, 1, 2
 
 def ask(service: str) -> list[dict[str, Any]] | None:
     """The service's entry for each package; None if it is unreachable."""
-    files = [word for name in SETS for word in ("-r", str(FOLDER / f"{name}.txt"))]
+    entries: dict[tuple[str, str | None], dict[str, Any]] = {}
+    # pip-audit refuses files that lock different versions of a package.
+    for names in ([name for name in SETS if name not in APART], *([name] for name in APART)):
+        answer = _ask(service, names)
+        if answer is None:
+            return None
+        entries |= {(package["name"], package.get("version")): package for package in answer}
+    return list(entries.values())
+
+
+def _ask(service: str, names: Iterable[str]) -> list[dict[str, Any]] | None:
+    files = [word for name in names for word in ("-r", str(FOLDER / f"{name}.txt"))]
     options = ["--disable-pip", "--require-hashes", "--progress-spinner", "off", "--format", "json"]
     audit = subprocess.run(
         [sys.executable, "-m", "pip_audit", *options, "--vulnerability-service", service, *files],

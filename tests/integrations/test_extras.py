@@ -21,3 +21,17 @@ def test_a_missing_library_names_the_extra(module: str, extra: str, library: str
     assert process.returncode == 1
     assert f"MissingExtra: lastbit.integrations.{module} needs more than the bare client" in process.stderr
     assert f"pip install 'lastbit[{extra}]'" in process.stderr
+
+
+def test_airflow_is_imported_with_the_first_name() -> None:
+    """Not with the package: Airflow itself imports it to read the provider's description."""
+    program = (
+        "import sys; sys.modules['airflow'] = None; from lastbit.integrations.airflow import provider; "
+        "print(provider.get_provider_info()['package-name'], 'httpx' in sys.modules, flush=True); "
+        "from lastbit.integrations.airflow import LastbitBatchSensor"
+    )
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert process.stdout.split() == ["lastbit", "False"]
+    assert process.returncode == 1
+    assert "MissingExtra: lastbit.integrations.airflow needs more than the bare client" in process.stderr
+    assert "pip install 'lastbit[airflow]'" in process.stderr
