@@ -20,7 +20,7 @@ TEST_SERVERS := mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-serv
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-spark \
+.PHONY: help demo demo-celery serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-spark \
 	test-airflow test-recipes test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
@@ -62,6 +62,10 @@ $(TOOLS)/.ready: constraints/tools.txt
 
 demo: $(RUNS) ## run a fan-out with crashes and duplicates to its exact end
 	@$(BIN)/python -m examples.demo
+
+demo-celery: $(READY) ## run a fan-out of Celery tasks on a private Redis, with a worker that is killed
+	@scripts/need.sh redis-server
+	@$(BIN)/python -m examples.adapters.celery_demo
 
 serve: $(RUNS) ## run the service on SQLite at 127.0.0.1:8000
 	$(BIN)/python -m api

@@ -1,5 +1,5 @@
-"""The cost of knowing when all tasks of a Celery group have ended. The same no-op tasks run untracked, with acks to
-Lastbit through its acker, and as a chord, which is Celery's own way. `bench/peer/tasks.py` describes their acks.
+"""The cost of knowing when all tasks of a Celery group have ended. The same no-op tasks run untracked, as items of a
+batch with `lastbit.integrations.celery`, and as a chord, which is Celery's own way.
 
 The clock runs from before the tasks are published (with Lastbit: before the batch is opened) until the end is known:
 untracked, when the broker has no message left, neither waiting nor under way; with Lastbit, when the batch is also
@@ -27,7 +27,6 @@ from celery.exceptions import TimeoutError as NotFinished
 from bench import measure
 from bench.measure import Scale
 from bench.peer import tasks
-from lastbit import Client
 from tests.support.brokers import RedisServer, redis_server
 from tests.support.servers import ROOT, ServiceProcess
 
@@ -108,25 +107,21 @@ seconds."""
 
 def untracked(place: Place, count: int, patience: float) -> float:
     start = time.perf_counter()
-    group(tasks.untracked.s() for _ in range(count)).apply_async()
+    group(tasks.nothing.s() for _ in range(count)).apply_async()
     place.wait_until_empty(patience)
     return time.perf_counter() - start
 
 
 def with_lastbit(place: Place, count: int, patience: float) -> float:
-    with Client(place.service.url) as client:
-        start = time.perf_counter()
-        batch = client.open()
-        ids = batch.extend(count)
-        group(tasks.acked.s().set(task_id=str(item)) for item in ids).apply_async()
-        batch.seal()
-        place.wait_until_empty(patience)
-        complete = batch.refresh().complete
-        seconds = time.perf_counter() - start
-        verification = batch.verify()
-        # A message is removed after its commit, so nothing is left to wait for.
-        if not (complete and verification.ok and verification.counted.acked == verification.items == count):
-            raise RuntimeError(f"{count} tasks have ended, but the batch has {verification}")
+    start = time.perf_counter()
+    batch = tasks.lastbit.fan_out(tasks.nothing.s() for _ in range(count))
+    place.wait_until_empty(patience)
+    complete = batch.refresh().complete
+    seconds = time.perf_counter() - start
+    verification = batch.verify()
+    # A message is removed after its commit, so nothing is left to wait for.
+    if not (complete and verification.ok and verification.counted.acked == verification.items == count):
+        raise RuntimeError(f"{count} tasks have ended, but the batch has {verification}")
     return seconds
 
 
@@ -144,7 +139,7 @@ def with_chord(place: Place, count: int, patience: float) -> float | None:
     return seconds
 
 
-WAYS: dict[str, Work] = {"untracked": untracked, "acking Lastbit": with_lastbit}
+WAYS: dict[str, Work] = {"untracked": untracked, "tracked by Lastbit": with_lastbit}
 
 
 def run(scale: Scale) -> None:
@@ -155,6 +150,7 @@ def run(scale: Scale) -> None:
 
     with measure.mariadb() as server, measure.lastbit_on(server) as service, redis_server() as broker:
         tasks.app.conf.update(broker_url=broker.url(0), result_backend=broker.url(1))
+        os.environ["LASTBIT_URL"] = service.url
         place = Place(broker, service)
 
         def note(pool: str, count: int, ways: Mapping[str, Work]) -> None:

@@ -226,6 +226,18 @@ def _send_all(pairs: Pairs[T], send: Callable[[Pairs[T]], Any], sleep: Callable[
         yield partial(sleep, pause)
 
 
+def send_all(pairs: Pairs[T], send: Send[T]) -> None:
+    """Send the messages, and those that were refused again, with growing pauses. Raises `MessagesRefused`."""
+    steps = _send_all(pairs, send, time.sleep)
+    result: Any = None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration:
+            return
+        result = step()
+
+
 def _reader(messages: Iterable[T] | AsyncIterable[T], chunk: int) -> Callable[[], Awaitable[list[T]]]:
     """A function that returns the next `chunk` messages."""
     if isinstance(messages, AsyncIterable):

@@ -1,0 +1,127 @@
+"""The object that an application makes of its Celery app."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import Literal
+
+from celery import Celery
+from celery.canvas import Signature
+
+from lastbit._protocol import Service
+from lastbit.batch import BatchHandle
+from lastbit.client import Client
+from lastbit.errors import InvalidArgument
+from lastbit.integrations._fan_out import CHUNK, fan_out, send_all
+from lastbit.integrations.celery import eager, worker
+from lastbit.integrations.celery.publisher import Publisher
+from lastbit.integrations.celery.requests import WHEN_IGNORED
+from lastbit.models import Completed
+
+
+class Lastbit:
+    """Tracks the tasks of a Celery app whose id is an item's id, and fans out such tasks.
+
+    `url` and `token`: by default LASTBIT_URL and LASTBIT_TOKEN. `when_ignored`: whether the item of a task that raised
+    `Ignore` is acked or failed. `on_completed`: called in a worker's main process with a `Completed` for each complete
+    batch that an ack or a failure reports; it may publish a task, but must not wait for one. It is called again after a
+    redelivery, and not if the producer's seal completes the batch.
+
+    Nothing is connected until it is used. Raises `InvalidArgument`, also for a second `Lastbit` of one app.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        when_ignored: Literal["ack", "fail"] = "ack",
+        on_completed: Callable[[Completed], object] | None = None,
+    ) -> None:
+        if when_ignored not in WHEN_IGNORED:
+            raise InvalidArgument(f"when_ignored is one of {', '.join(WHEN_IGNORED)}, not {when_ignored!r}")
+        Service.named(url, token, 1.0, None)  # a wrong address is reported here, and not by the first task
+        self.app = app
+        self._new_client = partial(Client, url, token=token)
+        self._client: tuple[int, Client] | None = None
+        self._lock = threading.Lock()
+        worker.install(app, lambda: self.client, when_ignored, on_completed)
+        eager.install(app, lambda: self.client, when_ignored)
+
+    @property
+    def client(self) -> Client:
+        """This process's client."""
+        with self._lock:
+            # A child process must not use its parent's connections.
+            if self._client is None or self._client[0] != os.getpid():
+                self._client = (os.getpid(), self._new_client())
+            return self._client[1]
+
+    def fan_out(
+        self,
+        tasks: Iterable[Signature],
+        *,
+        key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        batch: BatchHandle | int | None = None,
+        seal: bool = True,
+        idempotency_key: str | None = None,
+        chunk: int = CHUNK,
+        progress: bool = False,
+    ) -> BatchHandle:
+        """Publish each signature (a task, a chain or a chord) as an item of a batch, `chunk` at a time; then seal the
+        batch and return it.
+
+        It opens a batch with `key` and `labels`, or extends the open `batch`. `seal=False` leaves it open for more.
+        With an `idempotency_key`, a producer that was killed is simply run again: it gets the same batch and the same
+        ids, publishes what it had not published, and repeats at most one chunk. The signatures must be the same, in the
+        same order. `progress=True` shows a progress line (needs `lastbit[cli]`).
+
+        Raises `InvalidArgument` for a group, which has no end of its own: pass its tasks. Otherwise raises the errors
+        of `lastbit.integrations.fan_out`, and `MessagesRefused` if the broker can't be reached.
+        """
+        with Publisher(self.app, self.client) as publisher:
+            return fan_out(
+                self.client,
+                map(publisher.checked, tasks),
+                publisher.send,
+                key=key,
+                labels=labels,
+                batch=batch,
+                seal=seal,
+                idempotency_key=idempotency_key,
+                chunk=chunk,
+                progress=progress,
+            )
+
+    def republish(self, batch: BatchHandle | int, tasks: Iterable[Signature]) -> int:
+        """Publish the tasks of pending items again, after the broker has lost messages; returns their number.
+
+        `tasks` are all tasks of the batch, in the order of its fan-outs. A task that is still queued or running will
+        run twice, and count once. Raises `InvalidArgument` if the batch has more items than `tasks`.
+        """
+        handle = self.client.batch(batch) if isinstance(batch, int) else batch
+        count = 0
+        with Publisher(self.app, self.client) as publisher:
+            pairs = _pending(handle, map(publisher.checked, tasks))
+            while chunk := list(islice(pairs, CHUNK)):
+                send_all(chunk, publisher.send)
+                count += len(chunk)
+        return count
+
+
+def _pending(batch: BatchHandle, tasks: Iterator[Signature]) -> Iterator[tuple[str, Signature]]:
+    """The pending items with their tasks."""
+    position = 0
+    for pending in batch.pending():
+        for number, item in zip(range(pending.start, pending.end), pending.ids, strict=True):
+            task = next(islice(tasks, number - position, None), None)
+            if task is None:
+                raise InvalidArgument(f"item {item} is pending, but there are no more than {number} tasks")
+            position = number + 1
+            yield item, task

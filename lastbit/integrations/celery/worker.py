@@ -1,0 +1,137 @@
+"""Connects a resolver to a worker's consumer, as a bootstep, which is Celery's interface for extensions of a worker.
+
+A consumer has a *strategy* for each registered task, a function that receives its messages. The step gives each task a
+second one, whose requests resolve items, and passes it the messages with an item. So all other messages take Celery's
+own path, and tasks may have any base class, and any `Request` class of their own.
+
+Messages that never become a request, because their task isn't registered or their content can't be read, are removed by
+methods of the consumer. The step resolves their items first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Final
+
+from celery import Celery, bootsteps
+from celery.utils.imports import symbol_by_name
+
+from lastbit.client import Client
+from lastbit.errors import InvalidArgument
+from lastbit.integrations._settler import Resolution
+from lastbit.integrations.celery import settings
+from lastbit.integrations.celery.items import items_of_message
+from lastbit.integrations.celery.requests import ItemRequest, WhenIgnored, reason_of
+from lastbit.integrations.celery.resolver import Resolver
+from lastbit.models import Completed
+
+log = logging.getLogger("lastbit.celery")
+
+PATIENCE: Final = 10.0
+"""Seconds for which a worker that stops waits for the service. Messages that it can't remove are redelivered."""
+
+
+def install(
+    app: Celery,
+    client: Callable[[], Client],
+    when_ignored: WhenIgnored,
+    on_completed: Callable[[Completed], object] | None,
+) -> None:
+    """Add the step to all consumers of the app. Raises `InvalidArgument` if it has one."""
+    steps = app.steps["consumer"]
+    if any(isinstance(step, type) and issubclass(step, LastbitStep) for step in steps):
+        raise InvalidArgument(f"{app!r} has a Lastbit already: make one per app")
+    attributes = {
+        "__module__": __name__,
+        "resolver": Resolver(client, on_completed),
+        "when_ignored": when_ignored,
+    }
+    steps.add(type("Tracking", (LastbitStep,), attributes))
+
+
+class LastbitStep(bootsteps.StartStopStep):
+    """Started after the consumer has its strategies, and before it receives messages."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    resolver: ClassVar[Resolver]
+    when_ignored: ClassVar[WhenIgnored]
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._consumer = consumer
+        update_strategies = consumer.update_strategies
+
+        def update_and_track() -> None:
+            update_strategies()
+            for name in list(consumer.strategies):
+                self._track(consumer, name)
+
+        # On the instance: it is called at each connection, and when a pool restarts with reloaded modules.
+        consumer.update_strategies = update_and_track
+        for name in ("on_unknown_task", "on_invalid_task"):
+            setattr(consumer, name, partial(self._fail_first, consumer, getattr(consumer, name)))
+        on_decode_error = consumer.on_decode_error
+        consumer.on_decode_error = lambda message, error: self._fail_first(
+            consumer, lambda _, message, error: on_decode_error(message, error), None, message, error
+        )
+
+    def start(self, consumer: Any) -> None:
+        self.resolver.expect(consumer.initial_prefetch_count)
+        for line in settings.warnings(consumer):
+            log.warning(line)
+        if consumer.hub is not None:
+            # Called while the event loop closes, after the pool has stopped. Then the loop removes the messages.
+            consumer.hub.on_close.add(self._flush_at_close)
+
+    def shutdown(self, consumer: Any) -> None:
+        """Called after the pool has stopped, before the connection is closed."""
+        if consumer.hub is None:
+            self._flush()
+            consumer.perform_pending_operations()
+
+    def _flush_at_close(self, hub: Any) -> None:
+        # An event loop is also closed, and opened again, when the broker is lost.
+        if self._consumer.blueprint.state != bootsteps.RUN:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self.resolver.flush(PATIENCE):
+            log.error("the worker stops before all items are resolved: their messages will be redelivered")
+
+    def _track(self, consumer: Any, name: str) -> None:
+        task = consumer.app.tasks[name]
+        original = task.Request
+        attributes = {"resolver": self.resolver, "when_ignored": self.when_ignored}
+        # A strategy reads the class when it is made, so the task has ours only meanwhile.
+        task.Request = type("ItemRequest", (ItemRequest, symbol_by_name(original)), attributes)
+        try:
+            tracked = task.start_strategy(consumer.app, consumer)
+        finally:
+            task.Request = original
+        consumer.strategies[name] = _divided(consumer.strategies[name], tracked)
+
+    def _fail_first(
+        self, consumer: Any, remove: Callable[[Any, Any, Any], None], body: Any, message: Any, error: Exception
+    ) -> None:
+        """Fail the items of a message that no task can receive, then let Celery remove it."""
+        try:
+            payload = message.payload
+        except Exception:  # noqa: BLE001  # of any decoder; this may be the reason why Celery removes it
+            payload = None
+        reason = f"no task for it: {reason_of(error)}"
+        failures = [Resolution(item, failed=True, reason=reason) for item in items_of_message(message.headers, payload)]
+        if failures:
+            self.resolver.resolve(failures, partial(consumer.call_soon, remove, body, message, error))
+        else:
+            remove(body, message, error)
+
+
+def _divided(plain: Callable[..., Any], tracked: Callable[..., Any]) -> Callable[..., Any]:
+    def receive(message: Any, body: Any, *args: Any, **options: Any) -> Any:
+        strategy = tracked if items_of_message(message.headers, message.payload) else plain
+        return strategy(message, body, *args, **options)
+
+    return receive

@@ -1,0 +1,1 @@
+"""The adapter for Celery, with real workers on real brokers."""
