@@ -7,6 +7,9 @@ up others while it waits for messages.
 Moto looks at all messages of a queue, and at the clock for each, when one is sent, received or deleted. With ten
 thousand messages it would take minutes. Here a call looks at few, or at least quickly.
 
+If several messages of a FIFO queue's group become visible together, moto delivers the last one first, as it takes the
+others for pending. Here none of them is.
+
 SQS refuses an entry of a batch call now and then. Here a message asks for it in its body: `refuse 2 sends`, `refuse 1
 deletes`.
 """
@@ -100,7 +103,9 @@ def deleting(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def visible_messages(queue: Queue) -> list[Message]:
     now = unix_time_millis()
-    return [message for message in queue._messages if now > message.visible_at and now >= message.delayed_until]
+    visible = [message for message in queue._messages if now > message.visible_at and now >= message.delayed_until]
+    queue.pending_messages.difference_update(visible)
+    return visible
 
 
 def receiving(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,19 +20,25 @@ class Run:
     together. SQS delivers no other messages of the group until all of them are deleted or visible again."""
 
     messages: list[Message]
-    _ended: set[int] = field(default_factory=set)
-    _released: int = 0
+    _ended: dict[int, bool] = field(default_factory=dict)
+    """By position: whether the outcome of an ended message is stored."""
+    _next: int = 0
+    _is_broken: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def end(self, position: int) -> list[Message]:
-        """The outcome of the message at `position` is stored. Returns the messages that may be deleted now: one whose
-        predecessor isn't stored must wait, or a crash would bring the predecessor back alone, out of order."""
+    def end(self, position: int, is_stored: bool) -> tuple[list[Message], list[Message]]:
+        """The message at `position` has ended, and its outcome is stored or is not. Returns the messages that may be
+        deleted now, and those that must be left to their redelivery. A message waits for its predecessors: if one of
+        them is delivered again, it must be too, or they would be handled out of order."""
+        deletable: list[Message] = []
+        undeletable: list[Message] = []
         with self._lock:
-            self._ended.add(position)
-            start = self._released
-            while self._released in self._ended:
-                self._released += 1
-            return self.messages[start : self._released]
+            self._ended[position] = is_stored
+            while self._next in self._ended:
+                self._is_broken = self._is_broken or not self._ended[self._next]
+                (undeletable if self._is_broken else deletable).append(self.messages[self._next])
+                self._next += 1
+        return deletable, undeletable
 
 
 def runs(messages: Sequence[Message], is_fifo: bool) -> list[Run]:
@@ -65,16 +71,16 @@ class Inbox:
     def request(self) -> int:
         """Wait until messages are needed. Returns the number to ask SQS for; 0 if the inbox is closed."""
         with self._needed:
-            self._needed.wait_for(lambda: self._is_closed or self._wanted() > 0)
+            self._needed.wait_for(lambda: self._is_closed or self.wanted() > 0)
             if self._is_closed:
                 return 0
-            count = self._wanted()
+            count = self.wanted()
             self._requested += count
             return count
 
-    def _wanted(self) -> int:
-        """The number of messages to ask for. A receive of one takes as long as one of ten, so there is none for a few
-        messages as long as no worker is without."""
+    def wanted(self) -> int:
+        """The number of messages to ask for now. A receive of one takes as long as one of ten, so none is made for a
+        few messages while every worker has one."""
         room = self._idle + self._prefetch - self._waiting - self._requested
         is_starving = self._idle > self._waiting + self._requested
         if is_starving or room >= max(1, min(MOST_ENTRIES, self._prefetch)):

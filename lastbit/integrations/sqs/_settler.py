@@ -72,7 +72,7 @@ class Settler:
         message = run.messages[position]
         item = item_of(message)
         if item is None:
-            self._end(run, position)
+            self._end(run, position, is_stored=True)
             return
         try:
             if failure is None:
@@ -83,9 +83,9 @@ class Settler:
             log.error(
                 "message %s of %s is deleted, no item was acked: %s", message["MessageId"], self._queue.name, error
             )
-            self._end(run, position)
+            self._end(run, position, is_stored=True)
         except errors.AckerClosed:
-            self._leases.release(message)
+            self._end(run, position, is_stored=False)
         else:
             future.add_done_callback(partial(self._answered, run, position, failure))
 
@@ -104,14 +104,14 @@ class Settler:
         message = run.messages[position]
         error = future.exception()
         if error is None:
-            self._end(run, position)
+            self._end(run, position, is_stored=True)
         elif isinstance(error, errors.ItemRejected):
             log.warning("message %s of %s is deleted: %s", message["MessageId"], self._queue.name, error)
-            self._end(run, position)
+            self._end(run, position, is_stored=True)
         elif _passes(error) and not self._closing:
             self._send_later(partial(self.settle, run, position, failure), error)
         else:
-            self._leases.release(message)
+            self._end(run, position, is_stored=False)
             log.warning("message %s of %s will be delivered again: %s", message["MessageId"], self._queue.name, error)
             # An exception of `on_completed` concerns this batch only.
             if isinstance(error, errors.LastbitError) and not _passes(error):
@@ -133,9 +133,12 @@ class Settler:
         for send in calls:
             send()
 
-    def _end(self, run: Run, position: int) -> None:
-        for message in run.end(position):
+    def _end(self, run: Run, position: int, *, is_stored: bool) -> None:
+        deletable, undeletable = run.end(position, is_stored)
+        for message in deletable:
             self._deletions.put(message)
+        for message in undeletable:
+            self._leases.release(message)
 
     def _delete(self) -> None:
         """Delete messages, ten at a time if as many wait, until there is a None."""

@@ -90,3 +90,32 @@ def test_a_failure_stops_its_group(moto: Moto, lastbit: Client, consume: Consume
     assert [body for body in handled if body[0] == "a"] == ["a 0", "a 1", "a 1", "a 2", "a 3"]
     assert batch.refresh().complete
     assert queue.count() == 0
+
+
+def test_an_outcome_that_is_not_stored_leaves_the_later_messages_too(
+    moto: Moto, lastbit: Client, consume: Consume
+) -> None:
+    """They come back with it, in order, and are not held until then."""
+    queue = moto.queue(fifo=True, visibility=1, most_receives=5)
+    for body in ("a 0", "a 1"):
+        sqs.fan_out(queue.client, queue.url, [body], group="a", lastbit=lastbit)
+    handled: list[str] = []
+    completed: list[int] = []
+    stop = threading.Event()
+
+    def publish(completion: Any) -> None:
+        completed.append(completion.batch)
+        if len(completed) == 1:
+            raise OSError("the disk is full")
+        if len(completed) == 4:
+            stop.set()
+
+    def handle(message: Any) -> None:
+        handled.append(message["Body"])
+
+    consume(queue, handle, on_completed=publish)
+    assert handled == ["a 0", "a 1"]
+    assert queue.count() == 2
+    consume(queue, handle, on_completed=publish, wait_seconds=1, until_empty=False, stop=stop)
+    assert handled == ["a 0", "a 1", "a 0", "a 1"]
+    assert queue.count() == 0
