@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ RUN = "run-1"
 CONSUMERS = 3
 
 
-def rabbitmq(role: str, url: str, queue: str, bodies: list[str], handle: Callable[[Any], None]) -> None:
+def rabbitmq(role: str, url: str, queue: str, bodies: Iterator[str], handle: Callable[[Any], None]) -> None:
     from lastbit.integrations import rabbitmq
 
     if role == "produce":
@@ -34,18 +34,51 @@ def rabbitmq(role: str, url: str, queue: str, bodies: list[str], handle: Callabl
         rabbitmq.consume(url, queue, lambda message: handle(message.body), prefetch=200)
 
 
+def kafka(role: str, address: str, topic: str, values: Iterator[str], handle: Callable[[Any], None]) -> None:
+    import confluent_kafka
+
+    from lastbit.integrations import kafka
+
+    if role == "produce":
+        producer = confluent_kafka.Producer({"bootstrap.servers": address})
+        kafka.fan_out(producer, topic, values, idempotency_key=RUN, chunk=500)
+        return
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": "workers",
+            "session.timeout.ms": 2000,
+            "heartbeat.interval.ms": 300,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    kafka.consume(kafka.Confluent(consumer), [topic], lambda record: handle(record.value()), every=0.1, capacity=500)
+
+
 def main() -> None:
     broker, role, address, name, file = sys.argv[1:]
     notes = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def handle(body: bytes) -> None:
+        time.sleep(0.004)  # work, so that kills find some
         os.write(notes, body + b"\n")
 
-    globals()[broker](role, address, name, [str(number) for number in range(COUNT)], handle)
+    globals()[broker](role, address, name, bodies(), handle)
 
 
-def check_exact(broker: str, address: str, name: str, service_url: str, folder: Path, seconds: float = 300) -> None:
-    """Producer and consumers are killed at random, and started again: in the end every item is acked, once."""
+def bodies() -> Iterator[str]:
+    for number in range(COUNT):
+        if number % 50 == 0:
+            time.sleep(0.01)  # work, so that kills find some
+        yield str(number)
+
+
+def check_exact(
+    broker: str, address: str, name: str, service_url: str, folder: Path, *, pause: float = 1.0, seconds: float = 280
+) -> None:
+    """Producer and consumers are killed at random, and started again: in the end every item is acked, once. `pause`:
+    maximum seconds between two kills."""
     environment = {**os.environ, "LASTBIT_URL": service_url, "PYTHONPATH": str(ROOT)}
     notes = folder / "notes"
 
@@ -61,7 +94,7 @@ def check_exact(broker: str, address: str, name: str, service_url: str, folder: 
         try:
             while True:
                 assert time.monotonic() < deadline, (kills, list(client.batches()))
-                time.sleep(random.uniform(0.2, 1.0))  # the moment of a kill
+                time.sleep(random.uniform(0.2, pause))  # the moment of a kill
                 if producer.poll() is None and kills["producer"] < 6:
                     producer.kill()
                     producer.wait()

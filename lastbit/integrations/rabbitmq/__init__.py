@@ -6,8 +6,7 @@
     rabbitmq.consume(url, "thumbnails", handle, workers=8)           # a consumer process
     rabbitmq.fail_dead_letters(url, "thumbnails.dead")               # fails the items of dead letters
 
-`pip install 'lastbit[rabbitmq]'` brings pika for these. `fan_out_async` and `consume_async` use aio-pika:
-`pip install 'lastbit[aio-pika]'`.
+`pip install 'lastbit[rabbitmq]'` brings pika.
 
 The id of a message's item is its header `lastbit-item`; bodies don't change. Messages without it are handled too.
 Messages of a stream, whose order matters, are better read by `lastbit.streams`.

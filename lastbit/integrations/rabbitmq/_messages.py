@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to publish. `properties` are pika's or aio-pika's own: for `fan_out` a `pika.BasicProperties`, for
-    `fan_out_async` a mapping with arguments of `aio_pika.Message`. `routing_key` replaces that of the fan-out."""
+    """A message to publish, with properties of pika. `routing_key` replaces that of the fan-out."""
 
     body: bytes | str
-    properties: BasicProperties | Mapping[str, Any] | None = None
+    properties: BasicProperties | None = None
     routing_key: str | None = None
 
 

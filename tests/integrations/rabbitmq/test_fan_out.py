@@ -147,4 +147,4 @@ def test_lasting_refusals_are_raised(rabbitmq: RabbitMQ, client: Client, channel
     with pytest.raises(InvalidArgument, match=r"item \d+:0:1: a body is bytes, a text or an Outgoing, not 7"):
         adapter.fan_out(rabbitmq.url, queue, [b"0", 7], lastbit=client)  # type: ignore[list-item]
     with pytest.raises(InvalidArgument, match="properties are a pika"):
-        adapter.fan_out(rabbitmq.url, queue, [adapter.Outgoing(b"0", {"type": "x"})], lastbit=client)
+        adapter.fan_out(rabbitmq.url, queue, [adapter.Outgoing(b"0", {"type": "x"})], lastbit=client)  # type: ignore[arg-type]

@@ -1,0 +1,201 @@
+"""Consumes topics: the session of `lastbit.streams.sources.kafka` reads and commits, workers handle and ack.
+
+Things that could go wrong, and why they can't:
+
+* An offset is committed and an item below it stays pending. A record is acked in the window only after its item's ack
+  was committed, and the committed offset is the one after the window's floor.
+* A record that always fails blocks its partition. Kafka can't requeue a record, so it is handled again here, a limited
+  number of times, and then its item fails.
+* Lastbit is away, or handlers are slow, and the group takes the partitions away. A thread of the session polls
+  throughout. At most `capacity` records are held beyond the first unfinished one.
+* The partition has another owner. Its window is closed, late acks don't move its offset, and its records are handled
+  there again; their items count once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lastbit.errors import InvalidArgument
+from lastbit.integrations import Failed
+from lastbit.integrations._workers import Outcome, Workers, reason_of
+from lastbit.integrations.kafka._records import item_of
+from lastbit.streams.errors import CommitFailed, SessionEnded, WindowFull
+from lastbit.streams.sources.kafka import KafkaClient, KafkaTopics
+from lastbit.streams.window import AckWindow
+
+log = logging.getLogger("lastbit.kafka")
+
+LOOK: Final = 0.1
+"""Seconds between checks for a stop while the window is full."""
+COMMIT_TRIES: Final = 5
+"""The number of failed commits in a row that ends the consumer."""
+LONGEST_PAUSE: Final = 30.0
+"""Maximum seconds between two attempts to handle a record."""
+
+Handler = Callable[[Any], object]
+DeadLetter = Callable[[Any, Exception], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """See `consume`."""
+
+    workers: int
+    attempts: int | None
+    retry_delay: float
+    every: float
+    capacity: int
+    dead_letter: DeadLetter | None
+
+    def __post_init__(self) -> None:
+        if self.attempts is not None and (not isinstance(self.attempts, int) or self.attempts < 1):
+            raise InvalidArgument(f"attempts is at least 1, or None for no limit, not {self.attempts!r}")
+        if not 0 <= self.retry_delay <= LONGEST_PAUSE:
+            raise InvalidArgument(f"retry_delay is 0 to {LONGEST_PAUSE:g} seconds, not {self.retry_delay!r}")
+        if not self.every > 0:
+            raise InvalidArgument(f"every is more than 0 seconds, not {self.every!r}")
+
+
+class Stopped(Exception):
+    """The consumer stops before a record was handled; the record stays uncommitted."""
+
+
+class Attempts:
+    """A handler that tries again, and gives up after `options.attempts`."""
+
+    def __init__(self, handle: Handler, options: Options, over: threading.Event) -> None:
+        self._handle = handle
+        self._options = options
+        self._over = over
+
+    def __call__(self, record: Any) -> None:
+        attempt = 1
+        while True:
+            try:
+                self._handle(record)
+                return
+            except Failed as failure:
+                self._give_up(record, failure)
+                raise
+            except Exception as error:
+                if attempt == self._options.attempts:
+                    self._give_up(record, error)
+                    raise Failed(reason_of(error)) from error
+                log.warning("attempt %d to handle %s has failed", attempt, _name(record), exc_info=True)
+            if self._over.wait(min(self._options.retry_delay * 2 ** min(attempt - 1, 30), LONGEST_PAUSE)):
+                raise Stopped(_name(record))
+            attempt += 1
+
+    def _give_up(self, record: Any, error: Exception) -> None:
+        if self._options.dead_letter is not None:
+            self._options.dead_letter(record, error)
+
+
+class Delivery:
+    """A record that was read and is not settled yet."""
+
+    __slots__ = ("_consumer", "_number", "item", "message")
+
+    def __init__(self, consumer: Consumer, number: int, record: Any) -> None:
+        self._consumer = consumer
+        self._number = number
+        self.message = record
+        self.item = item_of(record)
+
+    def settle(self, outcome: Outcome) -> None:
+        if outcome in (Outcome.DONE, Outcome.FAILED):
+            self._consumer.window.ack(self._number)
+        else:
+            self._consumer.handle_again(self)
+
+
+class Consumer:
+    """Runs until `stop` is set."""
+
+    def __init__(self, source: KafkaTopics, options: Options, stop: threading.Event) -> None:
+        self.window: AckWindow = source.window
+        self._source = source
+        self._options = options
+        self._stop = stop
+        self.over = threading.Event()
+        self._workers: Workers[Delivery] | None = None
+        self._next_commit = 0.0
+        self._failed_commits = 0
+
+    def handle_again(self, delivery: Delivery) -> None:
+        if self._workers is not None and not self.over.is_set():
+            timer = threading.Timer(self._options.retry_delay, self._workers.put, [delivery])
+            timer.daemon = True
+            timer.start()
+
+    def run(self, workers: Workers[Delivery]) -> None:
+        """Consume; then close the workers and commit what they have done. Raises `SessionEnded`, `CommitFailed`, and
+        the error of the workers."""
+        self._workers = workers
+        try:
+            for entry in self._source:
+                if entry is not None and self._track(entry[0]):
+                    workers.put(Delivery(self, *entry))
+                self._commit_if_due()
+                if self._is_over():
+                    self._source.stop()
+        finally:
+            self.over.set()
+            workers.close()
+        self._source.commit(self.window.floor)
+        if workers.failure is not None:
+            raise workers.failure
+
+    def _is_over(self) -> bool:
+        return self._stop.is_set() or (self._workers is not None and self._workers.failure is not None)
+
+    def _track(self, number: int) -> bool:
+        """Whether the record may be handled; False if the consumer stops while the window is full."""
+        while not self._is_over():
+            try:
+                return self.window.track(number)
+            except WindowFull:
+                self.window.wait_for_room(LOOK)
+                self._commit_if_due()
+        return False
+
+    def _commit_if_due(self) -> None:
+        if time.monotonic() < self._next_commit:
+            return
+        self._next_commit = time.monotonic() + self._options.every
+        try:
+            self._source.commit(self.window.floor)
+        except SessionEnded:
+            raise
+        except Exception as error:
+            self._failed_commits += 1
+            if self._failed_commits >= COMMIT_TRIES:
+                raise CommitFailed(self.window.floor) from error
+            log.warning("offsets could not be committed; this is tried again: %r", error)
+        else:
+            self._failed_commits = 0
+
+
+def run(
+    client: KafkaClient,
+    topics: Sequence[str],
+    handle: Handler,
+    options: Options,
+    stop: threading.Event,
+    make_workers: Callable[[Handler], Workers[Delivery]],
+) -> None:
+    """Consume until `stop` is set. The client is closed in the end."""
+    with KafkaTopics(client, topics, capacity=options.capacity) as source:
+        consumer = Consumer(source, options, stop)
+        consumer.run(make_workers(Attempts(handle, options, consumer.over)))
+
+
+def _name(record: Any) -> str:
+    parts = [getattr(record, name) for name in ("topic", "partition", "offset")]
+    return "/".join(str(part() if callable(part) else part) for part in parts)
