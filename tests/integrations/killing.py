@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from lastbit import Client
+from lastbit import Client, WaitTimeout
 from lastbit.batch import BatchHandle
 from tests.integrations.workers import Workers
 from tests.support.servers import ROOT
@@ -23,10 +23,16 @@ KILLS = 4
 
 
 def fan_out_among_kills(
-    producer: Sequence[str], worker: Callable[[], AbstractContextManager[Workers]], client: Client
+    producer: Sequence[str],
+    worker: Callable[[], AbstractContextManager[Workers]],
+    client: Client,
+    *,
+    idle: float = 180,
+    repair: Callable[[BatchHandle], object] | None = None,
 ) -> BatchHandle:
     """The batch, when it has ended. `producer` is a module with arguments, to which the number of messages and the
-    batch's key, which is also the idempotency key, are added."""
+    batch's key, which is also the idempotency key, are added. `repair` is called if the batch has not ended after
+    `idle` seconds, for brokers that lose messages of killed workers."""
     key = str(uuid.uuid4())
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # shown if the test fails
@@ -45,7 +51,13 @@ def fan_out_among_kills(
         subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
         (found,) = client.batches(key=key)
         batch = client.batch(found.id)
-        batch.wait(180)
+        try:
+            batch.wait(idle)
+        except WaitTimeout:
+            if repair is None:
+                raise
+            repair(batch)
+            batch.wait(180)
         return batch
     finally:
         ended.set()
