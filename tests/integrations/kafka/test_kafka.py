@@ -130,8 +130,8 @@ def test_every_outcome_resolves_its_item(
             raise ConnectionError("the disk is full")
 
     def bury(record: confluent_kafka.Message, error: Exception) -> None:
-        headers = {**adapter.headers_of(record), "lastbit-reason": f"{error}, says bury"}
-        producer.produce("dead", value=record.value(), headers=headers)
+        # Without the item: otherwise either consumer might be the one that fails it and completes the batch.
+        producer.produce("dead", value=record.value(), headers={"lastbit-reason": str(error)})
         producer.flush()
 
     letters: list[bytes] = []
@@ -158,7 +158,6 @@ def test_every_outcome_resolves_its_item(
         result = batch.wait(30)
         wait_until(lambda: len(letters) == 3 and attempts.total() == 107, "all records are handled")
     assert (result.acked, result.failed, batch.verify().ok) == (98, 2, True)
-    # The letter may be consumed before the consumer of the work has failed the item itself.
     for number, reason in ((0, "no such picture"), (2, "the disk is full")):
         assert reason in reasons(batch)[f"{batch.id}:0:{number}"]
     assert attempts["retried"] == attempts["exhausted"] == 3
