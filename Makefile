@@ -63,7 +63,7 @@ $(TOOLS)/.ready: constraints/tools.txt
 demo: $(RUNS) ## run a fan-out with crashes and duplicates to its exact end
 	@$(BIN)/python -m examples.demo
 
-demo-celery: $(READY) ## run a fan-out of Celery tasks on a private Redis, with a worker that is killed
+demo-celery: $(READY) ## run a fan-out of Celery tasks, with a worker that is killed
 	@scripts/need.sh redis-server
 	@$(BIN)/python -m examples.adapters.celery_demo
 

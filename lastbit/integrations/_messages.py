@@ -22,5 +22,4 @@ def item_of(message_id: Any) -> str | None:
 
 def reason_of(error: BaseException) -> str:
     """The reason for an item that failed with this exception."""
-    reason = described(error) or "failed"
-    return reason[:MOST_REASON].encode(errors="replace").decode()
+    return (described(error) or "failed")[:MOST_REASON]

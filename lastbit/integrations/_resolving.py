@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("lastbit.integrations")
 
 LONGEST_REASON: Final = 4000
-"""Maximum characters of a reason."""
+"""Maximum characters of a reason; the service accepts no more."""
 
 
 def reason_of(error: BaseException) -> str | None:
-    """The reason of a failure: the one that a handler gave with `Failed`, else the exception as text."""
+    """The reason of a failure, as the service accepts it: the one that a handler gave with `Failed`, else the exception
+    as text."""
     if isinstance(error, Failed):
-        return error.reason
-    text = str(error)
-    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:LONGEST_REASON]
+        text = None if error.reason is None else str(error.reason)
+    else:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    # Without surrogates, which UTF-8 can't encode.
+    return None if text is None else text.encode(errors="replace").decode()[:LONGEST_REASON]
 
 
 @contextmanager

@@ -31,7 +31,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from lastbit import errors
 from lastbit.acker import Told
 from lastbit.client import Client
-from lastbit.integrations import Failed
+from lastbit.integrations._failed import Failed
+from lastbit.integrations._resolving import reason_of
 from lastbit.models import Completed
 
 log = logging.getLogger("lastbit.integrations")
@@ -44,8 +45,6 @@ PAUSE: Final = 1.0
 """Seconds before acks are sent again that failed, in addition to the client's own retries."""
 GRACE: Final = 30.0
 """Seconds that a stop waits for running handlers."""
-MOST_REASON: Final = 4000
-"""Maximum characters of a reason; the service accepts no more."""
 
 
 class Outcome(Enum):
@@ -76,15 +75,6 @@ class Delivery(Protocol):
 
 
 D = TypeVar("D", bound=Delivery)
-
-
-def reason_of(failure: BaseException) -> str | None:
-    """The reason of an item that failed with this exception, as the service accepts it."""
-    if isinstance(failure, Failed):
-        text = failure.reason
-    else:
-        text = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
-    return None if text is None else str(text).encode(errors="replace").decode()[:MOST_REASON]
 
 
 def passes(error: BaseException) -> bool:

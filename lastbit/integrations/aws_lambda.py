@@ -31,7 +31,7 @@ from lastbit import errors
 from lastbit.client import Client
 from lastbit.ids import InvalidItemId, ItemId
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import LONGEST_REASON
+from lastbit.integrations._resolving import reason_of
 from lastbit.retry import Retry
 
 try:
@@ -81,9 +81,7 @@ class _GivenUp:
     """The result of a handler that raised `Failed`."""
 
     def __init__(self, failure: Failed) -> None:
-        self.reason = None if failure.reason is None else str(failure.reason).encode(errors="replace").decode()
-        if self.reason is not None:
-            self.reason = self.reason[:LONGEST_REASON]
+        self.reason = reason_of(failure)
 
 
 class _Resolving(BasePartialBatchProcessor):

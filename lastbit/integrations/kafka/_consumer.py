@@ -23,7 +23,8 @@ from typing import Any, Final
 
 from lastbit.errors import InvalidArgument
 from lastbit.integrations import Failed
-from lastbit.integrations._workers import Outcome, Workers, reason_of
+from lastbit.integrations._resolving import reason_of
+from lastbit.integrations._workers import Outcome, Workers
 from lastbit.integrations.kafka._records import item_of
 from lastbit.streams.errors import CommitFailed, SessionEnded, WindowFull
 from lastbit.streams.sources.kafka import KafkaClient, KafkaTopics

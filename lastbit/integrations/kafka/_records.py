@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lastbit.errors import InvalidArgument
-from lastbit.integrations._workers import ITEM, MOST_REASON
+from lastbit.integrations._resolving import LONGEST_REASON
+from lastbit.integrations._workers import ITEM
 
 REASONS: Final = ("lastbit-reason", "kafka_dlt-exception-message", "__connect.errors.exception.message")
 """Headers that tell why a record is a dead letter: by handlers of your own, by Spring, by Kafka Connect."""
@@ -62,5 +63,5 @@ def death_of(record: Any) -> str:
     headers = headers_of(record)
     for name in REASONS:
         if text := headers.get(name):
-            return f"dead-lettered: {text.decode(errors='replace')}"[:MOST_REASON]
+            return f"dead-lettered: {text.decode(errors='replace')}"[:LONGEST_REASON]
     return "dead-lettered"

@@ -23,8 +23,9 @@ from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.integrations import CHUNK, Failed
+from lastbit.integrations._resolving import reason_of
 from lastbit.integrations._stopping import stopped_by_signals
-from lastbit.integrations._workers import ITEM, Workers, checked_workers, reason_of
+from lastbit.integrations._workers import ITEM, Workers, checked_workers
 from lastbit.integrations.rabbitmq._consumer import Delivery, OnError, Options, run
 from lastbit.integrations.rabbitmq._messages import Body, Outgoing, death_of, item_of
 from lastbit.integrations.rabbitmq._publisher import Sender

@@ -23,7 +23,8 @@ from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.integrations import CHUNK, Failed
-from lastbit.integrations.sqs._consumer import Consumer, Handler, Options, stopped_by_signals
+from lastbit.integrations._stopping import stopped_by_signals
+from lastbit.integrations.sqs._consumer import Consumer, Handler, Options
 from lastbit.integrations.sqs._fan_out import Body, Group, Sender
 from lastbit.integrations.sqs._queue import ITEM, MOST_ENTRIES, Message, Queue, item_of, receives
 from lastbit.models import Completed

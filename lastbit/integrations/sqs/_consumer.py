@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from lastbit import errors
 from lastbit.client import Client
@@ -192,25 +190,3 @@ class Consumer:
         """If it is not possible, the messages stay hidden until their visibility timeout."""
         with suppress(Exception):
             self._queue.hide(messages, seconds)
-
-
-@contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """In the main thread, the first SIGINT or SIGTERM sets the event; a second one has its former effect."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        restore()
-        stop.set()
-
-    def restore() -> None:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-    former: dict[int, Any] = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        restore()

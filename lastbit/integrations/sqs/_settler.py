@@ -26,7 +26,7 @@ from typing import Final
 from lastbit import errors
 from lastbit.acker import Acker, Told
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import LONGEST_REASON
+from lastbit.integrations._resolving import reason_of
 from lastbit.integrations.sqs._inbox import Run
 from lastbit.integrations.sqs._leases import Leases
 from lastbit.integrations.sqs._queue import MOST_ENTRIES, Message, Queue, item_of
@@ -36,13 +36,6 @@ log = logging.getLogger("lastbit.sqs")
 
 PAUSE: Final = 1.0
 """Seconds before acks are sent again whose calls have failed, in addition to the client's own retries."""
-
-
-def reason_of(failure: Failed) -> str | None:
-    """The reason, as the service accepts it."""
-    if failure.reason is None:
-        return None
-    return str(failure.reason).encode(errors="replace").decode()[:LONGEST_REASON]
 
 
 class Settler:
