@@ -986,6 +986,13 @@ MUTANTS = [
     ),
     # The last statements and the COMMIT in one packet.
     Mutant(
+        "a-packet-that-ends-early-is-taken-for-a-commit",
+        "core.storage.dialects.mariadb:MariaDB.run",
+        "if len(rows) < len(texts):",
+        "if False:",
+        _LAST + "test_a_packet_that_ends_before_the_commit_is_a_lost_connection",
+    ),
+    Mutant(
         "a-statement-refused-before-the-commit-leaves-the-outcome-unknown",
         "core.storage.database:Database._judge",
         "committing = committing and not faults.is_before_commit(error)",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
+import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -11,6 +13,7 @@ from sqlalchemy.engine import Connection
 from core import errors, tables
 from core.storage.database import Database
 from core.storage.statements import Pipeline
+from tests.support.packets import COMMIT
 
 ROW = (
     "INSERT INTO tallies (tally, tally_key, topic, partition_no, generation, high_offset, high_child, value) "
@@ -92,6 +95,26 @@ def test_a_connection_lost_before_the_commit_is_answered_leaves_the_outcome_unkn
     work = Work("KILL CONNECTION_ID()")
     with contextlib.nullcontext() if repeatable else pytest.raises(errors.OutcomeUnknown):
         mariadb_database.write(work, repeatable=repeatable)
+    assert (work.runs, rows(mariadb_database)) == ((2, 1) if repeatable else (1, 0))
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_a_packet_that_ends_before_the_commit_is_a_lost_connection(
+    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch, repeatable: bool
+) -> None:
+    """Even without an error. The connection is not used again: its next user would commit the writes."""
+    query = pymysql.connections.Connection.query
+    work = Work()
+
+    def cut_off(connection: Any, packet: Any, unbuffered: bool = False) -> Any:
+        return query(connection, packet.removesuffix(COMMIT) if work.runs == 1 else packet, unbuffered)
+
+    monkeypatch.setattr(pymysql.connections.Connection, "query", cut_off)
+    with contextlib.nullcontext() if repeatable else pytest.raises(errors.OutcomeUnknown):
+        mariadb_database.write(work, repeatable=repeatable)
+    for _ in range(3):
+        mariadb_database.write(lambda tx: tx.exec_driver_sql("SELECT 1"))
     assert (work.runs, rows(mariadb_database)) == ((2, 1) if repeatable else (1, 0))
 
 

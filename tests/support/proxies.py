@@ -105,10 +105,10 @@ class Proxy:
                         break
                     if self.cut == "amid":
                         data = _without_commit(data)
-                    # The other direction's thread waits for the answer, finds that the client is gone, and closes both
-                    # ends.
-                    sink.sendall(data)
+                    # First, so that the client never gets the answer. The other direction's thread waits for it, finds
+                    # that the client is gone, and closes both ends.
                     _break(source)
+                    sink.sendall(data)
                     return
                 sink.sendall(data)
         for end in (source, sink):

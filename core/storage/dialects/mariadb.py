@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import pymysql
 import sqlalchemy as sa
-from pymysql.constants import CLIENT
+from pymysql.constants import CLIENT, CR
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -114,6 +114,12 @@ class MariaDB(Dialect):
             rows.append(cursor.fetchall())
             while cursor.nextset():
                 rows.append(cursor.fetchall())
+            if len(rows) < len(texts):
+                # A session that is killed between two statements may end the packet without an error. Its transaction
+                # must not be continued by the connection's next user.
+                raise pymysql.err.OperationalError(
+                    CR.CR_SERVER_LOST, f"the server executed {len(rows)} of {len(texts)} statements"
+                )
             _announce(tx.dispatch.after_cursor_execute, tx, cursor, texts)
         except pymysql.MySQLError as error:
             # Nothing after the statement that failed was executed. If all have results, a listener failed.
