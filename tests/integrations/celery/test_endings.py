@@ -15,7 +15,7 @@ from celery import chain, chord
 from celery.canvas import Signature
 
 from lastbit import BatchHandle
-from tests.integrations.celery.workers import Place, outcomes
+from tests.integrations.celery.workers import PATIENCE, Place, outcomes
 
 ACKED = None
 
@@ -157,7 +157,13 @@ class Started(NamedTuple):
     cases: dict[str, tuple[BatchHandle, Sequence[str]]]
 
 
-@pytest.fixture(scope="module", params=[QUICK, *(pytest.param(setup, marks=MARKS) for setup in SLOW)], ids=str)
+SETUPS = [
+    pytest.param(QUICK, marks=pytest.mark.xdist_group("celery")),
+    *(pytest.param(setup, marks=MARKS) for setup in SLOW),
+]
+
+
+@pytest.fixture(scope="module", params=SETUPS, ids=str)
 def started(request: pytest.FixtureRequest, new_place: Any) -> Iterator[Started]:
     """All cases at once, published before their worker starts."""
     setup: Setup = request.param
@@ -173,6 +179,8 @@ def started(request: pytest.FixtureRequest, new_place: Any) -> Iterator[Started]
             cases[name] = (batch, ids)
     with place.worker(setup.pool) as worker:
         yield Started(setup, place, cases)
+        for batch, _ in cases.values():  # some have no test in this process
+            batch.wait(PATIENCE)
         place.wait_until_started(f"child of {cases['a task that publishes another'][1][0]}")
         assert worker.stop() == 0
     assert place.messages() == 0
