@@ -25,6 +25,8 @@ from tests.support.brokers import RabbitMQ
 QUEUE = "bench"
 WORKERS = 8
 PREFETCH = 1000
+PATIENCE = 60
+"""Seconds until a message that is not in its queue is missing."""
 BODY = b'{"product": 4711, "path": "images/4711.png"}'
 QUEUES: dict[str, dict[str, Any]] = {"classic": {}, "quorum": {"x-queue-type": "quorum"}}
 
@@ -73,8 +75,7 @@ def measured(channel: Any, broker: RabbitMQ, client: Client, kind: str, scale: S
         return int(channel.queue_declare(QUEUE, passive=True).method.message_count)
 
     def empty(name: str, work: Callable[..., None], *arguments: Any) -> None:
-        while left() < count:
-            time.sleep(0.01)  # the broker counts with a delay
+        wait_until_counted(channel, count)
         rates[name].append(count / seconds(work, *arguments))
         if left():
             raise RuntimeError(f"{left()} messages are left")
@@ -101,6 +102,17 @@ def send_all(broker: RabbitMQ, bodies: list[bytes]) -> None:
         channel = connection.channel()
         for body in bodies:
             channel.basic_publish("", QUEUE, body, pika.BasicProperties(delivery_mode=2))
+        # The end of a channel loses messages that a quorum queue doesn't have yet.
+        wait_until_counted(channel, len(bodies))
+
+
+def wait_until_counted(channel: Any, count: int) -> None:
+    """The broker counts the messages of a queue with a delay."""
+    deadline = time.monotonic() + PATIENCE
+    while (messages := channel.queue_declare(QUEUE, passive=True).method.message_count) < count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the queue has {messages} messages, not {count}")
+        time.sleep(0.01)
 
 
 def run(scale: Scale) -> None:
