@@ -27,6 +27,8 @@ THREADS = 8
 RECEIVERS = 4
 POLL = 0.02
 """Seconds between two checks whether the queue is empty."""
+PATIENCE = 300
+"""Seconds after which a run is given up."""
 WARM = 50
 """Messages that are consumed before the clock starts."""
 
@@ -92,7 +94,9 @@ def seconds(queue: TestQueue, lastbit: Client, count: int, consumer: Consumer, i
     thread = threading.Thread(target=consumer, args=(queue, stop, lastbit))
     start = time.perf_counter()
     thread.start()
-    while queue.count():
+    while left := queue.count():
+        if time.perf_counter() - start > PATIENCE:
+            raise TimeoutError(f"{left} messages have not been handled")
         time.sleep(POLL)  # SQS has no notification for an empty queue
     elapsed = time.perf_counter() - start
     if batch is not None and not (batch.refresh().succeeded and batch.verify().ok):
