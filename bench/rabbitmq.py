@@ -112,7 +112,7 @@ def wait_until_counted(channel: Any, count: int) -> None:
     while (messages := channel.queue_declare(QUEUE, passive=True).method.message_count) < count:
         if time.monotonic() > deadline:
             raise RuntimeError(f"the queue has {messages} messages, not {count}")
-        time.sleep(0.01)
+        time.sleep(0.01)  # there is no notification for a count
 
 
 def run(scale: Scale) -> None:
