@@ -27,6 +27,7 @@ from lastbit import errors
 from lastbit.acker import Acker, Told
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._resolving import reason_of
+from lastbit.integrations._workers import passes
 from lastbit.integrations.sqs._inbox import Run
 from lastbit.integrations.sqs._leases import Leases
 from lastbit.integrations.sqs._queue import MOST_ENTRIES, Message, Queue, item_of
@@ -101,13 +102,13 @@ class Settler:
         elif isinstance(error, errors.ItemRejected):
             log.warning("message %s of %s is deleted: %s", message["MessageId"], self._queue.name, error)
             self._end(run, position, is_stored=True)
-        elif _passes(error) and not self._closing:
+        elif passes(error) and not self._closing:
             self._send_later(partial(self.settle, run, position, failure), error)
         else:
             self._end(run, position, is_stored=False)
             log.warning("message %s of %s will be delivered again: %s", message["MessageId"], self._queue.name, error)
             # An exception of `on_completed` concerns this batch only.
-            if isinstance(error, errors.LastbitError) and not _passes(error):
+            if isinstance(error, errors.LastbitError) and not passes(error):
                 self._on_error(error)
 
     def _send_later(self, send: Callable[[], None], error: BaseException) -> None:
@@ -160,10 +161,3 @@ class Settler:
             self._on_error(error)
         for message in messages:
             self._leases.release(message)
-
-
-def _passes(error: BaseException) -> bool:
-    """Whether the same ack may succeed later."""
-    if isinstance(error, errors.ServiceError):
-        return error.status >= 500 or isinstance(error, errors.RateLimited)
-    return isinstance(error, errors.ServiceUnreachable | errors.UnexpectedAnswer)
