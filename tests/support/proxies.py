@@ -105,6 +105,8 @@ class Proxy:
                         break
                     if self.cut == "amid":
                         data = _without_commit(data)
+                        if not data:  # the server would wait for more, with its locks
+                            break
                     # First, so that the client never gets the answer. The other direction's thread waits for it, finds
                     # that the client is gone, and closes both ends.
                     _break(source)
