@@ -15,7 +15,7 @@ RECIPES := .venv-recipes
 TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
 PYTHONS ?= python3.11 python3.12 python3.13
-TEST_SERVERS := mariadb-server mariadb-backup sqlite3 rabbitmq-server redis-server default-jre-headless chromium \
+TEST_SERVERS := mariadb-server mariadb-backup postgresql sqlite3 rabbitmq-server redis-server default-jre-headless chromium \
 	nginx openssl prometheus systemd curl jq
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
@@ -116,7 +116,7 @@ test: $(READY) ## run all tests but the slow ones, on real servers
 	$(BIN)/$(QUICK_TESTS) --durations 25
 
 test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
-	@scripts/need.sh mariadb-server galera-4 rsync sqlite3 default-jre-headless faketime nginx openssl
+	@scripts/need.sh mariadb-server galera-4 rsync postgresql sqlite3 default-jre-headless faketime nginx openssl
 	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
 
 test-spark: $(READY) ## run only the tests of lastbit.spark and its job

@@ -5,6 +5,7 @@ missing=""
 for package in "$@"; do
     case "$package" in
         mariadb-server) command -v mariadbd >/dev/null 2>&1 || [ -x /usr/sbin/mariadbd ] || missing="$missing $package" ;;
+        postgresql) command -v postgres >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing $package" ;;
         galera-4) [ -e /usr/lib/galera/libgalera_smm.so ] || [ -e /usr/lib64/galera/libgalera_smm.so ] || missing="$missing $package" ;;
         rsync) command -v rsync >/dev/null 2>&1 || missing="$missing $package" ;;
         rabbitmq-server) [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing="$missing $package" ;;

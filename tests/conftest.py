@@ -1,4 +1,4 @@
-"""Fixtures: fresh databases on SQLite and MariaDB, and the service as a real process."""
+"""Fixtures: fresh databases on SQLite, MariaDB and PostgreSQL, and the service as a real process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.support.aws import Moto, moto_server
 from tests.support.brokers import RabbitMQ, RedisServer, redis_server
 from tests.support.galera import Cluster
 from tests.support.nursery import Nursery
+from tests.support.postgresql import PostgreSQL, programs, running_postgresql
 from tests.support.receivers import Receiver, receiving
 from tests.support.servers import MariaDB, ServiceProcess, running_service, sqlite_file
 
@@ -86,6 +87,22 @@ def mortal_mariadb() -> Iterator[MariaDB]:
 
 
 @pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """A private PostgreSQL server with default settings."""
+    need("postgresql", programs() is not None)
+    with running_postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def mortal_postgresql() -> Iterator[PostgreSQL]:
+    """A server for this test only, which may be killed."""
+    need("postgresql", programs() is not None)
+    with running_postgresql() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def galera() -> Iterator[Cluster]:
     """Three private nodes. They take ten seconds to start, so their tests set `xdist_group("galera")`."""
     cluster = Cluster()
@@ -137,6 +154,14 @@ def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
     url = mariadb.new_database()
     yield url
     mariadb.drop_database(url)
+
+
+@pytest.fixture
+def postgresql_url(postgresql: PostgreSQL) -> Iterator[str]:
+    """The URL of an empty database on PostgreSQL."""
+    url = postgresql.new_database()
+    yield url
+    postgresql.drop_database(url)
 
 
 @pytest.fixture(params=["sqlite", "mariadb"])
