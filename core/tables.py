@@ -1,5 +1,5 @@
-"""The tables, for MariaDB/MySQL and SQLite. The names in `batches` and `item_groups` are part of the contract:
-operators query them. Migrations are written by hand; `alembic check` compares them with this file.
+"""The tables, for MariaDB/MySQL, PostgreSQL and SQLite. The names in `batches` and `item_groups` are part of the
+contract: operators query them. Migrations are written by hand; `alembic check` compares them with this file.
 
 There are no foreign keys: each insert of a group's row would acquire a shared lock on its batch's row, which is the
 most contended row. Instead, the state `deleting` makes deletion safe (see `purge`).
@@ -20,7 +20,8 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 
 class ByteText(TypeDecorator[str]):
-    """Text that is compared by its bytes. MariaDB's collations would equate `Job-A` with `job-a`, and `a` with `a `."""
+    """Text that is compared by its bytes. MariaDB's collations would equate `Job-A` with `job-a`, and `a` with `a `;
+    PostgreSQL's would sort by language."""
 
     impl = sa.String
     cache_ok = True
@@ -33,6 +34,8 @@ class ByteText(TypeDecorator[str]):
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name in ("mysql", "mariadb"):
             return dialect.type_descriptor(mysql.VARBINARY(self.characters * (1 if self.ascii_only else 4)))
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(sa.String(self.characters, collation="C"))
         return dialect.type_descriptor(sa.String(self.characters))
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> Any:
@@ -160,6 +163,7 @@ batches = sa.Table(
     sa.Index("batches_parent_due", "parent_due"),
     sa.Index("batches_ended", "ended_at"),
     sqlite_autoincrement=True,  # ids of deleted batches are never reused
+    postgresql_with={"fillfactor": 60},
     **MYSQL_OPTIONS,
 )
 
@@ -172,6 +176,7 @@ item_groups = sa.Table(
     sa.Column("failed", sa.LargeBinary),
     sa.Column("resolved_count", sa.Integer, nullable=False),
     sa.Column("failed_count", sa.Integer, nullable=False),
+    postgresql_with={"fillfactor": 40, "toast_tuple_target": 8160},
     **MYSQL_OPTIONS,
 )
 
@@ -181,6 +186,7 @@ ack_journal = sa.Table(
     sa.Column("batch_id", _BIGINT, primary_key=True, autoincrement=False),
     sa.Column("entry_no", _BIGINT, primary_key=True, autoincrement=False),
     sa.Column("numbers", sa.LargeBinary, nullable=False),
+    postgresql_with={"toast_tuple_target": 8160},
     **MYSQL_OPTIONS,
 )
 
@@ -305,6 +311,7 @@ consumers = sa.Table(
     sa.Column("started_at", Timestamp, nullable=False),
     sa.Column("last_seen", Timestamp, nullable=False),
     sa.Column("lease_until", Timestamp, nullable=False),
+    postgresql_with={"fillfactor": 60},
     **MYSQL_OPTIONS,
 )
 """`replaced` has the worker's earlier sessions, the latest first."""
@@ -325,6 +332,7 @@ positions = sa.Table(
     sa.Column("outstanding_count", sa.Integer),
     sa.Column("token", sa.Text),
     sa.Column("updated_at", Timestamp),
+    postgresql_with={"fillfactor": 60},
     **MYSQL_OPTIONS,
 )
 """`outstanding` is a snapshot of the window (see `lastbit.streams`); its floor and high are also columns."""
@@ -341,6 +349,7 @@ tallies = sa.Table(
     sa.Column("high_offset", _BIGINT, nullable=False),
     sa.Column("high_child", _BIGINT, nullable=False),
     sa.Column("value", _BIGINT, nullable=False),
+    postgresql_with={"fillfactor": 60},
     **MYSQL_OPTIONS,
 )
 """A row for each sub-counter: the sum that one source has added to one key, up to and including (high_offset,

@@ -17,7 +17,11 @@ down_revision = "0001"
 
 BIG = sa.BigInteger()
 TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
-TEXT = sa.String(255).with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+TEXT = (
+    sa.String(255)
+    .with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+    .with_variant(sa.String(255, "C"), "postgresql")
+)
 
 
 def upgrade() -> None:

@@ -21,7 +21,11 @@ TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
 
 
 def ascii_text(characters: int) -> sa.types.TypeEngine[str]:
-    return sa.String(characters).with_variant(mysql.VARBINARY(characters), "mysql", "mariadb")
+    return (
+        sa.String(characters)
+        .with_variant(mysql.VARBINARY(characters), "mysql", "mariadb")
+        .with_variant(sa.String(characters, "C"), "postgresql")
+    )
 
 
 def upgrade() -> None:
@@ -30,7 +34,12 @@ def upgrade() -> None:
         sa.Column("id", ID, primary_key=True, autoincrement=True),
         sa.Column("url", ascii_text(2048), nullable=False),
         sa.Column("types", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
-        sa.Column("label", sa.String(255).with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")),
+        sa.Column(
+            "label",
+            sa.String(255)
+            .with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+            .with_variant(sa.String(255, "C"), "postgresql"),
+        ),
         sa.Column("secret", ascii_text(255), nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("position", BIG, nullable=False),

@@ -17,8 +17,14 @@ down_revision = "0003"
 
 BIG = sa.BigInteger()
 TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
-NAME = sa.String(255).with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
-SESSION = sa.String(64).with_variant(mysql.VARBINARY(64), "mysql", "mariadb")
+NAME = (
+    sa.String(255)
+    .with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+    .with_variant(sa.String(255, "C"), "postgresql")
+)
+SESSION = (
+    sa.String(64).with_variant(mysql.VARBINARY(64), "mysql", "mariadb").with_variant(sa.String(64, "C"), "postgresql")
+)
 
 
 def upgrade() -> None:
@@ -39,11 +45,18 @@ def upgrade() -> None:
         sa.Column("group_name", NAME, primary_key=True),
         sa.Column("worker", NAME, primary_key=True),
         sa.Column("session", SESSION, nullable=False),
-        sa.Column("replaced", sa.String(640).with_variant(mysql.VARBINARY(640), "mysql", "mariadb"), nullable=False),
+        sa.Column(
+            "replaced",
+            sa.String(640)
+            .with_variant(mysql.VARBINARY(640), "mysql", "mariadb")
+            .with_variant(sa.String(640, "C"), "postgresql"),
+            nullable=False,
+        ),
         sa.Column("capacity", sa.Integer),
         sa.Column("started_at", TIME, nullable=False),
         sa.Column("last_seen", TIME, nullable=False),
         sa.Column("lease_until", TIME, nullable=False),
+        postgresql_with={"fillfactor": 60},
         **MYSQL_OPTIONS,
     )
     op.create_table(
@@ -61,6 +74,7 @@ def upgrade() -> None:
         sa.Column("outstanding_count", sa.Integer),
         sa.Column("token", sa.Text),
         sa.Column("updated_at", TIME),
+        postgresql_with={"fillfactor": 60},
         **MYSQL_OPTIONS,
     )
 

@@ -16,8 +16,16 @@ revision = "0005"
 down_revision = "0004"
 
 BIG = sa.BigInteger()
-NAME = sa.String(255).with_variant(mysql.VARBINARY(255), "mysql", "mariadb")
-TEXT = sa.String(255).with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+NAME = (
+    sa.String(255)
+    .with_variant(mysql.VARBINARY(255), "mysql", "mariadb")
+    .with_variant(sa.String(255, "C"), "postgresql")
+)
+TEXT = (
+    sa.String(255)
+    .with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+    .with_variant(sa.String(255, "C"), "postgresql")
+)
 
 
 def upgrade() -> None:
@@ -31,6 +39,7 @@ def upgrade() -> None:
         sa.Column("high_offset", BIG, nullable=False),
         sa.Column("high_child", BIG, nullable=False),
         sa.Column("value", BIG, nullable=False),
+        postgresql_with={"fillfactor": 60},
         **MYSQL_OPTIONS,
     )
 

@@ -17,12 +17,20 @@ down_revision = "0005"
 
 BIG = sa.BigInteger()
 TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
-TEXT = sa.String(255).with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+TEXT = (
+    sa.String(255)
+    .with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
+    .with_variant(sa.String(255, "C"), "postgresql")
+)
 LONG = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 
 
 def ascii_text(characters: int) -> sa.types.TypeEngine[str]:
-    return sa.String(characters).with_variant(mysql.VARBINARY(characters), "mysql", "mariadb")
+    return (
+        sa.String(characters)
+        .with_variant(mysql.VARBINARY(characters), "mysql", "mariadb")
+        .with_variant(sa.String(characters, "C"), "postgresql")
+    )
 
 
 NAME = ascii_text(200)

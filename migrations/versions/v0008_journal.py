@@ -23,8 +23,11 @@ def upgrade() -> None:
         sa.Column("batch_id", BIG, primary_key=True, autoincrement=False),
         sa.Column("entry_no", BIG, primary_key=True, autoincrement=False),
         sa.Column("numbers", sa.LargeBinary, nullable=False),
+        postgresql_with={"toast_tuple_target": 8160},
         **MYSQL_OPTIONS,
     )
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE ack_journal ALTER COLUMN numbers SET STORAGE EXTERNAL")
     op.add_column("batches", sa.Column("journal_next", BIG, nullable=False, server_default="0"))
 
 

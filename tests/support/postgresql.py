@@ -175,6 +175,16 @@ def _children(pid: int) -> list[int]:
     return handles
 
 
+def dump_database(url: str) -> str:
+    """A database's tables and rows, as statements."""
+    folder = programs()
+    assert folder is not None
+    command = [folder / "pg_dump", "--inserts", "--no-owner", "--dbname", url]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    # Lines with a backslash are for psql.
+    return "\n".join(line for line in text.splitlines() if line and not line.startswith(("--", "\\")))
+
+
 @contextlib.contextmanager
 def running_postgresql(
     *, in_memory: bool = True, folder: Path | None = None, options: Sequence[str] = ()

@@ -8,15 +8,18 @@ import sqlite3
 from functools import cache
 from pathlib import Path
 
+import psycopg
 import pymysql
 from pymysql.constants import CLIENT
 
 from core.storage import schema
 from core.storage.database import Database
+from tests.support.postgresql import dump_database
 from tests.support.servers import sqlite_file
 
 _mariadb: list[str] = []
 """The statements that create the tables and their first rows."""
+_postgresql: list[str] = []
 
 
 def migrate(database: Database) -> None:
@@ -24,6 +27,8 @@ def migrate(database: Database) -> None:
     if database.is_embedded:
         assert database.url.database is not None
         Path(database.url.database).write_bytes(_sqlite())
+    elif database.url.get_backend_name() == "postgresql":
+        _migrate_postgresql(database)
     elif _mariadb:
         connection = _connect(database, client_flag=CLIENT.MULTI_STATEMENTS)
         with contextlib.closing(connection), connection.cursor() as cursor:
@@ -33,6 +38,17 @@ def migrate(database: Database) -> None:
     else:
         schema.migrate(database)
         _mariadb.extend(dump(database))
+
+
+def _migrate_postgresql(database: Database) -> None:
+    if not _postgresql:
+        schema.migrate(database)
+        _postgresql.extend(dump(database))
+        return
+    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with contextlib.closing(psycopg.connect(url, autocommit=True)) as connection:
+        # One simple query, which is one transaction.
+        connection.execute("\n".join(_postgresql).encode())
 
 
 @cache
@@ -58,7 +74,10 @@ def _connect(database: Database, *, client_flag: int = 0) -> pymysql.Connection:
 
 
 def dump(database: Database) -> list[str]:
-    """The statements that turn an empty MariaDB database into a copy of this one."""
+    """The statements that turn an empty database on MariaDB or PostgreSQL into a copy of this one."""
+    if database.url.get_backend_name() == "postgresql":
+        url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return dump_database(url).splitlines()
     statements = ["SET foreign_key_checks = 0"]
     with contextlib.closing(_connect(database)) as connection, connection.cursor() as cursor:
         cursor.execute("SHOW TABLES")
