@@ -125,13 +125,15 @@ MYSQL_OPTIONS: dict[str, Any] = {
 metadata = sa.MetaData()
 
 _BIGINT = sa.BigInteger()
+# Numbered by the database. On PostgreSQL, `Identity` lets accounts insert without a privilege on a sequence.
+_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 PROCESS_NAME = 200
 """Maximum characters of a process's name and of a command's type. With a prefix, both become types of events."""
 
 batches = sa.Table(
     "batches",
     metadata,
-    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("id", _ID, sa.Identity(), primary_key=True, autoincrement=True),
     sa.Column("batch_key", ByteText(255)),
     sa.Column("labels", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb"), nullable=False),
     sa.Column("group_size", sa.Integer, nullable=False),
@@ -238,7 +240,7 @@ feed = sa.Table(
 webhooks = sa.Table(
     "webhooks",
     metadata,
-    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("id", _ID, sa.Identity(), primary_key=True, autoincrement=True),
     sa.Column("url", ByteText(2048, ascii_only=True), nullable=False),
     sa.Column("types", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
     sa.Column("label", ByteText(255)),
@@ -253,7 +255,7 @@ webhooks = sa.Table(
 deliveries = sa.Table(
     "deliveries",
     metadata,
-    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("id", _ID, sa.Identity(), primary_key=True, autoincrement=True),
     sa.Column("webhook_id", _BIGINT, nullable=False),
     sa.Column("position", _BIGINT, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
@@ -273,7 +275,7 @@ claim."""
 delivery_attempts = sa.Table(
     "delivery_attempts",
     metadata,
-    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("id", _ID, sa.Identity(), primary_key=True, autoincrement=True),
     sa.Column("delivery_id", _BIGINT, nullable=False),
     sa.Column("attempted_at", Timestamp, nullable=False),
     sa.Column("status", sa.Integer),

@@ -34,7 +34,7 @@ IN_PLACE = {"fillfactor": 40, "toast_tuple_target": 8160}
 def upgrade() -> None:
     op.create_table(
         "batches",
-        sa.Column("id", BATCH_ID, primary_key=True, autoincrement=True),
+        sa.Column("id", BATCH_ID, sa.Identity(), primary_key=True, autoincrement=True),
         sa.Column(
             "batch_key",
             sa.String(255)

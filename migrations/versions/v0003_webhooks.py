@@ -31,7 +31,7 @@ def ascii_text(characters: int) -> sa.types.TypeEngine[str]:
 def upgrade() -> None:
     op.create_table(
         "webhooks",
-        sa.Column("id", ID, primary_key=True, autoincrement=True),
+        sa.Column("id", ID, sa.Identity(), primary_key=True, autoincrement=True),
         sa.Column("url", ascii_text(2048), nullable=False),
         sa.Column("types", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
         sa.Column(
@@ -49,7 +49,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "deliveries",
-        sa.Column("id", ID, primary_key=True, autoincrement=True),
+        sa.Column("id", ID, sa.Identity(), primary_key=True, autoincrement=True),
         sa.Column("webhook_id", BIG, nullable=False),
         sa.Column("position", BIG, nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
@@ -65,7 +65,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "delivery_attempts",
-        sa.Column("id", ID, primary_key=True, autoincrement=True),
+        sa.Column("id", ID, sa.Identity(), primary_key=True, autoincrement=True),
         sa.Column("delivery_id", BIG, nullable=False),
         sa.Column("attempted_at", TIME, nullable=False),
         sa.Column("status", sa.Integer),
