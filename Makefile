@@ -21,7 +21,7 @@ QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-celery serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-spark \
-	test-airflow test-recipes test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
+	test-airflow test-recipes test-howtos test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -130,6 +130,10 @@ test-airflow: $(RUNS) $(AIRFLOW)/.ready ## run the tests of lastbit.integrations
 test-recipes: $(READY) $(RECIPES)/.ready ## run the recipes of docs/recipes.md on their queues
 	@scripts/need.sh redis-server postgresql curl jq
 	$(BIN)/pytest tests/integrations/recipes_check.py
+
+test-howtos: $(READY) ## follow the README and how-to pages, from wheels; LATEST=1
+	@scripts/need.sh python3-venv redis-server rabbitmq-server
+	$(if $(LATEST),LASTBIT_LATEST=1 )$(BIN)/python -m pytest tests/integrations/howtos_check.py
 
 test-typescript: $(READY) ## run the tests of clients/typescript; needs Node 20
 	$(BIN)/pytest tests/clients

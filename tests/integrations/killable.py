@@ -75,7 +75,7 @@ def bodies() -> Iterator[str]:
 
 
 def check_exact(
-    broker: str, address: str, name: str, service_url: str, folder: Path, *, pause: float = 1.0, seconds: float = 280
+    broker: str, address: str, name: str, service_url: str, folder: Path, *, pause: float = 1.0, seconds: float = 1700
 ) -> None:
     """Producer and consumers are killed at random, and started again: in the end every item is acked, once. `pause`:
     maximum seconds between two kills."""

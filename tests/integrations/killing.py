@@ -31,7 +31,7 @@ def fan_out_among_kills(
     repair: Callable[[BatchHandle], object] | None = None,
 ) -> BatchHandle:
     """The batch, when it has ended. `producer` is a module with arguments, to which the number of messages and the
-    batch's key, which is also the idempotency key, are added. `repair` is called if the batch has not ended after
+    batch's key, which is also the idempotency key, are added. `repair` is called if no item was resolved for
     `idle` seconds, for brokers that lose messages of killed workers."""
     key = str(uuid.uuid4())
     seed = random.SystemRandom().randrange(2**32)
@@ -48,20 +48,33 @@ def fan_out_among_kills(
                 process.wait(moments.uniform(0.5, 2))
             process.kill()
             process.wait()
-        subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+        subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=600)
         (found,) = client.batches(key=key)
         batch = client.batch(found.id)
         try:
-            batch.wait(idle)
+            wait_while_it_proceeds(batch, idle)
         except WaitTimeout:
             if repair is None:
                 raise
             repair(batch)
-            batch.wait(180)
+            wait_while_it_proceeds(batch, 180)
         return batch
     finally:
         ended.set()
         killer.join()
+
+
+def wait_while_it_proceeds(batch: BatchHandle, idle: float) -> None:
+    """Until the batch has ended, however slow the machine is. Raises `WaitTimeout` if no item is resolved for `idle`
+    seconds."""
+    while True:
+        pending = batch.refresh().pending
+        try:
+            batch.wait(idle)
+            return
+        except WaitTimeout:
+            if batch.refresh().pending == pending:
+                raise
 
 
 def _kill_workers(

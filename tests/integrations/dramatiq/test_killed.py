@@ -13,6 +13,7 @@ from tests.integrations.dramatiq.conftest import StartWorker
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_fan_out_among_kills_completes_exactly(
     app: ModuleType, worker: StartWorker, client: Client, store: Any
 ) -> None:

@@ -11,6 +11,7 @@ from tests.support.servers import running_service, sqlite_file
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_ten_thousand_items_complete_exactly_whoever_is_killed(address: str, tmp_path: Path) -> None:
     """Producer and consumers."""
     with sqlite_file() as url, running_service(url) as service:

@@ -30,8 +30,10 @@ def test_the_snippets_run(
     """One after the other."""
     monkeypatch.setenv("LASTBIT_URL", client.url)
     namespace: dict[str, Any] = {}
-    producing, consuming, burying, giving_up = (
-        block.replace(BROKERS, address) for block in blocks(ROOT / "docs/kafka.md", "python")
+    producing, consuming, giving_up, burying = (
+        block.replace(BROKERS, address)
+        for language in ("python", "py")
+        for block in blocks(ROOT / "docs/kafka.md", language)
     )
     exec(producing, namespace)
     (text,) = blocks(ROOT / "docs/kafka.md", "text")

@@ -50,6 +50,7 @@ def test_messages_of_a_killed_consumer_count_once(
     assert left(channel, queue) == 0
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["unlimited", "classic"])
 def test_ten_thousand_items_complete_exactly_whoever_is_killed(
     rabbitmq: RabbitMQ, kind: str, request: pytest.FixtureRequest, tmp_path: Path

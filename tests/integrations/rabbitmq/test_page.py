@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pika
 import pytest
 
 from lastbit import Client
-from tests.integrations.rabbitmq.conftest import left
+from lastbit.integrations.rabbitmq import ITEM
 from tests.support.brokers import RabbitMQ
 from tests.support.servers import ROOT
 from tests.test_docs import blocks
@@ -37,10 +38,11 @@ def test_the_snippets_run(
         exec(snippet.replace(URL, rabbitmq.url), namespace)
     (text,) = blocks(ROOT / "docs/rabbitmq.md", "text")
     assert capsys.readouterr().out == text
-    run_until(consuming, namespace, lambda: namespace["batch"].refresh().complete)
+    run_until(consuming.replace(URL, rabbitmq.url), namespace, lambda: namespace["batch"].refresh().complete)
     assert (namespace["batch"].info.acked, namespace["batch"].info.failed) == (999, 1)
-    channel.basic_publish("", "pictures.dead", b"picture 7")
-    run_until(giving_up, namespace, lambda: left(channel, "pictures.dead") == 0)
+    late = client.open(items=1, sealed=True)
+    channel.basic_publish("", "pictures.dead", b"picture 7", pika.BasicProperties(headers={ITEM: late.ids[0]}))
+    run_until(giving_up.replace(URL, rabbitmq.url), namespace, lambda: late.refresh().failed == 1)
     assert capsys.readouterr().out == "gave up b'picture 7'\n"
     for queue in ("pictures", "pictures.dead"):
         channel.queue_delete(queue)

@@ -13,7 +13,7 @@ from tests.integrations.rq.conftest import READY
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_fan_out_among_kills_completes_exactly(app: ModuleType, client: Client, store: Any) -> None:
     """Each job has run. Jobs that a killed worker had taken are retried when RQ notices it."""
     batch = killing.fan_out_among_kills(

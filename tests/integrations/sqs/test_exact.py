@@ -10,6 +10,7 @@ from tests.support.aws import Moto
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_fan_out_among_kills_completes_exactly(moto: Moto, lastbit: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no message is left, neither in the queue nor as a dead letter."""
     monkeypatch.setenv("LASTBIT_URL", lastbit.url)
