@@ -25,7 +25,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from lastbit import _calls, errors
 from lastbit._coalescer import Call, Coalescer, Kind
@@ -39,6 +39,7 @@ from lastbit.models import AckResult, Completed
 log = logging.getLogger("lastbit.acker")
 
 DEFAULT_MAX_PENDING = 100_000
+ACKS = Kind("acks", None)
 GATHERED = 100
 """The number of waiting items at which an acker stops to linger: a call of this size costs little more than one item
 costs alone."""
@@ -47,8 +48,26 @@ Told = Completed | None
 """The result of an acker's future: the item's batch if that is complete, else None."""
 
 
+class Receiver(Protocol):
+    """An object that gets the outcome of an item. A future is one."""
+
+    def set_result(self, told: Told, /) -> object: ...
+
+    def set_exception(self, error: BaseException, /) -> object: ...
+
+
+R = TypeVar("R", bound=Receiver)
+
+
 def _resolve(service: Service, call: Call[Any]) -> Flow[AckResult]:
     return _calls.resolve(service, call.kind.verb, iter([{"items": call.items}]), call.kind.reason)
+
+
+def _running() -> Future[Told]:
+    """A new future that can't be cancelled: that would not undo the ack."""
+    future: Future[Told] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def _failures(reason: str | None) -> Kind:
@@ -87,7 +106,7 @@ class Acker:
         self._on_completed = on_completed
         self._max_pending = _bound(max_pending)
         self._linger = _lingering(linger)
-        self._coalescer: Coalescer[Future[Told]] = Coalescer()
+        self._coalescer: Coalescer[Receiver] = Coalescer()
         self._open = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -102,19 +121,25 @@ class Acker:
     def ack(self, item: str | ItemId) -> Future[Told]:
         """Ack an item. The future raises `ItemRejected`, `ServiceError`, `ServiceUnreachable`, or the exception of
         `on_completed`. Raises `MalformedItem`, `AckerClosed` and `UsedAfterFork` at once."""
-        return self._put(item, Kind("acks", None))
+        return self._put(item, ACKS, _running())
 
     def fail(self, item: str | ItemId, reason: str | None = None) -> Future[Told]:
         """Mark an item as failed; otherwise like `ack`. Each reason needs a separate call, so use few different
         reasons. Raises `InvalidArgument` if the reason is not text."""
-        return self._put(item, _failures(reason))
+        return self._put(item, _failures(reason), _running())
 
-    def _put(self, item: str | ItemId, kind: Kind) -> Future[Told]:
+    def ack_for(self, receiver: Receiver, item: str | ItemId) -> None:
+        """Like `ack`, without the cost of a future: `receiver` gets the outcome, in the acker's own thread, which it
+        must not block."""
+        self._put(item, ACKS, receiver)
+
+    def fail_for(self, receiver: Receiver, item: str | ItemId, reason: str | None = None) -> None:
+        """Like `fail`; see `ack_for`."""
+        self._put(item, _failures(reason), receiver)
+
+    def _put(self, item: str | ItemId, kind: Kind, receiver: R) -> R:
         text = checked(item)
         self._check_process()
-        future: Future[Told] = Future()
-        # Running from the start: cancelling the future cannot undo the ack.
-        future.set_running_or_notify_cancel()
         with self._lock:
             # The acker's own thread, in `on_completed`, must not wait for itself. Items that it passes while the acker
             # is closing are sent before `close` returns.
@@ -127,11 +152,11 @@ class Acker:
                 self._thread = threading.Thread(target=self._work, name="lastbit-acker", daemon=True)
                 self._thread.start()
                 self._process = os.getpid()
-            self._coalescer.put(text, kind, future)
+            self._coalescer.put(text, kind, receiver)
             self._open += 1
             if self._open >= self._wake_at:
                 self._work_waits.notify()
-        return future
+        return receiver
 
     def close(self) -> None:
         """Accept no more items, send all waiting ones, and return when every future is done. Raises `UsedAfterFork`."""
@@ -178,19 +203,19 @@ class Acker:
             self._work_waits.wait_for(lambda: self._open >= self._wake_at or self._closed, self._linger)
             self._wake_at = 1
 
-    def _settle(self, call: Call[Future[Told]]) -> None:
+    def _settle(self, call: Call[Receiver]) -> None:
         try:
             result = self._driver.run(_resolve, call)
             outcomes = list(call.outcomes(result, self._notify(result)))
         except BaseException as error:  # noqa: BLE001  # the futures raise it
             outcomes = list(call.failed(error))
-        for future, outcome in outcomes:
+        for receiver, outcome in outcomes:
             try:
                 if isinstance(outcome, BaseException):
-                    future.set_exception(outcome)
+                    receiver.set_exception(outcome)
                 else:
-                    future.set_result(outcome)
-            except BaseException:  # such as a SystemExit of a callback; the other futures must finish
+                    receiver.set_result(outcome)
+            except BaseException:  # such as a SystemExit of a callback; the others must get their outcomes
                 log.exception("a callback of an acker's future ended with an exception")
 
     def _notify(self, result: AckResult) -> dict[int, BaseException]:
@@ -230,7 +255,7 @@ class AsyncAcker:
 
     async def ack(self, item: str | ItemId) -> asyncio.Future[Told]:
         """Ack an item; see `Acker.ack`. Cancelling the future does not undo the ack."""
-        return await self._put(item, Kind("acks", None))
+        return await self._put(item, ACKS)
 
     async def fail(self, item: str | ItemId, reason: str | None = None) -> asyncio.Future[Told]:
         """Mark an item as failed; see `Acker.fail`."""

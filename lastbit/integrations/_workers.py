@@ -22,7 +22,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from enum import Enum
 from functools import partial
 from queue import SimpleQueue
@@ -165,21 +164,19 @@ class Workers(Generic[D]):
             delivery.settle(_outcome(failure))
             return
         try:
-            future = self._acker.ack(item) if failure is None else self._acker.fail(item, reason_of(failure))
+            if failure is None:
+                self._acker.ack_for(_Receipt(self, delivery, None), item)
+            else:
+                self._acker.fail_for(_Receipt(self, delivery, failure), item, reason_of(failure))
         except errors.MalformedItem as error:
             log.error("the message was handled, but no item was resolved: its header %s: %s", ITEM, error)
             delivery.settle(_outcome(failure))
         except errors.AckerClosed:
             pass  # the handler outlived the stop; the message returns
-        else:
-            future.add_done_callback(partial(self._answered, delivery, failure))
 
-    def _answered(self, delivery: D, failure: Failed | None, future: Future[Told]) -> None:
+    def _not_resolved(self, delivery: D, failure: Failed | None, error: BaseException) -> None:
         """Called in the acker's thread."""
-        error = future.exception()
-        if error is None:
-            delivery.settle(_outcome(failure))
-        elif isinstance(error, errors.ItemRejected):
+        if isinstance(error, errors.ItemRejected):
             log.warning("%s; its message is removed", error)
             delivery.settle(Outcome.DONE)
         elif passes(error):
@@ -209,6 +206,23 @@ class Workers(Generic[D]):
 
     def _end(self, error: BaseException) -> None:
         self.failure = self.failure or error
+
+
+class _Receipt(Generic[D]):
+    """Gets the outcome of a delivery's item. A future in its place doubles the processor time of a message."""
+
+    __slots__ = ("_delivery", "_failure", "_workers")
+
+    def __init__(self, workers: Workers[D], delivery: D, failure: Failed | None) -> None:
+        self._workers = workers
+        self._delivery = delivery
+        self._failure = failure
+
+    def set_result(self, _told: Told) -> None:
+        self._delivery.settle(_outcome(self._failure))
+
+    def set_exception(self, error: BaseException) -> None:
+        self._workers._not_resolved(self._delivery, self._failure, error)
 
 
 class _Raised(Exception):

@@ -309,6 +309,38 @@ def test_a_rejected_item_fails_only_its_own_future(scripted: Any, gate: Gate) ->
         assert excinfo.value.item == "7:0:1"
 
 
+class Inbox:
+    """A receiver that notes what it gets, and in which thread."""
+
+    def __init__(self) -> None:
+        self.outcome: object = None
+        self.thread = ""
+
+    def set_result(self, told: object) -> None:
+        self.outcome, self.thread = told, threading.current_thread().name
+
+    set_exception = set_result
+
+
+def test_a_receiver_gets_what_a_future_would_get(scripted: Any, gate: Gate) -> None:
+    """In the acker's thread, and before `close` returns. An error of a receiver is its own."""
+    gate.completes = {8}
+    gate.rejects = {"7:0:2"}
+    gate.open.release(9)
+    inboxes = [Inbox() for _ in range(3)]
+    with Client(scripted.url) as client, client.acker() as acker:
+        acker.ack_for(object(), "7:0:3")  # type: ignore[arg-type]
+        acker.ack_for(inboxes[0], "7:0:0")
+        acker.ack_for(inboxes[1], "8:0:0")
+        acker.fail_for(inboxes[2], "7:0:2", "torn")
+        with pytest.raises(errors.MalformedItem):
+            acker.ack_for(Inbox(), "7:0")
+    assert [inbox.thread for inbox in inboxes] == ["lastbit-acker"] * 3
+    assert [type(inbox.outcome) for inbox in inboxes] == [type(None), Completed, errors.ItemRejected]
+    with pytest.raises(errors.AckerClosed):
+        acker.ack_for(Inbox(), "7:0:4")
+
+
 def test_a_refused_call_fails_only_its_own_futures(scripted: Any, gate: Gate) -> None:
     """The acker continues."""
     gate.refuses = {"7:0:0"}
