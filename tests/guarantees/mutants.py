@@ -96,6 +96,11 @@ _BUFFER = "test_tallies.py::test_a_buffer_acks_a_message_only_after_its_answer"
 _SDK = "../sdk/"
 _ANY = _SDK + "test_any_answer.py::"
 _CANCELLED = _SDK + "test_cancellation.py::test_calls_cancelled_at_any_moment_cost_no_connection"
+_QUEUES = "../integrations/"
+_CONSUMER = _QUEUES + "rabbitmq/test_consumer.py::"
+_KAFKA = _QUEUES + "kafka/test_kafka.py::"
+_TASKIQ = _QUEUES + "taskiq/test_middleware.py::"
+_RQ = _QUEUES + "rq/test_endings.py::"
 _STREAMS = "../streams/"
 _WINDOW = _STREAMS + "test_window_machine.py::test_a_window_matches_a_set_of_outstanding_offsets"
 _SNAPSHOT = _STREAMS + "test_snapshot.py::"
@@ -141,6 +146,91 @@ _CHAOS_GROWING = "../chaos/test_chaos.py::" + (
 )
 
 MUTANTS = [
+    # Queues.
+    Mutant(
+        "an-unhandled-message-is-acked",
+        "lastbit.integrations._workers:Workers._work",
+        "Outcome.ERROR",
+        "Outcome.DONE",
+        _CONSUMER + "test_a_message_whose_handler_raises_is_requeued",
+    ),
+    Mutant(
+        "a-message-is-acked-before-its-item",
+        "lastbit.integrations._workers:Workers._resolve",
+        "item = delivery.item\n",
+        "item = delivery.item\n    delivery.settle(_outcome(failure))\n",
+        _CONSUMER + "test_a_stop_leaves_messages_to_their_redelivery_while_lastbit_is_away",
+    ),
+    Mutant(
+        "a-rejected-item-ends-the-consumer",
+        "lastbit.integrations._workers:Workers._not_resolved",
+        "isinstance(error, errors.ItemRejected)",
+        "False",
+        _CONSUMER + "test_the_message_of_a_rejected_item_does_not_come_back",
+    ),
+    Mutant(
+        "an-ack-names-a-settled-tag",
+        "lastbit.integrations.rabbitmq._messages:Tags.acks",
+        "if tag > self._floor:",
+        "if True:",
+        _CONSUMER + "test_acks_name_no_tag_twice",
+    ),
+    Mutant(
+        "an-offset-passes-an-item-that-is-pending",
+        "lastbit.integrations._workers:Workers._resolve",
+        "item = delivery.item\n",
+        "item = delivery.item\n    delivery.settle(_outcome(failure))\n",
+        _KAFKA + "test_a_stop_commits_no_offset_while_lastbit_is_away",
+    ),
+    Mutant(
+        "a-record-is-given-up-at-its-first-error",
+        "lastbit.integrations.kafka._consumer:Attempts.__call__",
+        "attempt == self._options.attempts",
+        "True",
+        _KAFKA + "test_every_outcome_resolves_its_item",
+    ),
+    Mutant(
+        "a-retried-task-is-resolved",
+        "lastbit.integrations.taskiq:LastbitMiddleware.post_execute",
+        "(run is not None and run.was_sent)",
+        "False",
+        _TASKIQ + "test_a_retried_task_stays_pending_until_its_last_run",
+    ),
+    Mutant(
+        "a-task-without-a-result-fails",
+        "lastbit.integrations.taskiq:LastbitMiddleware.post_execute",
+        "isinstance(result.error, NoResultError)",
+        "False",
+        _TASKIQ + "test_a_task_without_result_stays_pending",
+    ),
+    Mutant(
+        "a-task-that-the-worker-cancels-fails",
+        "lastbit.integrations.taskiq:LastbitMiddleware.post_execute",
+        "_is_cancelled()",
+        "False",
+        _TASKIQ + "test_a_task_that_the_worker_cancels_is_not_resolved",
+    ),
+    Mutant(
+        "a-task-ends-before-its-item",
+        "lastbit.integrations.taskiq:LastbitMiddleware._resolve",
+        "await asyncio.sleep(PAUSE)",
+        "return",
+        _TASKIQ + "test_a_task_ends_only_when_the_service_is_back",
+    ),
+    Mutant(
+        "cancelled-jobs-are-overlooked",
+        "lastbit.integrations.rq:reconcile",
+        "canceled.get_job_ids(cleanup=False)",
+        "[]",
+        _RQ + "test_reconcile_resolves_what_ended_without_a_worker",
+    ),
+    Mutant(
+        "a-job-that-failed-in-the-producer-is-left",
+        "lastbit.integrations.rq:_resolve",
+        "status == JobStatus.FAILED",
+        "False",
+        _RQ + "test_a_queue_without_workers_resolves_at_once",
+    ),
     # Requests over HTTP.
     Mutant(
         "a-delayed-report-frees-a-later-epoch",

@@ -212,3 +212,24 @@ def test_offsets_stay_behind_while_lastbit_is_away(
                 assert other.batch(batch.id).wait(30).succeeded
     assert set(handled.values()) == {1}
     assert committed(address, "away", "away") == 20
+
+
+@pytest.mark.slow
+def test_a_stop_commits_no_offset_while_lastbit_is_away(address: str, producer: confluent_kafka.Producer) -> None:
+    """The handled record is read again by the next consumer, and its item is acked."""
+    is_handled = threading.Event()
+    with (
+        sqlite_file() as url,
+        running_service(url) as service,
+        Client(service.url, retry=Retry(attempts=1)) as client,
+    ):
+        batch = adapter.fan_out(producer, "stopped", ["x"], lastbit=client)
+        service.stop(9)
+        with running(
+            adapter.consume, consumer(address, "stopped"), ["stopped"], lambda record: is_handled.set(), lastbit=client
+        ):
+            assert is_handled.wait(30)
+        assert committed(address, "stopped", "stopped") == 0
+        service.start()
+        with running(adapter.consume, consumer(address, "stopped"), ["stopped"], lambda record: None, lastbit=client):
+            assert batch.wait(60).succeeded

@@ -1,0 +1,8 @@
+"""When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see
+`tests.guarantees.mutants`)."""
+
+from __future__ import annotations
+
+from tests.guarantees import mutants
+
+mutants.from_environment()
