@@ -16,11 +16,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.explorer import workers
+from tests.explorer.arena import Arena
+from tests.explorer.combinations import combinations, parse
 from tests.explorer.operations import LONG
 from tests.explorer.scene import SCENES, VARIANTS, Scene
-from tests.explorer.search import Arena, combinations, parse, replay
+from tests.explorer.search import replay
 from tests.explorer.sessions import explored
 from tests.guarantees import mutants
 from tests.support.servers import ROOT
@@ -119,21 +122,19 @@ def _explore(options: argparse.Namespace) -> int:
         arena.close()
     remaining = [task for task in tasks if str(task[0]) not in progress.results]
     print(f"{len(tasks):,} combinations, {len(tasks) - len(remaining):,} of them done before", flush=True)
-    schedules = sum(result["schedules"] for result in progress.results.values())
     with multiprocessing.get_context("spawn").Pool(options.processes, workers.begin, (options.database,)) as pool:
         for count, (name, result) in enumerate(pool.imap_unordered(workers.search, remaining), 1):
             progress.add(name, result)
-            schedules += result["schedules"]
             for finding in result["findings"]:
                 print(finding, flush=True)
             if options.first and result["findings"]:
                 break
             if count % 100 == 0:
                 minutes = (time.monotonic() - start) / 60
-                print(f"{count:,} of {len(remaining):,}: {schedules:,} schedules, {minutes:.1f} min", flush=True)
+                print(f"{count:,} of {len(remaining):,}: {progress.counts()}, {minutes:.1f} min", flush=True)
     findings = sum(len(result["findings"]) for result in progress.results.values())
     minutes = (time.monotonic() - start) / 60
-    print(f"{len(tasks):,} combinations, {schedules:,} schedules, {minutes:.1f} min: {findings} findings")
+    print(f"{len(tasks):,} combinations, {progress.counts()}, {minutes:.1f} min: {findings} findings")
     return 1 if findings else 0
 
 
@@ -142,7 +143,7 @@ class _Progress:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self.results: dict[str, dict[str, object]] = {}
+        self.results: dict[str, dict[str, Any]] = {}
         self._code = hashlib.sha256()
         for source in sorted([*ROOT.glob("core/**/*.py"), *ROOT.glob("tests/explorer/*.py")]):
             self._code.update(source.read_bytes())
@@ -154,7 +155,13 @@ class _Progress:
         else:
             path.write_text(self._code.hexdigest() + "\n")
 
-    def add(self, name: str, result: dict[str, object]) -> None:
+    def counts(self) -> str:
+        schedules, executed = (
+            sum(result[name] for result in self.results.values()) for name in ("schedules", "executed")
+        )
+        return f"{schedules:,} schedules ({executed:,} executions)"
+
+    def add(self, name: str, result: dict[str, Any]) -> None:
         self.results[name] = result
         if self._path is not None:
             with self._path.open("a") as file:

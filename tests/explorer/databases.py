@@ -15,7 +15,7 @@ from pymysql.constants import CLIENT
 
 from core.storage.database import Database
 from tests.explorer.accesses import NEW_IDS
-from tests.explorer.sessions import Session
+from tests.explorer.sessions import Session, Stop
 from tests.support import templates
 from tests.support.servers import MariaDB
 
@@ -33,7 +33,7 @@ class Explored(Protocol):
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
         """The sessions that wait for a lock now."""
 
-    def may_run(self, session: Session, sessions: Collection[Session]) -> bool:
+    def may_run(self, session: Session | Stop, others: Collection[Session | Stop]) -> bool:
         """Whether the session's next statement can start while the others are stopped."""
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
@@ -103,7 +103,7 @@ class OnMariaDB:
         }
         return {session for session in sessions if session.thread_id in ids}
 
-    def may_run(self, session: Session, sessions: Collection[Session]) -> bool:
+    def may_run(self, session: Session | Stop, others: Collection[Session | Stop]) -> bool:
         return True
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
@@ -142,8 +142,8 @@ class OnSQLite:
     def waiting(self, sessions: Collection[Session]) -> set[Session]:
         return set()
 
-    def may_run(self, session: Session, sessions: Collection[Session]) -> bool:
-        return session.next != "BEGIN IMMEDIATE" or not any(other.writing for other in sessions)
+    def may_run(self, session: Session | Stop, others: Collection[Session | Stop]) -> bool:
+        return session.next != "BEGIN IMMEDIATE" or not any(other.writing for other in others)
 
     def execute(self, texts: Sequence[str]) -> list[Rows]:
         self._connection.execute("BEGIN IMMEDIATE")

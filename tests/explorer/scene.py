@@ -205,11 +205,14 @@ _HIDDEN: Final = {
     "delivery_attempts": {"id"},
 }
 """Columns that are random, or that may differ between equal outcomes."""
-_COMPARED: Final = [
+COMPARED: Final = [
     table
     for table in tables.metadata.sorted_tables
     if table.name not in ("item_groups", "ack_journal", "schema_support")
 ]
+
+BITS: Final = ("batches", "item_groups", "ack_journal")
+"""The tables from which the bits in an outcome, and its errors, are computed."""
 
 
 def _columns(table: sa.Table) -> list[str]:
@@ -220,7 +223,7 @@ def _columns(table: sa.Table) -> list[str]:
 QUERIES: Final = [
     *(
         f"SELECT {', '.join(_columns(table))} FROM {table.name} ORDER BY {', '.join(c.name for c in table.primary_key)}"
-        for table in _COMPARED
+        for table in COMPARED
     ),
     "SELECT id, full_prefix FROM batches",
     "SELECT batch_id, group_no, resolved, failed, resolved_count, failed_count FROM item_groups ORDER BY 1, 2",
@@ -234,10 +237,10 @@ def outcome(results: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, list[
     the errors that no schedule may have, as text."""
     rows = {
         table.name: [normalized(repr(tuple(row))) for row in part]
-        for table, part in zip(_COMPARED, results, strict=False)
+        for table, part in zip(COMPARED, results, strict=False)
     }
     *_, prefixes, groups, entries = results
-    bits, trouble = _recount(results[_COMPARED.index(tables.batches)], dict(prefixes), groups, entries)
+    bits, trouble = _recount(results[COMPARED.index(tables.batches)], dict(prefixes), groups, entries)
     rows["bits"] = bits
     return rows, trouble
 

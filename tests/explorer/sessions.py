@@ -13,9 +13,10 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from uuid import UUID
@@ -40,7 +41,11 @@ from core.webhooks import deliveries
 from tests.explorer.accesses import Access, Kind, Row, Statement, analyzed
 
 PAUSED, RUNNING, BLOCKED, DONE = "paused", "running", "blocked", "done"
+EVERY_TABLE = "*"
+"""Among the tables that a step touched: it may depend on all tables, and on all locks."""
 _NEW_ID = re.compile(r"\b1\d{6}\b")
+_HEX_ID = re.compile(r"31(?:3\d){6}")
+"""The same in a text that a statement holds in hexadecimal."""
 _TIME = re.compile(r"datetime\.datetime\([^)]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?")
 
 
@@ -53,7 +58,35 @@ def normalized(text: str, ids: dict[str, str] | None = None) -> str:
     """The text without times, and with generated ids numbered in the order of appearance."""
     numbers = {} if ids is None else ids
     text = _TIME.sub("TIME", text)
+    text = _HEX_ID.sub(lambda match: f" {bytes.fromhex(match[0]).decode()} ", text)
     return _NEW_ID.sub(lambda match: numbers.setdefault(match[0], f"new-{len(numbers) + 1}"), text)
+
+
+@dataclass(frozen=True, eq=False)
+class Stop:
+    """The state of a session between two steps. `Memory` keeps one object for equal states."""
+
+    status: str
+    next: str
+    seen: bytes
+    """A digest of everything that the session's statements have returned."""
+    statements: int
+    """The number of executed statements."""
+    parts: int
+    in_transaction: bool
+    writing: bool
+    has_written: bool
+    due: Statement | None
+    held: frozenset[Row]
+    locks: Mapping[str, bytes]
+    """For each table on which the transaction may hold locks, a digest of its statements there: of their texts, results
+    and the contents that they saw."""
+    result: Any
+    error: BaseException | None
+
+
+def chained(*parts: object) -> bytes:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).digest()
 
 
 class PaysAtOnce(Payer):
@@ -145,6 +178,13 @@ class Session:
         """The numbers of the sessions, in the order of their executed statements."""
         self.committing: Callable[[int, Collection[str]], None] = lambda number, rows: None
         """Called before each COMMIT, with the tables that the transaction has written."""
+        self.touched: dict[str, bool] = {}
+        """The tables on which the statements since the last stop depend; True if they also depend on locks there."""
+        self.versions: Mapping[str, bytes] = {}
+        """For each table a digest of what was committed to it; the explorer sets it."""
+        self.locks: dict[str, bytes] = {}
+        """See `Stop.locks`."""
+        self._text = ""
         self._ids: dict[str, str] = {}
         self._digest = hashlib.blake2b(digest_size=12)
         self.service.acks._bitfields = BitfieldCache()
@@ -154,6 +194,23 @@ class Session:
     def seen(self) -> bytes:
         """A digest of everything that the session's statements have returned."""
         return self._digest.digest()
+
+    def stop(self) -> Stop:
+        return Stop(
+            status=self.status,
+            next=self.next,
+            seen=self.seen,
+            statements=len(self.steps),
+            parts=self.parts,
+            in_transaction=self.in_transaction,
+            writing=self.writing,
+            has_written=bool(self.written),
+            due=self.due,
+            held=self.held,
+            locks=dict(self.locks),
+            result=self.result,
+            error=self.error,
+        )
 
     def start(self, name: str, operation: Callable[[Session], Any]) -> None:
         self.status = RUNNING
@@ -192,6 +249,8 @@ class Session:
 
     def _before(self, tx: Any, cursor: Any, text: str, parameters: Any, _: object, executemany: bool) -> None:
         if not self._exploring:
+            if tx is not None and text != "COMMIT":
+                self.touched.update(dict.fromkeys(analyzed(text).tables, False))
             return
         if text.startswith(("SET ", "SHOW ", "DO ")):
             self._snapshot_is_due |= "REPEATABLE READ" in text
@@ -216,6 +275,9 @@ class Session:
                 self.committing(self.number, self.written)
                 return
             raise Abandoned
+        self._text = full if full is not text else f"{text} {parameters!r}"
+        self._touch(text)
+        self._chain("")
         self.steps.append(" ".join(text.split()))
         self.taken.append(self.number)
         if not self._in_part:
@@ -234,6 +296,29 @@ class Session:
         self._unpublished.update(Access(access.table, access.key, access.kind) for access in accesses)
         if self.due is not None and self.due.changed:
             self.written.add(self.due.changed)
+
+    def _touch(self, text: str) -> None:
+        """Note the tables on which the statement depends."""
+        if self.due is None:
+            for table in self.written:
+                self.touched.setdefault(table, False)
+        elif self._has_snapshot:
+            return
+        elif self.database.is_embedded or self._snapshot_is_due or not self.due.tables:
+            self.touched[EVERY_TABLE] = True
+        else:
+            locks = self.due.kind is not Kind.READ
+            for table in self.due.tables:
+                self.touched[table] = locks or self.touched.get(table, False)
+
+    def _chain(self, observation: str) -> None:
+        """Add a statement that may lock rows, or its result, to the digests of its tables."""
+        if self.due is None or self.due.kind is Kind.READ:
+            return
+        seen = [(table, self.versions.get(table), self.locks.get(table)) for table in sorted(self.due.tables)]
+        digest = chained(normalized(self._text, self._ids), seen, observation)
+        for table in self.due.tables:
+            self.locks[table] = digest
 
     def _published(self) -> list[Access]:
         """The effects of a COMMIT on other sessions: written rows become visible, other rows are unlocked."""
@@ -278,13 +363,16 @@ class Session:
         self.in_transaction = self.writing = self._has_snapshot = False
         self.held = frozenset()
         self._unpublished.clear()
+        self.locks.clear()
         self.drawn = 0
         self.releases = True
 
     def _note(self, observation: object) -> None:
         if self._exploring:
             text = repr(observation.args) if isinstance(observation, BaseException) else repr(observation)
-            self._digest.update(normalized(text, self._ids).encode())
+            text = normalized(text, self._ids)
+            self._digest.update(text.encode())
+            self._chain(text)
 
 
 def _drop(*_: object) -> NoReturn:

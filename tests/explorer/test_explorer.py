@@ -10,10 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import need
+from tests.explorer.arena import Arena
+from tests.explorer.combinations import combinations, parse
 from tests.explorer.databases import OnMariaDB, OnSQLite
 from tests.explorer.operations import MANIFOLD
 from tests.explorer.scene import Scene
-from tests.explorer.search import Arena, Search, combinations, parse, replay
+from tests.explorer.search import Search, replay
 from tests.explorer.sessions import explored
 from tests.explorer.workers import SETTINGS
 from tests.guarantees import mutants
@@ -139,10 +141,40 @@ def test_omitted_stops_hide_no_outcome(server: MariaDB, arena: Arena, text: str)
     assert reduced.schedules < complete.schedules
 
 
+PREDICTED = [
+    "growing/cold:ack-few+delete",
+    "growing/cold:ack-mask+extend+ack-new",
+    "growing/cold:share+cancel+expire",
+    "ending/warm:ack-few+fail-few+open-child",
+]
+
+
+def is_predicted(arena: Arena, text: str) -> None:
+    """The search that predicts steps visits the same states as the one that executes each."""
+    combination, _ = parse(text)
+    preemptions = None if len(combination.operations) == 2 else 2
+    predicted = Search(arena, combination, preemptions).run()
+    executed = Search(arena, combination, preemptions, predicts=False).run()
+    assert predicted.findings == executed.findings == []
+    assert predicted.reached == executed.reached
+    assert (predicted.schedules, predicted.completed) == (executed.schedules, executed.completed)
+    assert predicted.executed < executed.executed
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("text", PREDICTED)
+def test_predicted_steps_are_those_that_the_database_takes(arena: Arena, text: str) -> None:
+    is_predicted(arena, text)
+
+
+def test_predicted_transactions_are_those_that_sqlite_executes(on_one_file: Arena) -> None:
+    is_predicted(on_one_file, "growing/cold:ack-few+delete")
+
+
 @pytest.mark.mariadb
 def test_a_schedule_is_replayed_by_its_steps(server: MariaDB, arena: Arena) -> None:
     combination, _ = parse("growing/cold:ack-few+extend")
-    arena.run(combination, lambda arena, ready, last: ready[-1])
+    arena.run(combination, lambda ready: ready[-1])
     steps, (outcome, _) = list(arena.taken), arena.outcome()
     full_arena = Arena(OnMariaDB(server), every_stop=True)
     replayed = replay(full_arena, combination, steps)

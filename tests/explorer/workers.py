@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from tests.explorer.arena import Arena
+from tests.explorer.combinations import Combination
 from tests.explorer.databases import Explored, OnMariaDB, OnSQLite
-from tests.explorer.search import Arena, Combination, Search
+from tests.explorer.search import Search
 from tests.explorer.sessions import explored
 from tests.guarantees import mutants
 from tests.support.servers import MariaDB, sqlite_file
@@ -64,6 +66,7 @@ def search(task: tuple[Combination, int | None]) -> tuple[str, dict[str, object]
     findings = Search(_arena, combination, preemptions).run()
     result = {
         "schedules": findings.schedules,
+        "executed": findings.executed,
         "outcomes": findings.outcomes,
         "findings": list(map(str, findings.findings)),
     }

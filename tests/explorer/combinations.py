@@ -1,0 +1,155 @@
+"""The combinations of operations, and what each of their operations touches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.explorer.accesses import Access, Kind, clashes
+from tests.explorer.operations import OPERATIONS
+from tests.explorer.scene import Scene
+
+if TYPE_CHECKING:
+    from tests.explorer.arena import Arena
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Operations, one a session, in a scene."""
+
+    scene: Scene
+    operations: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.scene}:{'+'.join(self.operations)}"
+
+
+def parse(text: str) -> tuple[Combination, list[int]]:
+    """A schedule as it is printed: SCENE/VARIANT:OPERATION+OPERATION:STEPS."""
+    place, names, *steps = text.split(":")
+    operations = tuple(names.split("+"))
+    if unknown_names := set(operations) - OPERATIONS.keys():
+        raise ValueError(f"no such operation: {', '.join(sorted(unknown_names))}")
+    return Combination(Scene(*place.split("/")), operations), [int(step) for step in "".join(steps)]
+
+
+class Profile:
+    """The accesses of one operation of a combination: those that the search assumes, and those observed so far."""
+
+    def __init__(self, accesses: Collection[Access] = (), parts: int = 0) -> None:
+        self.accesses = frozenset(accesses)
+        self.parts = parts
+        """Its transactions; statements after the last one count as another."""
+        self.observed: set[Access] = set()
+        self.observed_parts = 0
+        self._later: dict[str, list[Access]] = {}
+        self._answers: dict[Access, bool] = {}
+
+    def beside(self, profiles: Iterable[Profile]) -> None:
+        """Set the profiles of the other operations in the combination."""
+        self._answers = {}
+        self._later = {}
+        for access in frozenset().union(*(other.accesses for other in profiles)):
+            self._later.setdefault(access.table, []).append(access)
+
+    def concerns(self, accesses: Collection[Access]) -> bool:
+        """Whether one of these accesses doesn't commute with an access of the other operations."""
+        return any(self._concerns(access) for access in accesses)
+
+    def _concerns(self, access: Access) -> bool:
+        if access not in self._answers:
+            self._answers[access] = clashes(access, self._later.get(access.table, ()))
+        return self._answers[access]
+
+    def grow(self) -> bool:
+        """Assume the observed accesses too; return whether any of them is new."""
+        if self.observed <= self.accesses and self.observed_parts <= self.parts:
+            return False
+        self.accesses |= self.observed
+        self.parts = max(self.parts, self.observed_parts)
+        return True
+
+
+class Footprints:
+    """The accesses of operations: alone, in each scene, and in the current combination."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._alone: dict[tuple[Scene, str], Profile] = {}
+        self._combination: Combination | None = None
+        self._profiles: list[Profile] = []
+
+    def _of(self, scene: Scene, operation: str) -> Profile:
+        key = scene, operation
+        if key not in self._alone:
+            self._arena.run(Combination(scene, (operation,)), lambda ready: ready[0])
+            error = self._arena.sessions[0].error
+            if error is not None:  # it would touch nothing, and be left out of every combination
+                raise error
+            session = self._arena.sessions[0]
+            self._alone[key] = Profile(session.accesses, session.parts)
+        return self._alone[key]
+
+    def of(self, combination: Combination) -> list[Profile]:
+        """The profiles, in the order of the operations. Observations of the previous combination are discarded."""
+        if len(combination.operations) == 1:
+            return [Profile()]
+        if combination != self._combination:
+            profiles = [self._of(combination.scene, operation) for operation in combination.operations]
+            self._combination = combination
+            self._profiles = [Profile(profile.accesses, profile.parts) for profile in profiles]
+            self._acquaint()
+        return self._profiles
+
+    def grow(self, combination: Combination) -> bool:
+        """Assume the accesses observed in the combination too; return whether any of them is new."""
+        growths = [profile.grow() for profile in self.of(combination)]
+        self._acquaint()
+        return any(growths)
+
+    def _acquaint(self) -> None:
+        for number, profile in enumerate(self._profiles):
+            profile.beside(self._profiles[:number] + self._profiles[number + 1 :])
+
+    def touches(self, scene: Scene, operation: str, table: str) -> bool:
+        return any(access.table == table for access in self._of(scene, operation).accesses)
+
+    def meet(self, scene: Scene, first: str, other: str) -> bool:
+        """Whether one of the two operations writes or locks a row that the other touches."""
+        first_accesses, other_accesses = self._of(scene, first).accesses, self._of(scene, other).accesses
+        changed_by_first, changed_by_other = (
+            {a.table for a in accesses if a.kind is not Kind.READ} for accesses in (first_accesses, other_accesses)
+        )
+        return any(a.table in changed_by_other for a in first_accesses) or any(
+            a.table in changed_by_first for a in other_accesses
+        )
+
+    def connected(self, scene: Scene, operations: Sequence[str]) -> bool:
+        """Whether the operations form one connected set, so that no part is independent of the others."""
+        connected, remaining = {0}, set(range(1, len(operations)))
+        while neighbours := {
+            n for n in remaining if any(self.meet(scene, operations[n], operations[r]) for r in connected)
+        }:
+            connected |= neighbours
+            remaining -= neighbours
+        return not remaining
+
+
+def combinations(
+    arena: Arena, size: int, places: Sequence[Scene], *, in_one: bool = False, excluded_names: Collection[str] = ()
+) -> Iterator[Combination]:
+    """All combinations of `size` operations, including an operation with itself, in every scene; combinations that
+    touch no item group, which is all that differs between scenes, only in the first one. With `in_one`, each
+    combination in one scene only, and the next combination in the next scene. Operations in `excluded_names` are left
+    out."""
+    footprints = arena.footprints
+    names = [name for name in OPERATIONS if name not in excluded_names]
+    for number, operations in enumerate(itertools.combinations_with_replacement(names, size)):
+        scenes = [places[number % len(places)]] if in_one else places
+        if not any(footprints.touches(places[0], operation, "item_groups") for operation in operations):
+            scenes = places[:1]
+        for scene in scenes:
+            if footprints.connected(scene, operations):
+                yield Combination(scene, operations)
