@@ -45,6 +45,10 @@ class Tokens:
         token = self._known.get(digest)
         return token if token is not None and hmac.compare_digest(token.digest, digest) else None
 
+    def all(self) -> list[Token]:
+        """The tokens, by name."""
+        return sorted(self._known.values(), key=lambda token: token.name)
+
     def reload_if_changed(self) -> None:
         """Read the file again if it changed. If it can't be read, the previous tokens stay valid: a half-written file
         must lock nobody out."""

@@ -58,6 +58,23 @@ export const instance = (process, name, signal) => get(instancePath(process, nam
 export const retryParked = (process, name, event) => post(`${instancePath(process, name)}/retry`, { event });
 export const redeliver = (webhook, position) => post(`/v1/webhooks/${webhook}/redeliver`, { position });
 
+export const seal = (id) => post(`/v1/batches/${id}/seal`, {});
+export const webhooks = (cursor, signal) => get("/v1/webhooks", { limit: 100, cursor }, signal);
+export const webhook = (id, signal) => get(`/v1/webhooks/${id}`, {}, signal);
+export const createWebhook = (body) => post("/v1/webhooks", body);
+export const deleteWebhook = (id) => call(`/v1/webhooks/${id}`, { method: "DELETE" });
+export const testWebhook = (id) => post(`/v1/webhooks/${id}/test`, {});
+export const webhookLog = (id, filter, signal) => get(`/v1/webhooks/${id}/deliveries`, filter, signal);
+export const redeliverDead = (id) => post(`/v1/webhooks/${id}/redeliver`, {});
+export const groups = (cursor, signal) => get("/v1/consumer-groups", { limit: 1000, cursor }, signal);
+export const consumerGroup = (name, signal) => get(`/v1/consumer-groups/${encodeURIComponent(name)}`, {}, signal);
+const tallyPath = (tally) => `/v1/tallies/${encodeURIComponent(tally)}`;
+export const totals = (tally, filter, signal) => get(tallyPath(tally), filter, signal);
+export const total = (tally, key, signal) => get(`${tallyPath(tally)}/${encodeURIComponent(key)}`, {}, signal);
+export const tokens = (signal) => get("/session/tokens", {}, signal);
+export const feed = (filter, signal) => get("/v1/events", filter, signal);
+export const commands = (filter, signal) => get("/v1/commands", filter, signal);
+
 // All events of a batch that are still in the feed, and whether earlier ones may have been removed.
 export async function events(id, signal) {
   const found = [];

@@ -54,6 +54,7 @@ export function batchView(main, id) {
   const state = stateMark();
   const about = make("p.facts.about");
   const labels = make("div");
+  const seal = make("button", { type: "button", hidden: true, onclick: askToSeal }, "Seal…");
   const cancel = make("button.cancel", { type: "button", hidden: true, onclick: askToCancel }, "Cancel…");
   const wrong = trouble();
   const bar = progressBar();
@@ -75,7 +76,7 @@ export function batchView(main, id) {
   );
   main.append(
     make("p.up", {}, make("a", { href: "#/" }, "All batches")),
-    make("div.title", {}, name, state.node, cancel),
+    make("div.title", {}, name, state.node, make("div.actions", {}, seal, cancel)),
     about,
     labels,
     wrong.node,
@@ -149,7 +150,7 @@ export function batchView(main, id) {
     aside.stop();
     wrong.clear();
     body.hidden = true;
-    cancel.hidden = true;
+    seal.hidden = cancel.hidden = true;
     state.node.hidden = true;
     labels.hidden = true;
     setText(name, `There is no batch ${id}`);
@@ -169,6 +170,7 @@ export function batchView(main, id) {
     document.title = `${title(batch)} · Lastbit`;
     setText(name, title(batch));
     state.update(batch);
+    seal.hidden = batch.state !== "open" || !may("produce");
     cancel.hidden = !isLive(batch) || !may("produce");
     const facts = [`batch ${id}`, ...times(), parent()].filter(Boolean);
     const key = [batch.state, batch.sealed_at, batch.ended_at].join();
@@ -262,6 +264,21 @@ export function batchView(main, id) {
   function closeBits() {
     picture.focusOn(group);
     go({ groups: zoom });
+  }
+
+  function askToSeal() {
+    ask({
+      heading: `Seal ${title(batch)}?`,
+      body: make("p", {}, "A sealed batch gets no more items, and completes when every item is resolved. A producer that still adds items will be refused. ", "This can’t be undone."),
+      confirm: "Seal the batch",
+      keep: "Leave it open",
+      async act() {
+        await api.seal(id);
+        say(`Batch ${id} is sealed`);
+        looking.now();
+        aside.now();
+      },
+    });
   }
 
   function askToCancel() {

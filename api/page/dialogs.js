@@ -1,13 +1,10 @@
-// Confirmation of what can't be undone.
+// Dialogs: a confirmation of what can't be undone, a form, and a secret that is shown once.
 
-import { make } from "./dom.js";
+import { make, say } from "./dom.js";
 
 // Show a dialog. Confirming it calls `act`; an error that `act` throws is shown in the dialog. With `typed`, that word
 // must be typed first. Closing the dialog removes it and restores the focus.
-export function ask({ heading, body, typed, confirm, keep, act }) {
-  const back = document.activeElement;
-  const wrong = make("p.note.trouble", { role: "alert", hidden: true });
-  const doIt = make("button.danger", { type: "submit", disabled: typed !== undefined }, confirm);
+export function ask({ typed, body, ...rest }) {
   const word =
     typed === undefined
       ? null
@@ -16,44 +13,92 @@ export function ask({ heading, body, typed, confirm, keep, act }) {
           autocomplete: "off",
           autocapitalize: "off",
           spellcheck: "false",
-          inputmode: "numeric",
+          inputmode: /^\d+$/.test(typed) ? "numeric" : "text",
           oninput: (event) => {
-            doIt.disabled = event.target.value.trim() !== typed;
+            dialog.doIt.disabled = event.target.value.trim() !== typed;
           },
         });
-  const dialog = make(
-    "dialog",
-    { "aria-labelledby": "dialog-heading", onclose: closed },
-    make(
-      "form",
-      { onsubmit: submitted },
-      make("h2", { id: "dialog-heading" }, heading),
-      body,
-      word && make("label.typed", { for: "typed" }, make("span", {}, "Type ", make("strong", {}, typed), " to confirm"), word),
-      wrong,
-      make("div.buttons", {}, make("button", { type: "button", onclick: () => dialog.close() }, keep), doIt),
-    ),
+  const dialog = show({
+    ...rest,
+    kind: "button.danger",
+    body: [body, word && make("label.typed", { for: "typed" }, make("span", {}, "Type ", make("strong", {}, typed), " to confirm"), word)],
+    isReady: typed === undefined,
+  });
+  return dialog.node;
+}
+
+// Show a form. Confirming it calls `act` with the fields' values by name. If `act` returns a function, it is called once
+// the dialog is closed.
+export const askFor = (dialog) => show({ ...dialog, kind: "button.primary", isReady: true }).node;
+
+// Show a secret that can't be shown again. Closing the dialog forgets it.
+export function showSecret(secret, words) {
+  const copy = make("button.primary", { type: "button", onclick: copied }, "Copy");
+  const node = open("Its secret", [
+    make("p", {}, words),
+    make("pre.secret", { tabindex: 0, role: "region", "aria-label": "Secret" }, make("code", {}, secret)),
+    make("div.buttons", {}, make("button", { type: "button", onclick: () => node.close() }, "Close"), copy),
+  ]);
+
+  async function copied() {
+    await copyText(secret, copy);
+  }
+}
+
+// Copy a text. The button that was pressed confirms it.
+export async function copyText(text, button) {
+  const word = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+    say("Copied");
+  } catch {
+    button.textContent = "Copying is not allowed here";
+  }
+  setTimeout(() => {
+    button.textContent = word;
+  }, 2000);
+}
+
+function show({ heading, body, confirm, keep, kind, isReady, act }) {
+  const wrong = make("p.note.trouble", { role: "alert", hidden: true });
+  const doIt = make(kind, { type: "submit", disabled: !isReady }, confirm);
+  const form = make(
+    "form",
+    { onsubmit: submitted },
+    body,
+    wrong,
+    make("div.buttons", {}, make("button", { type: "button", onclick: () => node.close() }, keep), doIt),
   );
+  const node = open(heading, form);
 
   async function submitted(event) {
     event.preventDefault();
     if (doIt.disabled) return;
     doIt.disabled = true;
     try {
-      await act();
-      dialog.close();
+      const next = await act(Object.fromEntries(new FormData(form)));
+      node.close();
+      if (typeof next === "function") next();
     } catch (error) {
       wrong.hidden = false;
       wrong.textContent = error.message;
       doIt.disabled = false;
     }
   }
+  return { node, doIt };
+}
+
+function open(heading, ...content) {
+  const back = document.activeElement;
+  const node = make("dialog", { "aria-labelledby": "dialog-heading", onclose: closed }, make("h2", { id: "dialog-heading" }, heading), ...content);
+
   function closed() {
-    dialog.remove();
+    node.remove();
     if (back?.isConnected) back.focus();
   }
 
-  document.body.append(dialog);
-  dialog.showModal();
-  return dialog;
+  document.body.append(node);
+  node.showModal();
+  return node;
 }

@@ -1,16 +1,47 @@
-// Chooses the view by the address: #/ is the list, #/batches/7 a batch, #/processes the processes with their instances
-// below it. Filters follow a "?".
+// Chooses the view by the address: #/ is the list, #/batches/7 a batch, and so on. Filters follow a "?".
 
 import { batchView } from "./batch.js";
+import { groupsView, groupView } from "./consumer-groups.js";
 import { fill, make } from "./dom.js";
+import { commandsView, feedView } from "./feed.js";
 import { keepAges } from "./format.js";
+import { itemView } from "./item.js";
 import { listView } from "./list.js";
+import { showSections } from "./nav.js";
 import { instancesView, instanceView, processesView } from "./processes.js";
 import { look, signInView, signOut } from "./session.js";
+import { talliesView, tallyView, totalView } from "./tallies.js";
+import { tokensView } from "./tokens.js";
+import { webhookView } from "./webhook.js";
+import { webhooksView } from "./webhooks.js";
 
 const main = document.getElementById("main");
 let view = null;
 let signedIn = false;
+
+// Each view with the pattern of its path. A parameter in braces is a number, one in brackets an encoded name. The view's
+// function gets the page's main element and the parameters.
+const VIEWS = [
+  ["/", listView],
+  ["/batches/{id}", batchView],
+  ["/items/[id]", itemView],
+  ["/processes", processesView],
+  ["/processes/[process]", instancesView],
+  ["/processes/[process]/[instance]", instanceView],
+  ["/commands", commandsView],
+  ["/consumer-groups", groupsView],
+  ["/consumer-groups/[group]", groupView],
+  ["/tallies", talliesView],
+  ["/tallies/[tally]", tallyView],
+  ["/tallies/[tally]/[key]", totalView],
+  ["/feed", feedView],
+  ["/webhooks", webhooksView],
+  ["/webhooks/{id}", webhookView],
+  ["/tokens", tokensView],
+].map(([pattern, open]) => {
+  const path = pattern.replace(/\{\w+\}/g, "(?<number>0|[1-9][0-9]{0,15})").replace(/\[\w+\]/g, "([^/]+)");
+  return [new RegExp(`^${path}$`), open];
+});
 
 function route() {
   if (!signedIn) return;
@@ -18,39 +49,24 @@ function route() {
   // A link within the page doesn't change the view.
   if (!hash.startsWith("#/") && view) return;
   const [path, search = ""] = hash.slice(1).split("?", 2);
-  const parameters = new URLSearchParams(search);
-  const batch = /^\/batches\/(0|[1-9][0-9]{0,15})$/.exec(path);
-  const process = processOf(path);
-  const name = path === "/" ? "list" : batch ? `batch ${batch[1]}` : process ? path : "nowhere";
-  if (view?.name !== name) {
+  if (view?.path !== path) {
     const first = view === null;
     view?.stop();
     main.replaceChildren();
-    view = { name, ...open(name, batch, process) };
+    showSections(path);
+    view = { path, ...open(path) };
     scrollTo(0, 0);
     if (!first) main.focus({ preventScroll: true });
   }
-  view.show(parameters);
+  view.show(new URLSearchParams(search));
 }
 
-// The names of the process and the instance in a path, if present; null for any other path.
-function processOf(path) {
-  const parts = /^\/processes(?:\/([^/]+)(?:\/([^/]+))?)?$/.exec(path)?.slice(1);
-  if (!parts) return null;
-  try {
-    const names = parts.filter(Boolean).map(decodeURIComponent);
-    return names.some((each) => each === "." || each === "..") ? null : names;
-  } catch {
-    return null; // a percent sign that escapes nothing
+function open(path) {
+  for (const [pattern, openView] of VIEWS) {
+    const found = pattern.exec(path);
+    const parameters = found && parametersOf(found);
+    if (parameters) return openView(main, ...parameters);
   }
-}
-
-function open(name, batch, process) {
-  if (name === "list") return listView(main);
-  if (batch) return batchView(main, Number(batch[1]));
-  if (process?.length === 2) return instanceView(main, ...process);
-  if (process?.length === 1) return instancesView(main, ...process);
-  if (process) return processesView(main);
   document.title = "Lastbit";
   fill(
     main,
@@ -58,6 +74,17 @@ function open(name, batch, process) {
     make("p", {}, "The address may be mistyped. ", make("a", { href: "#/" }, "All batches")),
   );
   return { show() {}, stop() {} };
+}
+
+// The parameters in a path, or null if one can't be a name.
+function parametersOf(found) {
+  if (found.groups) return [Number(found.groups.number)];
+  try {
+    const names = found.slice(1).map(decodeURIComponent);
+    return names.some((each) => each === "." || each === "..") ? null : names;
+  } catch {
+    return null; // a percent sign that escapes nothing
+  }
 }
 
 async function start() {
@@ -68,11 +95,12 @@ async function start() {
 
 function askForToken() {
   signedIn = false;
-  if (view?.name === "sign in") return;
+  if (view?.path === null) return;
   view?.stop();
   main.replaceChildren();
+  showSections(null);
   view = {
-    name: "sign in",
+    path: null,
     ...signInView(main, () => {
       signedIn = true;
       route();

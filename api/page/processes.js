@@ -4,58 +4,20 @@ import * as api from "./api.js";
 import { ask } from "./dialogs.js";
 import { dotted, fill, make, say } from "./dom.js";
 import { count, number, since, until } from "./format.js";
-import { follow, repeat } from "./live.js";
 import { panel } from "./panels.js";
-import { trouble } from "./pieces.js";
 import { may } from "./session.js";
+import { choices, drawn, polled } from "./views.js";
 
 const STEP = 50;
 const MOST = 1000;
 const STATUSES = ["running", "finished", "parked"];
-const EVERY = 2000;
 
 const home = "#/processes";
 const toProcess = (name) => `${home}/${encodeURIComponent(name)}`;
 const toInstance = (name, instance) => `${toProcess(name)}/${encodeURIComponent(instance)}`;
 
-// Shared by the three views: heading, error message, and polling while the tab is visible.
-function view(main, heading, up, look) {
-  document.title = `${heading} · Lastbit`;
-  const wrong = trouble();
-  const title = make("h1", {}, heading);
-  main.append(...[up && make("p.up", {}, up), title, wrong.node].filter(Boolean));
-  const looking = repeat(
-    async (signal) => {
-      await look(signal);
-      wrong.clear();
-      return true;
-    },
-    wrong.show,
-    EVERY,
-  );
-  const unfollow = follow(null, () => looking.now());
-  return {
-    looking,
-    stop() {
-      looking.stop();
-      unfollow();
-    },
-  };
-}
-
 function mark(status) {
   return make("span.state", { "data-state": { running: "open", finished: "succeeded" }[status] ?? "complete" }, status);
-}
-
-// A list that redraws only the lines that changed.
-function drawn(node, line) {
-  let before = "";
-  return (found) => {
-    const now = JSON.stringify(found);
-    if (now === before) return;
-    before = now;
-    fill(node, found.map(line));
-  };
 }
 
 export function processesView(main) {
@@ -81,20 +43,20 @@ export function processesView(main) {
       ),
     ),
   );
-  const seen = view(main, "Processes", null, async (signal) => {
+  const seen = polled(main, { heading: "Processes" }, async (signal) => {
     const { processes } = await api.processes(signal);
     draw(processes);
     list.hidden = !processes.length;
     empty.hidden = processes.length > 0;
   });
   main.append(list, empty);
-  return { show: () => seen.looking.now(), stop: seen.stop };
+  return seen;
 }
 
 export function instancesView(main, process) {
   let status = "";
   let wanted = STEP;
-  const states = make("div.states", { role: "group", "aria-label": "Status" });
+  const states = choices("Status");
   const list = make("ol.processes", { "aria-label": "Instances" });
   const empty = make("p.empty.quiet", { hidden: true }, "No instances.");
   const more = make("button.more", { type: "button", hidden: true, onclick: showMore }, "Show more");
@@ -115,7 +77,7 @@ export function instancesView(main, process) {
       ),
     ),
   );
-  const seen = view(main, process, make("a", { href: home }, "All processes"), async (signal) => {
+  const seen = polled(main, { heading: process, up: make("a", { href: home }, "All processes") }, async (signal) => {
     const asked = status;
     const page = await api.instances(process, { status: asked, limit: wanted }, signal);
     if (asked !== status) return;
@@ -124,7 +86,7 @@ export function instancesView(main, process) {
     empty.hidden = page.instances.length > 0;
     more.hidden = page.next === null || wanted >= MOST;
   });
-  main.append(states, list, empty, more);
+  main.append(states.node, list, empty, more);
 
   function showMore() {
     wanted = Math.min(wanted + STEP, MOST);
@@ -135,19 +97,10 @@ export function instancesView(main, process) {
     show(parameters) {
       status = parameters.get("status") ?? "";
       wanted = STEP;
-      fill(
-        states,
-        ["", ...STATUSES].map((each) =>
-          make(
-            "a",
-            {
-              href: toProcess(process) + (each && `?status=${each}`),
-              "data-key": `status ${each}`,
-              "aria-current": each === status ? "true" : null,
-            },
-            each || "all",
-          ),
-        ),
+      states.show(
+        ["", ...STATUSES].map((each) => [each, each || "all"]),
+        status,
+        (each) => toProcess(process) + (each && `?status=${each}`),
       );
       seen.looking.now();
     },
@@ -162,7 +115,7 @@ export function instanceView(main, process, instance) {
   const timers = panel("timers", "Timers");
   const commands = panel("commands", "Commands");
   const up = make("a", { href: toProcess(process) }, process);
-  const seen = view(main, instance, up, async (signal) => {
+  const seen = polled(main, { heading: instance, up }, async (signal) => {
     const found = await api.instance(process, instance, signal);
     show(found);
   });
@@ -251,5 +204,5 @@ export function instanceView(main, process, instance) {
         : make("pre.error", { tabindex: 0, role: "region", "aria-label": `Why ${each.event} failed` }, make("code", {}, each.error)),
     );
 
-  return { show: () => seen.looking.now(), stop: seen.stop };
+  return seen;
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Request, Response
 from pydantic import BaseModel, StringConstraints
 
-from api.access.rules import Access, digest_of, open_to_all, unauthorized
+from api.access.rules import Access, digest_of, needs, open_to_all, unauthorized
 from api.access.sessions import cookie
 from api.routes.models import Body
 from api.routes.route import JsonRoute, PrefixedRouter
@@ -28,6 +28,20 @@ class Who(BaseModel):
     name: str | None = None
     roles: list[Role] = []
     prefix: str | None = None
+
+
+class KnownToken(BaseModel):
+    """A token that the service accepts, without its digest."""
+
+    name: str
+    roles: list[Role]
+    prefix: str | None
+    requests: int | None
+    items: int | None
+
+
+class KnownTokens(BaseModel):
+    tokens: list[KnownToken]
 
 
 def _access(request: Request) -> Access:
@@ -64,6 +78,24 @@ async def sign_in(body: SignIn, request: Request, response: Response) -> Any:
     if access.tokens.required:
         _set(request, response, access.sessions.make(token.digest))
     return _who(access, token)
+
+
+@router.get("/tokens")
+@needs(Role.ADMIN)
+def known_tokens(request: Request) -> KnownTokens:
+    """All tokens, by name."""
+    return KnownTokens(
+        tokens=[
+            KnownToken(
+                name=token.name,
+                roles=sorted(token.roles),
+                prefix=token.prefix,
+                requests=token.requests,
+                items=token.items,
+            )
+            for token in _access(request).tokens.all()
+        ]
+    )
 
 
 @router.delete("", status_code=204)

@@ -1,0 +1,319 @@
+"""The views of an operator, in a real browser: webhooks, consumer groups, tallies, the feed, commands and tokens.
+
+What could go wrong: a view shows something other than what the API has; an action changes nothing, or changes something
+without a confirmation; a session sees a button or a section that the service refuses; a secret stays on the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from lastbit import tokens
+from lastbit.streams import AckWindow
+from lastbit.tokens import Role
+from tests.page.test_page import HOSTILE, PHONE, ack, fail, open_batch, process
+from tests.support.receivers import Receiver, status
+from tests.support.servers import running_service, sqlite_file
+
+pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.slow]
+
+
+def group(api: httpx.Client) -> str:
+    """A consumer group of three partitions, two of which have an owner; each of these is 51 offsets behind."""
+    name = f"group-{uuid.uuid4().hex[:8]}"
+    api.put(f"/v1/consumer-groups/{name}", json={"partitions": 3, "ttl": 3600}).raise_for_status()
+    body = {"worker": "importer", "session": "s1", "capacity": 2}
+    for lease in api.post(f"/v1/consumer-groups/{name}/sync", json=body).json()["assigned"]:
+        window = AckWindow()
+        for offset in range(10, 20):
+            window.track(offset)
+        position = {
+            "worker": "importer",
+            "epoch": lease["epoch"],
+            "snapshot": base64.b64encode(window.snapshot()).decode(),
+            "head": 60,
+        }
+        path = f"/v1/consumer-groups/{name}/partitions/{lease['partition']}/position"
+        api.put(path, json=position).raise_for_status()
+    return name
+
+
+def tally(api: httpx.Client) -> str:
+    name = f"tally-{uuid.uuid4().hex[:8]}"
+    sources = [{"topic": "payments", "partition": partition, "offset": 7} for partition in range(2)]
+    entries = [{"key": key, "delta": 1200, "source": source} for key in ("cart/1", HOSTILE) for source in sources]
+    api.post(f"/v1/tallies/{name}/apply", json={"entries": entries}).raise_for_status()
+    return name
+
+
+def test_a_webhook_is_created_tested_and_deleted(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver
+) -> None:
+    """Its secret, with which the test is signed, is shown once. Deleting needs the webhook's number."""
+    page.goto(f"{service_url}/#/webhooks")
+    page.get_by_role("button", name="New webhook…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("URL").fill(receiver.url)
+    dialog.get_by_label("Events").fill("nothing.such other.such")
+    dialog.get_by_label("Label").fill(HOSTILE)
+    dialog.get_by_role("button", name="Create", exact=True).click()
+    secret = page.locator(".secret")
+    expect(secret).to_contain_text("whsec_")
+    receiver.secrets.append(secret.inner_text().strip())
+    page.get_by_role("button", name="Close").click()
+    expect(secret).to_have_count(0)
+    (created,) = [webhook for webhook in api.get("/v1/webhooks").json()["webhooks"] if webhook["label"] == HOSTILE]
+    assert created["types"] == ["nothing.such", "other.such"]
+    row = page.locator(f"[data-webhook='{created['id']}']")
+    expect(row).to_contain_text("nothing.such, other.such")
+    expect(row).to_contain_text(HOSTILE)
+    row.get_by_role("link", name=receiver.url).click()
+    page.get_by_role("button", name="Send a test").click()
+    expect(page.get_by_role("status").filter(has_text="answered")).to_contain_text("The receiver answered 204 after")
+    assert receiver.wait_for(1)
+    page.get_by_role("button", name="Delete…").click()
+    confirm = page.get_by_role("button", name="Delete the webhook")
+    expect(confirm).to_be_disabled()
+    page.get_by_label("Type").fill(str(created["id"]))
+    confirm.click()
+    expect(page.get_by_role("heading", name="Webhooks", level=1)).to_be_visible()
+    expect(row).to_have_count(0)
+    assert created["id"] not in [webhook["id"] for webhook in api.get("/v1/webhooks").json()["webhooks"]]
+
+
+def test_a_webhook_that_the_service_refuses_is_explained(page: Page, service_url: str, complaints: list[str]) -> None:
+    """In the dialog, which stays open."""
+    page.goto(f"{service_url}/#/webhooks")
+    page.get_by_role("button", name="New webhook…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("URL").fill("ftp://example.com/")
+    dialog.get_by_role("button", name="Create", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("url")
+    assert all("422" in complaint or "400" in complaint for complaint in complaints)
+    complaints.clear()
+
+
+def test_a_webhooks_log_shows_each_attempt_and_redelivers(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
+) -> None:
+    """The log can be filtered by state; one delivery or all dead ones are sent again after a confirmation."""
+    receiver.replies(status(500), status(503), status(204, Content_Length="0"))
+    batch = open_batch(api, items=1)
+    receiver.wait_for(2)
+    page.goto(f"{service_url}/#/webhooks/{webhook}?state=dead")
+    dead = page.locator(".log-of > [data-state='dead']")
+    expect(dead).to_have_count(1)
+    expect(dead.locator(".attempts li")).to_have_count(2)
+    expect(dead).to_contain_text("answered 500")
+    expect(dead).to_contain_text("answered 503")
+    expect(dead.get_by_role("link", name=f"batch {batch}")).to_be_visible()
+    page.get_by_role("button", name="Redeliver dead…").click()
+    page.get_by_role("button", name="Redeliver all").click()
+    expect(page.get_by_role("status").filter(has_text="1 delivery will be sent again.")).to_be_visible()
+    expect(dead).to_have_count(0)
+    page.get_by_role("link", name="delivered", exact=True).click()
+    delivered = page.locator(".log-of > [data-state='delivered']")
+    expect(delivered.locator(".attempts li")).to_have_count(3)
+    delivered.get_by_role("button", name="Redeliver…").click()
+    page.get_by_role("button", name="Deliver again").click()
+    expect(delivered.locator(".attempts li")).to_have_count(4)
+
+
+def test_a_consumer_group_shows_its_owners_and_its_lag(page: Page, api: httpx.Client, service_url: str) -> None:
+    """The sum of all partitions, and those without an owner."""
+    name = group(api)
+    page.goto(f"{service_url}/#/consumer-groups")
+    page.get_by_role("link", name=name).click()
+    expect(page.locator("[data-number='lag']")).to_have_text("lag 102")
+    expect(page.locator("[data-worker='importer']")).to_contain_text("2")
+    owned = page.locator("[data-partition]").filter(has_text="importer")
+    expect(owned).to_have_count(2)
+    expect(owned.first).to_contain_text("51")
+    page.get_by_role("link", name="without an owner 1").click()
+    expect(page.locator("[data-partition]")).to_have_count(1)
+    expect(page.locator("[data-partition]")).to_contain_text("nobody")
+
+
+def test_a_tally_shows_its_totals_and_their_sources(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Opened by its name, filtered by the beginning of a key."""
+    name = tally(api)
+    page.goto(f"{service_url}/#/tallies")
+    page.get_by_role("textbox", name="Tally").fill(name)
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-total]")).to_have_count(2)
+    page.get_by_label("Keys that begin with").fill("cart")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-total]")).to_have_count(1)
+    expect(page.locator("[data-total]")).to_contain_text("2,400")
+    page.get_by_role("link", name="cart/1").click()
+    expect(page.locator(".total")).to_contain_text("2,400")
+    expect(page.locator("tbody tr")).to_have_count(2)
+
+
+def test_the_feed_shows_the_newest_events_and_follows_new_ones(page: Page, api: httpx.Client, service_url: str) -> None:
+    """An event far back is found by its type or its batch, and its data can be opened."""
+    kind = f"rare.{uuid.uuid4().hex}"
+    event = {"id": kind, "type": kind, "key": "the-key", "data": {"note": HOSTILE}}
+    api.post("/v1/events", json={"events": [event]}).raise_for_status()
+    many = [{"id": uuid.uuid4().hex, "type": "common"} for _ in range(1000)]
+    for start in range(2):
+        repeated = [{**each, "id": f"{each['id']}-{start}"} for each in many]
+        api.post("/v1/events", json={"events": repeated}).raise_for_status()
+    page.goto(f"{service_url}/#/feed")
+    lines = page.locator(".log > li")
+    expect(lines).to_have_count(50)
+    batch = open_batch(api, key="seen-at-once", items=1)
+    expect(lines.first).to_contain_text("batch.opened")
+    expect(lines.first.get_by_role("link", name="seen-at-once")).to_have_attribute("href", f"#/batches/{batch}")
+    page.get_by_role("button", name="Look further back").click()
+    expect(lines).to_have_count(100)
+    page.get_by_label("Type").fill(kind)
+    page.keyboard.press("Enter")
+    expect(lines).to_have_count(1)
+    lines.locator("summary").click()
+    expect(lines.locator("pre")).to_contain_text("<img")
+    page.goto(f"{service_url}/#/feed?batch={batch}")
+    expect(lines).to_have_count(1)
+    expect(lines).to_contain_text("seen-at-once")
+
+
+def test_the_commands_lead_to_their_instances(page: Page, api: httpx.Client, service_url: str) -> None:
+    process(api, "commanding")
+    page.goto(f"{service_url}/#/commands?process=commanding")
+    expect(page.locator(".log > li")).to_have_count(1)
+    expect(page.locator(".log > li")).to_contain_text("ship")
+    page.get_by_role("link", name="commanding / order-2").click()
+    expect(page.get_by_role("heading", name="order-2", level=1)).to_be_visible()
+
+
+def test_an_open_batch_is_sealed_after_a_confirmation(page: Page, api: httpx.Client, service_url: str) -> None:
+    """A sealed batch has no such button."""
+    batch = open_batch(api, items=2)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    button = page.get_by_role("button", name="Seal…")
+    button.click()
+    page.get_by_role("button", name="Leave it open").click()
+    assert api.get(f"/v1/batches/{batch}").json()["state"] == "open"
+    button.click()
+    page.get_by_role("button", name="Seal the batch").click()
+    expect(page.locator(".title .state")).to_have_text("sealed")
+    expect(button).to_be_hidden()
+    assert api.get(f"/v1/batches/{batch}").json()["state"] == "sealed"
+
+
+def test_an_item_has_an_address_of_its_own(page: Page, api: httpx.Client, service_url: str) -> None:
+    batch = open_batch(api, items=100, group_size=64)
+    fail(api, "why it failed", f"{batch}:1:3")
+    page.goto(f"{service_url}/#/items/{batch}:1:3")
+    expect(page.get_by_role("slider", name="Item")).to_have_attribute(
+        "aria-valuetext", f"{batch}:1:3, failed: why it failed"
+    )
+    page.goto(f"{service_url}/#/items/{batch}:1")
+    expect(page.get_by_role("heading", level=1)).to_have_text("This is not an item")
+
+
+SECRETS = {name: tokens.new() for name in ("boss", "looker", "shop")}
+KNOWN = [
+    tokens.known(SECRETS["boss"], "boss", [Role.ADMIN]),
+    tokens.known(SECRETS["looker"], "looker", [Role.READ], requests=200),
+    tokens.known(SECRETS["shop"], "shop", [Role.READ, Role.PRODUCE], "shop-"),
+]
+
+
+@pytest.fixture(scope="module")
+def guarded_url() -> Iterator[str]:
+    """A service that requires a token."""
+    lines = "\n".join(token.line() for token in KNOWN)
+    with sqlite_file() as url, running_service(url, LASTBIT_TOKENS=lines) as running:
+        yield running.url
+
+
+EVERYTHING = ["Batches", "Processes", "Commands", "Consumer groups", "Tallies", "Feed", "Webhooks", "Tokens"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [("boss", EVERYTHING), ("looker", EVERYTHING[:6]), ("shop", ["Batches", "Feed"])],
+)
+def test_a_session_sees_only_what_it_may(page: Page, guarded_url: str, name: str, sections: list[str]) -> None:
+    """Sections that the service would refuse are not shown, nor are buttons; each shown section opens without an
+    error."""
+    headers = {"Authorization": f"Bearer {SECRETS['boss']}"}
+    with httpx.Client(base_url=guarded_url, headers=headers) as api:
+        batch = open_batch(api, key=f"shop-{name}", items=1)
+    page.goto(guarded_url)
+    expect(page.get_by_role("navigation")).to_have_count(0)
+    page.get_by_label("Token").fill(SECRETS[name])
+    page.get_by_role("button", name="Sign in").click()
+    links = page.get_by_role("navigation", name="Sections").get_by_role("link")
+    expect(links).to_have_text(sections)
+    for section in sections:
+        page.get_by_role("link", name=section, exact=True).click()
+        expect(page.get_by_role("heading", name=section, level=1)).to_be_visible()
+        expect(page.locator("[aria-current='page']")).to_have_text(section)
+        with page.expect_response("**/session") as answer:
+            page.evaluate("fetch('/session')")
+        assert answer.value.ok
+        expect(page.get_by_role("alert")).to_have_count(0)
+    page.goto(f"{guarded_url}/#/batches/{batch}")
+    expect(page.get_by_role("heading", name=f"shop-{name}", level=1)).to_be_visible()
+    expect(page.locator("[data-panel='events']")).to_contain_text("opened")
+    expect(page.get_by_role("button", name="Seal…")).to_have_count(0 if name == "looker" else 1)
+
+
+def test_the_tokens_are_shown_without_secrets(page: Page, guarded_url: str) -> None:
+    """With their roles, limits and rates, and only to operators."""
+    page.goto(guarded_url)
+    page.get_by_label("Token").fill(SECRETS["boss"])
+    page.get_by_role("button", name="Sign in").click()
+    with page.expect_response("**/session/tokens") as answer:
+        page.get_by_role("link", name="Tokens").click()
+    text = answer.value.text()
+    assert not any(token.digest.hex() in text or secret in text for token in KNOWN for secret in SECRETS.values())
+    expect(page.locator("[data-token='shop']")).to_contain_text("read, produce")
+    expect(page.locator("[data-token='shop']")).to_contain_text("shop-")
+    expect(page.locator("[data-token='looker']")).to_contain_text("200")
+    for name, expected in (("boss", 200), ("looker", 403), ("shop", 403)):
+        headers = {"Authorization": f"Bearer {SECRETS[name]}"}
+        assert httpx.get(f"{guarded_url}/session/tokens", headers=headers).status_code == expected
+    assert httpx.get(f"{guarded_url}/session/tokens").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"bypass_csp": True}, {"color_scheme": "dark", "bypass_csp": True, **PHONE}],
+    ids=["light", "dark-phone"],
+)
+def test_axe_finds_nothing_in_the_operators_views(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int
+) -> None:
+    """And on a phone nothing is wider than the screen."""
+    receiver.replies(status(500), status(500))
+    ack(api, f"{open_batch(api, key='for-axe', items=1, sealed=True)}:0:0")
+    receiver.wait_for(2)
+    process(api, f"axe-{uuid.uuid4().hex[:8]}")
+    name, totals = group(api), tally(api)
+    for path, shows in (
+        ("feed", ".log > li"),
+        ("commands", ".log > li"),
+        ("consumer-groups", "[data-group]"),
+        (f"consumer-groups/{name}", "[data-partition]"),
+        ("tallies", "#tally"),
+        (f"tallies/{totals}", "[data-total]"),
+        (f"tallies/{totals}/cart%2F1", "tbody tr"),
+        ("webhooks", "[data-webhook]"),
+        (f"webhooks/{webhook}", ".log-of > li"),
+        ("tokens", ".note:visible"),
+    ):
+        page.goto(f"{service_url}/#/{path}")
+        expect(page.locator(shows).first).to_be_visible()
+        result = Axe().run(page)
+        assert result.violations_count == 0, f"{path}: {result.generate_report()}"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
