@@ -19,6 +19,7 @@ from core.batches import batch as batches
 from core.batches import ranges
 from core.batches.batch import Batch
 from core.batches.lifecycle import LIVE, State, Verb
+from core.batches.tolerance import NONE
 from core.bits import journal
 from core.webhooks import delivery_log
 from lastbit.ids import item_id
@@ -83,7 +84,10 @@ def _complete(_: Connection, subject: _Subject) -> Iterator[Reason]:
         yield Reason(
             "complete",
             f"Nothing is wrong: all {_count(batch.items, 'item')} are acked, and the batch was completed at "
-            f"{_moment(batch.ended_at)}.",
+            f"{_moment(batch.ended_at)}."
+            if not batch.failed
+            else f"The batch succeeded within its tolerance: {batch.failed:,} of its {_count(batch.items, 'item')} "
+            f"failed. It was completed at {_moment(batch.ended_at)}.",
             {"ended_at": batch.ended_at},
         )
 
@@ -115,16 +119,38 @@ def _failed(tx: Connection, subject: _Subject) -> Iterator[Reason]:
         .order_by(times.desc(), reasons.c.reason)
         .limit(SHOWN)
     ).all()
+    remedy = "when these items are acked" if batch.tolerance == NONE else "when enough of these items are acked"
+    if batch.succeeded:
+        remedy = "nonetheless, as they are within its tolerance"
     frequent = f"; the most frequent reason is {_shortened(rows[0].reason)!r}" if rows else ""
     yield Reason(
         "failed",
         f"The batch is complete, but {batch.failed:,} of its {_count(batch.items, 'item')} failed{frequent}. "
-        "It succeeds when these items are acked.",
+        f"It succeeds {remedy}.",
         {
             "failed": batch.failed,
             "reasons": [{"reason": row.reason, "count": row.times} for row in rows],
             # Only the failures with the lowest numbers were read.
             "looked_at": min(batch.failed, SCAN),
+        },
+    )
+
+
+def _failures_exceeded(_: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch = subject.batch
+    if not batch.exceeded or batch.succeeded:
+        return
+    limits = [] if batch.tolerated_failures is None else [_count(batch.tolerated_failures, "failure")]
+    limits += [] if batch.tolerated_failure_percentage is None else [f"{batch.tolerated_failure_percentage} %"]
+    yield Reason(
+        "failures_exceeded",
+        f"The failures passed the batch's tolerance of {' and '.join(limits)}; {batch.failed:,} of "
+        f"{_count(batch.items, 'item')} are failed now.",
+        {
+            "failed": batch.failed,
+            "tolerated_failures": batch.tolerated_failures,
+            "tolerated_failure_percentage": batch.tolerated_failure_percentage,
+            "on_exceeded": batch.on_exceeded,
         },
     )
 
@@ -272,6 +298,7 @@ _RULES: Final[tuple[Callable[[Connection, _Subject], Iterator[Reason]], ...]] = 
     _complete,
     _ended,
     _failed,
+    _failures_exceeded,
     _not_sealed,
     _pending,
     _oldest_untouched_group,

@@ -49,6 +49,9 @@ def open_batch(
     sealed: bool,
     parent: str | ItemId | None,
     expires_in: float | timedelta | None,
+    tolerated_failures: int | None,
+    tolerated_failure_percentage: int | None,
+    on_exceeded: str | None,
     idempotency_key: str | None,
 ) -> Flow[tuple[models.Opened, bool]]:
     """The flow's value: the batch, and whether the response is a replay."""
@@ -62,6 +65,9 @@ def open_batch(
         "sealed": sealed or None,
         "parent": None if parent is None else str(parent),
         "expires_in": expires_in,
+        "tolerated_failures": tolerated_failures,
+        "tolerated_failure_percentage": tolerated_failure_percentage,
+        "on_exceeded": on_exceeded,
     }
     # Omitted, not null, so that the service's defaults apply.
     body = {name: value for name, value in body.items() if value is not None}

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 
@@ -139,14 +139,32 @@ class Client:
         sealed: bool = False,
         parent: str | ItemId | None = None,
         expires_in: int | timedelta | None = None,
+        tolerated_failures: int | None = None,
+        tolerated_failure_percentage: int | None = None,
+        on_exceeded: Literal["continue", "cancel"] | None = None,
         idempotency_key: str | None = None,
     ) -> BatchHandle:
         """Open a batch and return its handle. `items`: number of ids to issue at once (`.ids`). `sealed`: also seal the
         batch, in the same transaction. `parent`: the item of another batch that this batch resolves. `expires_in`:
         seconds of idleness after which it expires. With the same `idempotency_key`, the call returns the same batch
-        with the same ids (`.replayed`)."""
+        with the same ids (`.replayed`).
+
+        `tolerated_failures` and `tolerated_failure_percentage` (0 to 100) are the tolerance: the failed items with
+        which the batch succeeds; by default none. `on_exceeded`: whether the batch continues or is cancelled when its
+        failures pass the tolerance."""
         opened, replayed = self._driver.run(
-            _calls.open_batch, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
+            _calls.open_batch,
+            key,
+            labels,
+            group_size,
+            items,
+            sealed,
+            parent,
+            expires_in,
+            tolerated_failures,
+            tolerated_failure_percentage,
+            on_exceeded,
+            idempotency_key,
         )
         return BatchHandle(self._driver, opened.id, opened, replayed)
 
@@ -295,11 +313,25 @@ class AsyncClient:
         sealed: bool = False,
         parent: str | ItemId | None = None,
         expires_in: int | timedelta | None = None,
+        tolerated_failures: int | None = None,
+        tolerated_failure_percentage: int | None = None,
+        on_exceeded: Literal["continue", "cancel"] | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncBatchHandle:
         """Open a batch; see `Client.open`."""
         opened, replayed = await self._driver.run(
-            _calls.open_batch, key, labels, group_size, items, sealed, parent, expires_in, idempotency_key
+            _calls.open_batch,
+            key,
+            labels,
+            group_size,
+            items,
+            sealed,
+            parent,
+            expires_in,
+            tolerated_failures,
+            tolerated_failure_percentage,
+            on_exceeded,
+            idempotency_key,
         )
         return AsyncBatchHandle(self._driver, opened.id, opened, replayed)
 

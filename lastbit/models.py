@@ -22,7 +22,7 @@ TERMINAL_STATES = frozenset({"complete", "expired", "cancelled"})
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch's state at the time of the response. `state` is `open`, `sealed`, `complete`, `expired` or `cancelled`;
-    `expires_in` is in seconds of idleness."""
+    `expires_in` is in seconds of idleness. `exceeded`: the failures have passed the tolerance at some time."""
 
     id: int
     key: str | None
@@ -37,6 +37,10 @@ class Batch:
     succeeded: bool
     parent: str | None
     expires_in: int | None
+    tolerated_failures: int | None
+    tolerated_failure_percentage: int | None
+    on_exceeded: str
+    exceeded: bool
     created_at: datetime
     updated_at: datetime
     sealed_at: datetime | None
@@ -68,6 +72,10 @@ class Batch:
             "succeeded": data["succeeded"],
             "parent": data.get("parent"),
             "expires_in": data.get("expires_in"),
+            "tolerated_failures": data.get("tolerated_failures"),
+            "tolerated_failure_percentage": data.get("tolerated_failure_percentage"),
+            "on_exceeded": data.get("on_exceeded", "continue"),
+            "exceeded": data.get("exceeded", False),
             "created_at": timestamp(data["created_at"]),
             "updated_at": timestamp(data["updated_at"]),
             "sealed_at": timestamp_or_none(data["sealed_at"]),

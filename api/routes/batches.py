@@ -69,7 +69,10 @@ def _waiting(request: Request) -> Waiting:
     response_model=models.OpenedBatch,
     responses={
         201: REPLAYED,
-        **documented("idempotency_key_reused", "batch_complete", "batch_expired", "batch_cancelled", *BODY),
+        **documented(
+            *("idempotency_key_reused", "batch_complete", "batch_expired", "batch_cancelled", "upgrade_not_finished"),
+            *BODY,
+        ),
     },
 )
 @needs(Role.PRODUCE, is_limited=True)

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
@@ -25,6 +26,7 @@ from api.access.rules import caller_of
 from core import errors
 from core.batches import batch as batches
 from core.batches.lifecycle import State
+from core.batches.tolerance import OnExceeded
 from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
 
 MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
@@ -73,6 +75,13 @@ Labels = Annotated[
 ]
 
 
+OnExceededName = Literal["continue", "cancel"]
+TOLERATED_FAILURES: Final = "maximum number of failed items with which the batch succeeds"
+TOLERATED_PERCENTAGE: Final = (
+    "maximum percentage of failed items with which the batch succeeds, judged once it is sealed"
+)
+
+
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -93,6 +102,11 @@ class OpenBody(Body):
     expires_in: int | None = Field(
         None, ge=1, le=MAX_EXPIRES_IN, description="seconds of idleness after which this batch expires"
     )
+    tolerated_failures: int | None = Field(None, ge=0, le=MAX_ITEMS, description=TOLERATED_FAILURES)
+    tolerated_failure_percentage: int | None = Field(None, ge=0, le=100, description=TOLERATED_PERCENTAGE)
+    on_exceeded: OnExceededName | None = Field(
+        None, description="what happens when the failures pass the tolerance; by default `continue`"
+    )
 
     @field_validator("parent")
     @classmethod
@@ -101,9 +115,27 @@ class OpenBody(Body):
             ItemId.parse(value)
         return value
 
+    @field_validator("on_exceeded")
+    @classmethod
+    def _has_tolerance(cls, value: str | None, info: ValidationInfo) -> str | None:
+        limits = [info.data.get(name, 0) for name in ("tolerated_failures", "tolerated_failure_percentage")]
+        if value is not None and limits == [None, None]:
+            raise ValueError("it needs tolerated_failures or tolerated_failure_percentage")
+        return value
+
     def opening(self) -> batches.Opening:
-        parent = None if self.parent is None else ItemId.parse(self.parent)
-        return batches.Opening(self.key, self.labels, self.group_size, self.items, self.sealed, self.expires_in, parent)
+        return batches.Opening(
+            self.key,
+            self.labels,
+            self.group_size,
+            self.items,
+            self.sealed,
+            self.expires_in,
+            None if self.parent is None else ItemId.parse(self.parent),
+            self.tolerated_failures,
+            self.tolerated_failure_percentage,
+            OnExceeded(self.on_exceeded or OnExceeded.CONTINUE),
+        )
 
 
 class ExtendBody(Body):
@@ -128,9 +160,13 @@ class Batch(BaseModel):
     failed: int
     pending: int
     complete: bool = Field(description="sealed, and nothing is pending")
-    succeeded: bool = Field(description="complete, and nothing failed")
+    succeeded: bool = Field(description="complete, and the failures are within the tolerance, by default none")
     parent: str | None
     expires_in: int | None
+    tolerated_failures: int | None
+    tolerated_failure_percentage: int | None
+    on_exceeded: OnExceededName
+    exceeded: bool = Field(description="the failures have passed the tolerance; stays true")
     created_at: datetime
     updated_at: datetime
     sealed_at: datetime | None
@@ -261,9 +297,9 @@ class Reason(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     code: str = Field(
-        description="stable: `complete`, `ended`, `failed`, `not_sealed`, `pending`, `oldest_untouched_group`, "
-        "`waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later releases may add codes. "
-        "Other fields depend on the code"
+        description="stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, "
+        "`oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later "
+        "releases may add codes. Other fields depend on the code"
     )
     text: str = Field(description="a sentence for people")
 

@@ -1,7 +1,8 @@
 """Completion: the last step of an ack transaction, under the locks of the batch rows.
 
-A batch becomes complete only here and when it is sealed. Everything is decided in Python from the locked rows, and
-absolute values are written (MariaDB assigns from left to right within an UPDATE, SQLite does not).
+A batch becomes complete, or its failures pass its tolerance, only here and when it is sealed. Everything is decided in
+Python from the locked rows, and absolute values are written (MariaDB assigns from left to right within an UPDATE,
+SQLite does not).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from core import errors, feed, tables
 from core.acks.call import Completed, Unit
 from core.batches import batch as batches
 from core.batches import batch_rows, nesting
-from core.batches.lifecycle import TAKES_ACKS, State, completes
+from core.batches.lifecycle import LIVE, TAKES_ACKS, State, completes
+from core.batches.tolerance import NONE, OnExceeded, Tolerance
 from core.storage import dialects, faults, statements
 from core.storage.statements import Pipeline, chunks
 
@@ -41,18 +43,31 @@ class BatchDelta:
 
 
 @dataclass(slots=True)
-class Complete:
-    """A batch that is complete after this transaction."""
+class Verdict:
+    """A batch that is complete after this transaction, or whose failures have passed its tolerance in it."""
 
     id: int
     key: str | None
-    failed: int
-    completed_by: bytes | None
-    succeeded_by: bytes | None
+    succeeded: bool
+    completed_by: bytes | None = None
+    succeeded_by: bytes | None = None
+    complete: bool = True
     completed_now: bool = False
     succeeded_now: bool = False
+    exceeded_now: bool = False
+    cancelled_now: bool = False
     owes: bool = False
     """This transaction made the batch owe its parent's item an ack or a failure."""
+
+    def events(self) -> list[str]:
+        """The names of the transitions of this transaction."""
+        transitions = {
+            "failures_exceeded": self.exceeded_now,
+            str(State.CANCELLED): self.cancelled_now,
+            "completed": self.completed_now,
+            "succeeded": self.succeeded_now,
+        }
+        return [name for name, happened in transitions.items() if happened]
 
 
 def write(
@@ -61,10 +76,11 @@ def write(
     repeats: Collection[int],
     locked_rows: dict[int, Row],
     refusals: Mapping[int, int],
-) -> dict[int, Complete]:
+) -> dict[int, Verdict]:
     """Lock the rows of changed batches that aren't in `locked_rows`, check their states again, and write the new counts
     and states. The statements that wait in `pipeline` are executed in the same round trips; the last ones wait there
-    afterwards. Returns the complete batches, including those among `repeats`: batches in which all items were repeats.
+    afterwards. Returns the verdicts, including those on complete batches among `repeats`: batches in which all items
+    were repeats.
     `refusals`: batches with items rejected as never issued → the number of issued items at that time.
 
     Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled, or has grown since items of it were
@@ -91,10 +107,10 @@ def write(
         all_rows = delta_rows | repeat_rows
         if any(batch in all_rows and all_rows[batch].items != items for batch, items in refusals.items()):
             raise faults.BeginAgain
-    complete = _look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if repeats else {}
+    verdicts = _look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if repeats else {}
     if deltas:
-        complete |= _judge(pipeline, delta_rows, deltas)
-    return complete
+        verdicts |= _judge(pipeline, delta_rows, deltas)
+    return verdicts
 
 
 def select(tx: Connection, ids: Collection[int], locking: str = "") -> str:
@@ -106,11 +122,15 @@ def _ids(ids: Iterable[int]) -> str:
     return ",".join(map(str, sorted(ids)))
 
 
-_READ: Final = ("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next")
+_READ: Final = (
+    *("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next"),
+    *("COALESCE(tolerated_failures, -1)", "COALESCE(tolerated_failure_percentage, -1)", "exceeded"),
+    f"CASE WHEN on_exceeded = '{OnExceeded.CANCEL}' THEN 1 ELSE 0 END",
+)
 
 
 class Row(NamedTuple):
-    """The columns that decide whether a batch is complete."""
+    """The columns that decide whether a batch is complete, and whether its failures pass its tolerance."""
 
     id: int
     state: str
@@ -120,6 +140,17 @@ class Row(NamedTuple):
     full_prefix: int
     group_size: int
     journal_next: int
+    tolerated_failures: int
+    """-1: no limit; also in the next field."""
+    tolerated_failure_percentage: int
+    exceeded: int
+    cancels: int
+    """1 if the batch is cancelled when its failures pass its tolerance."""
+
+    @property
+    def tolerance(self) -> Tolerance:
+        failures, percentage = self.tolerated_failures, self.tolerated_failure_percentage
+        return Tolerance(None if failures < 0 else failures, None if percentage < 0 else percentage)
 
 
 def rows(tx: Connection, result: dialects.Rows) -> dict[int, Row]:
@@ -165,13 +196,13 @@ def _read_details(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[i
     return details
 
 
-def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> dict[int, Complete]:
-    """Decide which batches are complete, and write their rows, which are locked."""
+def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> dict[int, Verdict]:
+    """Decide which batches are complete or exceeded, and write their rows, which are locked."""
     tx = pipeline.tx
     if any(delta.filled for delta in deltas.values()):
         # The hint is computed from the table, so the groups must be written first.
         pipeline.flush()
-    complete: dict[int, Complete] = {}
+    verdicts: dict[int, Verdict] = {}
     details = _read_details(tx, rows_by_id, deltas)
     writes: list[_RowChange] = []
     for batch, delta in sorted(deltas.items()):
@@ -196,38 +227,53 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
             assert delta.last_resolver is not None
             state = State.COMPLETE
             change.completed_by = completed_by = delta.last_resolver.call.fingerprint()
-        if succeeded_now := state is State.COMPLETE and failed == 0:
+        tolerance = row.tolerance if failed or row.failed else NONE
+        succeeded = state is State.COMPLETE and tolerance.succeeds(row.items, failed)
+        # A complete batch may have succeeded before: it is redriven within its tolerance.
+        succeeded_now = succeeded and (completed_now or not tolerance.succeeds(row.items, row.failed))
+        if succeeded_now:
             assert delta.last_changer is not None
             change.succeeded_by = succeeded_by = delta.last_changer.call.fingerprint()
-        if state is State.COMPLETE:
-            complete[batch] = Complete(batch, key, failed, completed_by, succeeded_by, completed_now, succeeded_now)
+        is_passed = tolerance.is_passed(row.items, failed, sealed=state is not State.OPEN)
+        change.exceeded = is_passed and not row.exceeded
+        change.cancelled = is_passed and bool(row.cancels) and state in LIVE
+        if state is State.COMPLETE or change.exceeded or change.cancelled:
+            verdicts[batch] = Verdict(
+                batch,
+                key,
+                succeeded,
+                completed_by,
+                succeeded_by,
+                state is State.COMPLETE,
+                completed_now,
+                succeeded_now,
+                change.exceeded,
+                change.cancelled,
+            )
         writes.append(change)
     pipeline.later(*(_update(dialects.of(tx), part) for part in chunks(writes, _ROWS)))
-    _announce(
-        pipeline, [batch_row for batch_row in complete.values() if batch_row.completed_now or batch_row.succeeded_now]
-    )
-    return complete
+    _announce(pipeline, [verdict for verdict in verdicts.values() if verdict.events()])
+    return verdicts
 
 
-def _announce(pipeline: Pipeline, endings: Sequence[Complete]) -> None:
+def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
     """Write the events of the transitions, and the debts of the batches to their parents."""
-    if not endings:
+    if not verdicts:
         return
     dialect = dialects.of(pipeline.tx)
-    answers = pipeline.query(*batches.selects(dialect, [ending.id for ending in endings]))
+    answers = pipeline.query(*batches.selects(dialect, [verdict.id for verdict in verdicts]))
 
     def events(_: int) -> list[feed.NewEvent]:
-        ended = {batch.id: batch for answer in answers for batch in batches.from_rows(dialect, answer.rows())}
+        stored = {batch.id: batch for answer in answers for batch in batches.from_rows(dialect, answer.rows())}
         new: list[feed.NewEvent] = []
         debts: list[tuple[batches.Batch, batches.Batch]] = []
-        for ending in endings:
-            batch = ended[ending.id]
-            ending.key = batch.key
-            if batch.parent_batch is not None:
-                debts.append((batch, replace(batch, parent_due=nesting.owed(State.COMPLETE, ending.failed))))
-                ending.owes = True
-            names = ["completed"] if ending.completed_now else []
-            new += batches.events(batch, [*names, "succeeded"] if ending.succeeded_now else names)
+        for verdict in verdicts:
+            batch = stored[verdict.id]
+            verdict.key = batch.key
+            if batch.parent_batch is not None and (verdict.complete or verdict.cancelled_now):
+                debts.append((batch, replace(batch, parent_due=nesting.owed(succeeded=verdict.succeeded))))
+                verdict.owes = True
+            new += batches.events(batch, verdict.events())
         pipeline.later(*batch_rows.updates(debts))
         return new
 
@@ -249,6 +295,9 @@ class _RowChange:
     completed_by: bytes | None = None
     succeeded_by: bytes | None = None
     journal_next: int | None = None
+    exceeded: bool = False
+    """The failures have passed the tolerance now."""
+    cancelled: bool = False
 
 
 def _update(dialect: dialects.Dialect, rows: Sequence[_RowChange]) -> str:
@@ -269,6 +318,11 @@ def _update(dialect: dialects.Dialect, rows: Sequence[_RowChange]) -> str:
             changes["completed_by"] = f"x'{row.completed_by.hex()}'"
         if row.succeeded_by is not None:
             changes["succeeded_by"] = f"x'{row.succeeded_by.hex()}'"
+        if row.exceeded:
+            changes["exceeded"] = "1"
+        if row.cancelled:
+            changes["state"] = f"'{State.CANCELLED}'"
+            changes["ended_at"] = now
         for column, value in changes.items():
             values.setdefault(column, {})[row.id] = value
     assignments = [f"updated_at = {latest}(updated_at, {now})"]
@@ -310,20 +364,22 @@ def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) ->
 
 def _look_again(
     rows_by_id: Mapping[int, Row], repeats: Collection[int], details: Mapping[int, _Details]
-) -> dict[int, Complete]:
+) -> dict[int, Verdict]:
     """The complete batches among `repeats`, which have no changes.
 
     Raises `faults.BeginAgain` if a batch accepts no more acks: its items must be rejected, and are no repeats.
     """
     if any(batch not in rows_by_id or rows_by_id[batch].state not in TAKES_ACKS for batch in repeats):
         raise faults.BeginAgain
-    return {
-        batch: Complete(batch, detail.key, detail.failed, detail.completed_by, detail.succeeded_by)
-        for batch, detail in details.items()
-    }
+    verdicts = {}
+    for batch, detail in details.items():
+        # The detail is newer than the row. The items and the tolerance of a complete batch never change.
+        succeeded = rows_by_id[batch].tolerance.succeeds(rows_by_id[batch].items, detail.failed)
+        verdicts[batch] = Verdict(batch, detail.key, succeeded, detail.completed_by, detail.succeeded_by)
+    return verdicts
 
 
-def completed_for(batch: Complete, delta: BatchDelta | None, unit: Unit) -> Completed:
+def completed_for(batch: Verdict, delta: BatchDelta | None, unit: Unit) -> Completed:
     """The part of a unit's response about a complete batch. `newly` is true for the unit that completed the batch, and
     for its retry."""
     newly = newly_succeeded = False
@@ -335,4 +391,4 @@ def completed_for(batch: Complete, delta: BatchDelta | None, unit: Unit) -> Comp
         fingerprint = unit.call.fingerprint()
         newly = newly or batch.completed_by == fingerprint
         newly_succeeded = newly_succeeded or batch.succeeded_by == fingerprint
-    return Completed(batch.id, batch.key, newly, batch.failed == 0, newly_succeeded)
+    return Completed(batch.id, batch.key, newly, batch.succeeded, newly_succeeded)

@@ -98,7 +98,7 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
     _write_reasons(tx, state)
     pipeline = Pipeline(tx)
     _write_groups(pipeline, state)
-    complete = completion.write(
+    verdicts = completion.write(
         pipeline,
         state.deltas,
         state.unchanged_batches(units, outcomes),
@@ -110,17 +110,19 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
             state.groups[key].mark_stored(state.issued(*key))
     if candidates := _scattered(state):
         cache.journal(candidates if cache.may_journal(tx) else ())
-    if complete:
+    if any(verdict.complete for verdict in verdicts.values()):
         for unit, outcome in zip(units, outcomes, strict=True):
-            if outcome.admitted and unit.batch in complete:
-                outcome.completed = completion.completed_for(complete[unit.batch], state.deltas.get(unit.batch), unit)
+            verdict = verdicts.get(unit.batch)
+            if outcome.admitted and verdict is not None and verdict.complete:
+                outcome.completed = completion.completed_for(verdict, state.deltas.get(unit.batch), unit)
     for outcome, rest in zip(outcomes, rests, strict=True):
         outcome.rest = rest
     pipeline.finish()
     groups = state.groups
     if state.journal_states:
         groups = {key: group for key, group in groups.items() if key[0] not in state.journal_states}
-    return Flushed(outcomes, groups, state.journal_states, era, [batch.id for batch in complete.values() if batch.owes])
+    owing = [batch for batch, verdict in verdicts.items() if verdict.owes]
+    return Flushed(outcomes, groups, state.journal_states, era, owing)
 
 
 class _Locked(NamedTuple):

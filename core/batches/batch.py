@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from core import errors, feed, tables
 from core.batches import nesting
 from core.batches.lifecycle import State, judge
+from core.batches.tolerance import OnExceeded, Tolerance
 from core.storage import dialects, limits, statements
 from core.storage.dialects import Rows
 from core.storage.statements import LIST, as_time, chunks
@@ -48,6 +49,10 @@ class Batch:
     parent_group_size: int | None
     parent_due: str | None
     expires_in: int | None
+    tolerated_failures: int | None
+    tolerated_failure_percentage: int | None
+    on_exceeded: OnExceeded
+    exceeded: bool
     open_hash: bytes | None
     open_count: int
     completed_by: bytes | None
@@ -69,7 +74,16 @@ class Batch:
 
     @property
     def succeeded(self) -> bool:
-        return self.complete and self.failed == 0
+        return self.complete and self.tolerance.succeeds(self.items, self.failed)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(self.tolerated_failures, self.tolerated_failure_percentage)
+
+    @property
+    def passes_tolerance(self) -> bool:
+        """Whether its failures are beyond its tolerance now. `exceeded`: they are, or have been."""
+        return self.tolerance.is_passed(self.items, self.failed, sealed=self.state is not State.OPEN)
 
     @property
     def parent(self) -> str | None:
@@ -105,7 +119,13 @@ EXPRESSIONS: Final = tuple(map(_expression, _NAMES))
 
 def from_row(row: RowMapping) -> Batch:
     values = {f.name: row[f.name] for f in fields(Batch)}
-    return Batch(**{**values, "labels": json.loads(values["labels"]), "state": State(values["state"])})
+    read = {
+        "labels": json.loads(values["labels"]),
+        "state": State(values["state"]),
+        "on_exceeded": OnExceeded(values["on_exceeded"]),
+        "exceeded": bool(values["exceeded"]),
+    }
+    return Batch(**{**values, **read})
 
 
 def from_record(record: Sequence[Any]) -> Batch:
@@ -124,6 +144,8 @@ _SPECIAL: Final[Mapping[str, Callable[[Any], Any]]] = {
     "labels": _labels,
     "state": State,
     "parent_due": str,
+    "on_exceeded": OnExceeded,
+    "exceeded": lambda digit: bool(int(digit)),
     **dict.fromkeys(("open_hash", "completed_by", "succeeded_by"), bytes.fromhex),
     **dict.fromkeys(_TIMES, as_time),
 }
@@ -141,6 +163,14 @@ class Opening:
     sealed: bool = False
     expires_in: int | None = None
     parent: ItemId | None = None
+    tolerated_failures: int | None = None
+    tolerated_failure_percentage: int | None = None
+    on_exceeded: OnExceeded = OnExceeded.CONTINUE
+
+    @property
+    def has_policies(self) -> bool:
+        """Whether the batch has a policy that every release that works on it must know."""
+        return self.tolerated_failures is not None or self.tolerated_failure_percentage is not None
 
     def fingerprint(self) -> bytes:
         """32 bytes that two openings share only if they are equal. Defaults are left out, so that a release with one
@@ -297,7 +327,7 @@ def end(tx: Connection, batch: Batch, state: State, now: datetime) -> Batch:
     """Cancel or expire a live batch whose lock is held."""
     values: dict[str, Any] = {"state": state, "ended_at": now, "updated_at": now}
     if batch.parent_batch is not None:
-        values["parent_due"] = nesting.owed(state, batch.failed)
+        values["parent_due"] = nesting.owed(succeeded=False)
     update(tx, batch.id, **values)
     after = get(tx, batch.id)
     feed.append(tx, [event(after, str(state))])

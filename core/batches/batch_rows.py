@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final
 
 from core.batches.batch import Batch
-from core.batches.lifecycle import State
 from core.storage import dialects
 from core.storage.statements import LIST, chunks
 
@@ -37,7 +37,7 @@ def updates(changed: Iterable[tuple[Batch, Batch]]) -> list[str]:
 
 _CHANGEABLE: Final = (
     *("items", "state", "sealed_at", "ended_at", "completed_by", "succeeded_by", "journal_next", "parent_due"),
-    "updated_at",
+    *("updated_at", "exceeded"),
 )
 
 
@@ -47,7 +47,7 @@ def text(dialect: dialects.Dialect, value: str) -> str:
 
 def literal(dialect: dialects.Dialect, value: Any) -> str:
     """The SQL literal of a value, which may be a client's text."""
-    if isinstance(value, str) and not isinstance(value, State):
+    if isinstance(value, str) and not isinstance(value, StrEnum):
         return text(dialect, value)
     return plain(value)
 
@@ -60,4 +60,4 @@ def plain(value: Any) -> str:
         return f"x'{value.hex()}'"
     if isinstance(value, datetime):
         return f"'{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'"
-    return str(value) if isinstance(value, int) else f"'{value}'"
+    return str(int(value)) if isinstance(value, int) else f"'{value}'"

@@ -44,9 +44,9 @@ class Due(NamedTuple):
     verb: Verb
 
 
-def owed(state: State, failed: int) -> Verb:
-    """The verb that a batch in this final state owes its parent."""
-    return Verb.ACK if state is State.COMPLETE and failed == 0 else Verb.FAIL
+def owed(*, succeeded: bool) -> Verb:
+    """The verb that an ended batch owes its parent."""
+    return Verb.ACK if succeeded else Verb.FAIL
 
 
 def lock_parent(tx: Connection, item: ItemId) -> Any:

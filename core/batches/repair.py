@@ -61,6 +61,7 @@ from core.batches import batch as batches
 from core.batches import nesting, verify
 from core.batches.batch import Batch
 from core.batches.lifecycle import LIVE, TERMINAL, State, completes
+from core.batches.tolerance import OnExceeded
 from core.batches.verify import StoredGroup
 from core.bits import bitfield, group_rows, journal
 from core.storage import schema, statements
@@ -126,7 +127,9 @@ def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
     after = batches.get(tx, batch_id)
     newly = after.complete and not batch.complete
     newly_succeeded = after.succeeded and not batch.succeeded
-    event_names = ["repaired", *(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
+    event_names = ["repaired", *(["failures_exceeded"] if after.exceeded and not batch.exceeded else [])]
+    event_names += [str(State.CANCELLED)] if after.state is State.CANCELLED and after.state != batch.state else []
+    event_names += [*(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
     feed.append(tx, [batches.event(after, name) for name in event_names])
     return Repaired(batch, after, counts.groups, faults, newly, newly_succeeded)
 
@@ -153,11 +156,18 @@ def _values(batch: Batch, counts: _Recounted, now: datetime, fingerprint: bytes)
     newly = completes(batch.state, batch.items, acked, failed)
     if newly:
         values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
-    if not newly and (not batch.complete or batch.succeeded == (failed == 0)):
+    is_passed = batch.tolerance.is_passed(batch.items, failed, sealed=batch.state is not State.OPEN)
+    if is_passed and (batch.state in LIVE or batch.complete):
+        values["exceeded"] = True
+    if is_passed and not newly and batch.state in LIVE and batch.on_exceeded is OnExceeded.CANCEL:
+        values |= {"state": State.CANCELLED, "ended_at": now}
+        return values | ({} if batch.parent_batch is None else {"parent_due": nesting.owed(succeeded=False)})
+    succeeded = batch.tolerance.succeeds(batch.items, failed)
+    if not newly and (not batch.complete or batch.succeeded == succeeded):
         return values
-    values["succeeded_by"] = None if failed else fingerprint
+    values["succeeded_by"] = fingerprint if succeeded else None
     if batch.parent_batch is not None:
-        values["parent_due"] = nesting.owed(State.COMPLETE, failed)
+        values["parent_due"] = nesting.owed(succeeded=succeeded)
     return values
 
 
@@ -214,11 +224,11 @@ def owe_again(tx: Connection, batch_id: int, after: int) -> tuple[list[int], int
     rows = tx.execute(query.order_by(_batches.parent_number).limit(LIST)).all() if batch.state in LIVE else []
     resolved = _resolved(tx, batch, [row.parent_number for row in rows])
     children = [row.id for row in rows if row.parent_number not in resolved]
-    query = sa.select(_batches.id, _batches.state, _batches.failed).where(_batches.id.in_(children), *has_ended)
-    owing = tx.execute(query.order_by(_batches.id).with_for_update()).all() if children else []
-    for child in owing:
-        batches.update(tx, child.id, parent_due=nesting.owed(State(child.state), child.failed))
-    return [child.id for child in owing], rows[-1].parent_number if len(rows) == LIST else None
+    query = sa.select(_batches.id).where(_batches.id.in_(children), *has_ended)
+    owing = list(tx.scalars(query.order_by(_batches.id).with_for_update())) if children else []
+    for child in batches.by_id(tx, owing).values():
+        batches.update(tx, child.id, parent_due=nesting.owed(succeeded=child.succeeded))
+    return owing, rows[-1].parent_number if len(rows) == LIST else None
 
 
 def _resolved(tx: Connection, batch: Batch, numbers: Sequence[int]) -> set[int]:

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from core import tables
 from core.batches import batch as batches
 from core.batches.batch import Batch
-from core.batches.lifecycle import State
+from core.batches.lifecycle import LIVE, State
 from core.batches.ranges import STEP
 from core.bits import bitfield, journal
 
@@ -114,6 +114,8 @@ class Recount:
             faults.append(f"it is complete, but {batch.items - self._resolved} items are pending")
         if batch.state is State.SEALED and all_resolved:
             faults.append("it is sealed and nothing is pending, but it is not complete")
+        if batch.passes_tolerance and batch.state in (*LIVE, State.COMPLETE) and not batch.exceeded:
+            faults.append("its failures pass its tolerance, but it is not marked as exceeded")
         return Verification(batch.items, batch.acked, batch.failed, batch.pending, acked, self._failed, faults)
 
 

@@ -41,14 +41,18 @@ from core.batches import batch as batches
 from core.batches import batch_rows, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
 from core.batches.lifecycle import State, completes, judge
+from core.batches.tolerance import OnExceeded
 from core.bits import folding
 from core.commits.operation import Done, Operation
-from core.storage import dialects
+from core.storage import dialects, schema
 from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
 from lastbit.ids import MAX_ITEMS
 
+POLICIES: Final = "0011"
+"""The revision of the schema that introduced tolerances. An earlier release would ignore them."""
 _INSERTED: Final = (
     *("batch_key", "labels", "group_size", "items", "acked", "failed", "state", "full_prefix", "expires_in"),
+    *("tolerated_failures", "tolerated_failure_percentage", "on_exceeded"),
     *("open_key", "open_hash", "open_count", "completed_by", "succeeded_by", "created_at", "updated_at", "sealed_at"),
     *("ended_at", "parent_due", "parent_batch", "parent_number", "parent_group_size"),
 )
@@ -60,7 +64,7 @@ class Open(Operation):
     idempotency keys are separate from those of other callers.
 
     Its result is an `Opened`. Errors: `IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for a parent that can't
-    have this child.
+    have this child; `UpgradeNotFinished` for a tolerance that an earlier release would ignore.
     """
 
     opening: Opening
@@ -255,17 +259,25 @@ def _seal(tx: Connection, batch: Batch, operation: Seal, now: datetime, applied:
         return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
     values: dict[str, Any] = {"state": State.SEALED, "sealed_at": now, "updated_at": now}
     newly = completes(State.SEALED, batch.items, batch.acked, batch.failed)
-    newly_succeeded = newly and batch.failed == 0
+    newly_succeeded = newly and batch.tolerance.succeeds(batch.items, batch.failed)
+    is_passed = batch.tolerance.is_passed(batch.items, batch.failed, sealed=True)
+    exceeds = is_passed and not batch.exceeded
+    cancels = is_passed and not newly and batch.on_exceeded is OnExceeded.CANCEL
+    if exceeds:
+        values["exceeded"] = True
+    if cancels:
+        values |= {"state": State.CANCELLED, "ended_at": now}
     if newly:
         values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
         if batch.journal_next:
             values["journal_next"] = folding.fold(tx, batch.id, batch.group_size, batch.items, batch.journal_next)
     if newly_succeeded:
         values["succeeded_by"] = fingerprint
-    if newly and batch.parent_batch is not None:
-        values["parent_due"] = nesting.owed(State.COMPLETE, batch.failed)
+    if (newly or cancels) and batch.parent_batch is not None:
+        values["parent_due"] = nesting.owed(succeeded=newly_succeeded)
     after = replace(batch, **values)
-    names = ["sealed", *(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
+    names = ["sealed", *(["failures_exceeded"] if exceeds else []), *([str(State.CANCELLED)] if cancels else [])]
+    names += [*(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
     applied.events += batches.events(after, names)
     return Sealed(after, newly, newly_succeeded)
 
@@ -287,6 +299,8 @@ def _open(
             if key is not None and key in first_of:
                 repeats.append(operation)
                 continue
+            if operation.opening.has_policies and not schema.serves_only(pipeline.tx, POLICIES):
+                raise errors.UpgradeNotFinished(POLICIES)
             if parent is not None:
                 parent_columns = nesting.adopt(pipeline.tx, parent, parents[operation])
         except errors.CoreError as error:
@@ -345,7 +359,7 @@ def _insert(
                 name: now if value is _NOW else value for name, value in row.items() if name != "open_key"
             }
             facts |= {"key": facts.pop("batch_key"), "labels": dict(operation.opening.labels)}
-            batch = Batch(id=id, journal_next=0, repairs=0, **facts)
+            batch = Batch(id=id, journal_next=0, repairs=0, exceeded=False, **facts)
             newly = batch.state is State.COMPLETE
             names = ["opened", *(["sealed"] if operation.opening.sealed else [])]
             names += ["completed", "succeeded"] if newly else []
@@ -376,6 +390,9 @@ def _new_row(operation: Open, parent_columns: Mapping[str, Any]) -> dict[str, An
         "state": State.COMPLETE if newly else state,
         "full_prefix": 0,
         "expires_in": opening.expires_in,
+        "tolerated_failures": opening.tolerated_failures,
+        "tolerated_failure_percentage": opening.tolerated_failure_percentage,
+        "on_exceeded": opening.on_exceeded,
         "open_key": operation.open_key,
         "open_hash": opening.fingerprint() if operation.idempotency_key is not None else None,
         "open_count": opening.items,
@@ -385,7 +402,7 @@ def _new_row(operation: Open, parent_columns: Mapping[str, Any]) -> dict[str, An
         "updated_at": _NOW,
         "sealed_at": _NOW if opening.sealed else None,
         "ended_at": _NOW if newly else None,
-        "parent_due": nesting.owed(State.COMPLETE, 0) if newly and parent_columns else None,
+        "parent_due": nesting.owed(succeeded=True) if newly and parent_columns else None,
         "parent_batch": parent_columns.get("parent_batch"),
         "parent_number": parent_columns.get("parent_number"),
         "parent_group_size": parent_columns.get("parent_group_size"),

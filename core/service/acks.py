@@ -99,10 +99,14 @@ class AckService:
             result = commit.commit(self._database, units, self._bitfields, lock_waits=0, lock_wait=LOCK_WAIT)
         if result.owing:
             payments = {child: self._payer.pay(child) for child in result.owing}
-            for outcome in result.outcomes:
+            for unit, outcome in zip(units, result.outcomes, strict=True):
                 completion = outcome.completed
-                if completion is not None and (completion.newly or completion.newly_succeeded):
-                    outcome.paid = payments.get(completion.batch)
+                if completion is None:  # the batch was cancelled by its failures
+                    ends = outcome.applied > 0
+                else:
+                    ends = completion.newly or completion.newly_succeeded
+                if ends:
+                    outcome.paid = payments.get(unit.batch)
         return result.outcomes
 
     def _flush_payment(self, units: Sequence[Unit]) -> Flushed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -24,6 +24,7 @@ Labels = tuple[tuple[str, str], ...]
     epilog=examples(
         "lastbit open --key catalog-42 --label team:search --items 20000 --sealed",
         "lastbit open --key chapter-1 --items 100 --parent 1:0:0",
+        "lastbit open --key thumbnails --items 20000 --sealed --tolerated-failure-percentage 2 --on-exceeded cancel",
         "lastbit open --items 1000 --ids > ids.txt",
     ),
 )
@@ -34,6 +35,18 @@ Labels = tuple[tuple[str, str], ...]
 @click.option("--group-size", type=int, metavar="N", help="Items per group, a multiple of 8 from 64 to 32768.")
 @click.option("--parent", metavar="ITEM", help="The item of another batch that this batch resolves.")
 @click.option("--expires-in", type=DURATION, help="Idleness after which it expires: seconds, or 15m, 12h, 7d.")
+@click.option("--tolerated-failures", type=COUNT, help="Failed items with which it succeeds nonetheless.")
+@click.option(
+    "--tolerated-failure-percentage",
+    type=click.IntRange(0, 100),
+    metavar="PERCENT",
+    help="Percentage of failed items with which it succeeds, judged once it is sealed.",
+)
+@click.option(
+    "--on-exceeded",
+    type=click.Choice(["continue", "cancel"]),
+    help="What happens when the failures pass the tolerance: it continues (default) or is cancelled.",
+)
 @click.option("--idempotency-key", help="The same key returns the same batch instead of opening another.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each issued id on a line, and nothing else.")
 @session
@@ -46,6 +59,9 @@ def open_batch(
     group_size: int | None,
     parent: str | None,
     expires_in: int | None,
+    tolerated_failures: int | None,
+    tolerated_failure_percentage: int | None,
+    on_exceeded: Literal["continue", "cancel"] | None,
     idempotency_key: str | None,
     ids_only: bool,
 ) -> None:
@@ -58,6 +74,9 @@ def open_batch(
         group_size=group_size,
         parent=parent,
         expires_in=expires_in,
+        tolerated_failures=tolerated_failures,
+        tolerated_failure_percentage=tolerated_failure_percentage,
+        on_exceeded=on_exceeded,
         idempotency_key=idempotency_key,
     )
     if s.output.as_json:

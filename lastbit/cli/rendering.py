@@ -112,7 +112,22 @@ def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
         facts.add_row("changed", moment(batch.updated_at, now))
     if batch.expires_in is not None and not batch.ended:
         facts.add_row("expires", f"after {duration(batch.expires_in)} of idleness")
+    tolerance = tolerated(batch)
+    if tolerance:
+        facts.add_row("tolerates", tolerance)
     return Group(head, bar, counts, facts)
+
+
+def tolerated(batch: Batch) -> str:
+    """The tolerance in words, and whether the failures have passed it; "" without a tolerance."""
+    limits = [] if batch.tolerated_failures is None else [number(batch.tolerated_failures, "failure")]
+    limits += [] if batch.tolerated_failure_percentage is None else [f"{batch.tolerated_failure_percentage} %"]
+    if not limits:
+        return ""
+    notes = [" and ".join(limits)]
+    notes += ["is cancelled beyond them"] if batch.on_exceeded == "cancel" else []
+    notes += ["exceeded"] if batch.exceeded else []
+    return "; ".join(notes)
 
 
 def batch_table(batches: Iterable[Batch], width: int, now: datetime | None = None) -> Table:

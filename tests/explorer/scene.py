@@ -32,7 +32,8 @@ VARIANTS: Final = ("cold", "warm", "journaled", "journaled-warm")
 
 @dataclass(frozen=True)
 class Scene:
-    """`growing`: batch 2 is open and has few resolved items. `ending`: it is sealed, and two items are pending."""
+    """`growing`: batch 2 is open and has few resolved items. `ending`: it is sealed, and two items are pending. One
+    more failure passes its tolerance in one of them when it is sealed, and cancels it in the other."""
 
     name: str
     variant: str = "cold"
@@ -94,7 +95,10 @@ def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
     state = "open" if scene.name == "growing" else "sealed"
     parent = {"parent_batch": 1, "parent_number": 5, "parent_group_size": SIZE}
     counts = {"items": ITEMS, "acked": resolved - failed, "failed": failed}
-    yield tables.batches, _batch(2, state, journal_next=2 if scene.journaled else 0, **parent, **counts)
+    policy = {"tolerated_failures": 2, "tolerated_failure_percentage": 2, "on_exceeded": "continue"}
+    if scene.name == "ending":
+        policy = {"tolerated_failures": 1, "on_exceeded": "cancel"}
+    yield tables.batches, _batch(2, state, journal_next=2 if scene.journaled else 0, **parent, **counts, **policy)
     for number, (bits, given_up) in groups.items():
         yield tables.item_groups, _group(2, number, bits, given_up)
     if scene.journaled:

@@ -71,6 +71,7 @@ _CANCEL = _RACES + "test_an_ack_comes_before_the_cancel_or_is_rejected"
 _PURGE = _RACES + "test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twice"
 _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
+_TOLERANCE = "test_tolerance.py::"
 _WRITES = "test_writes.py::"
 _GROWING = "test_growing.py::"
 _EXPLORED = "../explorer/test_explorer.py::test_earlier_findings_stay_fixed"
@@ -445,8 +446,8 @@ MUTANTS = [
     Mutant(
         "some-completions-are-not-announced",
         "core.acks.completion:_announce",
-        "if not endings:",
-        "if not endings or endings[0].id % 4 == 0:",
+        "if not verdicts:",
+        "if not verdicts or verdicts[0].id % 4 == 0:",
         _CHAOS,
     ),
     Mutant(
@@ -491,6 +492,91 @@ MUTANTS = [
         "pipeline.flush()\n            raise",
         "raise",
         _RETRY,
+    ),
+    # The tolerance of failures.
+    Mutant(
+        "a-tolerance-is-judged-on-a-plain-read",
+        "core.acks.flush:_begin",
+        "batches, _for_update(tx)",
+        "batches",
+        _TOLERANCE + "test_one_of_two_failures_in_different_groups_passes_the_tolerance",
+    ),
+    Mutant(
+        "one-failure-more-is-tolerated",
+        "core.batches.tolerance:Tolerance.is_passed",
+        "failed > self.failures",
+        "failed > self.failures + 1",
+        _TOLERANCE + "test_a_batch_succeeds_exactly_up_to_its_tolerance",
+    ),
+    Mutant(
+        "one-failure-less-is-tolerated",
+        "core.batches.tolerance:Tolerance.is_passed",
+        "failed > self.failures",
+        "failed >= self.failures",
+        _TOLERANCE + "test_a_batch_succeeds_exactly_up_to_its_tolerance",
+    ),
+    Mutant(
+        "the-percentage-is-rounded",
+        "core.batches.tolerance:Tolerance.is_passed",
+        "failed * 100 > self.percentage * items",
+        "failed > round(self.percentage / 100 * items)",
+        _TOLERANCE + "test_a_batch_succeeds_exactly_up_to_its_tolerance",
+    ),
+    Mutant(
+        "a-percentage-is-judged-before-the-seal",
+        "core.batches.tolerance:Tolerance.is_passed",
+        "return sealed and",
+        "return",
+        _TOLERANCE + "test_a_percentage_is_judged_when_the_batch_is_sealed",
+    ),
+    Mutant(
+        "a-seal-judges-no-percentage",
+        "core.batches.writing:_seal",
+        "batch.tolerance.is_passed(batch.items, batch.failed, sealed=True)",
+        "False",
+        _TOLERANCE + "test_a_percentage_is_judged_when_the_batch_is_sealed",
+    ),
+    Mutant(
+        "failures-pass-the-tolerance-again",
+        "core.acks.completion:_judge",
+        "is_passed and not row.exceeded",
+        "is_passed",
+        _TOLERANCE + "test_failures_pass_the_tolerance_once",
+    ),
+    Mutant(
+        "the-event-of-passed-failures-is-written-twice",
+        "core.acks.completion:Verdict.events",
+        "return [name for name, happened in transitions.items() if happened]",
+        "return [name for name, happened in transitions.items() if happened] * 2",
+        _TOLERANCE + "test_failures_pass_the_tolerance_once",
+    ),
+    Mutant(
+        "a-batch-succeeds-with-each-redrive",
+        "core.acks.completion:_judge",
+        "succeeded and (completed_now or not tolerance.succeeds(row.items, row.failed))",
+        "succeeded",
+        _TOLERANCE + "test_a_redrive_within_the_tolerance_makes_the_batch_succeed_once",
+    ),
+    Mutant(
+        "a-child-cancelled-by-its-failures-owes-nothing",
+        "core.acks.completion:_announce",
+        "(verdict.complete or verdict.cancelled_now)",
+        "verdict.complete",
+        _TOLERANCE + "test_a_batch_is_cancelled_in_the_transaction_that_passes_its_tolerance",
+    ),
+    Mutant(
+        "a-batch-is-cancelled-though-nothing-is-pending",
+        "core.acks.completion:_judge",
+        "bool(row.cancels) and state in LIVE",
+        "bool(row.cancels)",
+        _TOLERANCE + "test_a_batch_whose_last_item_fails_beyond_its_tolerance_is_complete",
+    ),
+    Mutant(
+        "an-earlier-release-may-ignore-a-tolerance",
+        "core.batches.writing:_open",
+        "operation.opening.has_policies and",
+        "False and",
+        _TOLERANCE + "test_a_release_that_would_ignore_a_tolerance_must_be_gone",
     ),
     # The journal.
     Mutant(
@@ -1502,14 +1588,14 @@ MUTANTS = [
     Mutant(
         "a-flush-waits-for-payments",
         "core.service.acks:AckService._commit",
-        "outcome.paid = payments.get(completion.batch)",
-        "payments[completion.batch].result()",
+        "outcome.paid = payments.get(unit.batch)",
+        "payments[unit.batch].result()",
         _LOCKED_PARENT,
     ),
     Mutant(
         "a-call-is-answered-before-its-parent-is-paid",
         "core.service.acks:AckService._commit",
-        "outcome.paid = payments.get(completion.batch)",
+        "outcome.paid = payments.get(unit.batch)",
         "pass",
         _LOCKED_PARENT,
     ),
@@ -1544,7 +1630,7 @@ MUTANTS = [
     Mutant(
         "a-child-that-failed-acks-its-parent",
         "core.batches.nesting:owed",
-        " and failed == 0",
+        "if succeeded else Verb.FAIL",
         "",
         "test_nesting.py::test_a_childs_end_resolves_its_item_in_the_parent",
     ),

@@ -118,6 +118,19 @@ def fails_with_a_reason_and_completes(ground: Ground) -> Request:
     return {"verb": "fail", "items": [[batch, 0, 1], [batch, 0, 2], [batch, 0, 3]], "reason": "no parser", "key": "d"}
 
 
+def passes_the_tolerance(ground: Ground) -> Request:
+    batch = ground.batch(4, sealed=True, tolerated_failures=1, tolerated_failure_percentage=50)
+    ground.ack(batch, 0, verb="fail")
+    return {"verb": "fail", "items": [[batch, 0, 1], [batch, 0, 2]], "key": "d"}
+
+
+def is_redriven_within_the_tolerance(ground: Ground) -> Request:
+    batch = ground.batch(4, sealed=True, tolerated_failures=1)
+    ground.ack(batch, 0, 1, verb="fail")
+    ground.ack(batch, 2, 3)
+    return {"verb": "ack", "items": [[batch, 0, 1]], "key": "redrive"}
+
+
 def redrives_the_last_failed_items(ground: Ground) -> Request:
     batch = ground.batch(4, sealed=True)
     ground.ack(batch, 0, 1)
@@ -158,6 +171,19 @@ def redrives_a_child(ground: Ground) -> Request:
     ground.ack(child, 0)
     ground.ack(child, 1, verb="fail", reason="no parser")
     return {"verb": "ack", "items": [[child, 0, 1]], "key": "redrive"}
+
+
+def passes_the_tolerance_of_a_child_which_is_cancelled(ground: Ground) -> Request:
+    child = ground.batch(4, parent=[ground.batch(1, sealed=True), 0, 0], tolerated_failures=1, on_exceeded="cancel")
+    ground.ack(child, 0, verb="fail")
+    return {"verb": "fail", "items": [[child, 0, 1]]}
+
+
+def seals_a_child_beyond_its_tolerance(ground: Ground) -> Request:
+    parent = ground.batch(1, sealed=True)
+    child = ground.batch(4, parent=[parent, 0, 0], tolerated_failure_percentage=49, on_exceeded="cancel")
+    ground.ack(child, 0, 1, verb="fail")
+    return {"verb": "seal", "batch": child, "key": "seal-1"}
 
 
 def cancels_a_child(ground: Ground) -> Request:
@@ -202,11 +228,13 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction),
     *(completes_a_child, seals_a_child_and_completes_it, redrives_a_child, cancels_a_child),
-    opens_a_child_that_is_complete_at_once,
+    *(opens_a_child_that_is_complete_at_once, passes_the_tolerance, is_redriven_within_the_tolerance),
+    *(passes_the_tolerance_of_a_child_which_is_cancelled, seals_a_child_beyond_its_tolerance),
 ]
 JOURNALED = [
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction, completes_a_child),
+    passes_the_tolerance_of_a_child_which_is_cancelled,
 ]
 FEWEST_POINTS = 4
 """A first read, a write, before and after the COMMIT: fewer would mean that points are not counted."""

@@ -55,6 +55,23 @@ numbers = st.one_of(
 spans = st.tuples(st.integers(0, 2 * GROUP), st.integers(0, 2 * GROUP)).map(lambda pair: set(range(*sorted(pair))))
 verbs = st.sampled_from(["ack", "ack", "fail"])
 reasons = st.none() | st.sampled_from(["no parser", "zu groß", ""])
+
+
+def consistent(opening: dict[str, Any]) -> dict[str, Any]:
+    """An action needs a tolerance."""
+    if not opening.keys() & {"tolerated_failures", "tolerated_failure_percentage"}:
+        opening.pop("on_exceeded", None)
+    return opening
+
+
+tolerances = st.just({}) | st.fixed_dictionaries(
+    {},
+    optional={
+        "tolerated_failures": st.sampled_from([0, 1, 2, 5]),
+        "tolerated_failure_percentage": st.sampled_from([0, 1, 50, 99, 100]),
+        "on_exceeded": st.sampled_from(["continue", "cancel"]),
+    },
+).map(consistent)
 openings = st.fixed_dictionaries(
     {"group_size": st.just(GROUP)},
     optional={
@@ -63,6 +80,7 @@ openings = st.fixed_dictionaries(
         "sealed": st.booleans(),
     },
 )
+openings = st.builds(dict.__or__, openings, tolerances)
 counts = st.sampled_from([0, 1, 2, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP + 3])
 
 
@@ -95,7 +113,7 @@ class Machine(RuleBasedStateMachine):
         finally:
             with self.service.database.engine.begin() as tx:
                 for table in tables.metadata.sorted_tables:
-                    if table is not tables.feed_head:
+                    if table not in (tables.feed_head, tables.schema_support):
                         tx.execute(sa.delete(table))
                 tx.execute(sa.update(tables.feed_head).values(position=0, trimmed=0))
 
@@ -150,9 +168,11 @@ class Machine(RuleBasedStateMachine):
 
     # Requests.
 
-    @initialize(items=st.sampled_from([2, GROUP + 3, 2 * GROUP + 1, 5, GROUP]), sealed=st.booleans())
-    def begin(self, items: int, sealed: bool) -> None:
-        self.do({"verb": "open", "opening": {"group_size": GROUP, "items": items, "sealed": sealed}})
+    @initialize(
+        items=st.sampled_from([2, GROUP + 3, 2 * GROUP + 1, 5, GROUP]), sealed=st.booleans(), tolerance=tolerances
+    )
+    def begin(self, items: int, sealed: bool, tolerance: dict[str, Any]) -> None:
+        self.do({"verb": "open", "opening": {"group_size": GROUP, "items": items, "sealed": sealed, **tolerance}})
 
     @rule(opening=openings, key=keys, way=ways)
     def open(self, opening: dict[str, Any], key: str | None, way: str) -> None:
@@ -163,13 +183,23 @@ class Machine(RuleBasedStateMachine):
         number=st.sampled_from([0, 1, 2, GROUP, GROUP + 1]),
         items=st.sampled_from([0, 1, 2, 3]),
         sealed=st.booleans(),
+        tolerance=tolerances,
         key=keys,
         way=ways,
     )
-    def nest(self, place: int | str, number: int, items: int, sealed: bool, key: str | None, way: str) -> None:
+    def nest(
+        self,
+        place: int | str,
+        number: int,
+        items: int,
+        sealed: bool,
+        tolerance: dict[str, Any],
+        key: str | None,
+        way: str,
+    ) -> None:
         """Open a child at any depth, of an item that may be missing, resolved, or the parent of a child already."""
         parent = [self.batch(place), *divmod(number, GROUP)]
-        opening = {"group_size": GROUP, "items": items, "sealed": sealed, "parent": parent}
+        opening = {"group_size": GROUP, "items": items, "sealed": sealed, "parent": parent, **tolerance}
         self.do_in_some_way({"verb": "open", "opening": opening, "key": key}, way)
 
     @rule(place=which, count=counts, key=keys, way=ways)
@@ -261,6 +291,8 @@ class Machine(RuleBasedStateMachine):
         batches_named = [self.model.batches.get(batch) for request in requests for batch in self.batches_of(request)]
         if any(batch is not None and batch.parent is not None for batch in batches_named):
             return  # the order of these calls and the parent's payment is undefined
+        if any(batch is not None and batch.tolerance != (None, None) for batch in batches_named):
+            return  # merged calls are compared with the tolerance together
         futures = [self.service.acks.ack(call(request)) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             answer, expected = future.result(120), self.model.perform(request)

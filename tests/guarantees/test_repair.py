@@ -319,9 +319,7 @@ def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(s
             )
         )
     now = tables.utc_now()
-    damage_batch(
-        service, child, acked=9, state=State.COMPLETE, ended_at=now, parent_due=nesting.owed(State.COMPLETE, 0)
-    )
+    damage_batch(service, child, acked=9, state=State.COMPLETE, ended_at=now, parent_due=nesting.owed(succeeded=True))
     service.batches.repair(child)
     assert service.batches.get(child).parent_due is None
     assert pending(service, parent) == {0, 1}

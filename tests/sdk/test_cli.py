@@ -105,11 +105,14 @@ def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
 
 def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
     """With the service's own field names."""
-    batch = lastbit.json("open", "--items", "2", "--label", "a:b", "--label", "c:d:e", "--expires-in", "2h")
+    policy = ("--tolerated-failures", "1", "--tolerated-failure-percentage", "50", "--on-exceeded", "cancel")
+    batch = lastbit.json("open", "--items", "2", "--label", "a:b", "--label", "c:d:e", "--expires-in", "2h", *policy)
     number = str(batch["id"])
     assert (batch["state"], batch["start"], batch["count"], batch["replayed"]) == ("open", 0, 2, False)
     assert batch["labels"] == {"a": "b", "c": "d:e"}
     assert batch["expires_in"] == 7200
+    assert (batch["tolerated_failures"], batch["tolerated_failure_percentage"]) == (1, 50)
+    assert (batch["on_exceeded"], batch["exceeded"]) == ("cancel", False)
     assert batch["created_at"].endswith("Z")
     assert lastbit.json("extend", number, "1_000")["last"] == f"{number}:0:1001"
     assert lastbit.json("extend", number, "2", "--ids")["ids"] == [f"{number}:0:1002", f"{number}:0:1003"]

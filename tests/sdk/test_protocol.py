@@ -38,6 +38,10 @@ BATCH = {
     "succeeded": False,
     "parent": None,
     "expires_in": None,
+    "tolerated_failures": None,
+    "tolerated_failure_percentage": None,
+    "on_exceeded": "continue",
+    "exceeded": False,
     "created_at": "2026-01-02T03:04:05Z",
     "updated_at": "2026-01-02T03:04:05Z",
     "sealed_at": None,
@@ -299,9 +303,11 @@ def test_only_given_arguments_are_sent() -> None:
     """The service has the defaults."""
     body = {**BATCH, "start": 0, "count": 0, "newly": False}
     world = World(lambda _: answer(201, body))
-    world.run(_calls.open_batch(world.service(), None, None, None, None, False, None, None, None))
+    world.run(_calls.open_batch(world.service(), None, None, None, None, False, None, None, None, None, None, None))
     week = timedelta(days=7)
-    world.run(_calls.open_batch(world.service(), "k", {"a": "b"}, 64, 3, True, ItemId(6, 0, 1), week, None))
+    world.run(
+        _calls.open_batch(world.service(), "k", {"a": "b"}, 64, 3, True, ItemId(6, 0, 1), week, 3, 2, "cancel", None)
+    )
     bodies = [json.loads(request.body or b"null") for request in world.requests]
     assert bodies[0] == {}
     assert bodies[1] == {
@@ -312,6 +318,9 @@ def test_only_given_arguments_are_sent() -> None:
         "sealed": True,
         "parent": "6:0:1",
         "expires_in": 604800,
+        "tolerated_failures": 3,
+        "tolerated_failure_percentage": 2,
+        "on_exceeded": "cancel",
     }
 
 
@@ -487,8 +496,8 @@ NO_TEXT = "\ud800"
 @pytest.mark.parametrize(
     "flow",
     [
-        lambda service: _calls.open_batch(service, None, {"file": NO_TEXT}, None, None, False, None, None, None),
-        lambda service: _calls.open_batch(service, b"k", None, None, None, False, None, None, None),
+        lambda service: _calls.open_batch(service, None, {"file": NO_TEXT}, None, None, False, *[None] * 6),
+        lambda service: _calls.open_batch(service, b"k", None, None, None, False, *[None] * 6),
         lambda service: _calls.extend(service, 7, math.nan, None),
         lambda service: _calls.resolve(service, "failures", _masks.pieces("7:0:1"), NO_TEXT),
         lambda service: _calls.batches(service, None, NO_TEXT, None, 10),

@@ -27,6 +27,12 @@ export interface OpenOptions extends KeyOptions {
   parent?: string;
   /** Seconds of idleness after which the batch expires. */
   expiresIn?: number;
+  /** The number of failed items with which the batch succeeds. */
+  toleratedFailures?: number;
+  /** The percentage of failed items with which the batch succeeds, judged once it is sealed. */
+  toleratedFailurePercentage?: number;
+  /** Whether the batch continues or is cancelled when its failures pass the tolerance. */
+  onExceeded?: Batch["onExceeded"];
 }
 
 export interface BatchesOptions extends PageOptions {
@@ -73,6 +79,7 @@ export class Client {
   /** Open a batch. With the same `idempotencyKey`, the same batch with the same ids is returned (`.replayed`). */
   async open(options: OpenOptions = {}): Promise<BatchHandle> {
     const { key, labels, groupSize, items, sealed, parent, expiresIn, idempotencyKey } = options;
+    const { toleratedFailures, toleratedFailurePercentage, onExceeded } = options;
     // Undefined fields are left out of the JSON, so that the service's defaults apply.
     const body: Schemas["OpenBody"] = {
       key,
@@ -82,6 +89,9 @@ export class Client {
       sealed,
       parent,
       expires_in: expiresIn,
+      tolerated_failures: toleratedFailures,
+      tolerated_failure_percentage: toleratedFailurePercentage,
+      on_exceeded: onExceeded,
     };
     return this.#service.ask(
       "POST",

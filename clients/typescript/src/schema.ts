@@ -961,11 +961,19 @@ export interface components {
             pending: number;
             /** @description sealed, and nothing is pending */
             complete: boolean;
-            /** @description complete, and nothing failed */
+            /** @description complete, and the failures are within the tolerance, by default none */
             succeeded: boolean;
             parent: string | null;
             /** Format: int64 */
             expires_in: number | null;
+            /** Format: int64 */
+            tolerated_failures: number | null;
+            /** Format: int64 */
+            tolerated_failure_percentage: number | null;
+            /** @enum {string} */
+            on_exceeded: "continue" | "cancel";
+            /** @description the failures have passed the tolerance; stays true */
+            exceeded: boolean;
             /** Format: date-time */
             created_at: string;
             /** Format: date-time */
@@ -1586,6 +1594,21 @@ export interface components {
              * @description seconds of idleness after which this batch expires
              */
             expires_in?: number | null;
+            /**
+             * Format: int64
+             * @description maximum number of failed items with which the batch succeeds
+             */
+            tolerated_failures?: number | null;
+            /**
+             * Format: int64
+             * @description maximum percentage of failed items with which the batch succeeds, judged once it is sealed
+             */
+            tolerated_failure_percentage?: number | null;
+            /**
+             * @description what happens when the failures pass the tolerance; by default `continue`
+             * @enum {string|null}
+             */
+            on_exceeded?: "continue" | "cancel" | null;
         };
         /** OpenedBatch */
         OpenedBatch: {
@@ -1609,11 +1632,19 @@ export interface components {
             pending: number;
             /** @description sealed, and nothing is pending */
             complete: boolean;
-            /** @description complete, and nothing failed */
+            /** @description complete, and the failures are within the tolerance, by default none */
             succeeded: boolean;
             parent: string | null;
             /** Format: int64 */
             expires_in: number | null;
+            /** Format: int64 */
+            tolerated_failures: number | null;
+            /** Format: int64 */
+            tolerated_failure_percentage: number | null;
+            /** @enum {string} */
+            on_exceeded: "continue" | "cancel";
+            /** @description the failures have passed the tolerance; stays true */
+            exceeded: boolean;
             /** Format: date-time */
             created_at: string;
             /** Format: date-time */
@@ -1873,7 +1904,7 @@ export interface components {
         };
         /** Reason */
         Reason: {
-            /** @description stable: `complete`, `ended`, `failed`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later releases may add codes. Other fields depend on the code */
+            /** @description stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later releases may add codes. Other fields depend on the code */
             code: string;
             /** @description a sentence for people */
             text: string;
@@ -1964,11 +1995,19 @@ export interface components {
             pending: number;
             /** @description sealed, and nothing is pending */
             complete: boolean;
-            /** @description complete, and nothing failed */
+            /** @description complete, and the failures are within the tolerance, by default none */
             succeeded: boolean;
             parent: string | null;
             /** Format: int64 */
             expires_in: number | null;
+            /** Format: int64 */
+            tolerated_failures: number | null;
+            /** Format: int64 */
+            tolerated_failure_percentage: number | null;
+            /** @enum {string} */
+            on_exceeded: "continue" | "cancel";
+            /** @description the failures have passed the tolerance; stays true */
+            exceeded: boolean;
             /** Format: date-time */
             created_at: string;
             /** Format: date-time */
@@ -2524,7 +2563,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["PlainProblem"];
                 };
             };
-            /** @description `batch_cancelled` or `batch_complete` or `batch_expired` */
+            /** @description `batch_cancelled` or `batch_complete` or `batch_expired` or `upgrade_not_finished` */
             409: {
                 headers: {
                     [name: string]: unknown;

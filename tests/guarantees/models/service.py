@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from core.acks.call import Call
 from core.batches import batch as batches
 from core.batches import expiry
 from core.batches.lifecycle import State, Verb
+from core.batches.tolerance import OnExceeded
 from core.service import Service
 from lastbit.ids import ItemId
 
@@ -33,6 +35,9 @@ DEFAULTS = {
     "sealed": False,
     "expires_in": None,
     "parent": None,
+    "tolerated_failures": None,
+    "tolerated_failure_percentage": None,
+    "on_exceeded": "continue",
 }
 """The defaults of an opening, so that openings with the same meaning compare equal."""
 LONG_AGO = 40
@@ -112,7 +117,8 @@ def _perform(service: Service, request: Request) -> Answer:
 def _opening(request: Request) -> batches.Opening:
     opening = dict(request["opening"])
     parent = opening.pop("parent", None)
-    return batches.Opening(**opening, parent=None if parent is None else ItemId(*parent))
+    on_exceeded = OnExceeded(opening.pop("on_exceeded", "continue"))
+    return batches.Opening(**opening, parent=None if parent is None else ItemId(*parent), on_exceeded=on_exceeded)
 
 
 def tally_entry(entry: Mapping[str, Any]) -> tallies.Entry:
@@ -148,6 +154,11 @@ class ModelBatch:
     succeeded_by: Any = None
     parent: tuple[int, int] | None = None
     """The batch and item number of the parent item that this batch stands for."""
+    tolerance: tuple[int | None, int | None] = (None, None)
+    """The tolerated failures, as a number and as a percentage."""
+    cancels: bool = False
+    """Whether it is cancelled when its failures pass its tolerance."""
+    exceeded: bool = False
     events: list[str] = field(default_factory=list)
     """Its events in the feed."""
     idle: bool = False
@@ -161,6 +172,21 @@ class ModelBatch:
     @property
     def live(self) -> bool:
         return self.state in (State.OPEN, State.SEALED)
+
+    @property
+    def passes_tolerance(self) -> bool:
+        """Whether more items have failed than each limit allows. A percentage is a limit of a sealed batch."""
+        number, percentage = self.tolerance
+        limits = [] if number is None else [Fraction(number)]
+        if percentage is not None and self.state is not State.OPEN:
+            limits.append(Fraction(percentage, 100) * self.items)
+        return any(len(self.failed) > limit for limit in limits)
+
+    @property
+    def succeeded(self) -> bool:
+        if self.state is not State.COMPLETE:
+            return False
+        return not self.failed if self.tolerance == (None, None) else not self.passes_tolerance
 
     def end(self, state: State) -> None:
         self.state, self.idle, self.ended_long_ago = state, False, False
@@ -195,7 +221,7 @@ class Model:
         parent = self.batches.get(child.parent[0])
         if parent is None or parent.state in (State.EXPIRED, State.CANCELLED):
             return
-        is_acked = child.state is State.COMPLETE and not child.failed
+        is_acked = child.succeeded
         outcome = "completed with failures" if child.state is State.COMPLETE else str(child.state)
         reason = None if is_acked else f"batch {child.id}, which stands for this item, {outcome}"
         answer: Answer = {"applied": 0, "repeated": 0, "completed": {}}
@@ -237,6 +263,8 @@ class Model:
         items, sealed = opening["items"], opening["sealed"]
         state = State.COMPLETE if sealed and not items else State.SEALED if sealed else State.OPEN
         batch = ModelBatch(new_id, opening["key"], opening["group_size"], items, state)
+        batch.tolerance = opening["tolerated_failures"], opening["tolerated_failure_percentage"]
+        batch.cancels = opening["on_exceeded"] == "cancel"
         batch.events = ["opened", *(["sealed"] if sealed else [])]
         if parent is not None:
             batch.parent = parent[0], parent[1] * self.batches[parent[0]].group_size + parent[2]
@@ -401,17 +429,25 @@ class Model:
             answer["completed"][batch.id] = {
                 "key": batch.key,
                 "newly": batch.completed_by == fingerprint,
-                "succeeded": not batch.failed,
+                "succeeded": batch.succeeded,
                 "newly_succeeded": batch.succeeded_by == fingerprint,
             }
 
     def _settle(self, batch: ModelBatch, fingerprint: Any) -> None:
-        """Complete the batch if the last change allows it, and mark it succeeded if nothing failed."""
-        if batch.state is State.SEALED and not batch.pending:
+        """Complete the batch if the last change allows it, and compare its failures with its tolerance."""
+        is_done = batch.state is State.SEALED and not batch.pending
+        if batch.live and batch.passes_tolerance:
+            if not batch.exceeded:
+                batch.exceeded = True
+                batch.events.append("failures_exceeded")
+            if batch.cancels and not is_done:
+                batch.end(State.CANCELLED)
+                self._ended(batch)
+        if is_done:
             batch.end(State.COMPLETE)
             batch.completed_by = fingerprint
             self._ended(batch)
-        if batch.state is State.COMPLETE and not batch.failed and batch.succeeded_by is None:
+        if batch.succeeded and batch.succeeded_by is None:
             batch.succeeded_by = fingerprint
             batch.events.append("succeeded")
             self._ended(batch)
@@ -474,6 +510,7 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
         stored_batch.pending,
         stored_batch.complete,
         stored_batch.succeeded,
+        stored_batch.exceeded,
     )
     assert events_of(service, batch.id) == batch.events
     assert stored_batch.parent_due is None
@@ -481,7 +518,7 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
     assert parent == batch.parent
     complete = batch.state is State.COMPLETE
     counts = len(batch.acked), len(batch.failed), len(batch.pending)
-    assert facts == (batch.key, batch.state, batch.items, *counts, complete, complete and not batch.failed)
+    assert facts == (batch.key, batch.state, batch.items, *counts, complete, batch.succeeded, batch.exceeded)
     ranges = {"pending": list[tuple[int, int]](), "failed": list[tuple[int, int]]()}
     reasons: dict[int, str] = {}
     for kind in ranges:
