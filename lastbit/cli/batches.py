@@ -24,7 +24,7 @@ Labels = tuple[tuple[str, str], ...]
     epilog=examples(
         "lastbit open --key catalog-42 --label team:search --items 20000 --sealed",
         "lastbit open --key chapter-1 --items 100 --parent 1:0:0",
-        "lastbit open --key thumbnails --items 20000 --sealed --tolerated-failure-percentage 2 --on-exceeded cancel",
+        "lastbit open --items 20000 --sealed --tolerated-failure-percentage 2",
         "lastbit open --items 1000 --ids > ids.txt",
     ),
 )

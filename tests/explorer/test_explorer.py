@@ -121,8 +121,9 @@ def test_more_interleaved_triples_have_a_serial_outcome(arena: Arena, part: int)
 
 
 ALIKE = [
-    "growing/cold:ack-few+extend",
-    "growing/cold:ack-mask+extend",
+    # These two take a minute each.
+    pytest.param("growing/cold:ack-few+extend", marks=pytest.mark.slow),
+    pytest.param("growing/cold:ack-mask+extend", marks=pytest.mark.slow),
     "ending/warm:ack-other-group+seal",
     "growing/cold:apply+sync-newcomer",
 ]
