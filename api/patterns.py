@@ -7,6 +7,7 @@ from typing import Final
 
 _INTEGER: Final = "(0|[1-9][0-9]{0,15})"
 ITEM_ID: Final = f"^{_INTEGER}:{_INTEGER}:{_INTEGER}$"
+BATCH_OR_ITEM: Final = f"^{_INTEGER}(:{_INTEGER}:{_INTEGER})?$"
 BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 CURSOR: Final = "^[A-Za-z0-9_-]+$"
 LABEL: Final = "^[^:]+:"

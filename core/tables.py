@@ -53,6 +53,23 @@ def begins(column: sa.ColumnElement[str | None], prefix: str) -> sa.ColumnElemen
     return at_least if after is None else sa.and_(at_least, column < after)
 
 
+class holds(FunctionElement[bool]):  # noqa: N801  # named like a SQL function
+    """The condition that a text contains another one, byte by byte. LIKE would ignore case on SQLite."""
+
+    type = sa.Boolean()
+    inherit_cache = True
+
+
+@compiles(holds)
+def _holds(element: holds, compiler: Any, **options: Any) -> str:
+    return f"INSTR({compiler.process(element.clauses, **options)}) > 0"
+
+
+@compiles(holds, "postgresql")
+def _holds_postgresql(element: holds, compiler: Any, **options: Any) -> str:
+    return f"STRPOS({compiler.process(element.clauses, **options)}) > 0"
+
+
 def _successor(prefix: str) -> str | None:
     """The lowest text above all texts that begin with `prefix`, in the order of bytes (and of code points); None if
     there is none."""
@@ -165,7 +182,8 @@ batches = sa.Table(
     sa.UniqueConstraint("open_key", name="batches_open_key"),
     sa.UniqueConstraint("parent_batch", "parent_number", name="batches_parent"),
     sa.Index("batches_state", "state", "id"),
-    sa.Index("batches_key", "batch_key"),
+    sa.Index("batches_key_state", "batch_key", "state"),
+    sa.Index("batches_created", "created_at", "state"),
     sa.Index("batches_parent_due", "parent_due"),
     sa.Index("batches_ended", "ended_at"),
     sqlite_autoincrement=True,  # ids of deleted batches are never reused

@@ -1,4 +1,5 @@
-"""The routes of a batch, but for acks: open, extend, seal, cancel, delete, and all that is read."""
+"""The routes of a batch, but for acks: open, extend, seal, cancel, delete, and all that is read. `search` has those
+that find batches."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ REPLAYED = {
 }
 
 
-def _service(request: Request) -> Service:
+def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
@@ -83,32 +84,9 @@ async def open_batch(body: models.OpenBody, request: Request, idempotency_key: I
         raise outside(caller, "body.key", "batches whose key begins")
     opening = body.opening()
     if caller.prefix is not None and opening.parent is not None:
-        await run_in_threadpool(_service(request).batches.check_parent, opening.parent, caller.prefix)
+        await run_in_threadpool(service_of(request).batches.check_parent, opening.parent, caller.prefix)
     result: Opened = await _writes(request).run(opening_of(opening, idempotency_key, prefix=caller.prefix))
     return opened(result).response()
-
-
-@router.get("", response_model=models.BatchPage, responses=documented("invalid_request"))
-@needs(Role.READ, is_limited=True)
-def list_batches(
-    request: Request,
-    state: models.StateName | None = None,
-    key: Annotated[str | None, Query(max_length=255)] = None,
-    label: Annotated[list[models.WantedLabel], Query(description="name:value; several mean and")] = [],  # noqa: B006
-    limit: Limit = 100,
-    cursor: cursors.Cursor = None,
-) -> dict[str, Any]:
-    """The batches, newest first."""
-    page = _service(request).batches.page(
-        state=models.state_of(state),
-        key=key,
-        labels=models.wanted_labels(label),
-        prefix=caller_of(request).prefix,
-        before=cursors.decode("batches", cursor),
-        limit=limit,
-    )
-    following = None if page.before is None else cursors.encode("batches", page.before)
-    return {"batches": [models.shown(batch) for batch in page.batches], "next": following}
 
 
 @router.get("/{id}", response_model=models.Batch, responses=documented("batch_not_found", "invalid_request"))
@@ -119,7 +97,7 @@ async def get_batch(
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for a terminal state")] = 0,
 ) -> Any:
     """One batch; with `wait`, once it is in a terminal state or the time is over."""
-    service = _service(request)
+    service = service_of(request)
     if not wait:
         return read(await _reads(request).batches.get(batch)).response()
     async with _waiting(request).watch(batch) as end_event:
@@ -182,14 +160,14 @@ async def seal_batch(
 @needs(Role.PRODUCE, is_limited=True)
 def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
     """End a batch that is open or sealed; it stays as a tombstone."""
-    return models.shown(_service(request).batches.cancel(batch))
+    return models.shown(service_of(request).batches.cancel(batch))
 
 
 @router.delete("/{id}", status_code=204, responses=documented("batch_not_found", "invalid_request"))
 @needs(Role.ADMIN, is_limited=True)
 def delete_batch(batch: BatchId, request: Request) -> Response:
     """Cancel the batch if it is live, then remove it altogether."""
-    _service(request).batches.delete(batch)
+    service_of(request).batches.delete(batch)
     return Response(status_code=204)
 
 
@@ -217,7 +195,7 @@ def list_failed_items(
 
 def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, cursor: str | None) -> dict[str, Any]:
     subject = f"{kind}:{batch_id}"
-    batch, page = _service(request).batches.ranges(batch_id, kind, cursors.decode(subject, cursor) or 0, limit)
+    batch, page = service_of(request).batches.ranges(batch_id, kind, cursors.decode(subject, cursor) or 0, limit)
 
     def name(number: int) -> str:
         return item_id(batch.id, number, batch.group_size)
@@ -242,7 +220,7 @@ def count_groups(
     per: Annotated[int, Query(ge=1, le=group_counts.GROUPS, description="groups a tile"), models.Decimal] = 1,
 ) -> dict[str, Any]:
     """How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups."""
-    batch_state, picture = _service(request).batches.picture(batch, start, limit, per)
+    batch_state, picture = service_of(request).batches.picture(batch, start, limit, per)
     return {
         "batch": batch_state.id,
         "group_size": batch_state.group_size,
@@ -261,7 +239,7 @@ def count_groups(
 @needs(Role.READ, is_limited=True)
 def get_group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> dict[str, Any]:
     """The bits of one group."""
-    result = _service(request).batches.bits(batch, group)
+    result = service_of(request).batches.bits(batch, group)
     fields = {"resolved": result.resolved, "failed": result.failed}
     bits = {name: base64.b64encode(field).decode() for name, field in fields.items()}
     return {"batch": batch, **asdict(result.tile), "bits": bits}
@@ -273,7 +251,7 @@ def get_group_bits(batch: BatchId, group: models.GroupNumber, request: Request) 
 @needs(Role.READ, is_limited=True)
 def verify_batch(batch: BatchId, request: Request) -> dict[str, Any]:
     """Recount the batch's bits and compare them with its counts."""
-    verification = _service(request).batches.verify(batch)
+    verification = service_of(request).batches.verify(batch)
     return {
         "ok": verification.ok,
         "items": verification.items,
@@ -293,7 +271,7 @@ def repair_batch(
     batch: BatchId, body: models.RepairBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
     """Restore the counts and the state of a batch from its bits, where verify finds that they disagree."""
-    result = _service(request).batches.repair(batch, idempotency_key, dry_run=body.dry_run)
+    result = service_of(request).batches.repair(batch, idempotency_key, dry_run=body.dry_run)
     return {
         "dry_run": body.dry_run,
         "needed": bool(result.faults),
@@ -325,7 +303,7 @@ async def get_watermark(batch: BatchId, request: Request) -> Response:
 @needs(Role.READ, is_limited=True)
 def explain_batch(batch: BatchId, request: Request) -> dict[str, Any]:
     """Why the batch is not done, in words and as facts."""
-    explanation = _service(request).batches.explain(batch)
+    explanation = service_of(request).batches.explain(batch)
     reasons = _shown_to(caller_of(request), explanation.reasons)
     return {
         "batch": explanation.batch.id,

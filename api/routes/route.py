@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, get_origin
 from urllib.parse import parse_qsl
 
 import structlog
 from fastapi import APIRouter, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
@@ -47,6 +48,13 @@ class PrefixedRouter(APIRouter):
         return super().matches(scope)
 
 
+def _query_params(dependant: Dependant) -> Iterator[Any]:
+    """The query parameters of an endpoint, and those of its dependencies."""
+    yield from dependant.query_params
+    for dependency in dependant.dependencies:
+        yield from _query_params(dependency)
+
+
 class GuardedRoute(APIRoute):
     """A route that checks its caller's permissions, and refuses repeated query parameters."""
 
@@ -54,7 +62,7 @@ class GuardedRoute(APIRoute):
         super().__init__(*arguments, **options)
         self._once = {
             parameter.alias
-            for parameter in self.dependant.query_params
+            for parameter in _query_params(self.dependant)
             if get_origin(parameter.field_info.annotation) is not list
         }
 

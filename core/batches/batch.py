@@ -16,15 +16,11 @@ from core import errors, feed, tables
 from core.batches import nesting
 from core.batches.lifecycle import State, judge
 from core.batches.tolerance import OnExceeded, Tolerance
-from core.storage import dialects, limits, statements
+from core.storage import dialects, statements
 from core.storage.dialects import Rows
 from core.storage.statements import LIST, as_time, chunks
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemId, item_id
 
-SCAN: Final = 1000
-"""The maximum number of rows that one page of a list examines: a filter by label is not indexed."""
-FIRST: Final = 32
-"""Rows of the first statement of a page: their labels may take a quarter of a mebibyte."""
 _ENDS: Final = frozenset(
     {f"{feed.BATCH}.completed", f"{feed.BATCH}.{State.EXPIRED}", f"{feed.BATCH}.{State.CANCELLED}"}
 )
@@ -94,7 +90,7 @@ class Batch:
 
 
 _table = tables.batches.c
-_COLUMNS = [_table.batch_key.label("key") if f.name == "key" else _table[f.name] for f in fields(Batch)]
+COLUMNS = [_table.batch_key.label("key") if f.name == "key" else _table[f.name] for f in fields(Batch)]
 _NAMES: Final = [f.name for f in fields(Batch)]
 _HEX: Final = frozenset({"key", "labels", "open_hash", "completed_by", "succeeded_by"})
 _TIMES: Final = frozenset({"created_at", "updated_at", "sealed_at", "ended_at"})
@@ -211,7 +207,7 @@ class Sealed:
 
 def get(tx: Connection, batch: int) -> Batch:
     """Read without a lock. Raises `errors.BatchNotFound`."""
-    row = tx.execute(sa.select(*_COLUMNS).where(_table.id == batch, _table.state != State.DELETING)).mappings().first()
+    row = tx.execute(sa.select(*COLUMNS).where(_table.id == batch, _table.state != State.DELETING)).mappings().first()
     if row is None:
         raise errors.BatchNotFound(batch)
     return from_row(row)
@@ -291,7 +287,7 @@ def ended(event: feed.Event) -> bool:
 
 def lock(tx: Connection, batch: int) -> tuple[Batch, datetime]:
     """The batch under its lock, and the database's time. Raises `errors.BatchNotFound`."""
-    query = sa.select(*_COLUMNS, tables.utc_now().label("now")).where(_table.id == batch).with_for_update()
+    query = sa.select(*COLUMNS, tables.utc_now().label("now")).where(_table.id == batch).with_for_update()
     row = tx.execute(query).mappings().first()
     if row is None or row["state"] == State.DELETING:
         raise errors.BatchNotFound(batch)
@@ -332,52 +328,3 @@ def end(tx: Connection, batch: Batch, state: State, now: datetime) -> Batch:
     after = get(tx, batch.id)
     feed.append(tx, [event(after, str(state))])
     return after
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPage:
-    """The next page has the ids below `before`; None at the end."""
-
-    batches: list[Batch]
-    before: int | None
-
-
-def page(
-    tx: Connection,
-    *,
-    state: State | None = None,
-    key: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    prefix: str | None = None,
-    before: int | None = None,
-    limit: int = 100,
-) -> BatchPage:
-    """Batches, newest first; with `prefix`, only those whose key begins with it. A page examines at most `SCAN` rows,
-    and fewer if labels are large. So with a filter by labels, a page may be empty and not the last."""
-    query = sa.select(*_COLUMNS).order_by(_table.id.desc())
-    query = query.where(_table.state == state if state else _table.state != State.DELETING)
-    if key is not None:
-        query = query.where(_table.batch_key == key)
-    if prefix is not None:
-        query = query.where(tables.begins(_table.batch_key, prefix))
-
-    def below(last: Batch | None, count: int) -> list[Batch]:
-        start = before if last is None else last.id
-        part = query if start is None else query.where(_table.id < start)
-        return [from_row(row) for row in tx.execute(part.limit(count)).mappings()]
-
-    filters = dict(labels or {})
-    scan_limit = SCAN if filters else limit + 1
-    rows = limits.stepwise(below, _label_bytes, first=min(scan_limit, FIRST))
-    candidates, has_more = limits.within(rows, _label_bytes, scan_limit)
-    matches: list[Batch] = []
-    for batch in candidates:
-        if len(matches) == limit:
-            return BatchPage(matches, matches[-1].id)
-        if filters.items() <= batch.labels.items():
-            matches.append(batch)
-    return BatchPage(matches, candidates[-1].id if has_more else None)
-
-
-def _label_bytes(batch: Batch) -> int:
-    return sum(len(name) + len(value) for name, value in batch.labels.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
@@ -11,9 +10,8 @@ from sqlalchemy.engine import Connection
 from core import errors, explain
 from core.acks.call import request_fingerprint
 from core.batches import batch as batches
-from core.batches import group_counts, purge, ranges, repair, verify, writing
+from core.batches import group_counts, purge, ranges, repair, search, verify, writing
 from core.batches.batch import Batch
-from core.batches.lifecycle import State
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
 from core.service.reads import ReadService
@@ -101,20 +99,16 @@ class BatchService:
     def get(self, batch: int) -> Batch:
         return self._reads.batches.get(batch)
 
-    def page(
-        self,
-        *,
-        state: State | None = None,
-        key: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        prefix: str | None = None,
-        before: int | None = None,
-        limit: int = 100,
-    ) -> batches.BatchPage:
-        """The newest batches with an id below `before` to which all filters apply."""
-        return self._database.read(
-            lambda tx: batches.page(tx, state=state, key=key, labels=labels, prefix=prefix, before=before, limit=limit)
-        )
+    def page(self, chosen: search.Filter, *, before: int | None = None, limit: int = 100) -> search.BatchPage:
+        """The newest batches with an id below `before` that the filter selects. Raises `errors.InvalidRequest` for a
+        filter that contradicts itself."""
+        chosen.check()
+        return self._database.read(lambda tx: search.page(tx, chosen, before=before, limit=limit))
+
+    def counts(self, chosen: search.Filter) -> search.Counts:
+        """How many batches the filter selects, by state. Raises `errors.InvalidRequest` like `page`."""
+        chosen.check()
+        return self._database.read(search.counts, chosen)
 
     def ranges(self, batch_id: int, kind: ranges.Kind, start: int, limit: int) -> tuple[Batch, ranges.RangePage]:
         def read(tx: Connection) -> tuple[Batch, ranges.RangePage]:

@@ -19,6 +19,7 @@ from core.acks.call import AckResult, Call, Unit
 from core.batches import batch as batches
 from core.batches import expiry
 from core.batches.lifecycle import State, Verb
+from core.batches.search import Filter
 from core.batches.writing import Extend
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
@@ -259,7 +260,7 @@ def test_batch_keys_that_differ_in_case_or_blanks_are_different(service: Service
     """MariaDB's default collations would treat all of them as equal."""
     ids = {key: new(service, 1, key=key) for key in SPELLINGS}
     for key, batch in ids.items():
-        assert [batch_.id for batch_ in service.batches.page(key=key).batches] == [batch]
+        assert [batch_.id for batch_ in service.batches.page(Filter(key=key)).batches] == [batch]
         assert service.batches.get(batch).key == key
         assert ack(service, (batch, 0, 0)).completed == {}
         assert service.batches.seal(batch).batch.key == key

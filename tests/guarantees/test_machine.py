@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 from core import errors, tables
 from core.batches.lifecycle import State
+from core.batches.search import Filter
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.service import Service
 from core.storage import statements
@@ -331,7 +332,7 @@ class Machine(RuleBasedStateMachine):
     @rule(state=st.sampled_from([None, State.OPEN, State.SEALED, State.COMPLETE, State.EXPIRED, State.CANCELLED]))
     def list(self, state: State | None) -> None:
         for key in (None, "catalog", "catalog "):
-            page = self.service.batches.page(state=state, key=key)
+            page = self.service.batches.page(Filter(state=state, key=key))
             expected = [
                 batch.id
                 for batch in self.model.batches.values()

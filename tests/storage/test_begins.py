@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from core import tables
-from core.batches import batch as batches
+from core.batches import search
 from core.batches.batch import Opening
+from core.batches.search import Filter
 from core.service import Service
 from core.storage.database import Database
 
@@ -38,5 +39,5 @@ def test_a_page_of_a_prefix_has_only_its_keys(database: Database) -> None:
     for key in [*keys, None]:
         service.batches.open(Opening(key))
     for prefix in ("a%", "a_", "a", "A", "ä", LAST):
-        page = database.read(lambda tx, prefix=prefix: batches.page(tx, prefix=prefix))  # type: ignore[misc]
+        page = database.read(lambda tx, prefix=prefix: search.page(tx, Filter(key_prefix=prefix)))  # type: ignore[misc]
         assert {batch.key for batch in page.batches} == {key for key in keys if key.startswith(prefix)}

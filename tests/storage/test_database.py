@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 
 from core import errors, tables
 from core.batches.batch import Opening
+from core.batches.search import Filter
 from core.service import Service
 from core.storage import faults, schema
 from core.storage.database import Database
@@ -257,10 +258,10 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, 
         service = Service(database)
         with pytest.raises(errors.Unavailable):
             service.batches.open(Opening(items=1))
-        assert len(service.batches.page().batches) == int(is_lost)
+        assert len(service.batches.page(Filter()).batches) == int(is_lost)
         breaks = 0
         opening = service.batches.open(Opening(items=2), "key")
-        assert len(service.batches.page().batches) == int(is_lost) + 1
+        assert len(service.batches.page(Filter()).batches) == int(is_lost) + 1
         assert opening.replayed == is_lost
 
 
@@ -391,7 +392,7 @@ def listening(database: Database, react: Callable[[str], None]) -> None:
 
 def test_migrations_remove_nothing_and_change_tables_online(mariadb: MariaDB) -> None:
     """Existing tables keep working for the previous release, which still writes to them during the migration and after
-    it. Decision 0014 lists the exceptions."""
+    it. Decision 0014 lists the exceptions. An index may go if another one replaces it."""
     statements: list[str] = []
     with Database(mariadb.new_database()) as database:
         schema.migrate(database, "0001")
@@ -405,11 +406,14 @@ def test_migrations_remove_nothing_and_change_tables_online(mariadb: MariaDB) ->
         and not own_tables
         & set(re.findall(r"(?:ON|TABLE) (\w+)", statement))  # a table that was just created has no users yet
     ]
-    assert len(changes) == 10
+    assert len(changes) == 13
     with Database(mariadb.new_database()) as database, database.engine.connect() as connection:
         schema.migrate(database, "0001")
         for change in changes:
             new_column = re.match(r"ALTER TABLE \w+ ADD COLUMN (?!.*NOT NULL(?!.*DEFAULT))", change)
+            if change == "DROP INDEX batches_key ON batches":  # another index begins with its column
+                connection.exec_driver_sql("ALTER TABLE batches DROP INDEX batches_key, ALGORITHM=INPLACE, LOCK=NONE")
+                continue
             assert new_column or re.match("CREATE INDEX", change), change
             # The server refuses a change that it can't make this way.
             algorithm = ", ALGORITHM=INSTANT" if new_column else " ALGORITHM=INPLACE LOCK=NONE"
@@ -476,7 +480,7 @@ def test_keys_compare_by_bytes(service: Service) -> None:
         for position, name in enumerate(names)
     }
     for name, batch in ids.items():
-        page = service.batches.page(key=name).batches
+        page = service.batches.page(Filter(key=name)).batches
         assert [(batch_.id, batch_.key) for batch_ in page] == [(batch, name)]
     batch = ids["job-a"]
     assert [service.batches.extend(batch, 1, key).start for key in ("k", "K", "k.", "k")] == [0, 1, 2, 0]

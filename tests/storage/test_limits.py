@@ -15,6 +15,7 @@ from core.acks.call import Call
 from core.batches import ranges
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
+from core.batches.search import Filter
 from core.commits.combiner import Inline
 from core.processes import outbox
 from core.processes.instances import Instance
@@ -96,7 +97,7 @@ def test_large_labels_are_split_into_more_pages(service: Service) -> None:
     for labels in ({}, {"team": "a"}):
 
         def read(start: int | None, labels: dict[str, str] = labels) -> tuple[list[Any], int | None]:
-            page = service.batches.page(labels=labels, before=start, limit=1000)
+            page = service.batches.page(Filter(labels=labels), before=start, limit=1000)
             return page.batches, page.before
 
         assert [batch.id for batch in all_rows(read, lambda batch: len(batch.labels["text"]))] == batches[::-1]

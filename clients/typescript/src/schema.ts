@@ -28,6 +28,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/batches/counts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Count batches
+         * @description The number of batches in each state, under the same filters as the list.
+         */
+        get: operations["count_batches"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/batches/{id}": {
         parameters: {
             query?: never;
@@ -1067,6 +1087,14 @@ export interface components {
             /** Format: int64 */
             failed: number;
         };
+        /** Counts */
+        Counts: {
+            states: components["schemas"]["StateCounts"];
+            /** Format: int64 */
+            total: number;
+            /** @description false: there are more than 200,000 batches to count; these were counted */
+            exact: boolean;
+        };
         /** CreatedWebhook */
         CreatedWebhook: {
             /** Format: int64 */
@@ -2021,6 +2049,19 @@ export interface components {
             /** @description this call made `succeeded` true */
             newly_succeeded: boolean;
         };
+        /** StateCounts */
+        StateCounts: {
+            /** Format: int64 */
+            open: number;
+            /** Format: int64 */
+            sealed: number;
+            /** Format: int64 */
+            complete: number;
+            /** Format: int64 */
+            expired: number;
+            /** Format: int64 */
+            cancelled: number;
+        };
         /** SubCounter */
         SubCounter: {
             topic: string;
@@ -2436,12 +2477,22 @@ export interface operations {
         parameters: {
             query?: {
                 state?: "open" | "sealed" | "complete" | "expired" | "cancelled";
-                key?: string;
-                /** @description name:value; several mean and */
-                label?: string[];
                 limit?: number;
                 /** @description `next` of the previous page */
                 cursor?: string;
+                key?: string;
+                /** @description the beginning of the key */
+                key_prefix?: string;
+                /** @description name:value; repeat to require several labels */
+                label?: string[];
+                /** @description opened at this time or later */
+                opened_after?: string;
+                /** @description opened earlier than this */
+                opened_before?: string;
+                /** @description complete, and succeeded or not; or in any state, with failures beyond its tolerance */
+                outcome?: "succeeded" | "failed" | "exceeded";
+                /** @description children of this batch, or the child of this item */
+                parent?: string;
             };
             header?: never;
             path?: never;
@@ -2591,6 +2642,98 @@ export interface operations {
                 };
             };
             /** @description `idempotency_key_reused` or `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    count_batches: {
+        parameters: {
+            query?: {
+                key?: string;
+                /** @description the beginning of the key */
+                key_prefix?: string;
+                /** @description name:value; repeat to require several labels */
+                label?: string[];
+                /** @description opened at this time or later */
+                opened_after?: string;
+                /** @description opened earlier than this */
+                opened_before?: string;
+                /** @description complete, and succeeded or not; or in any state, with failures beyond its tolerance */
+                outcome?: "succeeded" | "failed" | "exceeded";
+                /** @description children of this batch, or the child of this item */
+                parent?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Counts"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
             422: {
                 headers: {
                     [name: string]: unknown;

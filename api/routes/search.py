@@ -1,0 +1,123 @@
+"""The routes that find batches: pages of them, and counts by state, under the same filter."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import Depends, Query, Request
+from pydantic import BaseModel, BeforeValidator, Field
+
+from api import patterns
+from api.access.rules import caller_of, needs
+from api.problems import documented
+from api.routes import cursors, models
+from api.routes.batches import Limit, service_of
+from api.routes.route import JsonRoute, PrefixedRouter
+from core import errors
+from core.batches import search
+from core.batches.search import Filter, Outcome
+from lastbit.ids import INTEGER_LIMIT, ItemId
+from lastbit.tokens import Role
+
+router = PrefixedRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
+
+_MOMENT: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
+
+
+def _moment(value: Any) -> Any:
+    """Check a time in a query. pydantic would also accept seconds since 1970, and times without a zone."""
+    if isinstance(value, str) and not re.fullmatch(_MOMENT, value):
+        raise ValueError("expected a time like 2026-05-04T17:30:00Z")
+    return value
+
+
+Moment = Annotated[datetime | None, BeforeValidator(_moment)]
+Text = Annotated[str | None, Query(max_length=255)]
+
+
+def _parent(text: str | None) -> int | ItemId | None:
+    """Raises `errors.InvalidRequest`."""
+    if text is None:
+        return None
+    if re.fullmatch("0|[1-9][0-9]{0,15}", text) and int(text) < INTEGER_LIMIT:
+        return int(text)
+    try:
+        return ItemId.parse(text)
+    except ValueError:
+        raise errors.InvalidRequest("query.parent", f"expected a batch's id or an item's id, got {text!r}") from None
+
+
+def _chosen(
+    request: Request,
+    key: Text = None,
+    key_prefix: Annotated[str | None, Query(max_length=255, description="the beginning of the key")] = None,
+    label: Annotated[list[models.WantedLabel], Query(description="name:value; repeat to require several labels")] = [],  # noqa: B006
+    opened_after: Annotated[Moment, Query(description="opened at this time or later")] = None,
+    opened_before: Annotated[Moment, Query(description="opened earlier than this")] = None,
+    outcome: Annotated[
+        Literal["succeeded", "failed", "exceeded"] | None,
+        Query(description="complete, and succeeded or not; or in any state, with failures beyond its tolerance"),
+    ] = None,
+    parent: Annotated[
+        str | None,
+        Query(
+            description="children of this batch, or the child of this item",
+            json_schema_extra={"pattern": patterns.BATCH_OR_ITEM},
+        ),
+    ] = None,
+) -> Filter:
+    """The filter in the query, without a state."""
+    return Filter(
+        key=key,
+        key_prefix=key_prefix,
+        labels=models.wanted_labels(label),
+        opened_after=opened_after,
+        opened_before=opened_before,
+        outcome=None if outcome is None else Outcome(outcome),
+        parent=_parent(parent),
+        prefix=caller_of(request).prefix,
+    )
+
+
+Chosen = Annotated[Filter, Depends(_chosen)]
+
+
+class StateCounts(BaseModel):
+    open: int
+    sealed: int
+    complete: int
+    expired: int
+    cancelled: int
+
+
+class Counts(BaseModel):
+    states: StateCounts
+    total: int
+    exact: bool = Field(description=f"false: there are more than {search.MOST:,} batches to count; these were counted")
+
+
+@router.get("", response_model=models.BatchPage, responses=documented("invalid_request"))
+@needs(Role.READ, is_limited=True)
+def list_batches(
+    request: Request,
+    chosen: Chosen,
+    state: models.StateName | None = None,
+    limit: Limit = 100,
+    cursor: cursors.Cursor = None,
+) -> dict[str, Any]:
+    """The batches, newest first."""
+    chosen = replace(chosen, state=models.state_of(state))
+    page = service_of(request).batches.page(chosen, before=cursors.decode("batches", cursor), limit=limit)
+    following = None if page.before is None else cursors.encode("batches", page.before)
+    return {"batches": [models.shown(batch) for batch in page.batches], "next": following}
+
+
+@router.get("/counts", response_model=Counts, responses=documented("invalid_request"))
+@needs(Role.READ, is_limited=True)
+def count_batches(request: Request, chosen: Chosen) -> dict[str, Any]:
+    """The number of batches in each state, under the same filters as the list."""
+    counts = service_of(request).batches.counts(chosen)
+    return {"states": counts.by_state, "total": sum(counts.by_state.values()), "exact": counts.exact}

@@ -1,0 +1,217 @@
+"""Finding batches: pages of those to which a filter applies, newest first, and their number by state.
+
+Both take bounded time, however many batches there are. A page examines at most `SCAN` rows if a part of its filter has
+no index, so it may be empty and not the last. Counts examine at most `MOST` rows, and report whether these were all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import errors, tables
+from core.batches.batch import COLUMNS, Batch, from_row
+from core.batches.lifecycle import State
+from core.storage import limits
+from lastbit.ids import ItemId
+
+SCAN: Final = 10_000
+"""Maximum rows that a page examines for a filter without an index."""
+MOST: Final = 200_000
+"""Maximum rows that counts examine."""
+FEW: Final = 5_000
+"""Maximum batches with a prefix that a page selects through the index of keys."""
+FIRST: Final = 32
+"""Rows of the first statement of a page: their labels may take a quarter of a mebibyte."""
+
+_table = tables.batches.c
+
+
+class Outcome(StrEnum):
+    """How a complete batch has ended; or, in any state, whether its failures are or were beyond its tolerance."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    EXCEEDED = "exceeded"
+
+    @property
+    def needs_completion(self) -> bool:
+        return self is not Outcome.EXCEEDED
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """The conditions for a batch; all that are given must hold. A batch has all of `labels`, and perhaps others.
+    `parent` is a batch's id, or one of its items. `opened_after` is inclusive, `opened_before` exclusive. `prefix` is
+    the one that the caller is limited to."""
+
+    state: State | None = None
+    key: str | None = None
+    key_prefix: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    opened_after: datetime | None = None
+    opened_before: datetime | None = None
+    outcome: Outcome | None = None
+    parent: int | ItemId | None = None
+    prefix: str | None = None
+
+    def check(self) -> None:
+        """Raise `errors.InvalidRequest` if no batch can ever meet all conditions."""
+        if self.key is not None and self.key_prefix is not None and not self.key.startswith(self.key_prefix):
+            raise errors.InvalidRequest(
+                "query.key_prefix", f"expected the beginning of the key {self.key!r}, or no key"
+            )
+        if self._is_complete and self.state not in (None, State.COMPLETE):
+            raise errors.InvalidRequest(
+                "query.outcome",
+                f"expected no state but complete beside it: a batch that is {self.state} has no outcome",
+            )
+        if self.opened_after is not None and self.opened_before is not None and self.opened_before <= self.opened_after:
+            raise errors.InvalidRequest("query.opened_before", "expected a time later than opened_after")
+
+    def indexed(self) -> list[sa.ColumnElement[bool]]:
+        """The conditions for which there is an index, without the prefixes of the key."""
+        state = State.COMPLETE if self._is_complete else self.state
+        conditions = [_table.state == state if state else _table.state != State.DELETING]
+        if self.key is not None:
+            conditions.append(_table.batch_key == self.key)
+        if self.opened_after is not None:
+            conditions.append(_table.created_at >= self.opened_after)
+        if self.opened_before is not None:
+            conditions.append(_table.created_at < self.opened_before)
+        if isinstance(self.parent, ItemId):
+            size = _table.parent_group_size
+            number = self.parent.group * size + self.parent.index
+            conditions += [_table.parent_batch == self.parent.batch, _table.parent_number == number]
+            conditions.append(size > self.parent.index)
+        elif self.parent is not None:
+            conditions.append(_table.parent_batch == self.parent)
+        return conditions
+
+    def prefixes(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
+        """The conditions for the beginning of the key. `by_index`: the database may look them up in the index."""
+        key = _table.batch_key
+        column = key if by_index else sa.func.coalesce(key, sa.null(), type_=key.type)
+        return [tables.begins(column, text) for text in (self.key_prefix, self.prefix) if text is not None]
+
+    def examined(self) -> list[sa.ColumnElement[bool]]:
+        """The conditions for which rows must be read."""
+        # A text of labels is JSON, in which a quotation mark is never part of a name or a value.
+        conditions: list[sa.ColumnElement[bool]] = [
+            tables.holds(_table.labels, json.dumps({name: value})[1:-1]) for name, value in self.labels.items()
+        ]
+        if self.outcome is Outcome.SUCCEEDED:
+            conditions.append(_succeeds())
+        elif self.outcome is Outcome.FAILED:
+            conditions.append(sa.not_(_succeeds()))
+        elif self.outcome is Outcome.EXCEEDED:
+            conditions.append(_table.exceeded == 1)
+        return conditions
+
+    @property
+    def _is_complete(self) -> bool:
+        return self.outcome is not None and self.outcome.needs_completion
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether there is no index that leaves out most batches."""
+        selective = (self.key, self.key_prefix, self.prefix, self.parent, self.opened_after, self.opened_before)
+        return all(value is None for value in selective)
+
+
+def _succeeds() -> sa.ColumnElement[bool]:
+    """`Tolerance.succeeds` in SQL. It is never NULL."""
+    most, percentage = _table.tolerated_failures, _table.tolerated_failure_percentage
+    return sa.or_(
+        _table.failed == 0,
+        sa.and_(
+            sa.or_(most.is_not(None), percentage.is_not(None)),
+            sa.or_(most.is_(None), _table.failed <= most),
+            sa.or_(percentage.is_(None), _table.failed * 100 <= percentage * _table["items"]),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPage:
+    """The next page has the ids below `before`; None at the end."""
+
+    batches: list[Batch]
+    before: int | None
+
+
+class Counts(NamedTuple):
+    """The number of batches in each state. `exact`: all batches were examined."""
+
+    by_state: dict[State, int]
+    exact: bool
+
+
+def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: int = 100) -> BatchPage:
+    """At most `limit` batches with an id below `before`, newest first; fewer if their labels are large."""
+    indexed, examined = chosen.indexed(), chosen.examined()
+    prefixes = chosen.prefixes()
+    is_few = bool(prefixes) and len(tx.execute(sa.select(_table.id).where(*prefixes).limit(FEW + 1)).all()) <= FEW
+    if is_few:
+        indexed += prefixes
+    else:
+        # Sorting so many by their ids takes longer than examining the newest batches.
+        examined += chosen.prefixes(by_index=False)
+    floor = _floor(tx, indexed, before) if examined and not is_few else None
+    query = sa.select(*COLUMNS).where(*indexed, *examined).order_by(_table.id.desc())
+    if floor is not None:
+        query = query.where(_table.id >= floor)
+
+    def below(last: Batch | None, count: int) -> list[Batch]:
+        start = before if last is None else last.id
+        part = query if start is None else query.where(_table.id < start)
+        return [from_row(row) for row in tx.execute(part.limit(count)).mappings()]
+
+    rows = limits.stepwise(below, _label_bytes, first=min(limit + 1, FIRST))
+    matches, has_more = limits.within(rows, _label_bytes, limit + 1)
+    if has_more:
+        shown = matches[:limit]
+        return BatchPage(shown, shown[-1].id)
+    return BatchPage(matches, floor)
+
+
+def _floor(tx: Connection, indexed: list[sa.ColumnElement[bool]], before: int | None) -> int | None:
+    """The id of the last row that a page may examine; None if there are fewer than `SCAN` rows."""
+    query = sa.select(_table.id).where(*indexed).order_by(_table.id.desc())
+    if before is not None:
+        query = query.where(_table.id < before)
+    floor: int | None = tx.scalar(query.offset(SCAN - 1).limit(1))
+    return floor
+
+
+def counts(tx: Connection, chosen: Filter) -> Counts:
+    """How many batches there are in each state. If there are too many to examine, those that were opened last are
+    counted; with a filter that has an index, any of them."""
+    conditions, examined, is_exact = [*chosen.indexed(), *chosen.prefixes()], chosen.examined(), True
+    if chosen.is_wide:
+        first, last = tx.execute(sa.select(sa.func.min(_table.id), sa.func.max(_table.id))).one()
+        if first is not None and first <= last - MOST:
+            conditions.append(_table.id > last - MOST)
+            is_exact = False
+        query = sa.select(_table.state, sa.func.count()).where(*conditions, *examined).group_by(_table.state)
+        results = [(state, count) for state, count in tx.execute(query)]
+    else:
+        match = sa.case((sa.and_(*examined), 1), else_=0) if examined else sa.literal_column("1")
+        rows = sa.select(_table.state, match.label("is_match")).where(*conditions).limit(MOST + 1).subquery()
+        totals = sa.select(rows.c.state, sa.func.sum(rows.c.is_match), sa.func.count()).group_by(rows.c.state)
+        answers = tx.execute(totals).all()
+        results = [(state, int(count)) for state, count, _ in answers]
+        is_exact = sum(total for *_, total in answers) <= MOST
+    by_state = {state: 0 for state in State if state is not State.DELETING}
+    return Counts(by_state | {State(state): count for state, count in results}, is_exact)
+
+
+def _label_bytes(batch: Batch) -> int:
+    return sum(len(name) + len(value) for name, value in batch.labels.items())

@@ -1,0 +1,69 @@
+"""Searching among more batches than a page or a count examines. The limits are lowered for these tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.batches import search
+from core.batches.batch import Opening
+from core.batches.lifecycle import State
+from core.batches.search import Filter, Outcome
+from core.service import Service
+
+
+@pytest.fixture
+def ids(service: Service, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Twelve batches, in four teams; every third is empty and sealed."""
+    monkeypatch.setattr(search, "SCAN", 5)
+    monkeypatch.setattr(search, "FEW", 3)
+    monkeypatch.setattr(search, "MOST", 4)
+    return [
+        service.batches.open(Opening(f"t{n % 4}/{n}", {"team": str(n % 4)}, sealed=n % 3 == 0)).batch.id
+        for n in range(12)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (Filter(labels={"team": "3"}), [11, 7, 3]),
+        (Filter(labels={"team": "3"}, state=State.OPEN), [11, 7]),
+        (Filter(outcome=Outcome.SUCCEEDED), [9, 6, 3, 0]),
+        (Filter(outcome=Outcome.FAILED), []),
+        (Filter(key_prefix="t"), [*range(11, -1, -1)]),
+        (Filter(key_prefix="t1/"), [9, 5, 1]),
+        (Filter(key_prefix="t1/1"), [1]),
+        (Filter(key_prefix="t", prefix="t2/"), [10, 6, 2]),
+        (Filter(prefix="t", labels={"team": "0"}), [8, 4, 0]),
+    ],
+)
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_pages_that_examine_few_rows_find_every_batch_once(
+    service: Service, ids: list[int], chosen: Filter, expected: list[int], limit: int
+) -> None:
+    """With few or many batches that have the prefix; pages may be short or empty, but don't end the list early."""
+    found: list[int] = []
+    before: int | None = None
+    for _ in range(len(ids) + 1):
+        page = service.batches.page(chosen, before=before, limit=limit)
+        assert len(page.batches) <= limit
+        found += [batch.id for batch in page.batches]
+        if page.before is None:
+            break
+        assert before is None or page.before < before
+        before = page.before
+    assert page.before is None
+    assert found == [ids[n] for n in expected]
+
+
+def test_counts_of_many_batches_are_not_exact(service: Service, ids: list[int]) -> None:
+    """Without a selective filter the latest batches are counted, otherwise the first ones found."""
+    counts = service.batches.counts(Filter())
+    assert (counts.exact, counts.by_state[State.OPEN], counts.by_state[State.COMPLETE]) == (False, 3, 1)
+    assert not service.batches.counts(Filter(labels={"team": "0"})).exact
+    some = service.batches.counts(Filter(key_prefix="t"))
+    assert (some.exact, sum(some.by_state.values())) == (False, 5)
+    few = service.batches.counts(Filter(key_prefix="t1/"))
+    assert (few.exact, few.by_state[State.OPEN], few.by_state[State.COMPLETE]) == (True, 2, 1)
+    labelled = service.batches.counts(Filter(key_prefix="t1/", labels={"team": "2"}))
+    assert (labelled.exact, sum(labelled.by_state.values())) == (True, 0)
