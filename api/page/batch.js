@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { bitsPanel } from "./bits.js";
 import { ask } from "./dialogs.js";
 import { dotted, fill, make, say, setText } from "./dom.js";
-import { duration, isLive, number, percent, rate, since, soFar, title } from "./format.js";
+import { count, duration, isLive, number, percent, rate, since, soFar, title } from "./format.js";
 import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
 import { pictureSection } from "./picture.js";
@@ -172,8 +172,8 @@ export function batchView(main, id) {
     state.update(batch);
     seal.hidden = batch.state !== "open" || !may("produce");
     cancel.hidden = !isLive(batch) || !may("produce");
-    const facts = [`batch ${id}`, ...times(), parent()].filter(Boolean);
-    const key = [batch.state, batch.sealed_at, batch.ended_at].join();
+    const facts = [`batch ${id}`, ...times(), parent(), tolerance()].filter(Boolean);
+    const key = [batch.state, batch.sealed_at, batch.ended_at, batch.exceeded].join();
     if (about.dataset.version !== key) {
       about.dataset.version = key;
       fill(about, dotted(facts));
@@ -201,6 +201,14 @@ export function batchView(main, id) {
     return make("span", {}, "is item ", make("a", { href: `#/batches/${of}` }, make("code", {}, batch.parent)));
   }
 
+  function tolerance() {
+    const bounds = [];
+    if (batch.tolerated_failures !== null) bounds.push(count(batch.tolerated_failures, "item"));
+    if (batch.tolerated_failure_percentage !== null) bounds.push(`${batch.tolerated_failure_percentage}%`);
+    if (!bounds.length) return null;
+    return `tolerates ${bounds.join(" and ")} failed${batch.exceeded ? ", which was exceeded" : ""}`;
+  }
+
   function showShare() {
     if (!batch.items) {
       fill(share, make("span.words", {}, isLive(batch) ? "No items yet" : "No items"));
@@ -212,7 +220,7 @@ export function batchView(main, id) {
   // Only a sealed batch has an estimate; an open one may still grow.
   function forecast() {
     if (batch.state === "complete") {
-      if (batch.succeeded) return "everything is acked";
+      if (batch.succeeded) return batch.failed ? `${number(batch.failed)} failed, within the tolerance` : "everything is acked";
       return batch.failed === batch.items ? "every item failed" : `everything is resolved, ${number(batch.failed)} failed`;
     }
     if (!isLive(batch)) return `it was ended as ${stateName(batch)}`;

@@ -161,6 +161,7 @@ const HAPPENED = {
   "batch.expired": "expired",
   "batch.cancelled": "cancelled",
   "batch.repaired": "repaired",
+  "batch.failures_exceeded": "failures exceeded the tolerance",
 };
 
 export function eventsPanel() {

@@ -243,6 +243,21 @@ def test_a_batchs_numbers_follow_its_progress(page: Page, api: httpx.Client, ser
     expect(page.get_by_role("button", name="Cancel…")).to_be_hidden()
 
 
+def test_a_tolerance_is_shown_and_whether_it_was_exceeded(page: Page, api: httpx.Client, service_url: str) -> None:
+    batch = open_batch(api, items=4, sealed=True, tolerated_failures=1, tolerated_failure_percentage=50)
+    fail(api, "no picture", f"{batch}:0:0")
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(page.locator(".about")).to_contain_text("tolerates 1 item and 50% failed")
+    fail(api, "no picture", f"{batch}:0:1")
+    expect(page.locator(".about")).to_contain_text("failed, which was exceeded")
+    expect(panel(page, "events").locator(".event")).to_contain_text(
+        ["opened", "sealed", "failures exceeded the tolerance"]
+    )
+    ack(api, *(f"{batch}:0:{index}" for index in (1, 2, 3)))
+    expect(page.locator(".title .state")).to_have_text("succeeded")
+    expect(page.locator(".big .words")).to_have_text("1 failed, within the tolerance")
+
+
 def test_failed_items_are_shown_with_their_reasons(page: Page, api: httpx.Client, service_url: str) -> None:
     """Neighbours that failed for the same reason share a line; a missing reason is shown as such."""
     batch = open_batch(api, items=70, group_size=64)
