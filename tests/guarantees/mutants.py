@@ -2188,9 +2188,9 @@ MUTANTS = [
     ),
     Mutant(
         "a-batch-key-is-compared-as-the-server-likes",
-        "core.batches.batch:page",
-        "_table.batch_key == key",
-        "sa.func.lower(sa.func.trim(_table.batch_key)) == key.lower().strip()",
+        "core.batches.search:Filter.indexed",
+        "_table.batch_key == self.key",
+        "sa.func.lower(sa.func.trim(_table.batch_key)) == self.key.lower().strip()",
         _ANCESTOR + "test_batch_keys_that_differ_in_case_or_blanks_are_different",
     ),
     Mutant(

@@ -228,8 +228,12 @@ class Machine(RuleBasedStateMachine):
         """Resolve items of several batches, by id and by overlapping masks, with indexes beyond the group's size."""
         items: list[list[int]] = []
         masks: list[list[Any]] = []
-        for place, by_id, by_mask, group in places:
-            batch = self.batch(place)
+        batches = [self.batch(place) for place, *_ in places]
+        for batch, (_, by_id, by_mask, group) in zip(batches, places, strict=True):
+            # A call for several batches may be several transactions. If one of them ends a child and so cancels its
+            # parent, the parent's own items are rejected or not, depending on their order.
+            if self.model.may_cancel_another(batch, batches):
+                continue
             items += self.ids(batch, by_id) + [[batch, group, GROUP + index] for index in range(len(by_id) % 3)]
             masks.append([batch, group, bits({number for number in by_mask if number < GROUP})])
         self.do_in_some_way({"verb": verb, "items": items, "masks": masks, "key": key}, way)

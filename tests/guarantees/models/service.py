@@ -7,7 +7,7 @@ A *request* is a dictionary such as {"verb": "ack", "items": [[7, 0, 1]], …}, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
@@ -227,6 +227,15 @@ class Model:
         answer: Answer = {"applied": 0, "repeated": 0, "completed": {}}
         request = {"verb": "ack" if is_acked else "fail", "reason": reason}
         self._resolve(parent, {child.parent[1]}, request, object(), answer)
+
+    def may_cancel_another(self, batch_id: int, others: Collection[int]) -> bool:
+        """Whether the batch's end may cancel one of the others, by failures that pass its tolerance."""
+        batch = self.batches.get(batch_id)
+        while batch is not None and batch.parent is not None:
+            batch = self.batches.get(batch.parent[0])
+            if batch is not None and batch.cancels and batch.id in others:
+                return True
+        return False
 
     def _impossible_parent(self, item: tuple[int, int, int]) -> str | None:
         batch_id, group, index = item
