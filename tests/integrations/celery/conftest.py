@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from lastbit import Client
 from tests.integrations.celery.workers import Place
+from tests.support.aws import Moto
 from tests.support.servers import running_service, sqlite_file
 
 
@@ -22,6 +23,8 @@ def broker_url(request: pytest.FixtureRequest) -> Callable[[str], str]:
     """The URL of the broker of this name. RabbitMQ takes ten seconds to start, so its tests are slow ones."""
 
     def url(name: str) -> str:
+        if name == "sqs":
+            return cast(Moto, request.getfixturevalue("moto")).url.replace("http://", "sqs://test:test@")
         server = request.getfixturevalue(name)
         return server.url(3) if name == "redis" else server.url
 

@@ -147,6 +147,9 @@ SLOW = [
     Setup("rabbitmq", "prefork", acks_late=False),
     Setup("rabbitmq", "threads", acks_late=True),
     Setup("rabbitmq", "solo", acks_late=True),
+    Setup("redis", "gevent", acks_late=True),
+    Setup("sqs", "prefork", acks_late=True),
+    Setup("sqs", "threads", acks_late=False),
 ]
 MARKS = [pytest.mark.slow, pytest.mark.xdist_group("rabbitmq")]
 

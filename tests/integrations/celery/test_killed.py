@@ -26,7 +26,9 @@ class Killable:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq"))])
+@pytest.mark.parametrize(
+    "broker", ["redis", pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq")), "sqs"]
+)
 def test_a_fan_out_among_kills_completes_exactly(
     new_place: Any, celery_service: str, monkeypatch: pytest.MonkeyPatch, broker: str
 ) -> None:
@@ -34,6 +36,8 @@ def test_a_fan_out_among_kills_completes_exactly(
     if broker == "redis":
         # A worker returns older messages to the queue when it starts, and about every 100 s.
         settings["broker_transport_options"] = {"visibility_timeout": 1}
+    elif broker == "sqs":
+        settings["broker_transport_options"] = {"visibility_timeout": 10}
     place: Place = new_place(broker, settings=settings)
 
     @contextlib.contextmanager

@@ -19,6 +19,7 @@ from celery.canvas import Signature
 
 from lastbit import BatchHandle, Client, ItemIds
 from lastbit.integrations.celery import Lastbit
+from tests.support.aws import CREDENTIALS, TestQueue, sqs_client
 from tests.support.servers import ROOT, wait_until_it_prints
 
 PATIENCE = 60
@@ -54,7 +55,11 @@ class Place:
     def __post_init__(self) -> None:
         self.queue = f"queue-{uuid.uuid4()}"
         # The tests run on one Redis, but each has messages and results of its own.
-        transport = {"global_keyprefix": f"{self.queue}-"} if self.on_redis else {}
+        transport: dict[str, Any] = {}
+        if self.on_redis:
+            transport = {"global_keyprefix": f"{self.queue}-"}
+        elif self.on_sqs:
+            transport = {"is_secure": False, "region": CREDENTIALS["AWS_DEFAULT_REGION"], "wait_time_seconds": 1}
         transport |= self.settings.get("broker_transport_options", {})
         self.settings = {
             "task_acks_late": True,
@@ -72,6 +77,10 @@ class Place:
     @property
     def on_redis(self) -> bool:
         return self.broker_url.startswith("redis:")
+
+    @property
+    def on_sqs(self) -> bool:
+        return self.broker_url.startswith("sqs:")
 
     @contextlib.contextmanager
     def worker(
@@ -142,11 +151,14 @@ class Place:
         return int(self.notes.get(f"{self.queue}:runs:{item}") or 0)
 
     def messages(self) -> int:
-        """Messages on the broker. Those that a live worker has count on Redis only."""
+        """Messages on the broker. Those that a live worker has don't count on RabbitMQ."""
         if self.on_redis:
             waiting: int = self.notes.llen(f"{self.queue}-{self.queue}")
             unacked: int = self.notes.hlen(f"{self.queue}-unacked")
             return waiting + unacked
+        if self.on_sqs:
+            client = sqs_client(self.broker_url.replace("sqs://test:test@", "http://"))
+            return TestQueue(client, client.get_queue_url(QueueName=self.queue)["QueueUrl"], None).count()
         with self.app.connection_for_read() as connection:
             count: int = connection.default_channel.queue_declare(self.queue, passive=True).message_count
             return count
