@@ -6,7 +6,7 @@ the tasks of one event loop. Neither works across a fork.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -20,6 +20,7 @@ from lastbit._calls import Ids
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit._in_flight import LIMITS, InFlight, Trace
 from lastbit._protocol import Answer, Failure, Request, Service
+from lastbit._request_log import demoted
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.groups import AsyncGroups, Groups
@@ -67,14 +68,16 @@ def _arguments(request: Request) -> dict[str, Any]:
 
 def _send(http: httpx.Client, request: Request) -> Answer | Failure:
     try:
-        return _answer(http.request(**_arguments(request)))
+        with demoted():
+            return _answer(http.request(**_arguments(request)))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _failure(error, request)
 
 
 async def _send_async(http: httpx.AsyncClient, in_flight: InFlight, request: Request) -> Answer | Failure:
-    def send(trace: Trace) -> Coroutine[Any, Any, httpx.Response]:
-        return http.request(**_arguments(request), extensions={"trace": trace})
+    async def send(trace: Trace) -> httpx.Response:
+        with demoted():
+            return await http.request(**_arguments(request), extensions={"trace": trace})
 
     try:
         return _answer(await in_flight.run(send, request.timeout))
