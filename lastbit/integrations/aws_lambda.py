@@ -14,6 +14,9 @@ reporting it. The acks are committed before.
 *A FIFO queue's order is broken, because an ack failed and a later one didn't.* `LastbitSqsFifoPartialProcessor` reports
 the later records of the group too.
 
+*A batch is complete, and `on_completed` is never called for it*, because it raised or the function ended. The messages
+are deleted after it returned. When they come again, their acks are repeats, whose results name the batch as well.
+
 *The function times out while Lastbit is away*, and the messages that it handled are delivered again with all others.
 The client made here gives up after ten seconds, and the records are reported. The function's timeout must have room for
 that.
@@ -32,6 +35,7 @@ from lastbit.client import Client
 from lastbit.ids import InvalidItemId, ItemId
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._resolving import reason_of
+from lastbit.models import AckResult, Completed
 from lastbit.retry import Retry
 
 try:
@@ -87,7 +91,14 @@ class _GivenUp:
 class _Resolving(BasePartialBatchProcessor):
     """The part that all processors share."""
 
-    def __init__(self, *args: Any, lastbit: Client | None = None, item: ItemOf | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        lastbit: Client | None = None,
+        item: ItemOf | None = None,
+        on_completed: Callable[[Completed], object] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         item = item or _ITEM_OF.get(self.event_type)
         if item is None:
@@ -97,6 +108,7 @@ class _Resolving(BasePartialBatchProcessor):
             )
         self._item_of = item
         self._given_client = lastbit
+        self._on_completed = on_completed
         self._outcomes: list[tuple[Record, _GivenUp | None]] = []
         """The records that Lambda will not deliver again, in order. None: the handler returned."""
 
@@ -165,8 +177,18 @@ class _Resolving(BasePartialBatchProcessor):
                 return {position for items_left in waiting.values() for position in items_left}, sys.exc_info()
             for rejection in result.rejected:
                 log.warning("item %s was rejected: %s", rejection.item, rejection.reason)
+            try:
+                self._announce(result)
+            except Exception:
+                log.exception("records are reported as failed, as on_completed has raised")
+                return {position for items_left in waiting.values() for position in items_left}, sys.exc_info()
             waiting[is_failed, reason] = {}
         return set(), None
+
+    def _announce(self, result: AckResult) -> None:
+        if self._on_completed is not None:
+            for done in result.completed:
+                self._on_completed(done)
 
     def _valid_item(self, record: Record) -> str | None:
         item = self._item_of(record)
@@ -185,7 +207,9 @@ class LastbitBatchProcessor(_Resolving, BatchProcessor):
     It takes the arguments of `BatchProcessor`, and by name: `lastbit`, the client, by default one made from LASTBIT_URL
     and LASTBIT_TOKEN that retries for ten seconds; `item`, a function that gets a record as it is in the event and
     returns its item's id or None. Without `item`, the id is the message attribute `lastbit-item` of SQS, or that header
-    of Kafka; Kinesis and DynamoDB need the function. Raises `InvalidArgument`.
+    of Kafka; Kinesis and DynamoDB need the function; `on_completed`, called with a `Completed` for each batch that the
+    call for these records finds complete. If it raises, the records are reported, and it is called again when they are
+    delivered again. Raises `InvalidArgument`.
 
     A handler that raises `Failed(reason)` fails the item, and the record is not delivered again.
     """

@@ -143,6 +143,7 @@ def fail_dead_letters(
     reason: Callable[[Any], str | None] = death_of,
     retry_delay: float = 0.5,
     every: float = 1.0,
+    on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
     lastbit: Client | None = None,
 ) -> None:
@@ -151,7 +152,8 @@ def fail_dead_letters(
 
     `reason` returns the reason for a record; by default it is read from the header `lastbit-reason`, or from those of
     Spring and Kafka Connect. `handle` is called with each record first; if it raises, it is called again until it
-    returns. An item that was acked before stays acked. Raises as `consume`.
+    returns. An item that was acked before stays acked. `on_completed`: as in `consume`, for each batch whose last
+    pending item fails here. Raises as `consume`.
     """
     if handle is not None:
         checked_workers(1, handle)
@@ -162,7 +164,7 @@ def fail_dead_letters(
         raise Failed(reason(record))
 
     options = Options(1, None, retry_delay, every, CAPACITY, None)
-    _consume(client, topics, give_up, options, None, stop, lastbit)
+    _consume(client, topics, give_up, options, on_completed, stop, lastbit)
 
 
 def _consume(

@@ -152,6 +152,7 @@ def fail_dead_letters(
     *,
     prefetch: int = PREFETCH,
     retry_delay: float = 1.0,
+    on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
     lastbit: Client | None = None,
 ) -> None:
@@ -159,7 +160,8 @@ def fail_dead_letters(
     and ack the messages. Runs until SIGTERM or SIGINT, or until `stop` is set.
 
     `handle` is called with each message first, for example to store its body elsewhere; if it raises, the message
-    is requeued, and its item stays pending. An item that was acked before stays acked. Raises as `consume`.
+    is requeued, and its item stays pending. An item that was acked before stays acked. `on_completed`: as in
+    `consume`, for each batch whose last pending item fails here. Raises as `consume`.
     """
 
     if handle is not None:
@@ -170,7 +172,7 @@ def fail_dead_letters(
             handle(message)
         raise Failed(death_of(message.headers))
 
-    _consume(broker, queue, give_up, Options(1, prefetch, "requeue", retry_delay, False), None, stop, lastbit)
+    _consume(broker, queue, give_up, Options(1, prefetch, "requeue", retry_delay, False), on_completed, stop, lastbit)
 
 
 def _consume(

@@ -159,6 +159,7 @@ def fail_dead_letters(
     *,
     wait_seconds: int = 20,
     until_empty: bool = False,
+    on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
     lastbit: Client | None = None,
 ) -> None:
@@ -168,6 +169,7 @@ def fail_dead_letters(
 
     `handle` is called with each message first, for example to store its body elsewhere; if it raises, the message stays
     in the queue. Without it, messages that have no item stay in the queue. An item that was acked before stays acked.
+    `on_completed`: as in `consume`, for each batch whose last pending item fails here.
     """
     queue = Queue(client, queue_url)
 
@@ -187,7 +189,7 @@ def fail_dead_letters(
         wait_seconds=wait_seconds,
         retry_delay=None,
         until_empty=until_empty,
-        on_completed=None,
+        on_completed=on_completed,
     )
     _consume(queue, give_up, options, stop, lastbit)
 

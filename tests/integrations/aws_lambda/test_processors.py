@@ -16,7 +16,7 @@ from aws_lambda_powertools.utilities.batch import (
 )
 from aws_lambda_powertools.utilities.parser.models import SqsRecordModel
 
-from lastbit import Client, InvalidArgument, Retry
+from lastbit import Client, Completed, InvalidArgument, Retry
 from lastbit.integrations import Failed, sqs
 from lastbit.integrations.aws_lambda import (
     LastbitAsyncBatchProcessor,
@@ -109,6 +109,30 @@ def test_records_whose_acks_failed_are_reported(moto: Moto, lastbit: Client, awa
     assert (batch.refresh().pending, queue.count()) == (2, 2)
     processor = LastbitBatchProcessor(event_type=EventType.SQS, lastbit=lastbit)
     assert poll(queue, function_of(processor)) == []
+    assert (batch.refresh().acked, batch.info.failed) == (1, 1)
+
+
+def test_a_completion_that_can_not_be_processed_is_reported_again(moto: Moto, lastbit: Client) -> None:
+    """`on_completed` raises: the records are delivered again, and their acks report the completion again."""
+    queue = moto.queue(most_receives=5)
+    batch = sqs.fan_out(queue.client, queue.url, ["a", BROKEN], key="catalog", lastbit=lastbit)
+    calls: list[Completed] = []
+
+    def publish(done: Completed) -> None:
+        calls.append(done)
+        if len(calls) == 1:
+            raise ConnectionError("the broker is away")
+
+    processor = LastbitBatchProcessor(event_type=EventType.SQS, lastbit=lastbit, on_completed=publish)
+    function = function_of(processor)
+    reported = poll(queue, function)
+    assert BROKEN in reported  # its failure completed the batch
+    while queue.count():
+        assert poll(queue, function) == []
+    assert [(done.batch, done.key, done.newly) for done in calls[:2]] == [
+        (batch.id, "catalog", True),
+        (batch.id, "catalog", False),
+    ]
     assert (batch.refresh().acked, batch.info.failed) == (1, 1)
 
 

@@ -12,7 +12,7 @@ import confluent_kafka
 import kafka as kafka_python
 import pytest
 
-from lastbit import BatchHandle, Client, Retry
+from lastbit import BatchHandle, Client, Completed, Retry
 from lastbit.errors import InvalidArgument, MessagesRefused
 from lastbit.integrations import Failed, _fan_out, _workers
 from lastbit.integrations import kafka as adapter
@@ -178,8 +178,16 @@ def test_a_dead_letter_fails_its_item(address: str, producer: confluent_kafka.Pr
     ):
         producer.produce("letters", value="x", headers={"lastbit-item": item, **headers})
     producer.flush()
-    with running(adapter.fail_dead_letters, consumer(address, "letters"), ["letters"], lastbit=client):
+    completed: list[Completed] = []
+    with running(
+        adapter.fail_dead_letters,
+        consumer(address, "letters"),
+        ["letters"],
+        on_completed=completed.append,
+        lastbit=client,
+    ):
         batch.wait(30)
+    assert [done.batch for done in completed if done.newly] == [batch.id]
     assert reasons(batch) == {batch.ids[0]: "dead-lettered: no schema", batch.ids[1]: "dead-lettered"}
 
 

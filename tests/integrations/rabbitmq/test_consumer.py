@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastbit import BatchHandle, Client, MissingExtra, Retry, Unauthorized, tokens
+from lastbit import BatchHandle, Client, Completed, MissingExtra, Retry, Unauthorized, tokens
 from lastbit.errors import InvalidArgument
 from lastbit.integrations import Failed, _workers
 from lastbit.integrations import rabbitmq as adapter
@@ -126,9 +126,11 @@ def test_a_rejected_message_is_pending_until_its_dead_letter_is_consumed(
         assert is_raised.wait(30)
     assert left(channel, "work.dead") == 1
     assert batch.refresh().pending == 1
-    with running(adapter.fail_dead_letters, rabbitmq.url, "work.dead", lastbit=client):
+    completed: list[Completed] = []
+    with running(adapter.fail_dead_letters, rabbitmq.url, "work.dead", on_completed=completed.append, lastbit=client):
         batch.wait(30)
     assert reasons(batch) == ["dead-lettered by queue work: rejected, once"]
+    assert [done.batch for done in completed if done.newly] == [batch.id]
 
 
 def test_an_expired_message_fails_its_item(rabbitmq: RabbitMQ, client: Client, channel: Any, classic: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lastbit import Client
+from lastbit import Client, Completed
 from lastbit.integrations import sqs
 from tests.integrations.sqs.conftest import Consume
 from tests.support.aws import Moto, TestQueue
@@ -26,15 +26,18 @@ def test_the_item_of_a_dead_letter_fails(moto: Moto, lastbit: Client, consume: C
     bury(queue, consume)
     assert (queue.count(), queue.dead_letters(), batch.refresh().pending) == (0, 2, 2)
     stored: list[str] = []
+    completed: list[Completed] = []
     sqs.fail_dead_letters(
         queue.client,
         queue.dead_letters_url,
         lambda message: stored.append(message["Body"]),
         wait_seconds=0,
         until_empty=True,
+        on_completed=completed.append,
         lastbit=lastbit,
     )
     assert sorted(stored) == ["a", "b"]
+    assert [(done.batch, done.newly, done.succeeded) for done in completed] == [(batch.id, True, False)]
     reasons = [reason for found in batch.failed() for reason in found.reasons.values()]
     assert reasons == ["dead-lettered after 3 receives"] * 2
     assert batch.refresh().complete
