@@ -121,7 +121,7 @@ def write(
     dialect = dialects.of(pipeline.tx)
     ids = list(dict.fromkeys(event.id for event in events))
     head, *looks = pipeline.query(
-        f"SELECT position FROM feed_head WHERE id = 1{dialect.for_update}",  # noqa: S608
+        f"SELECT position FROM feed_head WHERE id = 1{dialect.for_update('id')}",  # noqa: S608
         *(
             f"SELECT event_id, position FROM feed WHERE event_id IN ({','.join(_text(dialect, id) for id in part)})"  # noqa: S608
             for part in chunks(ids, LIST)

@@ -112,6 +112,11 @@ def _utc_now_mysql(element: object, compiler: object, **_: object) -> str:
     return "UTC_TIMESTAMP(6)"
 
 
+@compiles(utc_now, "postgresql")
+def _utc_now_postgresql(element: object, compiler: object, **_: object) -> str:
+    return "(statement_timestamp() AT TIME ZONE 'UTC')"
+
+
 @compiles(utc_now, "sqlite")
 def _utc_now_sqlite(element: object, compiler: object, **_: object) -> str:
     return "lastbit_now()"  # SQLite's own clock has only milliseconds; `storage.dialects.sqlite` registers this one

@@ -308,10 +308,8 @@ def _select(tx: Connection, rows: Sequence[str]) -> str:
     """The guards and values of sub-counters, each with its place. They are looked up one by one: as a condition on
     ranges, a thousand primary keys take the server's optimizer longer than the reads."""
     dialect = dialects.of(tx)
-    source = dialect.look_up(tx, "tallies", _PRIMARY_KEY, rows)
-    return statements.select(
-        tx, ("place", "high_offset", "high_child", "value"), source + dialect.for_update, len(rows)
-    )
+    source = dialect.look_up(tx, "tallies", _PRIMARY_KEY, rows) + dialect.lock_looked_up("tallies")
+    return statements.select(tx, ("place", "high_offset", "high_child", "value"), source, len(rows))
 
 
 _INSERT: Final = (
@@ -425,27 +423,28 @@ def _totals(pipeline: Pipeline, keys: Sequence[_Key], *, locked: bool = False) -
     tx = pipeline.tx
     high, low = _SUMS
     dialect = dialects.of(tx)
-    table = dialect.by_primary_key("tallies")
-    rest = "GROUP BY tally_key"
-    if locked:
-        rest += dialect.for_update
-    else:
-        # Not exact, because divisions may round; half of `LOCKED` leaves ample room for that.
-        rest += f" HAVING ABS({high} + {low} / {_PART}) + {_ROOM} / {_PART} >= {LOCKED // _PART // 2}"
+    results = f"tally_key, {high}, {low}, {_ROOM}"
+    # Not exact, because divisions may round; half of `LOCKED` leaves ample room for that.
+    having = f"HAVING ABS({high} + {low} / {_PART}) + {_ROOM} / {_PART} >= {LOCKED // _PART // 2}"
     parts = [
         (tally, part)
         for tally, group in itertools.groupby(keys, key=itemgetter(0))
         for part in chunks([key for _, key in group], LIST)
     ]
-    texts = [
-        f"SELECT tally_key, {high}, {low}, {_ROOM} FROM {table} "  # noqa: S608
-        f"WHERE {statements.among(tx, ('tally', 'tally_key'), [(tally, key) for key in part])} {rest}"
-        for tally, part in parts
-    ]
+    answers = []
+    for tally, part in parts:
+        condition = statements.among(tx, ("tally", "tally_key"), [(tally, key) for key in part])
+        if locked:
+            names = [f"{tally}:{key}" for key in part]
+            texts = dialect.sum_locked(results, "tallies", condition, "tally_key", names)
+        else:
+            source = f"{dialect.by_primary_key('tallies')} WHERE {condition}"
+            texts = [f"SELECT {results} FROM {source} GROUP BY tally_key {having}"]  # noqa: S608
+        answers.append(pipeline.query(*texts)[-1])
     return {
         (tally, str(statements.as_text(key))): (_total(high, low), int(room))
-        for (tally, _), rows in zip(parts, pipeline.ask(*texts), strict=True)
-        for key, high, low, room in rows
+        for (tally, _), answer in zip(parts, answers, strict=True)
+        for key, high, low, room in answer.rows()
     }
 
 

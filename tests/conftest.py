@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import hypothesis
 import pytest
@@ -164,7 +165,11 @@ def postgresql_url(postgresql: PostgreSQL) -> Iterator[str]:
     postgresql.drop_database(url)
 
 
-@pytest.fixture(params=["sqlite", "mariadb"])
+_KINDS: Final = os.environ.get("LASTBIT_TEST_DATABASES", "sqlite,mariadb").split(",")
+"""The databases on which tests run that run on several; `make test-postgresql` sets it."""
+
+
+@pytest.fixture(params=_KINDS)
 def database_url(request: pytest.FixtureRequest) -> str:
     """An empty database; the test runs once on each kind."""
     url: str = request.getfixturevalue(f"{request.param}_url")

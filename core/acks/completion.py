@@ -93,7 +93,7 @@ def write(
     if to_lock or to_read:
         # One round trip. Batches without changes are read without a lock, but after the groups were locked. So the
         # transactions that resolved their items have committed: otherwise they would still hold the group locks.
-        locking = dialects.of(tx).for_update
+        locking = dialects.of(tx).for_update("id")
         queries = [select(tx, to_lock, locking)] if to_lock else []
         queries += [select(tx, to_read)] if to_read else []
         results = pipeline.ask(*queries)
@@ -171,22 +171,15 @@ class _Details(NamedTuple):
     succeeded_by: bytes | None
 
 
-_DETAIL_COLUMNS: Final = (
-    "id",
-    "failed",
-    *(
-        f"CASE WHEN {name} IS NULL THEN '-' ELSE HEX({name}) END"
-        for name in ("batch_key", "completed_by", "succeeded_by")
-    ),
-)
-
-
 def _read_details(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[int]) -> dict[int, _Details]:
     """The details of those batches that are complete. Raises `faults.BeginAgain` if one has since been deleted."""
     complete = [batch for batch in ids if batch in rows_by_id and rows_by_id[batch].state == State.COMPLETE]
     if not complete:
         return {}
-    text = statements.select(tx, _DETAIL_COLUMNS, f"batches WHERE id IN ({_ids(complete)})", len(complete))
+    flat = dialects.of(tx).flat
+    hashes = (flat(name, "bytes", nullable=True) for name in ("completed_by", "succeeded_by"))
+    columns = ("id", "failed", flat("batch_key", "text", nullable=True), *hashes)
+    text = statements.select(tx, columns, f"batches WHERE id IN ({_ids(complete)})", len(complete))
     details = {}
     for batch, failed, *names in statements.records(tx, statements.run(tx, text)[0]):
         key, completed_by, succeeded_by = (None if value == "-" else bytes.fromhex(value) for value in names)
@@ -274,7 +267,7 @@ def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
                 debts.append((batch, replace(batch, parent_due=nesting.owed(succeeded=verdict.succeeded))))
                 verdict.owes = True
             new += batches.events(batch, verdict.events())
-        pipeline.later(*batch_rows.updates(debts))
+        pipeline.later(*batch_rows.updates(dialect, debts))
         return new
 
     feed.write(pipeline, events, [])
@@ -315,9 +308,9 @@ def _update(dialect: dialects.Dialect, rows: Sequence[_RowChange]) -> str:
         if row.completed_by is not None:
             changes["state"] = f"'{State.COMPLETE}'"
             changes["ended_at"] = now
-            changes["completed_by"] = f"x'{row.completed_by.hex()}'"
+            changes["completed_by"] = dialect.blob(row.completed_by.hex())
         if row.succeeded_by is not None:
-            changes["succeeded_by"] = f"x'{row.succeeded_by.hex()}'"
+            changes["succeeded_by"] = dialect.blob(row.succeeded_by.hex())
         if row.exceeded:
             changes["exceeded"] = "1"
         if row.cancelled:

@@ -152,15 +152,19 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
     journal_states = {batch: cache.take_state(batch) for batch in journal_batches}
     direct = [unit for unit in units if unit.batch not in journal_states] if journal_states else units
     texts = []
+    for_update = dialects.of(tx).for_update
     shared = {
         batch: journal_state for batch, journal_state in journal_states.items() if journal.reads_ahead(journal_state)
     }
     if journal_states:
-        texts += [completion.select(tx, journal_states, _for_update(tx)), *([journal.select(shared)] if shared else [])]
+        texts += [
+            completion.select(tx, journal_states, for_update("id")),
+            *([journal.select(shared)] if shared else []),
+        ]
     little = _is_little(direct)
     if direct:
         batches = {unit.batch for unit in direct}
-        texts += [_lock(tx, direct), completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)]
+        texts += [_lock(tx, direct), completion.select(tx, batches, for_update("id")) if little else _look(tx, batches)]
     results = statements.run(tx, *texts)
     state = FlushState({})
     groups: Sequence[Sequence[Any]] = ()
@@ -238,12 +242,8 @@ def _lock(tx: Connection, units: Sequence[Unit]) -> str:
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
     columns = ("batch_id", "group_no", "resolved_count", "failed_count")
-    source = f"item_groups WHERE {group_rows.among(by_batch)}{_for_update(tx)}"
+    source = f"item_groups WHERE {group_rows.among(by_batch)}{dialects.of(tx).for_update('batch_id', 'group_no')}"
     return statements.select(tx, columns, source, sum(map(len, by_batch.values())))
-
-
-def _for_update(tx: Connection) -> str:
-    return dialects.of(tx).for_update
 
 
 def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:
@@ -321,10 +321,10 @@ def _check(key: Key, group: bitfield.Group, issued: int) -> None:
         raise _inconsistent(key, error) from error
 
 
-def _row(key: Key, group: bitfield.Group, issued: int) -> str:
+def _row(tx: Connection, key: Key, group: bitfield.Group, issued: int) -> str:
     """The VALUES of the group's row. Raises `errors.InconsistentBatch` if its counts and bits disagree."""
     try:
-        return group_rows.row(key, group, issued)
+        return group_rows.row(tx, key, group, issued)
     except bitfield.Inconsistent as error:
         raise _inconsistent(key, error) from error
 
@@ -343,13 +343,13 @@ def _write_groups(pipeline: Pipeline, state: FlushState) -> None:
     for key in sorted(key for key in state.changed if key[0] not in state.journal_states):
         group, issued = state.groups[key], state.issued(*key)
         if key in state.missing:
-            new.append(_row(key, group, issued))
+            new.append(_row(tx, key, group, issued))
         elif dialect.patches_blobs and (changes := group.patches(issued)) is not None:
             _check(key, group, issued)
             patches.append((key, group, changes))
         else:
-            old.append(_row(key, group, issued))
-    pipeline.later(*texts, *group_rows.patch(patches), *group_rows.upsert(tx, old), *group_rows.insert(new))
+            old.append(_row(tx, key, group, issued))
+    pipeline.later(*texts, *group_rows.patch(tx, patches), *group_rows.upsert(tx, old), *group_rows.insert(new))
 
 
 def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list[str]]:
@@ -373,7 +373,7 @@ def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list
         delta.filled = any(journal_state.groups[number].resolved_count == row.group_size for number in numbers)
         for number in numbers:
             key, group, issued = (batch, number), journal_state.groups[number], state.issued(batch, number)
-            rows.append(_row(key, group, issued))
+            rows.append(_row(tx, key, group, issued))
     return texts, rows
 
 
@@ -421,7 +421,7 @@ def _remove_ranges(tx: Connection, ranges: Sequence[tuple[int, int, int]]) -> li
         f"FROM failures WHERE batch_id = {batch} AND number >= {first} AND number < {end}"
         for batch, first, end in ranges
     ]
-    if not dialects.of(tx).locks_rows:
+    if not dialects.of(tx).locks_gaps:
         return [f"DELETE {source}" for source in sources]
     counts = statements.run(tx, *(f"SELECT COUNT(*) {source}" for source in sources))
     return [

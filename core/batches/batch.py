@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -92,25 +93,22 @@ class Batch:
 _table = tables.batches.c
 COLUMNS = [_table.batch_key.label("key") if f.name == "key" else _table[f.name] for f in fields(Batch)]
 _NAMES: Final = [f.name for f in fields(Batch)]
-_HEX: Final = frozenset({"key", "labels", "open_hash", "completed_by", "succeeded_by"})
+_TEXTS: Final = frozenset({"key", "labels"})
+_HASHES: Final = frozenset({"open_hash", "completed_by", "succeeded_by"})
 _TIMES: Final = frozenset({"created_at", "updated_at", "sealed_at", "ended_at"})
 _NULL: Final = "-"
 
 
-def _expression(name: str) -> str:
-    """A column as `statements.select` needs it: without NULL and blanks."""
-    column = _table["batch_key" if name == "key" else name]
-    text = column.name
-    if name in _HEX:
-        text = f"HEX({text})"
-    elif name in _TIMES:
-        text = f"REPLACE({text}, ' ', 'T')"
-    # Not COALESCE: SQLite's HEX of NULL is an empty text.
-    return f"CASE WHEN {column.name} IS NULL THEN '{_NULL}' ELSE {text} END" if column.nullable else text
-
-
-EXPRESSIONS: Final = tuple(map(_expression, _NAMES))
-"""The columns of a batch for `statements.select`. A driver parses one text faster than this number of columns."""
+@cache
+def expressions(dialect: dialects.Dialect) -> tuple[str, ...]:
+    """The columns of a batch for `statements.select`. A driver parses one text faster than this number of columns."""
+    kinds: dict[str, Any] = dict.fromkeys(_TEXTS, "text") | dict.fromkeys(_HASHES, "bytes")
+    kinds |= dict.fromkeys(_TIMES, "time")
+    columns = {name: _table["batch_key" if name == "key" else name] for name in _NAMES}
+    return tuple(
+        dialect.flat(column.name, kinds.get(name, "plain"), nullable=bool(column.nullable))
+        for name, column in columns.items()
+    )
 
 
 def from_row(row: RowMapping) -> Batch:
@@ -125,7 +123,7 @@ def from_row(row: RowMapping) -> Batch:
 
 
 def from_record(record: Sequence[Any]) -> Batch:
-    """The batch in one of the `statements.records` of `EXPRESSIONS`."""
+    """The batch in one of the `statements.records` of `expressions`."""
     values: list[Any] = [None if value == _NULL else read(value) for read, value in zip(_READERS, record, strict=True)]
     return Batch(*values)
 
@@ -142,7 +140,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Any], Any]]] = {
     "parent_due": str,
     "on_exceeded": OnExceeded,
     "exceeded": lambda digit: bool(int(digit)),
-    **dict.fromkeys(("open_hash", "completed_by", "succeeded_by"), bytes.fromhex),
+    **dict.fromkeys(_HASHES, bytes.fromhex),
     **dict.fromkeys(_TIMES, as_time),
 }
 _READERS: Final = [_SPECIAL.get(name, int) for name in _NAMES]
@@ -241,14 +239,14 @@ def selects(dialect: dialects.Dialect, ids: Collection[int]) -> list[str]:
     """Statements that read batches without a lock. Their rows are arguments of `from_rows`."""
     return [
         dialect.select(
-            EXPRESSIONS, f"batches WHERE id IN ({','.join(map(str, part))}) AND state <> '{State.DELETING}'", 0
+            expressions(dialect), f"batches WHERE id IN ({','.join(map(str, part))}) AND state <> '{State.DELETING}'", 0
         )
         for part in chunks(sorted(ids), LIST)
     ]
 
 
 def from_rows(dialect: dialects.Dialect, rows: Rows) -> list[Batch]:
-    """The batches in rows that a SELECT of `EXPRESSIONS` found."""
+    """The batches in rows that a SELECT of `expressions` found."""
     return [from_record(record) for record in dialect.records(rows)]
 
 

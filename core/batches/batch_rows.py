@@ -12,7 +12,7 @@ from core.storage import dialects
 from core.storage.statements import LIST, chunks
 
 
-def updates(changed: Iterable[tuple[Batch, Batch]]) -> list[str]:
+def updates(dialect: dialects.Dialect, changed: Iterable[tuple[Batch, Batch]]) -> list[str]:
     """UPDATEs that write the changed columns of each batch, given before and after: one for each set of columns."""
     by_columns: dict[tuple[str, ...], dict[int, list[Any]]] = {}
     for before, after in changed:
@@ -24,7 +24,7 @@ def updates(changed: Iterable[tuple[Batch, Batch]]) -> list[str]:
         for part in chunks(sorted(rows), LIST):
             assignments = []
             for place, column in enumerate(columns):
-                literals = {id: plain(rows[id][place]) for id in part}
+                literals = {id: plain(dialect, rows[id][place]) for id in part}
                 if len(set(literals.values())) == 1:
                     assignments.append(f"{column} = {literals[part[0]]}")
                 else:
@@ -49,15 +49,15 @@ def literal(dialect: dialects.Dialect, value: Any) -> str:
     """The SQL literal of a value, which may be a client's text."""
     if isinstance(value, str) and not isinstance(value, StrEnum):
         return text(dialect, value)
-    return plain(value)
+    return plain(dialect, value)
 
 
-def plain(value: Any) -> str:
+def plain(dialect: dialects.Dialect, value: Any) -> str:
     """The SQL literal of a value of ours."""
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
-        return f"x'{value.hex()}'"
+        return dialect.blob(value.hex())
     if isinstance(value, datetime):
-        return f"'{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'"
+        return dialect.time(f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}")
     return str(int(value)) if isinstance(value, int) else f"'{value}'"

@@ -187,7 +187,7 @@ def _recount(tx: Connection, batch: Batch, *, write: bool) -> tuple[_Recounted, 
             counts.full_prefix += 1
         counts.groups += wrong
         if write and (wrong or stored_group.acked):
-            rows.append(group_rows.row((batch.id, stored_group.number), group, issued))
+            rows.append(group_rows.row(tx, (batch.id, stored_group.number), group, issued))
         first = stored_group.number * batch.group_size
         stray += [first + i for i in stored_group.reasons if i >= issued or group.failed is None or not group.failed[i]]
         if sum(map(len, rows)) > group_rows.TEXT:

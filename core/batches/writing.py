@@ -170,9 +170,14 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
         {(o.batch, o.idempotency_key) for o in changes if isinstance(o, Extend) and o.idempotency_key is not None}
     )
     open_keys = sorted({key for o in opens if (key := o.open_key) is not None})
-    table, columns = dialect.by_primary_key("batches"), [*batches.EXPRESSIONS, f"REPLACE({dialect.now}, ' ', 'T')"]
+    table, columns = (
+        dialect.by_primary_key("batches"),
+        [*batches.expressions(dialect), dialect.flat(dialect.now, "time")],
+    )
     locks = [
-        dialect.select(columns, f"{table} WHERE id IN ({','.join(map(str, part))}) ORDER BY id{dialect.for_update}", 0)
+        dialect.select(
+            columns, f"{table} WHERE id IN ({','.join(map(str, part))}) ORDER BY id{dialect.for_update()}", 0
+        )
         for part in chunks(ids, LIST)
     ]
     looks = [
@@ -184,7 +189,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     ]
     keys = [
         dialect.select(
-            ["HEX(open_key)", *batches.EXPRESSIONS],
+            [dialect.flat("open_key", "text"), *batches.expressions(dialect)],
             f"batches WHERE open_key IN ({','.join(batch_rows.text(dialect, key) for key in part)})",
             0,
         )
@@ -226,7 +231,7 @@ def _change(pipeline: Pipeline, changes: Sequence[Extend | Seal], found: _Found,
             current[batch.id] = result.batch
             applied.outcomes[operation] = Done(result)
     changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
-    pipeline.later(*batch_rows.updates(changed))
+    pipeline.later(*batch_rows.updates(dialects.of(pipeline.tx), changed))
     dialect = dialects.of(pipeline.tx)
     keys = [f"({batch},{batch_rows.text(dialect, key)},{start},{count})" for batch, key, start, count in issued]
     head = "INSERT INTO extends (batch_id, idempotency_key, start, count) VALUES "

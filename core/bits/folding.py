@@ -16,7 +16,7 @@ def fold(tx: Connection, batch: int, group_size: int, items: int, journal_next: 
     change = journal.Change(batch, group_size, -(-items // group_size), changed=set(), acked=None, ends=True)
     texts, numbers = journal.write(tx, state, change)
     rows = [
-        group_rows.row((batch, number), state.groups[number], min(group_size, items - number * group_size))
+        group_rows.row(tx, (batch, number), state.groups[number], min(group_size, items - number * group_size))
         for number in numbers
     ]
     for text in (*group_rows.upsert(tx, rows), *texts):

@@ -39,12 +39,13 @@ def among(by_batch: Mapping[int, Collection[int]]) -> str:
     )
 
 
-def row(key: Key, group: bitfield.Group, issued: int) -> str:
+def row(tx: Connection, key: Key, group: bitfield.Group, issued: int) -> str:
     """The VALUES of a group with `issued` items. Blobs are hexadecimal, as a driver takes ten times as long to quote a
     kilobyte."""
     resolved, failed, resolved_count, failed_count = group.dump(issued)
-    bits = "NULL" if resolved is None else f"x'{resolved.hex()}'"
-    failed_bits = "NULL" if failed is None else f"x'{failed.hex()}'"
+    blob = dialects.of(tx).blob
+    bits = "NULL" if resolved is None else blob(resolved.hex())
+    failed_bits = "NULL" if failed is None else blob(failed.hex())
     return f"({key[0]},{key[1]},{bits},{failed_bits},{resolved_count},{failed_count})"
 
 
@@ -59,13 +60,13 @@ def upsert(tx: Connection, rows: Sequence[str]) -> list[str]:
     return [_INSERT + part + replace for part in _lists(rows)]
 
 
-def patch(patches: list[Patch]) -> list[str]:
+def patch(tx: Connection, patches: list[Patch]) -> list[str]:
     """UPDATEs that change a few bytes of each row's blob, as sending and parsing whole blobs costs several times as
     much. Not for SQLite."""
-    return [_patch(part) for part in chunks(patches, _PATCHED)]
+    return [_patch(dialects.of(tx), part) for part in chunks(patches, _PATCHED)]
 
 
-def _patch(patches: Sequence[Patch]) -> str:
+def _patch(dialect: dialects.Dialect, patches: Sequence[Patch]) -> str:
     bits, counts = [], []
     by_batch: dict[int, list[int]] = {}
     # A single value is faster to look up than a pair, and nearly always all rows are of the same batch.
@@ -73,7 +74,7 @@ def _patch(patches: Sequence[Patch]) -> str:
     for (batch, number), group, changes in patches:
         blob = "resolved"
         for byte, value in changes:
-            blob = f"INSERT({blob},{byte + 1},1,x'{value.hex()}')"
+            blob = dialect.patch(blob, byte, value.hex())
         case = f"WHEN {number} THEN" if same_batch else f"WHEN batch_id={batch} AND group_no={number} THEN"
         bits.append(f"{case} {blob}")
         counts.append(f"{case} {group.resolved_count}")

@@ -335,7 +335,7 @@ def write(tx: Connection, state: JournalState, change: Change) -> tuple[list[str
             del state.unfolded[group]
         values += [_FOLDED | group for group in due]
     state.add(entry, len(values))
-    texts = [_append(change.batch, entry, values)]
+    texts = [_append(tx, change.batch, entry, values)]
     if full and (first := state.trim()):
         texts.append(_remove(change.batch, first))
     return texts, sorted({*due, *change.changed} if direct else due)
@@ -350,10 +350,10 @@ def _deferred(change: Change) -> list[int] | None:
     return None if is_dense else list(acked)
 
 
-def _append(batch: int, entry: int, values: Iterable[int]) -> str:
+def _append(tx: Connection, batch: int, entry: int, values: Iterable[int]) -> str:
     return (
         "INSERT INTO ack_journal (batch_id, entry_no, numbers) VALUES "  # noqa: S608
-        f"({batch},{entry},x'{encode(values).hex()}')"
+        f"({batch},{entry},{statements.literal(tx, encode(values))})"
     )
 
 

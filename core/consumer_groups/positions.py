@@ -89,7 +89,7 @@ def lock(pipeline: Pipeline, fences: Collection[Fence]) -> Callable[[], dict[Fen
         for answer in pipeline.query(
             "SELECT group_name, partition_no, owner, epoch "  # noqa: S608
             f"FROM {dialect.by_primary_key('positions')} WHERE {among(tx, _KEY, part)} "
-            f"ORDER BY {', '.join(_KEY)}{dialect.for_update}"
+            f"ORDER BY {', '.join(_KEY)}{dialect.for_update()}"
         )
     ]
 

@@ -130,7 +130,7 @@ class Handlings:
         )
         self._timers = TimerChanges()
         # After the locks: a statement that waits for a lock has the time before the wait.
-        self._clock = pipeline.query(f"SELECT {dialects.of(pipeline.tx).now}") if operations else []
+        self._clock = pipeline.query(f"SELECT {dialects.of(pipeline.tx).clock}") if operations else []
         self._now: datetime
         self._handled: dict[Handle, tuple[Handled, list[outbox.Issue]]] = {}
         self.outcomes: dict[Operation, Done] = {}

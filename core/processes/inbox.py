@@ -86,7 +86,7 @@ class LockedEvents:
             for answer in pipeline.query(
                 "SELECT name, instance, event_id, status "  # noqa: S608
                 f"FROM {dialect.by_primary_key('inbox')} WHERE {among(tx, _KEY, part)} "
-                f"ORDER BY {', '.join(_KEY)}{dialect.for_update}"
+                f"ORDER BY {', '.join(_KEY)}{dialect.for_update()}"
             )
         ]
         # Read after the rows (see the module).

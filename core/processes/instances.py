@@ -119,7 +119,7 @@ class LockedInstances:
             for part in chunks(sorted(keys), LIST)
             for answer in pipeline.query(
                 f"SELECT {', '.join(_COLUMNS)} FROM {dialect.by_primary_key('processes')} "  # noqa: S608
-                f"WHERE {among(tx, ('name', 'instance'), part)} ORDER BY name, instance{dialect.for_update}"
+                f"WHERE {among(tx, ('name', 'instance'), part)} ORDER BY name, instance{dialect.for_update()}"
             )
         ]
         self._stored: dict[tuple[str, str], Instance] | None = None

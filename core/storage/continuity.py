@@ -47,6 +47,17 @@ def server(driver: Any) -> Origin:
     return *(variables.get(name) for name in _NAMES), now - uptime
 
 
+def postgresql_server(driver: Any) -> Origin:
+    """The PostgreSQL server behind a connection: its identifier, its start, and its timeline, which changes when a
+    standby is promoted or a backup restored."""
+    timeline = "CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"
+    with contextlib.closing(driver.cursor()) as cursor:
+        cursor.execute(f"SELECT system_identifier, pg_postmaster_start_time(), {timeline} FROM pg_control_system()")  # noqa: S608
+        origin: Origin = cursor.fetchone()
+    driver.rollback()
+    return origin
+
+
 def file(driver: Any) -> Origin:
     """The SQLite file behind a connection."""
     path = driver.execute("PRAGMA database_list").fetchone()[2]

@@ -32,7 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from core import errors, metrics
 from core.storage import continuity, dialects, faults, statements
-from core.storage.dialects.mariadb import LOCK_WAIT as LOCK_WAIT_OPTION
+from core.storage.dialects.dialect import LOCK_WAIT as LOCK_WAIT_OPTION
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -66,8 +66,8 @@ class Database:
             self.url = sa.make_url(url)
         except sa.exc.ArgumentError as error:
             raise errors.Misconfigured(
-                "the database URL can't be read; expected for example sqlite:///lastbit.db or "
-                "mysql://user:password@127.0.0.1:3306/lastbit"
+                "the database URL can't be read; expected for example sqlite:///lastbit.db, "
+                "mysql://user:password@127.0.0.1:3306/lastbit or postgresql://user:password@127.0.0.1:5432/lastbit"
             ) from error
         self._on_append: list[Callable[[int], None]] = []
         self._on_doubt: list[Callable[[], None]] = []
@@ -75,10 +75,9 @@ class Database:
         backend = self.url.get_backend_name()
         dialect = dialects.named(backend)
         if dialect is None:
-            raise errors.Misconfigured(f"{backend} is not supported; expected sqlite, mysql or mariadb")
+            raise errors.Misconfigured(f"{backend} is not supported; expected sqlite, mysql, mariadb or postgresql")
         if not dialect.is_embedded:
-            # Both servers use the same driver and dialect, so compiled statements are shared.
-            self.url = self.url.set(drivername="mysql+pymysql")
+            self.url = self.url.set(drivername=dialect.driver)
         self.dialect = dialect
         self.engine = dialect.engine(self.url, connections, LOCK_WAIT)
         continuity.watch(self.engine, dialect.origin(), self._doubt)
@@ -288,7 +287,8 @@ class Database:
     def describe(self) -> str:
         """Where the data is, for people: the absolute path of a file, or user, host and database without password."""
         if not self.is_embedded:
-            return f"the database {self.url.render_as_string(hide_password=True).replace('+pymysql', '')}"
+            scheme = self.url.get_backend_name()
+            return f"the database {self.url.set(drivername=scheme).render_as_string(hide_password=True)}"
         return f"the SQLite file {Path(self.url.database or '').absolute()}"
 
     def __repr__(self) -> str:

@@ -41,6 +41,17 @@ _DONE_ALREADY: Final = {
     *(1050, 1060, 1061, 1062),
     *(1051, 1091),
 }
+_SQLSTATES: Final = {
+    # serialization failure, deadlock
+    **dict.fromkeys(("40001", "40P01"), Fault.CONFLICT),
+    # lock not available
+    "55P03": Fault.LOCK_WAIT,
+    # read-only transaction; a statement that was cancelled, a session that was ended
+    **dict.fromkeys(("25006", "25P03", "25P04", "57014"), Fault.OUTAGE),
+}
+"""Errors of PostgreSQL. Whole classes follow."""
+_SQLSTATE_OUTAGES: Final = ("08", "53", "57P", "58")
+"""The connection; insufficient resources, such as a full disk; shutdown and crash; errors of the operating system."""
 _LOST: Final = {0, 2006, 2013, 2014, 2045, 2055, 1927, 4031}
 
 
@@ -53,7 +64,7 @@ def is_duplicate(error: IntegrityError) -> bool:
     original = error.orig
     if isinstance(original, sqlite3.IntegrityError):
         return original.sqlite_errorcode in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
-    return _mysql_code(error) == 1062
+    return _mysql_code(error) == 1062 or sqlstate(error) == "23505"
 
 
 def is_done_already(error: DBAPIError) -> bool:
@@ -65,6 +76,12 @@ def is_done_already(error: DBAPIError) -> bool:
 def _mysql_code(error: DBAPIError) -> int | None:
     args = getattr(error.orig, "args", ())
     return args[0] if args and isinstance(args[0], int) else None
+
+
+def sqlstate(error: DBAPIError) -> str | None:
+    """PostgreSQL's code of an error; None if the server sent none."""
+    code: str | None = getattr(error.orig, "sqlstate", None)
+    return code
 
 
 def server_error(error: DBAPIError) -> tuple[int, str]:
@@ -81,7 +98,7 @@ def is_lost(error: Exception) -> bool:
 
 def is_elsewhere(error: BaseException) -> bool:
     """Whether another server behind the same address may accept a statement that this one refuses now."""
-    return isinstance(error, DBAPIError) and _mysql_code(error) in _ELSEWHERE
+    return isinstance(error, DBAPIError) and (_mysql_code(error) in _ELSEWHERE or sqlstate(error) == "25006")
 
 
 def is_before_commit(error: BaseException) -> bool:
@@ -104,6 +121,10 @@ def classify(error: BaseException) -> Fault | None:
     if isinstance(error.orig, sqlite3.Error):
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         return Fault.OUTAGE if code in _SQLITE_OUTAGE else None
+    state = sqlstate(error)
+    if state is not None:
+        is_outage = state.startswith(_SQLSTATE_OUTAGES) or error.connection_invalidated
+        return _SQLSTATES.get(state, Fault.OUTAGE if is_outage else None)
     code = _mysql_code(error) or 0
     if code in _CONFLICTS:
         return Fault.CONFLICT
@@ -118,5 +139,5 @@ def outage(cause: BaseException) -> str:
     """The message for clients about an outage. It omits the driver's text, which may contain hosts and users."""
     if isinstance(cause, PoolTimeout):
         return "all database connections are busy"
-    code = _mysql_code(cause) if isinstance(cause, DBAPIError) else None
+    code = (_mysql_code(cause) or sqlstate(cause)) if isinstance(cause, DBAPIError) else None
     return "the database can't be reached or accepts no writes now" + (f" (its error {code})" if code else "")

@@ -99,14 +99,8 @@ def migrate(database: Database, revision: str = "head") -> None:
             connection = connection.execution_options(**database.dialect.begin_writing)
             _migrate(connection, revision)
             return
-        # On MariaDB, DDL commits implicitly, so a named lock keeps two processes from migrating at once.
-        if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)").scalar() != 1:
-            raise errors.Unavailable("another migration of this database is in progress")
-        try:
+        with database.dialect.migrating(connection):
             _migrate_under_load(connection, revision)
-        finally:
-            if not connection.invalidated:  # a lost connection releases its lock
-                connection.exec_driver_sql("SELECT RELEASE_LOCK('lastbit_migrate')")
 
 
 def finish(database: Database) -> None:
@@ -129,8 +123,6 @@ def serves_only(tx: Connection, revision: str) -> bool:
 def _migrate_under_load(connection: Connection, revision: str) -> None:
     """Migrate while the service runs. Altering a table waits until no transaction uses it, and blocks all others
     meanwhile. So each wait is short; between attempts the others can proceed."""
-    before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar()
-    connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_WAIT}")
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: faults.classify(error) is errors.Fault.LOCK_WAIT),
         stop=tenacity.stop_after_delay(PATIENCE),
@@ -147,10 +139,6 @@ def _migrate_under_load(connection: Connection, revision: str) -> None:
                 "for its end, and migrate again; nothing is lost"
             ) from error
         raise
-    finally:
-        if not connection.invalidated:
-            connection.rollback()
-            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {before}")
 
 
 def _migrate(connection: Connection, revision: str) -> None:

@@ -62,9 +62,9 @@ def literal(tx: Connection, value: str | bytes | int | datetime | None) -> str:
     if isinstance(value, str):
         return dialects.of(tx).text(value.encode().hex())
     if isinstance(value, bytes):
-        return f"x'{value.hex()}'"
+        return dialects.of(tx).blob(value.hex())
     if isinstance(value, datetime):
-        return f"'{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'"
+        return dialects.of(tx).time(f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}")
     return "NULL" if value is None else str(value)
 
 
@@ -84,8 +84,9 @@ def among(tx: Connection, columns: Sequence[str], keys: Collection[tuple[str | i
 def run(tx: Connection, *statements: str) -> list[Rows]:
     """Execute the statements in their order, and return the rows of each. A statement that fails ends the call.
 
-    With the option `dialects.mariadb.LOCK_WAIT`, MariaDB ends a SELECT … FOR UPDATE that takes longer: the server's own
-    lock wait timeout is in whole seconds. MySQL has no such limit, so there the session's timeout applies.
+    With the option `dialects.dialect.LOCK_WAIT`, MariaDB ends a SELECT … FOR UPDATE that takes longer: the server's own
+    lock wait timeout is in whole seconds. MySQL has no such limit, so there the session's timeout applies. PostgreSQL
+    limits each lock wait.
 
     Raises SQLAlchemy's `DBAPIError` and its subclasses, as if each statement had been executed by itself.
     """

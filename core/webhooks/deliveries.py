@@ -36,7 +36,7 @@ from core import feed, tables
 from core.commits.operation import Operation
 from core.storage import dialects
 from core.storage.database import Database
-from core.storage.statements import LIST, Pipeline, chunks, packets
+from core.storage.statements import LIST, Pipeline, chunks, literal, packets
 from core.webhooks import subscriptions
 from core.webhooks.backoff import Backoff
 from core.webhooks.delivery_log import Progress
@@ -165,7 +165,7 @@ def claim(
         ]
     pipeline = Pipeline(tx)
     pipeline.later(
-        *_updates(claimed, f"token = x'{token.hex()}', due_at = '{_literal(now + lease)}'"),
+        *_updates(claimed, f"token = {literal(tx, token)}, due_at = {literal(tx, now + lease)}"),
         *_updates(died, f"state = '{Progress.DEAD}', due_at = NULL, token = NULL"),
     )
     pipeline.finish()
@@ -219,7 +219,7 @@ def _lock(
     results = Pipeline(tx).ask(
         *(
             f"SELECT id, token, attempts, {dialect.now} FROM {dialect.by_primary_key('deliveries')} "  # noqa: S608
-            f"WHERE id IN ({','.join(map(str, part))}) AND {condition} ORDER BY id{dialect.for_update}"
+            f"WHERE id IN ({','.join(map(str, part))}) AND {condition} ORDER BY id{dialect.for_update()}"
             for part in chunks(sorted(ids), LIST)
         )
     )
@@ -235,10 +235,6 @@ def _updates(ids: list[int], values: str) -> list[str]:
         f"UPDATE deliveries SET {values} WHERE id IN ({','.join(map(str, part))})"  # noqa: S608
         for part in chunks(ids, LIST)
     ]
-
-
-def _literal(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -261,7 +257,6 @@ def record(tx: Connection, records: Sequence[Record], backoff: Backoff) -> list[
     locked, now = _lock(tx, {entry.claim.delivery for entry in records})
     if now is None:
         return [None] * len(records)
-    dialect = dialects.of(tx)
     results: list[Progress | None] = []
     attempts: list[str] = []
     updates: dict[str, list[int]] = {}
@@ -274,8 +269,8 @@ def record(tx: Connection, records: Sequence[Record], backoff: Backoff) -> list[
             continue
         if answer is not None:
             status = "NULL" if answer.status is None else answer.status
-            error = "NULL" if answer.error is None else dialect.text(answer.error.encode().hex())
-            attempts.append(f"({claim.delivery},'{_literal(claim.at)}',{status},{error},{answer.milliseconds})")
+            at, error = literal(tx, claim.at), literal(tx, answer.error)
+            attempts.append(f"({claim.delivery},{at},{status},{error},{answer.milliseconds})")
         token, failures = locked[claim.delivery]
         if token != claim.token:
             results.append(None)
@@ -285,9 +280,8 @@ def record(tx: Connection, records: Sequence[Record], backoff: Backoff) -> list[
         results.append(state)
         if answer is not None and answer.status == GONE:
             gone.add(claim.webhook)
-        due = "NULL" if due_at is None else f"'{_literal(due_at)}'"
         count = "attempts" if answer is None else "attempts + 1"
-        values = f"state = '{state}', attempts = {count}, due_at = {due}, token = NULL"
+        values = f"state = '{state}', attempts = {count}, due_at = {literal(tx, due_at)}, token = NULL"
         updates.setdefault(values, []).append(claim.delivery)
     pipeline = Pipeline(tx)
     head = "INSERT INTO delivery_attempts (delivery_id, attempted_at, status, error, milliseconds) VALUES "

@@ -26,6 +26,7 @@ from core.storage import faults, schema
 from core.storage.database import Database
 from core.storage.engines import MOST_AGE, MOST_IDLE
 from tests.support import templates
+from tests.support.postgresql import PostgreSQL
 from tests.support.servers import MariaDB, sqlite_file
 
 
@@ -315,7 +316,7 @@ def test_errors_are_classified_once() -> None:
 
 @pytest.mark.parametrize(
     ("url", "word"),
-    [("postgresql://x/y", "postgresql"), ("sqlite://", "file"), ("sqlite:///:memory:", "file"), ("nonsense", "URL")],
+    [("oracle://x/y", "postgresql"), ("sqlite://", "file"), ("sqlite:///:memory:", "file"), ("nonsense", "URL")],
 )
 def test_an_invalid_url_is_refused(url: str, word: str) -> None:
     """At once, with a message."""
@@ -348,7 +349,8 @@ def test_test_databases_match_the_migrations(database: Database, request: pytest
         # The order in which indexes are created is not guaranteed.
         return sorted(line.rstrip(",") for text in dump for line in text.splitlines())
 
-    server: MariaDB | None = None if database.is_embedded else request.getfixturevalue("mariadb")
+    kind = {"mysql": "mariadb"}.get(database.url.get_backend_name(), database.url.get_backend_name())
+    server: MariaDB | PostgreSQL | None = None if database.is_embedded else request.getfixturevalue(kind)
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(sqlite_file()) if server is None else server.new_database() for _ in range(2)]
         # The test's own database may be the one that was copied.

@@ -16,7 +16,7 @@ START = datetime(2026, 5, 4, 8, 0, tzinfo=UTC)
 
 class Clock:
     """The clock of all further transactions of this `Database`. On SQLite it is a user-defined function; on MariaDB it
-    is a session variable."""
+    is a session variable, and on PostgreSQL functions that hide the server's."""
 
     def __init__(self, database: Database) -> None:
         self.now = START
@@ -27,6 +27,20 @@ class Clock:
                 connection.create_function("lastbit_now", 0, lambda: self.now.strftime("%Y-%m-%d %H:%M:%S.%f"))
 
             database.engine.dispose()  # existing connections have the real clock
+        elif database.url.get_backend_name() == "postgresql":
+            with database.engine.begin() as tx:
+                tx.exec_driver_sql("CREATE SCHEMA clock")
+                for name in ("statement_timestamp", "clock_timestamp"):
+                    tx.exec_driver_sql(
+                        f"CREATE FUNCTION clock.{name}() RETURNS timestamptz LANGUAGE sql STABLE "
+                        "AS $$ SELECT current_setting('lastbit.now')::timestamptz $$"
+                    )
+
+            @sa.event.listens_for(database.engine, "begin")
+            def shift(connection: sa.Connection) -> None:
+                connection.exec_driver_sql("SET LOCAL search_path = clock, pg_catalog, public")
+                connection.exec_driver_sql(f"SET LOCAL lastbit.now = '{self.now.isoformat()}'")
+
         else:
 
             @sa.event.listens_for(database.engine, "begin")

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from core.storage import opening
-from core.storage.checks import server, sqlite
+from core.storage.checks import postgresql, server, sqlite
 from core.storage.checks.every import clock_ahead
 from core.storage.checks.findings import Finding, Verdict, as_json
 from core.storage.database import Database
@@ -34,7 +34,8 @@ def check(database: Database, *, workers: int = 1) -> list[Finding]:
                 )
             ]
         return _run(database, lambda tx: sqlite.rules(tx, file))
-    return _run(database, lambda tx: server.rules(tx, database, workers))
+    rules = postgresql.rules if database.url.get_backend_name() == "postgresql" else server.rules
+    return _run(database, lambda tx: rules(tx, database, workers))
 
 
 def _run(database: Database, rules: Callable[[Connection], Iterator[Finding]]) -> list[Finding]:

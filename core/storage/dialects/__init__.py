@@ -12,11 +12,17 @@ from sqlalchemy.engine import Connection
 
 from core.storage.dialects.dialect import Dialect, Rows
 from core.storage.dialects.mariadb import MariaDB
+from core.storage.dialects.postgresql import PostgreSQL
 from core.storage.dialects.sqlite import SQLite
 
 __all__ = ["Dialect", "Rows", "named", "of"]
 
-_DIALECTS: Final[dict[str, Dialect]] = {"mysql": MariaDB(), "mariadb": MariaDB(), "sqlite": SQLite()}
+_DIALECTS: Final[dict[str, Dialect]] = {
+    "mysql": MariaDB(),
+    "mariadb": MariaDB(),
+    "postgresql": PostgreSQL(),
+    "sqlite": SQLite(),
+}
 
 
 def named(backend: str) -> Dialect | None:

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 Rows = Sequence[Sequence[Any]]
 
+LOCK_WAIT: Final = "lastbit_lock_wait"
+"""An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included (on PostgreSQL: each of
+its lock waits)."""
+REASONS: Final = 4096
+"""Maximum rows of one INSERT into `failures`."""
+
 
 class Dialect(abc.ABC):
     """The differences. Statements are text without parameters; their values are integers, and bytes in hexadecimal."""
 
+    driver: ClassVar[str]
+    """SQLAlchemy's name of the dialect and its driver."""
+    default_port: ClassVar[int]
+    """The port of a server, if the URL has none."""
     is_embedded: ClassVar[bool]
     """The database is a file that only one service uses. The service migrates the schema when it starts, and runs the
     janitor and the dispatcher. Writing transactions run one after another."""
     locks_rows: ClassVar[bool]
     """Transactions lock the rows that they write. If not, they lock the whole database when they begin."""
+    locks_gaps: ClassVar[bool]
+    """A statement on a range of keys may wait for the next row after it."""
     patches_blobs: ClassVar[bool]
     """An UPDATE can replace single bytes of a blob."""
-    for_update: ClassVar[str]
-    """The end of a SELECT that locks the rows it finds."""
     now: ClassVar[str]
-    """The database's clock, in UTC, to the microsecond."""
+    """The database's time in UTC, to the microsecond, when the statement began, or the packet that it is part of."""
+    clock: ClassVar[str]
+    """The database's time in UTC, not before the end of the earlier statements of a packet."""
     greatest: ClassVar[str]
     """The function that returns the largest of its arguments."""
     begin_writing: ClassVar[dict[str, Any]]
@@ -48,14 +61,33 @@ class Dialect(abc.ABC):
     def origin(self) -> Callable[[Any], tuple[Any, ...]]:
         """A function that returns what identifies the server or file behind a driver's connection."""
 
+    def migrating(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
+        """While it is open, no other migration of the database runs, and none waits long for a table that is in use.
+        Raises `errors.Unavailable` if another one takes longer than a minute."""
+        return contextlib.nullcontext()
+
     @abc.abstractmethod
     def by_primary_key(self, table: str) -> str:
         """The table in a FROM clause, with a hint to use only its primary key."""
 
     @abc.abstractmethod
+    def for_update(self, *key: str) -> str:
+        """The end of a SELECT that locks the rows it finds, in the order of their key; without one, in the order of the
+        SELECT's ORDER BY."""
+
+    @abc.abstractmethod
+    def lock_looked_up(self, table: str) -> str:
+        """The end of a SELECT from `look_up` that locks the rows of the table, in the order of their places."""
+
+    @abc.abstractmethod
     def look_up(self, tx: Connection, table: str, key: Sequence[str], rows: Sequence[str]) -> str:
         """The rows of a table by primary key, in a FROM clause. `rows` are VALUES: each a place, which becomes the
-        column `place`, and the columns of the key. If rows are locked, they are locked in this order."""
+        column `place`, and the columns of the key."""
+
+    @abc.abstractmethod
+    def sum_locked(self, results: str, table: str, condition: str, group_by: str, names: Sequence[str]) -> list[str]:
+        """Statements of which the last one selects sums of groups of rows. Until the commit, no other transaction gets
+        the sums of the groups with these `names`, so of two that have changed a group, one sees the other's changes."""
 
     @abc.abstractmethod
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
@@ -63,7 +95,28 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def text(self, digits: str) -> str:
-        """A literal of a text column, from the hexadecimal digits of its UTF-8 bytes."""
+        """A literal of a text column, from the hexadecimal digits of its UTF-8 bytes. Raises `errors.InvalidRequest` if
+        the database can't store the text."""
+
+    def blob(self, digits: str) -> str:
+        """A literal of bytes, from their hexadecimal digits."""
+        return f"x'{digits}'"
+
+    def time(self, text: str) -> str:
+        """A literal of a time in UTC, such as `2026-01-31 12:00:00.000000`."""
+        return f"'{text}'"
+
+    def patch(self, blob: str, byte: int, digits: str) -> str:
+        """The blob with another byte. Only if it `patches_blobs`."""
+        raise NotImplementedError
+
+    def flat(
+        self, column: str, kind: Literal["plain", "text", "bytes", "time"] = "plain", *, nullable: bool = False
+    ) -> str:
+        """A column for `statements.select`: texts and bytes in hexadecimal, times with a `T`, and `-` for NULL."""
+        text = {"plain": column, "time": f"REPLACE({column}, ' ', 'T')"}.get(kind, f"HEX({column})")
+        # Not COALESCE: SQLite's HEX of NULL is an empty text.
+        return f"CASE WHEN {column} IS NULL THEN '-' ELSE {text} END" if nullable else text
 
     @abc.abstractmethod
     def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
@@ -93,3 +146,10 @@ class Dialect(abc.ABC):
     @abc.abstractmethod
     def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
         """Insert rows of `failures` for these items, (batch, number), all with the same reason."""
+
+
+def announce(listeners: Iterable[Callable[..., object]], tx: Connection, cursor: Any, texts: Sequence[str]) -> None:
+    """Call the engine's listeners, such as tracing, for each of these statements."""
+    for listener in listeners:
+        for text in texts:
+            listener(tx, cursor, text, (), None, False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 import pymysql
@@ -18,26 +18,26 @@ from pymysql.constants import CLIENT, CR
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from core import errors
 from core.storage import continuity, engines, faults, galera
-from core.storage.dialects.dialect import Dialect, Rows
+from core.storage.dialects.dialect import LOCK_WAIT, REASONS, Dialect, Rows, announce
 
-LOCK_WAIT: Final = "lastbit_lock_wait"
-"""An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included."""
 CONCATENATED: Final = 16 * 2**20
 """Maximum bytes of a concatenated value; each session sets it. 512 groups take about 20 KB."""
 ROWS: Final = 24
 """Up to this number, rows are not concatenated. The server makes a temporary table to concatenate rows, which costs
 about as much as parsing this number of rows in the driver."""
-REASONS: Final = 4096
-"""Maximum rows of one INSERT into `failures`."""
 
 
 class MariaDB(Dialect):
+    # MySQL's as well: both servers use the same driver and dialect, so compiled statements are shared.
+    driver = "mysql+pymysql"
+    default_port = 3306
     is_embedded = False
     locks_rows = True
+    locks_gaps = True
     patches_blobs = True
-    for_update = " FOR UPDATE"
-    now = "UTC_TIMESTAMP(6)"
+    now = clock = "UTC_TIMESTAMP(6)"
     greatest = "GREATEST"
     begin_writing: ClassVar[dict[str, Any]] = {}
     begin_snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
@@ -84,8 +84,30 @@ class MariaDB(Dialect):
     def origin(self) -> Callable[[Any], tuple[Any, ...]]:
         return continuity.server
 
+    @contextlib.contextmanager
+    def migrating(self, connection: Connection) -> Iterator[None]:
+        # DDL commits implicitly, so a named lock keeps two processes from migrating at once.
+        if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)").scalar() != 1:
+            raise errors.Unavailable("another migration of this database is in progress")
+        before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar()
+        wait = connection.exec_driver_sql("SELECT @@SESSION.innodb_lock_wait_timeout").scalar()
+        connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {wait}")
+        try:
+            yield
+        finally:
+            if not connection.invalidated:  # a lost connection releases its lock
+                connection.rollback()
+                connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {before}")
+                connection.exec_driver_sql("SELECT RELEASE_LOCK('lastbit_migrate')")
+
     def by_primary_key(self, table: str) -> str:
         return f"{table} FORCE INDEX (PRIMARY)"
+
+    def for_update(self, *key: str) -> str:
+        return " FOR UPDATE"  # the lists of keys are read in the order of the primary key
+
+    def lock_looked_up(self, table: str) -> str:
+        return " FOR UPDATE"
 
     def look_up(self, tx: Connection, table: str, key: Sequence[str], rows: Sequence[str]) -> str:
         separator = "," if getattr(tx.dialect, "is_mariadb", False) else ",ROW"
@@ -94,11 +116,18 @@ class MariaDB(Dialect):
         source = f"(WITH look_up (place, {columns}) AS (VALUES {values}) SELECT * FROM look_up) look_up"  # noqa: S608
         return f"{source} STRAIGHT_JOIN {self.by_primary_key(table)} USING ({columns})"
 
+    def sum_locked(self, results: str, table: str, condition: str, group_by: str, names: Sequence[str]) -> list[str]:
+        source = f"{self.by_primary_key(table)} WHERE {condition}"
+        return [f"SELECT {results} FROM {source} GROUP BY {group_by} FOR UPDATE"]  # noqa: S608
+
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
         return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = VALUES({column})" for column in columns)
 
     def text(self, digits: str) -> str:
         return f"x'{digits}'"
+
+    def patch(self, blob: str, byte: int, digits: str) -> str:
+        return f"INSERT({blob},{byte + 1},1,x'{digits}')"
 
     def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
         if not texts:
@@ -109,7 +138,7 @@ class MariaDB(Dialect):
         cursor = driver.cursor()
         rows: list[Rows] = []
         try:
-            _announce(tx.dispatch.before_cursor_execute, tx, cursor, texts)
+            announce(tx.dispatch.before_cursor_execute, tx, cursor, texts)
             cursor.execute(text)
             rows.append(cursor.fetchall())
             while cursor.nextset():
@@ -120,7 +149,7 @@ class MariaDB(Dialect):
                 raise pymysql.err.OperationalError(
                     CR.CR_SERVER_LOST, f"the server executed {len(rows)} of {len(texts)} statements"
                 )
-            _announce(tx.dispatch.after_cursor_execute, tx, cursor, texts)
+            announce(tx.dispatch.after_cursor_execute, tx, cursor, texts)
         except pymysql.MySQLError as error:
             # Nothing after the statement that failed was executed. If all have results, a listener failed.
             failed = texts[min(len(rows), len(texts) - 1)]
@@ -199,13 +228,6 @@ def _hurried(tx: Connection, texts: Sequence[str]) -> Sequence[str]:
         return texts
     hurry = f"SET STATEMENT max_statement_time={seconds} FOR "
     return [hurry + text if text.endswith(" FOR UPDATE") else text for text in texts]
-
-
-def _announce(listeners: Iterable[Callable[..., object]], tx: Connection, cursor: Any, texts: Sequence[str]) -> None:
-    """Call the engine's listeners, such as tracing, for each of these statements."""
-    for listener in listeners:
-        for text in texts:
-            listener(tx, cursor, text, (), None, False)
 
 
 def _text(value: str | bytes) -> str:

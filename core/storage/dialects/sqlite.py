@@ -17,11 +17,13 @@ from core.storage.dialects.dialect import Dialect, Rows
 
 
 class SQLite(Dialect):
+    driver = "sqlite"
+    default_port = 0
     is_embedded = True
     locks_rows = False
+    locks_gaps = False
     patches_blobs = False
-    for_update = ""
-    now = "lastbit_now()"
+    now = clock = "lastbit_now()"
     greatest = "max"
     begin_writing: ClassVar[dict[str, Any]] = {"lastbit_begin": "IMMEDIATE"}
     begin_snapshot = ""
@@ -64,10 +66,19 @@ class SQLite(Dialect):
     def by_primary_key(self, table: str) -> str:
         return table
 
+    def for_update(self, *key: str) -> str:
+        return ""
+
+    def lock_looked_up(self, table: str) -> str:
+        return ""
+
     def look_up(self, tx: Connection, table: str, key: Sequence[str], rows: Sequence[str]) -> str:
         columns = ", ".join(key)
         source = f"(WITH look_up (place, {columns}) AS (VALUES {','.join(rows)}) SELECT * FROM look_up) look_up"  # noqa: S608
         return f"{source} CROSS JOIN {table} USING ({columns})"
+
+    def sum_locked(self, results: str, table: str, condition: str, group_by: str, names: Sequence[str]) -> list[str]:
+        return [f"SELECT {results} FROM {table} WHERE {condition} GROUP BY {group_by}"]  # noqa: S608
 
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
         updates = ", ".join(f"{column} = excluded.{column}" for column in columns)

@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pymysql
 import pytest
 import sqlalchemy as sa
@@ -35,7 +36,7 @@ from core.consumer_groups.positions import Fence
 from core.dispatcher import Dispatcher
 from core.service import Service
 from core.storage.database import Database
-from core.storage.dialects import mariadb
+from core.storage.dialects import mariadb, postgresql
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
 from lastbit.streams.snapshot import Snapshot
@@ -127,6 +128,38 @@ class _Points:
         pymysql.connections.Connection.query = watched_query
         mariadb._Connection.commit = watched_commit  # type: ignore[method-assign]
 
+    def watch_postgresql(self) -> None:
+        send, commit = postgresql._Connection.send, postgresql._Connection.commit
+        execute, executemany = psycopg.Cursor.execute, psycopg.Cursor.executemany
+
+        def watched_send(connection: Any, text: str) -> Any:
+            self.passed(f"before {text[:60]}")
+            if text.endswith(packets.COMMIT):
+                if self.armed and not self.left:
+                    send(connection, text.removesuffix(packets.COMMIT))
+                self.passed("before COMMIT")
+            return send(connection, text)
+
+        def watched_execute(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+            self.passed(f"before {query[:60]}")
+            return execute(cursor, query, *arguments, **options)
+
+        def watched_executemany(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+            self.passed(f"before {query[:60]}")
+            return executemany(cursor, query, *arguments, **options)
+
+        def watched_commit(connection: Any) -> None:
+            if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                self.passed("before COMMIT")
+            commit(connection)
+            self.commits += 1
+            self.passed("after COMMIT")
+
+        postgresql._Connection.send = watched_send  # type: ignore[method-assign]
+        postgresql._Connection.commit = watched_commit  # type: ignore[method-assign]
+        psycopg.Cursor.execute = watched_execute  # type: ignore[method-assign]
+        psycopg.Cursor.executemany = watched_executemany  # type: ignore[method-assign]
+
     def watch_sqlite(self, database: Database) -> None:
         # The trace callback runs before each statement, including BEGIN and COMMIT.
         @sa.event.listens_for(database.engine, "connect")
@@ -176,6 +209,8 @@ def _live_and_die(job: dict[str, Any], pipe: int) -> None:
     service = Service(database, combiner=combiner, writes=combiner)
     if database.is_embedded:
         points.watch_sqlite(database)
+    elif database.url.get_backend_name() == "postgresql":
+        points.watch_postgresql()
     else:
         points.watch_mysql()
     database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))  # connect before the points are counted

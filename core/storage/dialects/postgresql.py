@@ -1,0 +1,334 @@
+"""PostgreSQL. Decision 0023 examines all transactions for the differences to MariaDB.
+
+A failed statement aborts the whole transaction, so nothing in core continues after one: the transaction begins again.
+Several statements are sent as one simple query, at which the server stops at the first that fails. The BEGIN goes with
+the first statements of a transaction, and the COMMIT with the last.
+
+READ COMMITTED differs from MariaDB's in two ways:
+
+* Each statement sees what was committed when it *began*, even if it then waits for a lock. It gets the newest version
+  of a row that it waited for, and checks its condition again, but it doesn't see a row that was inserted in the
+  meantime. So a decision that depends on other rows than the locked ones is made by a later statement.
+* A row that another transaction has inserted but not committed is invisible, and a locking read doesn't wait for it.
+  Inserting the same key waits. Where that isn't enough, `sum_locked` locks a number instead of rows.
+
+Rows are locked in the order in which the plan returns them. So each locking SELECT has an ORDER BY, which the server
+executes before it locks. The columns of a key never change, so the order stays right while it waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, ClassVar, Final, Literal
+
+import psycopg
+import sqlalchemy as sa
+from psycopg import generators, pq
+from psycopg.abc import Buffer
+from psycopg.adapt import Transformer
+from psycopg.types.string import StrDumper, TextLoader
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from core import errors
+from core.storage import continuity, engines, faults
+from core.storage.dialects.dialect import LOCK_WAIT, REASONS, Dialect, Rows, announce
+
+SILENCE: Final = 60
+"""Seconds without a response, after which a connection counts as lost."""
+LONG: Final = 4096
+"""Bytes up to which a text is a constant, which the planner can look up in its statistics."""
+MIGRATION: Final = 0x6C617374626974
+"""The advisory lock of migrations: "lastbit"."""
+_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_FINE: Final = frozenset({pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK})
+
+
+class PostgreSQL(Dialect):
+    driver = "postgresql+psycopg"
+    default_port = 5432
+    is_embedded = False
+    locks_rows = True
+    locks_gaps = False
+    patches_blobs = True
+    # The time when the packet arrived. It is constant, so an index can be searched for it.
+    now = "(statement_timestamp() AT TIME ZONE 'UTC')"
+    clock = "(clock_timestamp() AT TIME ZONE 'UTC')"
+    greatest = "GREATEST"
+    begin_writing: ClassVar[dict[str, Any]] = {}
+    begin_snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+
+    def one_time(self, tx: Connection) -> str:
+        return self.now
+
+    def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
+        session = (
+            "SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC'; SET datestyle = 'ISO'; "
+            # Compiling a statement takes longer than these statements take.
+            f"SET client_encoding = 'UTF8'; SET lock_timeout = '{lock_wait}s'; SET jit = off"
+        )
+        engine = sa.create_engine(
+            url,
+            **engines.pool(connections),
+            hide_parameters=True,  # an error's text ends up in logs; secrets are among the parameters
+            # Every transaction has ended when its connection is returned, so a ROLLBACK would be a useless round trip.
+            pool_reset_on_return=None,
+            use_native_hstore=False,
+            connect_args={
+                "connect_timeout": 5,
+                "keepalives_idle": 30,
+                "keepalives_interval": 10,
+                "keepalives_count": 3,
+                "tcp_user_timeout": SILENCE * 1000,
+                # The texts of most statements differ, so prepared ones would seldom be used again.
+                "prepare_threshold": None,
+            },
+        )
+
+        @sa.event.listens_for(engine, "do_connect")
+        def connect(_: object, __: object, arguments: Any, keywords: Any) -> _Connection:
+            return _Connection.connect(*arguments, **keywords)
+
+        @sa.event.listens_for(engine, "connect")
+        def prepare(connection: _Connection, _: object) -> None:
+            connection.adapters.register_dumper(str, _Dumper)
+            for type in ("text", "varchar"):
+                connection.adapters.register_loader(type, _Loader)
+            for result in connection.send(session):
+                _check(result)
+
+        engines.replace_old_connections(engine)
+        return engine
+
+    def origin(self) -> Callable[[Any], tuple[Any, ...]]:
+        return continuity.postgresql_server
+
+    @contextlib.contextmanager
+    def migrating(self, connection: Connection) -> Iterator[None]:
+        # A failed migration is rolled back as a whole. Two at once would still try to create the same tables.
+        try:
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '60s'")
+            connection.exec_driver_sql(f"SELECT pg_advisory_lock({MIGRATION})")
+            connection.commit()
+        except DBAPIError as error:
+            if faults.classify(error) is errors.Fault.LOCK_WAIT:
+                raise errors.Unavailable("another migration of this database is in progress") from error
+            raise
+        try:
+            yield
+        finally:
+            if not connection.invalidated:  # a lost connection releases its lock
+                connection.rollback()
+                connection.exec_driver_sql(f"SELECT pg_advisory_unlock({MIGRATION})")
+                connection.commit()
+
+    def by_primary_key(self, table: str) -> str:
+        return table
+
+    def for_update(self, *key: str) -> str:
+        return f"{' ORDER BY ' if key else ''}{', '.join(key)} FOR UPDATE"
+
+    def lock_looked_up(self, table: str) -> str:
+        return f" ORDER BY place FOR UPDATE OF {table}"
+
+    def look_up(self, tx: Connection, table: str, key: Sequence[str], rows: Sequence[str]) -> str:
+        columns = ", ".join(key)
+        return f"(VALUES {','.join(rows)}) AS look_up (place, {columns}) JOIN {table} USING ({columns})"
+
+    def sum_locked(self, results: str, table: str, condition: str, group_by: str, names: Sequence[str]) -> list[str]:
+        # Rows can't be locked by a statement that sums them, and rows of others that aren't committed are invisible. So
+        # a number is locked for each name. The next statement sees what the transactions that had locked it committed.
+        numbers = sorted(
+            int.from_bytes(hashlib.blake2b(f"{table}:{name}".encode(), digest_size=8).digest(), signed=True)
+            for name in names
+        )
+        locks = ", ".join(f"pg_advisory_xact_lock({number})" for number in numbers)
+        return [f"SELECT {locks}", f"SELECT {results} FROM {table} WHERE {condition} GROUP BY {group_by}"]  # noqa: S608
+
+    def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
+        updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
+        return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}"
+
+    def text(self, digits: str) -> str:
+        content = _stored(bytes.fromhex(digits).decode()).encode()
+        if len(content) > LONG:
+            return f"convert_from('\\x{content.hex()}', 'UTF8')"
+        return f"E'{content.decode('latin-1').translate(_ESCAPES)}'"
+
+    def blob(self, digits: str) -> str:
+        return f"'\\x{digits}'::bytea"
+
+    def time(self, text: str) -> str:
+        return f"'{text}'::timestamp"
+
+    def patch(self, blob: str, byte: int, digits: str) -> str:
+        return f"set_byte({blob},{byte},{int(digits, 16)})"
+
+    def flat(
+        self, column: str, kind: Literal["plain", "text", "bytes", "time"] = "plain", *, nullable: bool = False
+    ) -> str:
+        digits = f"encode(convert_to({column}, 'UTF8'), 'hex')"
+        pairs = f"regexp_replace({digits}, '(..)', ' \\1', 'g')"
+        # Each 01 begins one of the pairs that `_stored` makes.
+        read = f"replace(replace(replace({pairs}, ' 01 01', ' 00'), ' 01 02', ' 01'), ' ', '')"
+        expression = {
+            "plain": f"{column}::text" if nullable else column,
+            "text": f"CASE WHEN strpos({column}, E'\\x01') = 0 THEN {digits} ELSE {read} END",
+            "bytes": f"encode({column}, 'hex')",
+            "time": f"replace({column}::text, ' ', 'T')",
+        }[kind]
+        return f"coalesce({expression}, '-')" if nullable else expression
+
+    def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
+        if not texts:
+            return []
+        driver: Any = tx.connection.dbapi_connection
+        first = [_BEGIN] if driver.pgconn.transaction_status == pq.TransactionStatus.IDLE else []
+        seconds = tx.get_execution_options().get(LOCK_WAIT)
+        if seconds is not None:
+            first.append(f"SET LOCAL lock_timeout = '{max(1, round(seconds * 1000))}ms'")
+        results: list[pq.abc.PGresult] = []
+        try:
+            _announce(tx, driver, "before_cursor_execute", texts)
+            results = driver.send(";".join([*first, *texts]))
+            _check(results[-1])
+            if len(results) < len(first) + len(texts):
+                raise psycopg.OperationalError(f"the server executed {len(results)} of {len(texts)} statements")
+            rows = _rows(driver, results[len(first) :])
+            _announce(tx, driver, "after_cursor_execute", texts)
+        except psycopg.Error as error:
+            # Nothing after the statement that failed was executed. If all have results, a listener failed.
+            failed = texts[min(max(len(results) - len(first), 1), len(texts)) - 1]
+            is_lost = driver.closed or driver.broken
+            converted = DBAPIError.instance(
+                failed[:200], None, error, psycopg.Error, dialect=tx.dialect, connection_invalidated=is_lost
+            )
+            if is_lost:
+                tx.invalidate()
+            raise converted from error
+        return rows
+
+    def finish(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
+        return self.run(tx, [*texts, "COMMIT"])[:-1]
+
+    def select(self, columns: Sequence[str], rest: str, expected: int) -> str:
+        return f"SELECT {', '.join(columns)} FROM {rest}"  # noqa: S608
+
+    def records(self, rows: Rows) -> Sequence[Sequence[Any]]:
+        return rows
+
+    def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
+        return [f"INSERT INTO batches ({columns}) VALUES {','.join(rows)} RETURNING id, created_at"]  # noqa: S608
+
+    def batch_ids(self, rows: Rows, count: int) -> list[int]:
+        return sorted(row[0] for row in rows)
+
+    def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
+        # The reason is sent once.
+        head = "INSERT INTO failures (batch_id, number, reason, failed_at)"
+        columns = f"batch, number, {self.text(reason.encode().hex())}, {self.now}"
+        for first in range(0, len(items), REASONS):
+            values = ",".join(
+                [f"({batch}::bigint,{number}::bigint)" for batch, number in items[first : first + REASONS]]
+            )
+            self.run(tx, [f"{head} SELECT {columns} FROM (VALUES {values}) AS items (batch, number)"])  # noqa: S608
+
+
+_ESCAPES: Final = {
+    code: chr(code) if 0x20 <= code < 0x7F and chr(code) not in "'\\" else f"\\x{code:02x}" for code in range(256)
+}
+"""How a byte is written in an escape string."""
+
+
+def _stored(text: str) -> str:
+    """PostgreSQL stores no U+0000, which keys may contain. U+0000 becomes U+0001 U+0001, and U+0001 becomes U+0001
+    U+0002: no two texts become equal, and their order stays the same."""
+    if "\0" in text or "\1" in text:
+        return text.replace("\1", "\1\2").replace("\0", "\1\1")
+    return text
+
+
+class _Dumper(StrDumper):
+    """Sends a text as it is stored."""
+
+    def dump(self, obj: str) -> Buffer | None:
+        return super().dump(_stored(obj))
+
+
+class _Loader(TextLoader):
+    """Reads a stored text."""
+
+    def load(self, data: Buffer) -> str | bytes:
+        text = super().load(data)
+        if isinstance(text, str) and "\1" in text:
+            return text.replace("\1\1", "\0").replace("\1\2", "\1")
+        return text
+
+
+def _check(result: pq.abc.PGresult) -> None:
+    if result.status not in _FINE:
+        raise psycopg.errors.error_from_result(result, encoding="utf-8")
+
+
+def _rows(driver: _Connection, results: Sequence[pq.abc.PGresult]) -> list[Rows]:
+    transformer = Transformer(driver)
+    rows: list[Rows] = []
+    for result in results:
+        count = result.ntuples
+        if count:
+            transformer.set_pgresult(result)
+            rows.append(transformer.load_rows(0, count, tuple))
+        else:
+            rows.append(())
+    return rows
+
+
+def _announce(tx: Connection, driver: _Connection, event: str, texts: Sequence[str]) -> None:
+    listeners = getattr(tx.dispatch, event)
+    if listeners:
+        with driver.cursor() as cursor:
+            announce(listeners, tx, cursor, texts)
+
+
+class _Connection(psycopg.Connection[Any]):
+    """A connection that doesn't wait for a response forever, and never takes a ROLLBACK for a COMMIT."""
+
+    def send(self, text: str) -> list[pq.abc.PGresult]:
+        """Execute statements as one simple query; the results up to the first error."""
+        self.pgconn.send_query(text.encode())
+        results: list[pq.abc.PGresult] = self.wait(generators.execute(self.pgconn))
+        return results
+
+    def wait(self, gen: Generator[Any, Any, Any], *_: Any, **__: Any) -> Any:
+        try:
+            return super().wait(_limited(gen), interval=1)
+        except _Silence:
+            self.close()
+            raise psycopg.OperationalError(f"the server has not responded for {SILENCE} s") from None
+
+    def commit(self) -> None:
+        if self.pgconn.transaction_status == pq.TransactionStatus.INERROR:
+            # The server would answer a COMMIT with ROLLBACK, which is not an error to the driver.
+            raise psycopg.errors.InFailedSqlTransaction("a statement of the transaction has failed")
+        super().commit()
+
+
+class _Silence(Exception):
+    """The server doesn't respond."""
+
+
+def _limited(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """The driver's steps, resumed every second at the latest."""
+    seconds = 0
+    try:
+        state = next(steps)
+        while True:
+            ready = yield state
+            seconds = 0 if ready else seconds + 1
+            if seconds >= SILENCE:
+                raise _Silence
+            state = steps.send(ready)
+    except StopIteration as end:
+        return end.value

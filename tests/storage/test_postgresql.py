@@ -1,0 +1,141 @@
+"""What is particular to PostgreSQL: its tables, concurrent migrations, the sessions' settings."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+
+import alembic.autogenerate
+import pytest
+import sqlalchemy as sa
+from alembic.migration import MigrationContext
+
+from core import errors, tables
+from core.storage import schema
+from core.storage.database import Database
+from tests.support import templates
+from tests.support.postgresql import PostgreSQL
+
+
+def test_migrations_go_up_and_down_and_match_the_tables(postgresql_url: str) -> None:
+    """Up, `alembic check` finds no difference, down leaves nothing, up again. And a copy for tests is the same."""
+    with Database(postgresql_url) as database:
+        for _ in range(2):
+            schema.migrate(database)
+            with database.engine.connect() as connection:
+                context = MigrationContext.configure(connection, opts={"compare_type": True})
+                assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
+            dump = templates.dump(database)
+            schema.migrate(database, "base")
+            assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE alembic_version")
+        templates.migrate(database)
+        assert templates.dump(database) == dump
+
+
+def test_the_tables_have_the_collations_and_options_of_their_definition(postgresql_url: str) -> None:
+    """`alembic check` compares neither. Keys are compared by bytes; bitfields stay in their rows."""
+    with Database(postgresql_url) as database:
+        schema.migrate(database)
+        with database.engine.connect() as connection:
+            collations = connection.exec_driver_sql(
+                "SELECT table_name, column_name, collation_name FROM information_schema.columns "
+                "WHERE table_schema = 'public' AND collation_name IS NOT NULL"
+            ).all()
+            options = connection.exec_driver_sql(
+                "SELECT relname, reloptions FROM pg_class WHERE reloptions IS NOT NULL AND relkind = 'r'"
+            ).all()
+            storage = connection.exec_driver_sql(
+                "SELECT attrelid::regclass::text, attname::text FROM pg_attribute "
+                "WHERE attstorage = 'e' AND attrelid::regclass::text IN ('item_groups', 'ack_journal') AND attnum > 0"
+            ).all()
+    by_bytes = {
+        (table.name, column.name)
+        for table in tables.metadata.sorted_tables
+        for column in table.c
+        if isinstance(column.type, tables.ByteText)
+    }
+    assert {(table, column) for table, column, _ in collations} == by_bytes
+    assert {collation for _, _, collation in collations} == {"C"}
+    defined = {
+        table.name: {f"{name}={value}" for name, value in table.dialect_options["postgresql"]["with"].items()}
+        for table in tables.metadata.sorted_tables
+        if table.dialect_options["postgresql"]["with"]
+    }
+    assert {table: set(values) for table, values in options} == defined
+    assert set(map(tuple, storage)) == {
+        ("item_groups", "resolved"),
+        ("item_groups", "failed"),
+        ("ack_journal", "numbers"),
+    }
+
+
+def test_the_largest_bitfields_fit(postgresql_url: str) -> None:
+    """Two of 4,096 bytes that can't be compressed are more than a page."""
+    bits = bytes(range(256)) * 16
+    with Database(postgresql_url) as database:
+        schema.migrate(database)
+        with database.engine.begin() as connection:
+            values = {"batch_id": 1, "group_no": 0, "resolved": bits, "failed": bits}
+            connection.execute(sa.insert(tables.item_groups).values(resolved_count=1, failed_count=1, **values))
+            row = connection.execute(sa.select(tables.item_groups.c.resolved, tables.item_groups.c.failed)).one()
+    assert tuple(map(bytes, row)) == (bits, bits)
+
+
+def test_concurrent_migrations_do_not_fail(postgresql_url: str) -> None:
+    """Replicas that start together: one migrates, the others wait, none fails."""
+    failures: list[BaseException] = []
+
+    def migrate() -> None:
+        try:
+            with Database(postgresql_url) as database:
+                schema.migrate(database)
+                database.read(schema.check)
+        except BaseException as error:  # noqa: BLE001  # reported below
+            failures.append(error)
+
+    threads = [threading.Thread(target=migrate) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+class Killed(BaseException):
+    """Stands for the death of the migrating process."""
+
+
+def test_a_migration_that_was_killed_leaves_nothing(postgresql_url: str) -> None:
+    """Data definition is part of the transaction, so that the next migration starts from the same schema."""
+
+    def kill(*event: object) -> None:
+        if re.match(r"\s*CREATE TABLE timers", str(event[2])):
+            raise Killed
+
+    with Database(postgresql_url) as database:
+        sa.event.listen(database.engine, "after_cursor_execute", kill)
+        with pytest.raises(Killed):
+            schema.migrate(database)
+    with Database(postgresql_url) as database:
+        assert sa.inspect(database.engine).get_table_names() == []
+        schema.migrate(database)
+        database.read(schema.check)
+
+
+def test_a_table_in_use_delays_a_migration(
+    postgresql: PostgreSQL, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long transaction: the migration gives up with advice, and succeeds after its end."""
+    monkeypatch.setattr(schema, "PATIENCE", 0)
+    with Database(postgresql_url) as database:
+        schema.migrate(database, "0008")
+        with contextlib.closing(postgresql.connect(database.url.database)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT 1 FROM batches")
+            with pytest.raises(errors.LockTimeout, match="a long transaction"):
+                schema.migrate(database)
+        schema.migrate(database)
+        database.read(schema.check)
