@@ -35,7 +35,8 @@ class ByteText(TypeDecorator[str]):
         if dialect.name in ("mysql", "mariadb"):
             return dialect.type_descriptor(mysql.VARBINARY(self.characters * (1 if self.ascii_only else 4)))
         if dialect.name == "postgresql":
-            return dialect.type_descriptor(sa.String(self.characters, collation="C"))
+            # Twice as wide, because U+0000 is stored as two characters (see `storage.dialects.postgresql`).
+            return dialect.type_descriptor(sa.String(self.characters * (1 if self.ascii_only else 2), collation="C"))
         return dialect.type_descriptor(sa.String(self.characters))
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> Any:

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
+import psycopg
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, ResourceClosedError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -79,9 +80,8 @@ def _mysql_code(error: DBAPIError) -> int | None:
 
 
 def sqlstate(error: DBAPIError) -> str | None:
-    """PostgreSQL's code of an error; None if the server sent none."""
-    code: str | None = getattr(error.orig, "sqlstate", None)
-    return code
+    """PostgreSQL's code of an error; None if the server sent none, or is another one."""
+    return error.orig.sqlstate if isinstance(error.orig, psycopg.Error) else None
 
 
 def server_error(error: DBAPIError) -> tuple[int, str]:
@@ -125,6 +125,8 @@ def classify(error: BaseException) -> Fault | None:
     if state is not None:
         is_outage = state.startswith(_SQLSTATE_OUTAGES) or error.connection_invalidated
         return _SQLSTATES.get(state, Fault.OUTAGE if is_outage else None)
+    if isinstance(error.orig, psycopg.OperationalError):  # from the driver, such as a refused connection
+        return Fault.OUTAGE
     code = _mysql_code(error) or 0
     if code in _CONFLICTS:
         return Fault.CONFLICT

@@ -39,7 +39,7 @@ def upgrade() -> None:
             "batch_key",
             sa.String(255)
             .with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
-            .with_variant(sa.String(255, "C"), "postgresql"),
+            .with_variant(sa.String(510, "C"), "postgresql"),
         ),
         sa.Column("labels", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb"), nullable=False),
         sa.Column("group_size", sa.Integer, nullable=False),

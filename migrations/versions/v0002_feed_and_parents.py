@@ -20,7 +20,7 @@ TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
 TEXT = (
     sa.String(255)
     .with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
-    .with_variant(sa.String(255, "C"), "postgresql")
+    .with_variant(sa.String(510, "C"), "postgresql")
 )
 
 

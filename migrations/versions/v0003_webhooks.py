@@ -38,7 +38,7 @@ def upgrade() -> None:
             "label",
             sa.String(255)
             .with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
-            .with_variant(sa.String(255, "C"), "postgresql"),
+            .with_variant(sa.String(510, "C"), "postgresql"),
         ),
         sa.Column("secret", ascii_text(255), nullable=False),
         sa.Column("state", sa.String(16), nullable=False),

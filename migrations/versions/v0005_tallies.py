@@ -24,7 +24,7 @@ NAME = (
 TEXT = (
     sa.String(255)
     .with_variant(mysql.VARBINARY(1020), "mysql", "mariadb")
-    .with_variant(sa.String(255, "C"), "postgresql")
+    .with_variant(sa.String(510, "C"), "postgresql")
 )
 
 

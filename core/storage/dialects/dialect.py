@@ -95,8 +95,7 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def text(self, digits: str) -> str:
-        """A literal of a text column, from the hexadecimal digits of its UTF-8 bytes. Raises `errors.InvalidRequest` if
-        the database can't store the text."""
+        """A literal of a text column, from the hexadecimal digits of its UTF-8 bytes."""
 
     def blob(self, digits: str) -> str:
         """A literal of bytes, from their hexadecimal digits."""

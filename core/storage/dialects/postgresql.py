@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, ClassVar, Final, Literal
 
@@ -43,6 +44,7 @@ LONG: Final = 4096
 MIGRATION: Final = 0x6C617374626974
 """The advisory lock of migrations: "lastbit"."""
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_FAILED: Final = "a statement of the transaction has failed, so the server rolled back"
 _FINE: Final = frozenset({pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK})
 
 
@@ -67,7 +69,9 @@ class PostgreSQL(Dialect):
         session = (
             "SET default_transaction_isolation = 'read committed'; SET timezone = 'UTC'; SET datestyle = 'ISO'; "
             # Compiling a statement takes longer than these statements take.
-            f"SET client_encoding = 'UTF8'; SET lock_timeout = '{lock_wait}s'; SET jit = off"
+            f"SET client_encoding = 'UTF8'; SET lock_timeout = '{lock_wait}s'; SET jit = off; "
+            # Otherwise the backslashes in `blob` would be escapes.
+            "SET standard_conforming_strings = on"
         )
         engine = sa.create_engine(
             url,
@@ -108,6 +112,9 @@ class PostgreSQL(Dialect):
     @contextlib.contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
         # A failed migration is rolled back as a whole. Two at once would still try to create the same tables.
+        driver: Any = connection.connection.dbapi_connection
+        # Building an index of a large table takes longer. If the connection were given up, the server would roll back.
+        driver.silence = math.inf
         try:
             connection.exec_driver_sql("SET LOCAL lock_timeout = '60s'")
             connection.exec_driver_sql(f"SELECT pg_advisory_lock({MIGRATION})")
@@ -123,6 +130,7 @@ class PostgreSQL(Dialect):
                 connection.rollback()
                 connection.exec_driver_sql(f"SELECT pg_advisory_unlock({MIGRATION})")
                 connection.commit()
+                driver.silence = SILENCE
 
     def by_primary_key(self, table: str) -> str:
         return table
@@ -194,6 +202,8 @@ class PostgreSQL(Dialect):
             _announce(tx, driver, "before_cursor_execute", texts)
             results = driver.send(";".join([*first, *texts]))
             _check(results[-1])
+            if texts[-1] == "COMMIT" and results[-1].command_status != b"COMMIT":
+                raise psycopg.errors.InFailedSqlTransaction(_FAILED)
             if len(results) < len(first) + len(texts):
                 raise psycopg.OperationalError(f"the server executed {len(results)} of {len(texts)} statements")
             rows = _rows(driver, results[len(first) :])
@@ -295,6 +305,8 @@ def _announce(tx: Connection, driver: _Connection, event: str, texts: Sequence[s
 class _Connection(psycopg.Connection[Any]):
     """A connection that doesn't wait for a response forever, and never takes a ROLLBACK for a COMMIT."""
 
+    silence: float = SILENCE
+
     def send(self, text: str) -> list[pq.abc.PGresult]:
         """Execute statements as one simple query; the results up to the first error."""
         self.pgconn.send_query(text.encode())
@@ -303,15 +315,15 @@ class _Connection(psycopg.Connection[Any]):
 
     def wait(self, gen: Generator[Any, Any, Any], *_: Any, **__: Any) -> Any:
         try:
-            return super().wait(_limited(gen), interval=1)
+            return super().wait(_limited(gen, self.silence), interval=1)
         except _Silence:
             self.close()
-            raise psycopg.OperationalError(f"the server has not responded for {SILENCE} s") from None
+            raise psycopg.OperationalError(f"the server has not responded for {self.silence} s") from None
 
     def commit(self) -> None:
         if self.pgconn.transaction_status == pq.TransactionStatus.INERROR:
             # The server would answer a COMMIT with ROLLBACK, which is not an error to the driver.
-            raise psycopg.errors.InFailedSqlTransaction("a statement of the transaction has failed")
+            raise psycopg.errors.InFailedSqlTransaction(_FAILED)
         super().commit()
 
 
@@ -319,7 +331,7 @@ class _Silence(Exception):
     """The server doesn't respond."""
 
 
-def _limited(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+def _limited(steps: Generator[Any, Any, Any], silence: float) -> Generator[Any, Any, Any]:
     """The driver's steps, resumed every second at the latest."""
     seconds = 0
     try:
@@ -327,7 +339,7 @@ def _limited(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         while True:
             ready = yield state
             seconds = 0 if ready else seconds + 1
-            if seconds >= SILENCE:
+            if seconds >= silence:
                 raise _Silence
             state = steps.send(ready)
     except StopIteration as end:
