@@ -152,19 +152,19 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
     journal_states = {batch: cache.take_state(batch) for batch in journal_batches}
     direct = [unit for unit in units if unit.batch not in journal_states] if journal_states else units
     texts = []
-    for_update = dialects.of(tx).for_update
     shared = {
         batch: journal_state for batch, journal_state in journal_states.items() if journal.reads_ahead(journal_state)
     }
     if journal_states:
         texts += [
-            completion.select(tx, journal_states, for_update("id")),
+            completion.select(tx, journal_states, _for_update(tx, "id")),
             *([journal.select(shared)] if shared else []),
         ]
     little = _is_little(direct)
     if direct:
         batches = {unit.batch for unit in direct}
-        texts += [_lock(tx, direct), completion.select(tx, batches, for_update("id")) if little else _look(tx, batches)]
+        locking = _for_update(tx, "id")
+        texts += [_lock(tx, direct), completion.select(tx, batches, locking) if little else _look(tx, batches)]
     results = statements.run(tx, *texts)
     state = FlushState({})
     groups: Sequence[Sequence[Any]] = ()
@@ -242,8 +242,12 @@ def _lock(tx: Connection, units: Sequence[Unit]) -> str:
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
     columns = ("batch_id", "group_no", "resolved_count", "failed_count")
-    source = f"item_groups WHERE {group_rows.among(by_batch)}{dialects.of(tx).for_update('batch_id', 'group_no')}"
+    source = f"item_groups WHERE {group_rows.among(by_batch)}{_for_update(tx, 'batch_id', 'group_no')}"
     return statements.select(tx, columns, source, sum(map(len, by_batch.values())))
+
+
+def _for_update(tx: Connection, *key: str) -> str:
+    return dialects.of(tx).for_update(*key)
 
 
 def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:

@@ -231,8 +231,8 @@ def _change(pipeline: Pipeline, changes: Sequence[Extend | Seal], found: _Found,
             current[batch.id] = result.batch
             applied.outcomes[operation] = Done(result)
     changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
-    pipeline.later(*batch_rows.updates(dialects.of(pipeline.tx), changed))
     dialect = dialects.of(pipeline.tx)
+    pipeline.later(*batch_rows.updates(dialect, changed))
     keys = [f"({batch},{batch_rows.text(dialect, key)},{start},{count})" for batch, key, start, count in issued]
     head = "INSERT INTO extends (batch_id, idempotency_key, start, count) VALUES "
     pipeline.later(*(head + ",".join(part) for part in packets(keys)))

@@ -135,7 +135,7 @@ _JANITOR = "../storage/test_janitor.py::"
 _DELIVERIES = "../storage/test_deliveries.py::"
 
 _LOCK = "batch, now = lock(tx, batch_id)"
-_LOCKED = "ORDER BY id{dialect.for_update}"
+_LOCKED = "ORDER BY id{dialect.for_update()}"
 _UNLOCKED = "ORDER BY id"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
 
@@ -257,8 +257,8 @@ MUTANTS = [
     Mutant(
         "concurrent-sources-pass-the-limit",
         "core.tallies:_totals",
-        "rest += dialect.for_update",
-        "pass",
+        'dialect.sum_locked(results, "tallies", condition, "tally_key", names)',
+        '[f"SELECT {results} FROM tallies WHERE {condition} GROUP BY tally_key"]',
         "test_tallies.py::test_two_concurrent_calls_bring_no_total_over_the_limit",
     ),
     Mutant(
@@ -460,8 +460,8 @@ MUTANTS = [
     Mutant(
         "items-are-read-too-early-while-batches-grow",
         "core.acks.flush:_begin",
-        "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)]",
-        "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx))] if little "
+        "[_lock(tx, direct), completion.select(tx, batches, locking) if little else _look(tx, batches)]",
+        "[_lock(tx, direct), completion.select(tx, batches, locking)] if little "
         "else [_look(tx, batches), _lock(tx, direct)]",
         _CHAOS_GROWING,
         also=(
@@ -475,14 +475,14 @@ MUTANTS = [
     Mutant(
         "completion-decided-on-a-plain-read",
         "core.acks.completion:write",
-        "dialects.of(tx).for_update",
+        'dialects.of(tx).for_update("id")',
         '""',
         _TWO_LAST,
     ),
     Mutant(
         "batches-are-looked-at-with-the-groups",
         "core.acks.flush:_begin",
-        "batches, _for_update(tx)",
+        "batches, locking",
         "batches",
         _TWO_LAST,
     ),
@@ -497,7 +497,7 @@ MUTANTS = [
     Mutant(
         "a-tolerance-is-judged-on-a-plain-read",
         "core.acks.flush:_begin",
-        "batches, _for_update(tx)",
+        "batches, locking",
         "batches",
         _TOLERANCE + "test_one_of_two_failures_in_different_groups_passes_the_tolerance",
     ),
@@ -582,7 +582,7 @@ MUTANTS = [
     Mutant(
         "a-journaled-batch-is-not-locked",
         "core.acks.flush:_begin",
-        "journal_states, _for_update(tx)",
+        'journal_states, _for_update(tx, "id")',
         "journal_states",
         _TWICE,
     ),
@@ -648,8 +648,8 @@ MUTANTS = [
     Mutant(
         "items-are-read-before-the-groups-are-locked",
         "core.acks.flush:_begin",
-        "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx)) if little else _look(tx, batches)]",
-        "[_lock(tx, direct), completion.select(tx, batches, _for_update(tx))] if little "
+        "[_lock(tx, direct), completion.select(tx, batches, locking) if little else _look(tx, batches)]",
+        "[_lock(tx, direct), completion.select(tx, batches, locking)] if little "
         "else [_look(tx, batches), _lock(tx, direct)]",
         _GROWING + "test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack",
         also=(
@@ -840,7 +840,7 @@ MUTANTS = [
             ),
         )
     ),
-    Mutant("groups-are-not-locked", "core.acks.flush:_for_update", "dialects.of(tx).for_update", '""', _TWICE),
+    Mutant("groups-are-not-locked", "core.acks.flush:_for_update", "dialects.of(tx).for_update(*key)", '""', _TWICE),
     Mutant(
         "a-new-group-overwrites-anothers",
         "core.acks.flush:_write_groups",
@@ -1207,8 +1207,8 @@ MUTANTS = [
     Mutant(
         "an-extend-commits-its-numbers-before-its-key",
         "core.batches.writing:_change",
-        "pipeline.later(*batch_rows.updates(changed))",
-        "pipeline.later(*batch_rows.updates(changed))\n    pipeline.flush()\n    pipeline.tx.commit()",
+        "pipeline.later(*batch_rows.updates(dialect, changed))",
+        "pipeline.later(*batch_rows.updates(dialect, changed))\n    pipeline.flush()\n    pipeline.tx.commit()",
         _CRASH,
     ),
     Mutant(
@@ -1711,7 +1711,7 @@ MUTANTS = [
         "self._ack(call)\n            call = call._replace(acks=[])\n            if call.entries:",
         _BUFFER,
     ),
-    Mutant("sub-counters-are-not-locked", "core.tallies:_select", "source + dialect.for_update", "source", _WRITERS),
+    Mutant("sub-counters-are-not-locked", "core.tallies:_select", ' + dialect.lock_looked_up("tallies")', "", _WRITERS),
     Mutant(
         "a-new-sub-counter-overwrites-anothers",
         "core.tallies:_write",
@@ -1821,7 +1821,7 @@ MUTANTS = [
     Mutant(
         "the-fence-locks-nothing",
         "core.consumer_groups.positions:lock",
-        "{dialect.for_update}",
+        "{dialect.for_update()}",
         "",
         "test_consumer_groups.py::test_a_commit_reaches_the_next_owner_or_is_refused",
     ),
@@ -1962,7 +1962,7 @@ MUTANTS = [
     Mutant(
         "a-record-reads-tokens-without-a-lock",
         "core.webhooks.deliveries:_lock",
-        "ORDER BY id{dialect.for_update}",
+        "ORDER BY id{dialect.for_update()}",
         "ORDER BY id",
         _DELIVERIES + "test_a_record_waits_for_a_claim_that_is_about_to_commit",
     ),
@@ -2103,7 +2103,7 @@ MUTANTS = [
     Mutant(
         "a-fence-is-a-plain-read",
         "core.consumer_groups.positions:lock",
-        "{dialect.for_update}",
+        "{dialect.for_update()}",
         "",
         _PROCESSES + "test_no_worker_takes_over_in_the_middle_of_anothers_transaction",
     ),
