@@ -48,8 +48,12 @@ def replace_old_connections(engine: Engine) -> None:
         nonlocal breakage
         if context.is_disconnect and context.connection is not None and not context.connection.invalidated:
             context.invalidate_pool_on_disconnect = False
+            try:
+                created = context.connection.info[_MADE]
+            except NotImplementedError:
+                return  # the first connection: SQLAlchemy asks for the server's settings before it is in the pool
             # All connections that were made before probably broke at the same time.
-            if context.connection.info[_MADE] > breakage:
+            if created > breakage:
                 breakage = time.monotonic()
 
     @sa.event.listens_for(engine, "checkout")

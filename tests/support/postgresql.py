@@ -69,6 +69,11 @@ class PostgreSQL:
     def available(self) -> bool:
         return self.bin is not None
 
+    @property
+    def has_icu(self) -> bool:
+        """Whether its default collation sorts by language. Debian's does; without ICU it sorts by bytes."""
+        return "--with-icu" in self.run("pg_config", "--configure")
+
     def _as_account(self) -> dict[str, Any]:
         if os.geteuid() != 0:
             return {}
@@ -91,10 +96,11 @@ class PostgreSQL:
         return process.stdout
 
     def install(self) -> None:
+        by_language = ("--locale-provider=icu", "--icu-locale=en") if self.has_icu else ()
         self.run(
             "initdb",
             *("--pgdata", str(self.data), "--username", self.user, "--auth=trust", "--no-sync"),
-            *("--encoding=UTF8", "--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en"),
+            *("--encoding=UTF8", "--locale=C.UTF-8", *by_language),
         )
         rules = self.data / "pg_hba.conf"
         rules.write_text(f"host all {PASSWORD_USER} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
@@ -125,15 +131,29 @@ class PostgreSQL:
             return
         handles = _children(self.process.pid) if number == signal.SIGKILL else []
         self.process.send_signal(number)
-        for handle in handles:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, number)
+        _signal(handles, number)
         self.process.wait(60)
         for handle in handles:
             # Until they have gone, another server can't use the folder.
             select.select([handle], [], [], 60)
             os.close(handle)
         self.process = None
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within the context, all of the server's processes are stopped, with its connections open."""
+        assert self.process is not None
+        # First the one that starts the others, so that no new one goes on.
+        self.process.send_signal(signal.SIGSTOP)
+        handles = _children(self.process.pid)
+        try:
+            _signal(handles, signal.SIGSTOP)
+            yield
+        finally:
+            _signal(handles, signal.SIGCONT)
+            self.process.send_signal(signal.SIGCONT)
+            for handle in handles:
+                os.close(handle)
 
     def kill(self) -> None:
         self.stop(signal.SIGKILL)
@@ -173,6 +193,12 @@ def _children(pid: int) -> list[int]:
         with contextlib.suppress(ProcessLookupError):
             handles.append(os.pidfd_open(int(child)))
     return handles
+
+
+def _signal(handles: Sequence[int], number: int) -> None:
+    for handle in handles:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, number)
 
 
 def dump_database(url: str) -> str:

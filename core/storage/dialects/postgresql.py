@@ -29,6 +29,7 @@ import sqlalchemy as sa
 from psycopg import generators, pq
 from psycopg.abc import Buffer
 from psycopg.adapt import Transformer
+from psycopg.errors import Diagnostic
 from psycopg.types.string import StrDumper, TextLoader
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -97,6 +98,7 @@ class PostgreSQL(Dialect):
 
         @sa.event.listens_for(engine, "connect")
         def prepare(connection: _Connection, _: object) -> None:
+            connection.add_notice_handler(connection.note)
             connection.adapters.register_dumper(str, _Dumper)
             for type in ("text", "varchar"):
                 connection.adapters.register_loader(type, _Loader)
@@ -306,6 +308,11 @@ class _Connection(psycopg.Connection[Any]):
     """A connection that doesn't wait for a response forever, and never takes a ROLLBACK for a COMMIT."""
 
     silence: float = SILENCE
+    _lacks_standby = False
+
+    def note(self, notice: Diagnostic) -> None:
+        """Notice a COMMIT that was cancelled while it waited for a synchronous standby: the server reports success."""
+        self._lacks_standby |= notice.source_function == "SyncRepWaitForLSN"
 
     def send(self, text: str) -> list[pq.abc.PGresult]:
         """Execute statements as one simple query; the results up to the first error."""
@@ -315,10 +322,14 @@ class _Connection(psycopg.Connection[Any]):
 
     def wait(self, gen: Generator[Any, Any, Any], *_: Any, **__: Any) -> Any:
         try:
-            return super().wait(_limited(gen, self.silence), interval=1)
+            result = super().wait(_limited(gen, self.silence), interval=1)
         except _Silence:
             self.close()
             raise psycopg.OperationalError(f"the server has not responded for {self.silence} s") from None
+        if self._lacks_standby:
+            self.close()  # as if it had been lost before the answer
+            raise psycopg.OperationalError("the wait for the standby was cancelled, which may lack the commit")
+        return result
 
     def commit(self) -> None:
         if self.pgconn.transaction_status == pq.TransactionStatus.INERROR:
