@@ -21,7 +21,7 @@ QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-celery serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-spark \
-	test-airflow test-recipes test-howtos test-typescript test-sdk-versions coverage bench test-soak explore chaos fuzz mutants dist zip sbom audit image-check
+	test-airflow test-recipes test-howtos test-typescript test-sdk-versions coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -159,13 +159,18 @@ test-soak: $(READY) ## run the races and the state machine for much longer
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
 
 explore: $(READY) ## try each interleaving of operations; can be interrupted
-	@scripts/need.sh mariadb-server
+	@scripts/need.sh mariadb-server postgresql
 	$(BIN)/python -m tests.explorer all --progress .explored
+	$(BIN)/python -m tests.explorer --database postgresql all --of 2 --progress .explored-postgresql
 	$(BIN)/python -m tests.explorer --database sqlite all --of 2 --progress .explored-sqlite
 
-chaos: $(READY) ## kill everything at random; MINUTES=20 SEED=N GALERA=1
-	@scripts/need.sh mariadb-server galera-4 rsync default-jre-headless
-	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)) $(if $(GALERA),--galera)
+chaos: $(READY) ## kill everything at random; MINUTES=20 SEED=N DATABASE=D
+	@scripts/need.sh mariadb-server galera-4 rsync postgresql default-jre-headless
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)) $(if $(DATABASE),--database $(DATABASE))
+
+failover: $(READY) ## promote a PostgreSQL standby under load; PROMOTIONS=50
+	@scripts/need.sh postgresql
+	LASTBIT_PROMOTIONS=$(or $(PROMOTIONS),50) $(BIN)/python -m pytest -s -k promotions tests/guarantees/test_failover.py
 
 fuzz: $(READY) ## fuzz for up to half an hour, with new inputs each time
 	@scripts/need.sh default-jre-headless

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos [--minutes N] [--seed S] [--galera]`: the exit status is 1 if a promise was broken."""
+"""`python -m tests.chaos [--minutes N] [--seed S] [--database D]`: the exit status is 1 if a promise was broken."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from tests.chaos.run import ACTORS, Run
-from tests.chaos.worlds import OneServer, ThreeNodes, World
+from tests.chaos.worlds import OnePostgreSQL, OneServer, ThreeNodes, World
+
+WORLDS: Final[Mapping[str, Callable[[], World]]] = {
+    "mariadb": OneServer,
+    "postgresql": OnePostgreSQL,
+    "galera": ThreeNodes,
+}
 
 
 def main() -> int:
@@ -22,7 +30,12 @@ def main() -> int:
         "--minutes", type=float, default=20, help="duration of the disturbances; finishing takes another minute (20)"
     )
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="selects batches and disturbances")
-    parser.add_argument("--galera", action="store_true", help="use a cluster with one node always down or joining")
+    parser.add_argument(
+        "--database",
+        choices=WORLDS,
+        default="mariadb",
+        help="the server, or galera: a cluster with one node always down or joining (mariadb)",
+    )
     parser.add_argument("--no-spark", action="store_true", help="send masks as executors do, but without a JVM")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the record and the logs in this folder")
     options = parser.parse_args()
@@ -30,7 +43,7 @@ def main() -> int:
     actors = ACTORS if options.no_spark else (*ACTORS, "consumer-spark")
     # Makes the processes that this one started end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
-    world: World = ThreeNodes() if options.galera else OneServer()
+    world = WORLDS[options.database]()
     if not world.available:
         parser.error("the database is not installed")
     try:

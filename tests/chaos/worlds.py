@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import threading
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.support.galera import Cluster, Node
+from tests.support.postgresql import PostgreSQL
 from tests.support.proxies import Cut, Proxy
 from tests.support.servers import MariaDB
 
@@ -60,12 +63,12 @@ DURABLE = ("--innodb-flush-log-at-trx-commit=1",)
 
 
 class OneServer:
-    """A MariaDB on disk, behind a proxy."""
+    """A MariaDB on disk, or another server, behind a proxy."""
 
     every = 8.0
 
-    def __init__(self) -> None:
-        self._server = MariaDB(in_memory=False, options=DURABLE)
+    def __init__(self, server: MariaDB | PostgreSQL | None = None) -> None:
+        self._server = server or MariaDB(in_memory=False, options=DURABLE)
         self._proxy = Proxy(self._server.port)
         self._pause = threading.Event()
 
@@ -114,14 +117,12 @@ class OneServer:
         self._server.start()
 
     def _restarted(self, _: random.Random) -> None:
-        self._server.stop(signal.SIGTERM)
+        self._server.stop()
         self._server.start()
 
     def _frozen(self, dice: random.Random) -> None:
-        assert self._server.process is not None
-        self._server.process.send_signal(signal.SIGSTOP)
-        self._pause.wait(dice.uniform(0.2, 5))
-        self._server.process.send_signal(signal.SIGCONT)
+        with self._server.frozen():
+            self._pause.wait(dice.uniform(0.2, 5))
 
     def _away(self, dice: random.Random) -> None:
         self._proxy.leave()
@@ -147,6 +148,41 @@ class OneServer:
             if self._proxy.cuts >= before + 5:
                 break
         self._proxy.cut = None
+
+
+class OnePostgreSQL(OneServer):
+    """A PostgreSQL on disk, behind a proxy. Each of its sessions is a process. If one is killed, the server ends all
+    sessions and recovers."""
+
+    def __init__(self) -> None:
+        self._postgresql = PostgreSQL(in_memory=False)
+        super().__init__(self._postgresql)
+
+    def troubles(self) -> Mapping[str, Trouble]:
+        return {
+            **super().troubles(),
+            "database session killed": self._session_killed,
+            "database sessions ended": self._sessions_ended,
+        }
+
+    def _session_killed(self, dice: random.Random) -> None:
+        if sessions := self._sessions():
+            with contextlib.suppress(ProcessLookupError):  # it was ending
+                os.kill(dice.choice(sessions), signal.SIGKILL)
+
+    def _sessions_ended(self, _: random.Random) -> None:
+        with contextlib.closing(self._postgresql.connect()) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+
+    def _sessions(self) -> list[int]:
+        with contextlib.closing(self._postgresql.connect()) as connection:
+            rows = connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+            return [pid for (pid,) in rows]
 
 
 class ThreeNodes:

@@ -132,11 +132,18 @@ class Proxy:
 
 def _commits(data: bytes) -> bool:
     """Whether this ends a transaction that may have written."""
+    if data.endswith(b"COMMIT\0"):  # PostgreSQL's simple query
+        return data.startswith(b"Q") and data.endswith((b";COMMIT\0", b"\x0bCOMMIT\0"))
     return data.endswith(COMMIT) or (data.endswith(LAST) and not data.startswith(READ, 4))
 
 
 def _without_commit(packet: bytes) -> bytes:
     """The packet without its COMMIT; nothing if that is all, or if this is only the end of a packet."""
+    if packet.startswith(b"Q") and packet.endswith(b"COMMIT\0"):
+        length = int.from_bytes(packet[1:5], "big")
+        if not packet.endswith(b";COMMIT\0") or len(packet) != length + 1:
+            return b""
+        return b"Q" + (length - len(LAST)).to_bytes(4, "big") + packet[5 : -len(LAST) - 1] + b"\0"
     length = int.from_bytes(packet[:3], "little")
     if packet.endswith(COMMIT) or len(packet) != length + 4:
         return b""

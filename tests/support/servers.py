@@ -140,6 +140,16 @@ class MariaDB:
             self.process.wait(60)
             self.process = None
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within the context, the server's process is stopped, with its connections open."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def remove(self) -> None:
         self.stop(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
