@@ -29,6 +29,9 @@ from core import tables
 NEW_IDS: Final = 1_000_000
 """The first id that the server generates; the scene's own ids are far below."""
 
+ADVISORY: Final = "advisory"
+"""The table that stands for PostgreSQL's advisory locks; a number is its only key."""
+
 Row = tuple[str, tuple[str, ...]]
 """A table and the values of a primary key, as written in a statement."""
 Key = tuple[frozenset[str] | None, ...]
@@ -36,9 +39,17 @@ Key = tuple[frozenset[str] | None, ...]
 
 _NAMES: Final = re.compile(r"\b(" + "|".join(tables.metadata.tables) + r")\b", re.IGNORECASE)
 _WRITES: Final = re.compile(r"\s*(?:INSERT INTO|UPDATE|DELETE FROM)\s+`?(\w+)", re.IGNORECASE)
-_VALUE: Final = r"(?:\d+|[xX]?'[^']*')"
-_INSERT: Final = re.compile(r"INSERT INTO `?\w+`? \(([^()]*)\) VALUES (.*?)(?: ON DUPLICATE KEY .*)?$", re.DOTALL)
+_VALUE: Final = r"(?:\d+|[xXE]?'[^']*')"
+_INSERT: Final = re.compile(
+    r"INSERT INTO `?\w+`? \(([^()]*)\) VALUES (.*?)(?: ON (?:DUPLICATE KEY|CONFLICT) .*| RETURNING .*)?$", re.DOTALL
+)
 _TUPLE: Final = re.compile(rf"\(((?:(?:{_VALUE}|NULL),\s*)*(?:{_VALUE}|NULL))\)")
+_TIMES: Final = re.compile(r"UTC_TIMESTAMP\(6\)|\(\w+_timestamp\(\) AT TIME ZONE 'UTC'\)|@\w+")
+_CAST: Final = re.compile(r"(?<=[\w'])::[A-Za-z]\w*(?:\(\d+\))?")
+"""PostgreSQL's casts: the driver writes one after each parameter."""
+_ESCAPED: Final = re.compile(r"\bE('[^'\\]*')")
+"""PostgreSQL's escape strings that escape nothing."""
+_ADVISORY: Final = re.compile(r"pg_advisory_xact_lock\((-?\d+)\)")
 _GENERATED: Final = re.compile(r"1\d{6}")
 
 
@@ -120,7 +131,11 @@ class Statement:
 @functools.lru_cache(maxsize=100_000)
 def analyzed(text: str) -> Statement:
     """Analyze a statement whose parameters are written into its text; otherwise no row is recognized."""
-    text = re.sub(r"UTC_TIMESTAMP\(6\)|@\w+", "NULL", " ".join(text.split()))
+    if numbers := _ADVISORY.findall(text):
+        locks_of_numbers = tuple((ADVISORY, (number,)) for number in numbers)
+        return Statement(frozenset({ADVISORY}), Kind.LOCK, (frozenset(numbers),), locks_of_numbers, True)
+    text = _CAST.sub("", _TIMES.sub("NULL", " ".join(text.split())))
+    text = _ESCAPED.sub(r"\1", text)
     names = frozenset(name.lower() for name in _NAMES.findall(text))
     match = _WRITES.match(text)
     table_name = match[1].lower() if match else None
@@ -164,6 +179,7 @@ def _inserted(names: str, values: str, columns: Collection[str]) -> Key | None:
 
 
 def _values(text: str) -> frozenset[str] | None:
-    """The values of a list; None if one is generated, since it differs between schedules."""
+    """The values of a list; None if one is generated, since it differs between schedules, or may be written in several
+    ways."""
     values = frozenset(value.strip() for value in text.split(","))
-    return None if any(_GENERATED.fullmatch(value) for value in values) else values
+    return None if any(_GENERATED.fullmatch(value) or "\\" in value for value in values) else values

@@ -17,7 +17,15 @@ from core.storage.database import Database
 from tests.explorer.accesses import NEW_IDS
 from tests.explorer.sessions import Session, Stop
 from tests.support import templates
+from tests.support.postgresql import PostgreSQL
 from tests.support.servers import MariaDB
+
+WAITED: Final = "0.004 s"
+"""A session that has waited this long for a lock has searched for a deadlock: of the sessions of a deadlock, the one
+that begins to wait last finds it and is rolled back."""
+EVERY_VACUUM: Final = 500
+"""Schedules after which PostgreSQL removes old versions of rows."""
+_BYTES: Final = re.compile(r"\bx'([0-9a-f]*)'")
 
 Rows = list[tuple[Any, ...]]
 
@@ -122,6 +130,50 @@ class OnMariaDB:
 
     def close(self) -> None:
         self._watcher.close()
+        self._connection.close()
+        self._server.drop_database(self.url)
+
+
+class OnPostgreSQL:
+    """A database on a PostgreSQL server, which shows at once which sessions wait for a lock."""
+
+    def __init__(self, server: PostgreSQL) -> None:
+        self._server = server
+        self.url = server.new_database()
+        with Database(self.url) as database:
+            templates.migrate(database)
+        self._connection = server.connect(self.url.rpartition("/")[2])
+        for table in ("batches", "webhooks", "deliveries", "delivery_attempts"):
+            self.execute([f"ALTER TABLE {table} ALTER COLUMN id RESTART WITH {NEW_IDS + 1}"])
+        self._scenes = 0
+
+    def waiting(self, sessions: Collection[Session]) -> set[Session]:
+        ((rows),) = self.execute(
+            [f"SELECT pid FROM pg_locks WHERE NOT granted AND clock_timestamp() > waitstart + interval '{WAITED}'"]
+        )
+        ids = {id for (id,) in rows}
+        return {session for session in sessions if session.thread_id in ids}
+
+    def may_run(self, session: Session | Stop, others: Collection[Session | Stop]) -> bool:
+        return True
+
+    def execute(self, texts: Sequence[str]) -> list[Rows]:
+        results: list[Rows] = []
+        text = _BYTES.sub(r"'\\x\1'::bytea", ";".join(texts))
+        with self._connection.cursor() as cursor:
+            cursor.execute(text.encode())
+            results.append(cursor.fetchall() if cursor.description else [])
+            while cursor.nextset():
+                results.append(cursor.fetchall() if cursor.description else [])
+        return results
+
+    def freeze(self) -> None:
+        """The server runs without autovacuum."""
+        self._scenes += 1
+        if self._scenes % EVERY_VACUUM == 0:
+            self._connection.execute("VACUUM")
+
+    def close(self) -> None:
         self._connection.close()
         self._server.drop_database(self.url)
 

@@ -21,10 +21,12 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from uuid import UUID
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 import structlog
 import tenacity
+from sqlalchemy.exc import DBAPIError
 
 from core.acks import call, parents
 from core.acks.parents import Payer
@@ -37,8 +39,9 @@ from core.processes import inbox
 from core.service import Service
 from core.storage import database, statements
 from core.storage.database import Database
+from core.storage.dialects import postgresql
 from core.webhooks import deliveries
-from tests.explorer.accesses import Access, Kind, Row, Statement, analyzed
+from tests.explorer.accesses import ADVISORY, Access, Kind, Row, Statement, analyzed
 
 PAUSED, RUNNING, BLOCKED, DONE = "paused", "running", "blocked", "done"
 EVERY_TABLE = "*"
@@ -78,6 +81,8 @@ class Stop:
     has_written: bool
     due: Statement | None
     held: frozenset[Row]
+    snapshot: bytes
+    """On PostgreSQL, of a statement that waits: a digest of the contents that were committed when it began."""
     locks: Mapping[str, bytes]
     """For each table on which the transaction may hold locks, a digest of its statements there: of their texts, results
     and the contents that they saw."""
@@ -98,6 +103,20 @@ class PaysAtOnce(Payer):
         while not bill.paid.done():
             self._pay_level()
         return bill.paid
+
+
+def _mogrified(cursor: Any, text: str, parameters: Any) -> str:
+    """The statement with its parameters written into it."""
+    if isinstance(cursor, psycopg.Cursor):
+        return str(psycopg.ClientCursor(cursor.connection).mogrify(text, parameters))
+    return str(cursor.mogrify(text, parameters)) if hasattr(cursor, "mogrify") else text
+
+
+def _result(cursor: Any) -> tuple[list[object], int]:
+    """The rows and the number of rows that a statement on PostgreSQL returned or changed."""
+    result = cursor.pgresult or cursor.connection.last_result
+    rows = [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
+    return rows, result.command_tuples or 0
 
 
 _own = threading.local()
@@ -122,6 +141,7 @@ class Session:
         self.database = Database(url)
         self.service = Service(self.database, combiner=Inline)
         self.service.acks._payer = PaysAtOnce(self.database, self.service.acks._flush_payment)
+        self.on_postgresql = self.database.url.get_backend_name() == "postgresql"
         self.thread_id = 0
         """The server's id for the connection."""
         self._reports = reports
@@ -162,6 +182,8 @@ class Session:
         """Whether it may have let another session continue since its last stop: by a COMMIT or a ROLLBACK, or in a
         deadlock."""
         self._in_part = False
+        self._inserted: frozenset[Row] = frozenset()
+        self._snapshot = b""
         self._unpublished: set[Access] = set()
         self.steps: list[str] = []
         self.abandoned = False
@@ -207,6 +229,7 @@ class Session:
             has_written=bool(self.written),
             due=self.due,
             held=self.held,
+            snapshot=self._snapshot if self.status == BLOCKED else b"",
             locks=dict(self.locks),
             result=self.result,
             error=self.error,
@@ -230,6 +253,9 @@ class Session:
         self.database.dispose()
 
     # In the session's own thread.
+
+    def note_error(self, error: BaseException | None) -> None:
+        self._note(error)
 
     def _serve(self) -> None:
         _own.session = self
@@ -256,16 +282,12 @@ class Session:
             self._snapshot_is_due |= "REPEATABLE READ" in text
             return
         commits = text == "COMMIT"
-        full = (
-            cursor.mogrify(text, parameters) if hasattr(cursor, "mogrify") and parameters and not executemany else text
-        )
+        full = text if not parameters or executemany else _mogrified(cursor, text, parameters)
         self.due = None if commits else analyzed(full)
         accesses = self._published() if self.due is None else self.due.accesses(self.held)
         is_covered = self.due is not None and self.due.is_covered(self.held)
         is_alone = self._is_alone(text, () if is_covered else accesses)
         if not self.abandoned and not is_alone:
-            driver = tx.connection.dbapi_connection
-            self.thread_id = driver.thread_id() if hasattr(driver, "thread_id") else 0
             self.next = text
             self.status = PAUSED
             self._reports.put(self)
@@ -276,6 +298,14 @@ class Session:
                 return
             raise Abandoned
         self._text = full if full is not text else f"{text} {parameters!r}"
+        driver = tx.connection.dbapi_connection
+        if hasattr(driver, "thread_id"):
+            self.thread_id = driver.thread_id()
+        elif self.on_postgresql:
+            self.thread_id = driver.info.backend_pid
+            # A statement keeps the snapshot with which it began, even after it has waited for a lock.
+            names = sorted(self.due.tables if self.due and self.due.tables else self.versions)
+            self._snapshot = chained([(name, self.versions.get(name)) for name in names])
         self._touch(text)
         self._chain("")
         self.steps.append(" ".join(text.split()))
@@ -338,20 +368,31 @@ class Session:
     def _after(self, tx: Any, cursor: Any, text: str, *_: object) -> None:
         if not self._exploring or text.startswith(("SET ", "SHOW ", "DO ")):
             return
-        if hasattr(cursor, "_rows"):
-            self._note((cursor._rows, cursor.rowcount))
-            if (
-                self.due is not None
-                and self.due.exclusive
-                and (cursor.rowcount == len(self.due.rows) or text.startswith("INSERT"))
-            ):
-                self.held |= frozenset(self.due.rows)
+        if self.on_postgresql:
+            rows, count = _result(cursor)
+            # Their order depends on where the last versions of the rows are, and so on earlier schedules.
+            self._returned(rows if "ORDER BY" in text else sorted(rows, key=repr), count)
+        elif hasattr(cursor, "_rows"):
+            self._returned(cursor._rows, cursor.rowcount)
         elif self._snapshot_is_due or text == "BEGIN IMMEDIATE":
             # SQLite's cursors don't show what they will return. It follows from what was committed when the
             # transaction took its snapshot: with BEGIN IMMEDIATE, or with its first statement.
             self._note(self.committed())
         self._has_snapshot |= self._snapshot_is_due
         self._snapshot_is_due = text == "BEGIN DEFERRED"
+
+    def _returned(self, rows: object, count: int) -> None:
+        self._note((rows, count))
+        if self.due is None or not self.due.exclusive:
+            return
+        rows_named = frozenset(self.due.rows)
+        if self._text.startswith("INSERT"):
+            if self.on_postgresql:
+                # Others neither see these rows nor wait for them, except to insert the same ones.
+                self._inserted |= rows_named - self.held
+            self.held |= rows_named - self._inserted
+        elif count == len(rows_named) or self.due.tables == {ADVISORY}:
+            self.held |= rows_named - self._inserted
 
     def _rolled_back(self, tx: Any) -> None:
         self._ended()
@@ -361,7 +402,7 @@ class Session:
     def _ended(self) -> None:
         """Reset the state of the transaction."""
         self.in_transaction = self.writing = self._has_snapshot = False
-        self.held = frozenset()
+        self.held = self._inserted = frozenset()
         self._unpublished.clear()
         self.locks.clear()
         self.drawn = 0
@@ -369,7 +410,11 @@ class Session:
 
     def _note(self, observation: object) -> None:
         if self._exploring:
-            text = repr(observation.args) if isinstance(observation, BaseException) else repr(observation)
+            if isinstance(observation, psycopg.Error):
+                # The other lines name processes and transactions.
+                text = f"{observation.sqlstate} {str(observation).partition(chr(10))[0]}"
+            else:
+                text = repr(observation.args) if isinstance(observation, BaseException) else repr(observation)
             text = normalized(text, self._ids)
             self._digest.update(text.encode())
             self._chain(text)
@@ -389,7 +434,20 @@ def explored() -> Iterator[None]:
     original_run = statements.run
 
     def run(tx: Any, *texts: str) -> list[Sequence[Sequence[Any]]]:
-        return [original_run(tx, text)[0] for text in texts]
+        try:
+            return [original_run(tx, text)[0] for text in texts]
+        except DBAPIError as error:
+            session: Session | None = getattr(_own, "session", None)
+            if session is not None and session.on_postgresql:
+                session.note_error(error.orig)  # SQLAlchemy doesn't know of it
+            raise
+
+    send = postgresql._Connection.send
+
+    def send_and_keep(connection: Any, text: str) -> Any:
+        results = send(connection, text)
+        connection.last_result = results[-1]
+        return results
 
     write = Database.write
 
@@ -399,6 +457,7 @@ def explored() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(statements, "run", run)
         patches.setattr(statements, "finish", run)
+        patches.setattr(postgresql._Connection, "send", send_and_keep)
         patches.setattr(Database, "write", patiently)
         patches.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda seconds: None))
         patches.setattr(database, "LOCK_WAIT", 600)

@@ -53,7 +53,7 @@ class State:
     def key(self) -> object:
         """A value that is equal for states that continue in the same way."""
         return (
-            tuple((stop.seen, stop.statements, stop.status, stop.in_transaction) for stop in self.stops),
+            tuple((stop.seen, stop.statements, stop.status, stop.in_transaction, stop.snapshot) for stop in self.stops),
             tuple(sorted(self.commits.items())),
             self.blocked,
         )
@@ -243,7 +243,16 @@ class Memory:
         for session in self._arena.sessions:
             stop = session.stop()
             locks = tuple(sorted(stop.locks.items()))
-            place = session.number, stop.status, stop.seen, stop.statements, stop.parts, stop.in_transaction, locks
+            place = (
+                session.number,
+                stop.status,
+                stop.snapshot,
+                stop.seen,
+                stop.statements,
+                stop.parts,
+                stop.in_transaction,
+                locks,
+            )
             if place not in self._stops and stop.status == DONE:
                 stop = replace(stop, result=shown(stop.result))
             stops.append(self._stops.setdefault(place, stop))

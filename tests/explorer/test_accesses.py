@@ -32,6 +32,23 @@ LOCKS_BATCH_2 = "SELECT id, state\nFROM batches\nWHERE batches.id = 2 FOR UPDATE
             [("item_groups", ("2", "0")), ("item_groups", ("2", "1"))],
             True,
         ),
+        (
+            "INSERT INTO item_groups (batch_id, group_no, resolved) VALUES (2,0,'\\x00'::bytea)"
+            " ON CONFLICT (batch_id, group_no) DO UPDATE SET resolved = excluded.resolved",
+            Kind.WRITE,
+            [("item_groups", ("2", "0"))],
+            True,
+        ),
+        ("SELECT id FROM batches WHERE batches.id = 2::BIGINT FOR UPDATE", Kind.LOCK, [BATCH_2], True),
+        (
+            "SELECT 1 FROM extends WHERE (batch_id = 2 AND idempotency_key = E'more') FOR UPDATE",
+            Kind.LOCK,
+            [("extends", ("2", "'more'"))],
+            True,
+        ),
+        # Escaped, a value may be written in several ways.
+        ("SELECT 1 FROM extends WHERE (batch_id = 2 AND idempotency_key = E'\\x27') FOR UPDATE", Kind.LOCK, [], False),
+        ("SELECT pg_advisory_xact_lock(-7)", Kind.LOCK, [("advisory", ("-7",))], True),
         # The event's id is unique too: the position alone doesn't determine the rows that the statement may touch.
         ("INSERT INTO feed (position, event_id) VALUES (4, 'e')", Kind.WRITE, [], False),
     ],

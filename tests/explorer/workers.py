@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 
 from tests.explorer.arena import Arena
 from tests.explorer.combinations import Combination
-from tests.explorer.databases import Explored, OnMariaDB, OnSQLite
+from tests.explorer.databases import Explored, OnMariaDB, OnPostgreSQL, OnSQLite
 from tests.explorer.search import Search
 from tests.explorer.sessions import explored
 from tests.guarantees import mutants
+from tests.support.postgresql import running_postgresql
 from tests.support.servers import MariaDB, sqlite_file
 
 SETTINGS = (
@@ -24,6 +25,12 @@ SETTINGS = (
     "--eq-range-index-dive-limit=1",
 )
 """Nothing here must survive a crash; the optimizer's statistics stay as they are set."""
+
+POSTGRESQL_SETTINGS = (
+    *("fsync=off", "synchronous_commit=off", "full_page_writes=off", "shared_buffers=32MB", "autovacuum=off"),
+    # The tables are small, and seldom vacuumed or analyzed: indexes are used as in a large database.
+    *("enable_seqscan=off", "jit=off", "deadlock_timeout=1ms"),
+)
 
 
 @contextmanager
@@ -38,12 +45,18 @@ def on_mariadb() -> Iterator[Explored]:
 
 
 @contextmanager
+def on_postgresql() -> Iterator[Explored]:
+    with running_postgresql(options=POSTGRESQL_SETTINGS) as server:
+        yield OnPostgreSQL(server)
+
+
+@contextmanager
 def on_sqlite() -> Iterator[Explored]:
     with sqlite_file() as url:
         yield OnSQLite(url)
 
 
-DATABASES = {"mariadb": on_mariadb, "sqlite": on_sqlite}
+DATABASES = {"mariadb": on_mariadb, "postgresql": on_postgresql, "sqlite": on_sqlite}
 
 
 _arena: Arena
