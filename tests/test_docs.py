@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -28,7 +29,8 @@ from core.webhooks import message, subscriptions
 from examples.demo import __main__ as demo
 from lastbit.cli import cli
 from tests.spark.conftest import LOOPBACK
-from tests.support.servers import ROOT, MariaDB, running_service
+from tests.support.postgresql import PostgreSQL
+from tests.support.servers import ROOT, MariaDB, run_module, running_service
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
@@ -410,21 +412,32 @@ def test_the_page_on_spark_runs(service_url: str, tmp_path: Path) -> None:
 
 def test_the_documented_grants_suffice(mariadb: MariaDB) -> None:
     """The SQL of docs/database.md: one account migrates, the other one serves and runs the jobs, neither is root."""
-    (script,) = blocks(ROOT / "docs/database.md", "sql")
+    *_, script = blocks(ROOT / "docs/database.md", "sql")
     with mariadb.connect() as connection, connection.cursor() as cursor:
         for statement in script.split(";"):
             if statement.strip():
                 cursor.execute(statement)
-    address = f"127.0.0.1:{mariadb.port}/lastbit"
-    serving_url = f"mysql://lastbit:change-me@{address}"
-    migration = subprocess.run(
-        *([sys.executable, "-m", "api", "migrate", "--database-url", f"mysql://lastbit_migrate:change-me@{address}"],),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    suffices("mysql", mariadb.port)
+
+
+def test_the_documented_grants_suffice_on_postgresql(postgresql: PostgreSQL) -> None:
+    creation, grants, _ = blocks(ROOT / "docs/database.md", "sql")
+    for script, database in ((creation, "postgres"), (grants, "lastbit")):
+        with contextlib.closing(postgresql.connect(database)) as connection:
+            for statement in script.strip().removesuffix(";").split(";"):
+                connection.execute(statement.encode())
+    suffices("postgresql", postgresql.port)
+
+
+def suffices(scheme: str, port: int) -> None:
+    """The two accounts of the page can do their work."""
+    address = f"127.0.0.1:{port}/lastbit"
+    serving_url = f"{scheme}://lastbit:change-me@{address}"
+    migration = run_module("api", "migrate", "--database-url", f"{scheme}://lastbit_migrate:change-me@{address}")
     assert migration.returncode == 0, migration.stderr
+    checked = run_module("api", "check", "--json", "--database-url", serving_url)
+    unfit = [finding for finding in json.loads(checked.stdout)["findings"] if finding["verdict"] == "broken"]
+    assert unfit == []
     with running_service(serving_url) as service, httpx.Client(base_url=service.url) as client:
         batch = client.post("/v1/batches", json={"items": 3, "sealed": True}).json()["id"]
         assert client.post("/v1/failures", json={"items": [f"{batch}:0:1"], "reason": "x"}).status_code == 200
@@ -432,13 +445,7 @@ def test_the_documented_grants_suffice(mariadb: MariaDB) -> None:
         assert answer["completed"][0]["newly_succeeded"]
         assert client.get(f"/v1/batches/{batch}/verify").json()["ok"]
         assert client.delete(f"/v1/batches/{batch}").status_code == 204
-    janitor_run = subprocess.run(
-        [sys.executable, "-m", "jobs.janitor", "--database-url", serving_url],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    janitor_run = run_module("jobs.janitor", "--database-url", serving_url)
     assert janitor_run.returncode == 0, janitor_run.stderr
 
 

@@ -283,8 +283,11 @@ def test_the_zip_for_spark_imports_with_the_standard_library_only(tmp_path: Path
     assert {name.split("/")[0] for name in zipfile.ZipFile(archive).namelist()} == {"lastbit"}
 
 
-def compose() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+COMPOSE = ["compose.yaml", "compose.postgresql.yaml"]
+
+
+def compose(file: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / file).read_text())
     return document
 
 
@@ -327,9 +330,10 @@ def commands() -> Iterator[list[str]]:
     for word, rest in instructions():
         if word in ("CMD", "HEALTHCHECK"):
             yield json.loads(rest[rest.index("[") :])
-    for service in compose()["services"].values():
-        if "command" in service:
-            yield service["command"]
+    for file in COMPOSE:
+        for service in compose(file)["services"].values():
+            if "command" in service:
+                yield service["command"]
 
 
 def test_every_command_that_a_container_runs_exists_and_takes_its_arguments() -> None:
@@ -406,15 +410,17 @@ def test_each_variable_of_the_image_and_the_compose_file_is_a_setting() -> None:
 
     settings = {f"LASTBIT_{name.upper()}" for name in Settings.model_fields}
     variables = set(re.findall(r"(LASTBIT_\w+)=", (ROOT / "Dockerfile").read_text()))
-    for service in compose()["services"].values():
-        variables |= {name for name in service.get("environment", {}) if name.startswith("LASTBIT_")}
+    for file in COMPOSE:
+        for service in compose(file)["services"].values():
+            variables |= {name for name in service.get("environment", {}) if name.startswith("LASTBIT_")}
     assert variables
     assert variables <= settings
 
 
-def test_our_containers_in_the_compose_file_have_minimal_permissions() -> None:
+@pytest.mark.parametrize("file", COMPOSE)
+def test_our_containers_in_the_compose_file_have_minimal_permissions(file: str) -> None:
     """Only /tmp and the volume are writable; no capability, and no way to gain one."""
-    services = compose()["services"]
+    services = compose(file)["services"]
     for service in services.values():
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert not {"privileged", "cap_add", "pid", "network_mode", "devices"} & set(service)
@@ -424,9 +430,10 @@ def test_our_containers_in_the_compose_file_have_minimal_permissions() -> None:
             assert port.startswith("127.0.0.1:")
 
 
-def test_the_compose_file_migrates_before_it_serves() -> None:
+@pytest.mark.parametrize("file", COMPOSE)
+def test_the_compose_file_migrates_before_it_serves(file: str) -> None:
     """The service and its jobs wait for the migration, and the migration waits for the database."""
-    services = compose()["services"]
+    services = compose(file)["services"]
     assert set(services) == {"database", "migrate", "api", "janitor", "dispatcher"}
     assert services["migrate"]["depends_on"]["database"]["condition"] == "service_healthy"
     for name in ("api", "janitor", "dispatcher"):
@@ -434,6 +441,6 @@ def test_the_compose_file_migrates_before_it_serves() -> None:
     for service in services.values():
         assert set(service.get("depends_on", {})) <= set(services)
         for volume in service.get("volumes", []):
-            assert volume.split(":")[0] in compose()["volumes"]
+            assert volume.split(":")[0] in compose(file)["volumes"]
         if "build" in service:
             assert (ROOT / service["build"] / "Dockerfile").exists()

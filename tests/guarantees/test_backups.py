@@ -9,9 +9,10 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from core.storage import checks, schema
 from core.storage.checks import Verdict
 from core.storage.database import Database
 from tests.guarantees.drivers.load import Load, check, open_shared
+from tests.support.postgresql import PostgreSQL
 from tests.support.servers import ROOT, MariaDB, run_module, running_service
 
 NEXT_ID = 1_000_000
@@ -45,11 +47,13 @@ def documented(heading: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```", section[1], re.MULTILINE | re.DOTALL)
 
 
-def run(commands: str, folder: Path, places: dict[str, str]) -> None:
+def run(
+    commands: str, folder: Path, places: Mapping[str, str], variables: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Run the commands in the folder; `places` maps the page's paths to this machine's."""
     for page_path, local_path in places.items():
         commands = commands.replace(page_path, local_path)
-    environment = {**os.environ, "HOME": str(folder)}
+    environment = {**os.environ, "HOME": str(folder), **variables}
     process = subprocess.run(["sh", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, f"{commands}\n{process.stderr}"
 
@@ -167,3 +171,51 @@ def test_a_physical_backup_of_mariadb_restores(mariadb: MariaDB, mariadb_url: st
         server.start()
         run(after.replace(" lastbit ", f" {name} "), tmp_path, places)
         assert_restored(f"mysql://root@127.0.0.1:{server.port}/{name}", before)
+
+
+@contextlib.contextmanager
+def another_postgresql() -> Iterator[PostgreSQL]:
+    server = PostgreSQL()
+    try:
+        yield server
+    finally:
+        server.remove()
+
+
+def client_of(server: PostgreSQL) -> dict[str, str]:
+    """The server's address and account as in an operator's environment."""
+    variables = {"PGHOST": "127.0.0.1", "PGPORT": str(server.port), "PGUSER": server.user, "PGDATABASE": "postgres"}
+    return {**variables, "PATH": f"{server.bin}:{os.environ['PATH']}"}
+
+
+def test_a_dump_of_postgresql_restores(postgresql: PostgreSQL, postgresql_url: str, tmp_path: Path) -> None:
+    """The dump is one snapshot, and another server can load it."""
+    back_up, restore = documented("PostgreSQL: a dump")
+    # The page calls the database and its file lastbit.
+    back_up = back_up.replace(" lastbit\n", f" {postgresql_url.rpartition('/')[2]}\n")
+    before = back_up_under_load(postgresql_url, lambda: run(back_up, tmp_path, {}, client_of(postgresql)))
+    with another_postgresql() as server:
+        server.install()
+        server.start()
+        run(restore, tmp_path, {}, client_of(server))
+        assert_restored(f"postgresql://{server.user}@127.0.0.1:{server.port}/lastbit", before)
+
+
+def test_a_physical_backup_of_postgresql_restores(postgresql: PostgreSQL, postgresql_url: str, tmp_path: Path) -> None:
+    """A copy of the files, with the WAL that was written meanwhile, replaces those of another server."""
+    back_up, restore = documented("PostgreSQL: its files")
+    name = postgresql_url.rpartition("/")[2]
+    places = {"/backups": str(tmp_path)}
+    before = back_up_under_load(postgresql_url, lambda: run(back_up, tmp_path, places, client_of(postgresql)))
+    stop = "pg_ctl stop --pgdata=/var/lib/postgresql/data\n"
+    start = "pg_ctl start --wait --pgdata=/var/lib/postgresql/data\n"
+    with another_postgresql() as server:
+        server.install()
+        assert restore.startswith(stop)
+        copy, _, after = restore.removeprefix(stop).partition(start)
+        run(copy, tmp_path, {**places, "/var/lib/postgresql/data": str(server.data)})
+        if os.getuid() == 0:
+            run(f"chown -R {server.account} {server.data}", tmp_path, {})
+        server.start()
+        run(after.replace("=lastbit ", f"={name} "), tmp_path, {}, client_of(server))
+        assert_restored(f"postgresql://{server.user}@127.0.0.1:{server.port}/{name}", before)
