@@ -167,6 +167,21 @@ def postgresql_url(postgresql: PostgreSQL) -> Iterator[str]:
 
 _KINDS: Final = os.environ.get("LASTBIT_TEST_DATABASES", "sqlite,mariadb").split(",")
 """The databases on which tests run that run on several; `make test-postgresql` sets it."""
+_ON_SERVERS: Final = {"server_url", "postgresql", "postgresql_url", "mortal_postgresql"}
+"""Fixtures of tests that use PostgreSQL if it is the only database."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """If PostgreSQL is the only database, run only the tests that use it."""
+    if _KINDS != ["postgresql"]:
+        return
+
+    def uses_it(item: pytest.Item) -> bool:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        return "postgresql" in values or not _ON_SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
+
+    config.hook.pytest_deselected(items=[item for item in items if not uses_it(item)])
+    items[:] = [item for item in items if uses_it(item)]
 
 
 @pytest.fixture(params=_KINDS)
@@ -174,6 +189,21 @@ def database_url(request: pytest.FixtureRequest) -> str:
     """An empty database; the test runs once on each kind."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
+
+
+@pytest.fixture
+def server_url(request: pytest.FixtureRequest) -> str:
+    """An empty database on a server: the one on which tests run that need concurrent transactions."""
+    servers = [kind for kind in _KINDS if kind != "sqlite"]
+    url: str = request.getfixturevalue(f"{servers[0]}_url")
+    return url
+
+
+@pytest.fixture
+def server_database(server_url: str) -> Iterator[Database]:
+    with Database(server_url) as database:
+        templates.migrate(database)
+        yield database
 
 
 @pytest.fixture

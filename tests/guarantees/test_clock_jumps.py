@@ -104,18 +104,18 @@ def all_alive(*processes: ServiceProcess | subprocess.Popen[bytes]) -> bool:
 
 
 def test_the_clock_of_the_service_and_its_jobs_may_jump(
-    clock: WallClock, mariadb_database: Database, mariadb_url: str, receiver: Receiver
+    clock: WallClock, server_database: Database, server_url: str, receiver: Receiver
 ) -> None:
     """Clients see what they would see with the right time: no lease ends, no timer fires, nothing expires, waits last
     as long as they should, and receivers accept the webhooks' signatures."""
     environment = {"LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true", **clock.environment}
 
     def job(name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"jobs.{name}", "--database-url", mariadb_url]
+        command = [sys.executable, "-m", f"jobs.{name}", "--database-url", server_url]
         return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE)
 
     with contextlib.ExitStack() as stack:
-        service = stack.enter_context(running_service(mariadb_url, **environment))
+        service = stack.enter_context(running_service(server_url, **environment))
         dispatcher = stack.enter_context(job("dispatcher"))
         stack.callback(dispatcher.kill)
         client = stack.enter_context(Client(service.url))
@@ -123,7 +123,7 @@ def test_the_clock_of_the_service_and_its_jobs_may_jump(
         idle = client.open(items=1, expires_in=3600)
         client.groups.create("clocks", partitions=2, ttl=PATIENT * 5)
         leases = client.groups.sync("clocks", "worker", "session").assigned
-        set_timer(mariadb_database, "in an hour", timedelta(hours=1))
+        set_timer(server_database, "in an hour", timedelta(hours=1))
         with Everything(service) as load:
             for days in (2, -4, 0):
                 with waiting(service.url, load.shared):
@@ -131,8 +131,8 @@ def test_the_clock_of_the_service_and_its_jobs_may_jump(
                     clock.jump(days)
                     load.reaches(20)
                 assert client.groups.sync("clocks", "worker", "session").assigned == leases
-                set_timer(mariadb_database, f"{days}", timedelta())
-                becomes(lambda days=days: f"{days}" in fired(mariadb_database))  # type: ignore[misc]
+                set_timer(server_database, f"{days}", timedelta())
+                becomes(lambda days=days: f"{days}" in fired(server_database))  # type: ignore[misc]
                 if days:
                     with job("janitor") as rejected_job:
                         assert rejected_job.wait(PATIENT) == 1
@@ -140,11 +140,11 @@ def test_the_clock_of_the_service_and_its_jobs_may_jump(
                         assert b"the database's clock differs from this machine's" in rejected_job.stderr.read()
             assert all_alive(service, dispatcher)
         assert client.batch(idle.id).refresh().state == "open"
-        assert fired(mariadb_database) == ["2", "-4", "0"]
+        assert fired(server_database) == ["2", "-4", "0"]
         expected_ids = {f"batch:{batch}:completed" for batch in load.finished}
         becomes(lambda: expected_ids <= {webhook.id for webhook in list(receiver.got)})
         assert all(webhook.valid for webhook in receiver.got)
-    assert_nothing_lost(load, mariadb_url)
+    assert_nothing_lost(load, server_url)
 
 
 @pytest.fixture(params=["sqlite", "mariadb"])

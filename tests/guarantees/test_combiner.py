@@ -515,10 +515,10 @@ def test_a_measured_wait_includes_all_flushes_before_its_own(sqlite_url: str, mo
 
 
 @pytest.fixture
-def impatient(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+def impatient(server_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A combining service with lock waits of one second, the server's minimum."""
     monkeypatch.setattr(database, "LOCK_WAIT", 1)
-    service = Service(Database(mariadb_database.url.render_as_string(hide_password=False)))
+    service = Service(Database(server_database.url.render_as_string(hide_password=False)))
     yield service
     service.stop()
 
@@ -589,9 +589,9 @@ def test_two_locked_batches_do_not_wait_for_each_other(impatient: Service) -> No
 
 
 @pytest.mark.mariadb
-def test_reasons_of_neighbouring_groups_can_be_removed_and_written_concurrently(mariadb_database: Database) -> None:
+def test_reasons_of_neighbouring_groups_can_be_removed_and_written_concurrently(server_database: Database) -> None:
     """A transaction that removes all reasons of a group doesn't wait for one that wrote those of the next group."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     batch = service.batches.open(batches.Opening(group_size=8192, items=3 * 8192)).batch.id
     masks = [(batch, group, b"\xff" * 1024) for group in range(2)]
     service.acks.ack(Call.of(Verb.FAIL, masks=masks[:1], reason="gone")).result(60)
@@ -615,10 +615,10 @@ def test_reasons_of_neighbouring_groups_can_be_removed_and_written_concurrently(
         assert tx.scalar(sa.select(sa.func.count()).select_from(tables.failures)) == 0
 
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(mariadb_database.write, fail_the_next)
+        other = pool.submit(server_database.write, fail_the_next)
         assert written_event.wait(60)
         try:
-            mariadb_database.write(redrive, lock_waits=0)
+            server_database.write(redrive, lock_waits=0)
         finally:
             redriven.set()
         other.result(60)

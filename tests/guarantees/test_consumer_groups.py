@@ -36,6 +36,7 @@ from tests.guarantees import mutants
 from tests.guarantees.drivers.rounds import race
 from tests.guarantees.programs.dying import Mortals, mortals
 from tests.support.clocks import Clock
+from tests.support.waits import waiting_sessions
 
 TTL, RELEASE = 10, 30
 SOAK = 20 if os.environ.get("LASTBIT_SOAK") == "1" else 1
@@ -117,8 +118,8 @@ def clock(database: Database) -> Clock:
 
 
 @pytest.fixture
-def mariadb_service(mariadb_database: Database) -> Iterator[Service]:
-    service = Service(mariadb_database, combiner=Inline)
+def server_service(server_database: Database) -> Iterator[Service]:
+    service = Service(server_database, combiner=Inline)
     yield service
     service.stop()
 
@@ -623,10 +624,10 @@ def test_a_shorter_ttl_applies_to_current_workers(database: Database, clock: Clo
     assert other.sync().gone == ["dead"]
 
 
-def test_a_sync_uses_the_time_after_its_lock_wait(mariadb_service: Service) -> None:
+def test_a_sync_uses_the_time_after_its_lock_wait(server_service: Service) -> None:
     """A statement that waits for a lock keeps its start time, at which leases that have ended since would still be
     valid."""
-    service = mariadb_service
+    service = server_service
     made(service, 1)
     worker = Worker(service, "worker")
     lock = sa.select(tables.consumer_groups).with_for_update()
@@ -634,10 +635,8 @@ def test_a_sync_uses_the_time_after_its_lock_wait(mariadb_service: Service) -> N
         holder.execute(lock)
         thread = threading.Thread(target=worker.sync)
         thread.start()
-        waiting = sa.text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
         pause = threading.Event()
-        while not watch.execute(waiting).scalar_one():
-            watch.rollback()
+        while not waiting_sessions(watch):
             pause.wait(0.15)  # the server caches its answer about locks for 0.1 s
         after = watch.execute(sa.select(tables.utc_now())).scalar_one()
         holder.rollback()
@@ -816,7 +815,7 @@ def test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen(database: Database,
     assert shared([owner, *newcomers]) == [1, 1, 2]
 
 
-def test_azure_python_38812_the_first_create_makes_no_two_owners(mariadb_service: Service) -> None:
+def test_azure_python_38812_the_first_create_makes_no_two_owners(server_service: Service) -> None:
     """Two workers create and join the group at the same moment: one group results, and no partition has two owners."""
     answers: list[bool] = []
 
@@ -834,7 +833,7 @@ def test_azure_python_38812_the_first_create_makes_no_two_owners(mariadb_service
         assert not first[1] & other[1]
         answers.append(first[0])
 
-    race(mariadb_service.database, ROUNDS, join("one"), join("other"), check=check)
+    race(server_service.database, ROUNDS, join("one"), join("other"), check=check)
     assert set(answers) == {True, False}, "the same worker always came first"
 
 
@@ -862,10 +861,10 @@ def test_kafka_12984_no_two_members_claim_a_partition_in_one_generation(database
 # Races on MariaDB.
 
 
-def test_a_commit_reaches_the_next_owner_or_is_refused(mariadb_service: Service) -> None:
+def test_a_commit_reaches_the_next_owner_or_is_refused(server_service: Service) -> None:
     """The owner commits while another worker takes its partition: either the next owner starts with the commit, or it
     is refused."""
-    service = mariadb_service
+    service = server_service
     wins = {"owner": 0, "next": 0}
     workers = []
     for number in range(ROUNDS):
@@ -897,11 +896,11 @@ def test_a_commit_reaches_the_next_owner_or_is_refused(mariadb_service: Service)
     assert min(wins.values()) > 0, f"the same worker always came first: {wins}"
 
 
-def test_a_hundred_workers_that_sync_at_once_are_all_answered(mariadb_service: Service) -> None:
+def test_a_hundred_workers_that_sync_at_once_are_all_answered(server_service: Service) -> None:
     """No partition is assigned to two workers at one epoch, and in the end none has more than its share. All of them
     wait for one row. If a hundred transactions take longer than the lock wait, the last ones are refused and try again,
     as clients do after a 503."""
-    service = mariadb_service
+    service = server_service
     made(service, 250, ttl=600)
     workers = [Worker(service, f"worker-{number:03}") for number in range(100)]
     owners_by_epoch: dict[tuple[int, int], str] = {}

@@ -27,11 +27,11 @@ class Regret(errors.CoreError):
 
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
-def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(mariadb_database: Database) -> None:
+def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(server_database: Database) -> None:
     """Writers append, hold their transactions and roll back at random. A reader that follows never sees a gap, and
     nothing is ever added below the positions it has read."""
-    url = mariadb_database.url.render_as_string(hide_password=False)
-    start = Service(mariadb_database).feed.head()
+    url = server_database.url.render_as_string(hide_password=False)
+    start = Service(server_database).feed.head()
     commits: list[set[str]] = [set() for _ in range(WRITERS)]
     stop = threading.Event()
     trouble: list[BaseException] = []

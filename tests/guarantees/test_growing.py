@@ -22,6 +22,7 @@ from core.service import Service
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ack
+from tests.support.waits import waiting_sessions
 
 FIRST = GROUP + 8
 """Items that are issued before the batch grows: group 1 ends after its first byte."""
@@ -29,9 +30,9 @@ _groups = tables.item_groups.c
 
 
 @pytest.fixture
-def other_service(mariadb_database: Database) -> Iterator[Service]:
+def other_service(server_database: Database) -> Iterator[Service]:
     """A service other than the one that takes the bulk ack, as in another process."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     yield service
     service.stop()
 
@@ -79,11 +80,9 @@ def test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack(
 
 def wait_for_a_lock_wait(service: Service) -> None:
     """Wait until a session waits for a row."""
-    waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
     pause = threading.Event()
     with service.database.engine.connect() as watch:
-        while not watch.exec_driver_sql(waiting).scalar():
-            watch.rollback()
+        while not waiting_sessions(watch):
             pause.wait(0.15)  # the server repeats its last answer if asked more often
 
 

@@ -360,14 +360,14 @@ def test_groups_that_do_not_fit_the_cache_are_read_again(database: Database, mon
 
 @pytest.mark.mariadb
 def test_a_reader_never_misses_an_item_whose_ack_was_answered(
-    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch
+    server_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While two processes ack at random and fold, no item is pending on a page that was requested after its ack was
     answered."""
     journaled.mix(monkeypatch, 300)
-    url = mariadb_database.url.render_as_string(hide_password=False)
+    url = server_database.url.render_as_string(hide_password=False)
     size, items = 64, 64 * 60
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     for _ in range(3):  # one of the three is journaled
         batch = service.batches.open(Opening(group_size=size, items=items, sealed=True)).batch.id
         if batch % 3 == 0:
@@ -407,4 +407,4 @@ def test_a_reader_never_misses_an_item_whose_ack_was_answered(
     assert completions == [batch]
     assert pages > 10
     assert service.batches.verify(batch).ok
-    recount(mariadb_database)
+    recount(server_database)

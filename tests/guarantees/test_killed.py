@@ -130,11 +130,11 @@ def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each
 
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
-def test_a_service_that_is_killed_while_batches_complete_has_one_event_for_each(mariadb_url: str) -> None:
+def test_a_service_that_is_killed_while_batches_complete_has_one_event_for_each(server_url: str) -> None:
     """Real processes, two workers, killed under load; clients send unanswered requests again."""
-    with Database(mariadb_url) as database:
+    with Database(server_url) as database:
         schema.migrate(database)
-        running = ServiceProcess(mariadb_url, workers=2).start()
+        running = ServiceProcess(server_url, workers=2).start()
         clients = [Client(running.url, retry=Retry(attempts=1000, cap=0.2)) for _ in range(WORKERS)]
         try:
 

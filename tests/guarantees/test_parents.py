@@ -30,10 +30,10 @@ def debts(service: Service) -> list[nesting.Due]:
 
 
 @pytest.fixture
-def combining_service(mariadb_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+def combining_service(server_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A combining service whose calls wait for payments without a limit."""
     monkeypatch.setattr("core.acks.parents.PATIENCE", 120.0)
-    service = Service(mariadb_database, combiner=Combiner)
+    service = Service(server_database, combiner=Combiner)
     yield service
     service.stop()
 

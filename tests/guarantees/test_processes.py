@@ -39,6 +39,7 @@ from tests.guarantees.models.orders import (
 )
 from tests.guarantees.programs.dying import Mortals, mortals
 from tests.support.clocks import Clock
+from tests.support.waits import waiting_sessions
 
 ROUNDS = 40
 
@@ -153,14 +154,14 @@ def test_a_redelivered_event_that_was_pruned_is_a_repeat(service: Service) -> No
     assert Counter(commands(service)) == Counter({(f"o{number}", "ship"): 1 for number in range(20)})
 
 
-def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(mariadb_database: Database) -> None:
+def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(server_database: Database) -> None:
     """Another session removes the event's row while a replay waits for the row's lock."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     worker = Worker(service)
     [event] = append(service, ("o1", "charged"))
     worker.deliver(event)
     handling = worker.compute("o1", event)
-    replaying = Service(Database(mariadb_database.url.render_as_string(hide_password=False)), combiner=Inline)
+    replaying = Service(Database(server_database.url.render_as_string(hide_password=False)), combiner=Inline)
     inbox_rows, definition_rows = tables.inbox, tables.process_definitions
     with ThreadPoolExecutor(1) as threads, service.database.engine.connect() as pruning:
         pruning.execute(sa.select(inbox_rows).with_for_update())
@@ -177,13 +178,13 @@ def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(mariadb_
     assert not rows(service, tables.inbox)
 
 
-def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(mariadb_database: Database) -> None:
+def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(server_database: Database) -> None:
     """It computes and starts to write; before its fence, another worker takes over its partitions."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     stale = Worker(service)
     [event] = append(service, ("o1", "charged"))
     is_frozen, wake = threading.Event(), threading.Event()
-    zombie = Service(Database(mariadb_database.url.render_as_string(hide_password=False)), combiner=Inline)
+    zombie = Service(Database(server_database.url.render_as_string(hide_password=False)), combiner=Inline)
     answers: list[Any] = []
 
     def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
@@ -213,13 +214,13 @@ def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(mariadb_data
     assert not successor.deliver(event).repeated
 
 
-def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(mariadb_database: Database) -> None:
+def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(server_database: Database) -> None:
     """After its fence, it holds its partition until its commit; the next owner then sees what it has written."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     worker = Worker(service)
     [event] = append(service, ("o1", "charged"))
     is_fenced, wake = threading.Event(), threading.Event()
-    slow = Service(Database(mariadb_database.url.render_as_string(hide_password=False)), combiner=Inline)
+    slow = Service(Database(server_database.url.render_as_string(hide_password=False)), combiner=Inline)
 
     def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
         if text.startswith("INSERT INTO processes"):
@@ -252,8 +253,7 @@ def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(mariadb_data
 
 def waits_for_a_lock(service: Service) -> bool:
     with service.database.engine.connect() as tx:
-        query = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-        return bool(tx.exec_driver_sql(query).scalar())
+        return bool(waiting_sessions(tx))
 
 
 def test_a_stale_workers_every_write_is_refused(service: Service) -> None:
@@ -497,9 +497,9 @@ def test_a_timer_is_replaced_and_cancelled_by_its_name(service: Service) -> None
     assert not rows(service, tables.timers)
 
 
-def test_either_the_time_out_or_the_completing_event_wins(mariadb_database: Database) -> None:
+def test_either_the_time_out_or_the_completing_event_wins(server_database: Database) -> None:
     """Both at once, in either order: the order is either shipped or cancelled, and the loser is late."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     worker = Worker(service, function=ship_in_time)
     events = append(service, *((f"o{number}", type) for number in range(ROUNDS) for type in NEEDED))
     for event in events:
@@ -517,7 +517,7 @@ def test_either_the_time_out_or_the_completing_event_wins(mariadb_database: Data
 
     def prepare(number: int) -> None:
         """Make the round's timer due; in every other round it fires at once and only has to be handled."""
-        with mariadb_database.engine.begin() as tx:
+        with server_database.engine.begin() as tx:
             condition = tables.timers.c.instance == f"o{number}"
             tx.execute(sa.update(tables.timers).values(due_at=tables.utc_now()).where(condition))
         if number % 2:
@@ -554,14 +554,14 @@ def test_either_the_time_out_or_the_completing_event_wins(mariadb_database: Data
         prepare(number + 1)
 
     prepare(0)
-    race(mariadb_database, ROUNDS, time_out, complete, check=check)
+    race(server_database, ROUNDS, time_out, complete, check=check)
     assert len(commands(service)) == ROUNDS
     assert len(outcomes) == 2, "only one of them ever won"
 
 
-def test_two_dispatchers_fire_each_timer_once(mariadb_database: Database) -> None:
+def test_two_dispatchers_fire_each_timer_once(server_database: Database) -> None:
     """On separate sessions, at the same time."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     worker = Worker(service)
     worker.function = lambda state, event: Outcome(
         None, [], [timers.TimerChange(f"t{n}", timedelta(0)) for n in range(3)]
@@ -573,7 +573,7 @@ def test_two_dispatchers_fire_each_timer_once(mariadb_database: Database) -> Non
         worker.deliver(orders[number])
 
     race(
-        mariadb_database,
+        server_database,
         ROUNDS,
         lambda other, number: timers.fire(other.database),
         lambda other, number: timers.fire(other.database),
@@ -586,9 +586,9 @@ def test_two_dispatchers_fire_each_timer_once(mariadb_database: Database) -> Non
     assert len(timer_counts) == 3 * (ROUNDS - 1)
 
 
-def test_commands_have_positions_in_commit_order_whatever_the_writers_do(mariadb_database: Database) -> None:
+def test_commands_have_positions_in_commit_order_whatever_the_writers_do(server_database: Database) -> None:
     """A reader that follows the commands sees each of them, though several sessions issue them concurrently."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     worker = Worker(service)
     worker.function = lambda state, event: Outcome(None, [outbox.NewCommand("go", "go")])
     events = append(service, *((f"o{number}", "charged") for number in range(3 * ROUNDS)))
@@ -612,7 +612,7 @@ def test_commands_have_positions_in_commit_order_whatever_the_writers_do(mariadb
     def issue(place: int) -> Any:
         return lambda other, number: other.processes.handle(handlings[3 * number + place])
 
-    race(mariadb_database, ROUNDS, issue(0), issue(1), issue(2), follow, check=check)
+    race(server_database, ROUNDS, issue(0), issue(1), issue(2), follow, check=check)
     assert Counter(ids) == Counter({f"o{number}": 1 for number in range(3 * ROUNDS)})
 
 

@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200), pytest.mark.usefix
 
 
 @pytest.fixture
-def referee(mariadb_database: Database) -> Service:
+def referee(server_database: Database) -> Service:
     """A service that takes no part in the races; tests use it between and after rounds."""
-    return Service(mariadb_database, combiner=Inline)
+    return Service(server_database, combiner=Inline)
 
 
 def verify_some(referee: Service, ids: list[int]) -> None:

@@ -22,6 +22,7 @@ from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers import journaled
 from tests.guarantees.drivers.rounds import GROUP, ack, recount
+from tests.support.waits import waiting_sessions
 
 ITEMS = 2 * GROUP + 40
 """Of a batch of three groups, the last one partly issued."""
@@ -333,10 +334,8 @@ def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(s
 
 def waits_for_a_lock(service: Service, call: Future[Any]) -> bool:
     """Whether a session waits for a row before the call is over."""
-    waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
     with service.database.engine.connect() as watch:
-        while not watch.exec_driver_sql(waiting).scalar():
-            watch.rollback()
+        while not waiting_sessions(watch):
             # The server repeats its last answer if it is asked more often than every tenth of a second.
             if wait([call], 0.15).done:
                 return False
@@ -346,11 +345,11 @@ def waits_for_a_lock(service: Service, call: Future[Any]) -> bool:
 @pytest.mark.mariadb
 @pytest.mark.parametrize("kind", ["an ack", "an extend"])
 def test_no_change_gets_between_the_recount_and_the_write(
-    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
+    server_database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """After the repair has read all groups, another process changes the batch: the change waits, and counts."""
-    service = Service(mariadb_database, combiner=Inline)
-    url = mariadb_database.url.render_as_string(hide_password=False)
+    service = Service(server_database, combiner=Inline)
+    url = server_database.url.render_as_string(hide_password=False)
     other = Service(Database(url), combiner=Inline)
     batch = open_batch(service, [1, 2, 70])
     other_batch = open_batch(other, [1])
@@ -377,20 +376,20 @@ def test_no_change_gets_between_the_recount_and_the_write(
     after = service.batches.get(batch)
     assert (after.acked, after.items) == ((5, ITEMS) if kind == "an ack" else (3, ITEMS + GROUP))
     assert service.batches.verify(batch).ok
-    recount(mariadb_database)
+    recount(server_database)
     pool.shutdown()
     other.stop()
 
 
 @pytest.mark.mariadb
 def test_consumers_continue_while_their_batch_is_repaired_and_every_item_counts_once(
-    mariadb_database: Database,
+    server_database: Database,
 ) -> None:
     """Three processes redeliver everything in small calls while the batch is damaged and repaired: exactly one of them
     completes it, and in the end nothing is pending."""
-    url = mariadb_database.url.render_as_string(hide_password=False)
+    url = server_database.url.render_as_string(hide_password=False)
     services = [Service(Database(url), combiner=Inline) for _ in range(3)]
-    operator = Service(mariadb_database, combiner=Inline)
+    operator = Service(server_database, combiner=Inline)
     for round in range(6):
         batch = open_batch(services[0], range(0, ITEMS, 3), sealed=True)
         ack_numbers(services[1], batch, range(0, ITEMS, 5))
@@ -421,7 +420,7 @@ def test_consumers_continue_while_their_batch_is_repaired_and_every_item_counts_
         assert newly + repair.newly == 1, f"round {round}"
         assert operator.batches.get(batch).succeeded
         assert operator.batches.verify(batch).ok
-    recount(mariadb_database)
+    recount(server_database)
     for process in services:
         process.stop()
 

@@ -25,6 +25,7 @@ from tests.guarantees.models.service import tally_entry
 from tests.guarantees.models.streams import World
 from tests.guarantees.programs.dying import Mortals, mortals
 from tests.sdk.conftest import scripted  # noqa: F401  # a fixture
+from tests.support.waits import waiting_sessions
 
 SOAK = os.environ.get("LASTBIT_SOAK") == "1"
 WORLDS = 1_000 * (20 if SOAK else 1)
@@ -133,9 +134,9 @@ def test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all(databa
 
 
 @pytest.mark.mariadb
-def test_two_calls_that_create_the_same_sub_counter_both_count(mariadb_url: str) -> None:
+def test_two_calls_that_create_the_same_sub_counter_both_count(server_url: str) -> None:
     """Neither finds a row to lock. The second insert waits for the first one's commit, and its call starts again."""
-    with Database(mariadb_url) as slow, Database(mariadb_url) as fast, ThreadPoolExecutor(1) as pool:
+    with Database(server_url) as slow, Database(server_url) as fast, ThreadPoolExecutor(1) as pool:
         schema.migrate(slow)
         inserting, may_go_on = threading.Event(), threading.Event()
 
@@ -176,9 +177,9 @@ def _sums(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
-def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(mariadb_database: Database) -> None:
+def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(server_database: Database) -> None:
     """Three independent writers replay one log over many keys, each in its own chunks, with existing and new rows."""
-    url = mariadb_database.url.render_as_string(hide_password=False)
+    url = server_database.url.render_as_string(hide_password=False)
     trouble: list[BaseException] = []
     rounds = 12 * (20 if SOAK else 1)
     for round_ in range(rounds):
@@ -206,14 +207,14 @@ def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(maria
         for thread in writers:
             thread.join()
         assert not trouble, trouble
-        assert totals(Service(mariadb_database, combiner=Inline), f"race-{round_}") == _sums(log)
+        assert totals(Service(server_database, combiner=Inline), f"race-{round_}") == _sums(log)
 
 
 @pytest.mark.mariadb
-def test_two_concurrent_calls_bring_no_total_over_the_limit(mariadb_database: Database) -> None:
+def test_two_concurrent_calls_bring_no_total_over_the_limit(server_database: Database) -> None:
     """Each call adds to its own row. The later one waits until the earlier one is over, and is refused."""
     earlier, second = (tallies.Entry("r1", INTEGER_LIMIT - 1, topic, 0, 0, 1, 0) for topic in ("screws", "bolts"))
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     refusals: list[errors.InvalidRequest] = []
     has_ended = threading.Event()
 
@@ -225,16 +226,15 @@ def test_two_concurrent_calls_bring_no_total_over_the_limit(mariadb_database: Da
         finally:
             has_ended.set()
 
-    with mariadb_database.engine.connect() as holder, mariadb_database.engine.connect() as watch:
+    with server_database.engine.connect() as holder, server_database.engine.connect() as watch:
         transaction = holder.begin()
         pipeline = Pipeline(holder)
         tallies.write(pipeline, [("limit", [earlier])])
         pipeline.flush()
         thread = threading.Thread(target=apply_later)
         thread.start()
-        waiting = sa.text("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-        while not watch.execute(waiting).scalar_one() and not has_ended.wait(0.15):  # cached for 0.1 s
-            watch.rollback()
+        while not waiting_sessions(watch) and not has_ended.wait(0.15):
+            pass
         transaction.commit()
         thread.join()
     assert [refusal.place for refusal in refusals] == ["body.entries[0].delta"]
@@ -242,10 +242,10 @@ def test_two_concurrent_calls_bring_no_total_over_the_limit(mariadb_database: Da
 
 
 @pytest.mark.mariadb
-def test_a_total_that_others_keep_changing_does_not_keep_a_transaction_running(mariadb_database: Database) -> None:
+def test_a_total_that_others_keep_changing_does_not_keep_a_transaction_running(server_database: Database) -> None:
     """Each time that a transaction has read the large total, another one adds a sub-counter: what was refused is then
     allowed, or the other way round. The transaction begins again instead of reading it once more."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     large = 2 * tallies.LARGE
     service.tallies.apply("rounds", [tallies.Entry("r1", INTEGER_LIMIT - large, "screws", 0, 0, 1, 0)])
     intruders = [
@@ -256,13 +256,13 @@ def test_a_total_that_others_keep_changing_does_not_keep_a_transaction_running(m
     reads_by_transaction: list[int] = []
     waiting = iter(intruders)
 
-    @sa.event.listens_for(mariadb_database.engine, "begin")
+    @sa.event.listens_for(server_database.engine, "begin")
     def begin(_: object) -> None:
         reads_by_transaction.append(0)
 
-    with Database(mariadb_database.url.render_as_string(hide_password=False)) as other:
+    with Database(server_database.url.render_as_string(hide_password=False)) as other:
 
-        @sa.event.listens_for(mariadb_database.engine, "before_cursor_execute")
+        @sa.event.listens_for(server_database.engine, "before_cursor_execute")
         def intrude(_: object, __: object, statement: str, *___: object) -> None:
             if "GROUP BY tally_key FOR UPDATE" in statement:
                 reads_by_transaction[-1] += 1

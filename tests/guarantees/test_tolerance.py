@@ -206,9 +206,9 @@ def test_the_explanation_names_the_tolerance(service: Service) -> None:
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
 @pytest.mark.usefixtures("some_journaled")
-def test_one_of_two_failures_in_different_groups_passes_the_tolerance(mariadb_database: Database) -> None:
+def test_one_of_two_failures_in_different_groups_passes_the_tolerance(server_database: Database) -> None:
     """Each is within the tolerance, and both together are not: there is one event, and one batch row that says so."""
-    referee = Service(mariadb_database, combiner=Inline)
+    referee = Service(server_database, combiner=Inline)
     cancels = [OnExceeded.CONTINUE, OnExceeded.CANCEL]
     ids = [
         open_batch(referee, 2 * GROUP, sealed=True, tolerated_failures=1, on_exceeded=cancels[number % 2])
@@ -221,7 +221,7 @@ def test_one_of_two_failures_in_different_groups_passes_the_tolerance(mariadb_da
         states.append(referee.batches.get(ids[number]))
 
     race(
-        mariadb_database,
+        server_database,
         ROUNDS,
         lambda service, number: fail(service, ids[number], [0]),
         lambda service, number: fail(service, ids[number], [GROUP]),
@@ -230,8 +230,8 @@ def test_one_of_two_failures_in_different_groups_passes_the_tolerance(mariadb_da
     assert all(state.exceeded for state in states)
     assert {state.state for state in states[::2]} == {State.SEALED}
     assert {state.state for state in states[1::2]} == {State.CANCELLED}
-    rows = recount(mariadb_database)
+    rows = recount(server_database)
     assert {rows[batch].failed for batch in ids} == {2}
-    with mariadb_database.engine.connect() as tx:
+    with server_database.engine.connect() as tx:
         query = sa.select(sa.func.count()).where(tables.feed.c.type == "batch.failures_exceeded")
         assert tx.scalar(query) == ROUNDS

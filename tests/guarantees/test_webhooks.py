@@ -54,8 +54,8 @@ def service(database: Database) -> Iterator[Service]:
 
 
 @pytest.fixture
-def mariadb_service(mariadb_database: Database) -> Iterator[Service]:
-    service_ = Service(mariadb_database, combiner=Inline, sender=WebhookSender(allow_private=True))
+def server_service(server_database: Database) -> Iterator[Service]:
+    service_ = Service(server_database, combiner=Inline, sender=WebhookSender(allow_private=True))
     yield service_
     service_.stop()
 
@@ -165,9 +165,9 @@ class Overlaps:
         handler.wfile.write(b"k")
 
 
-def test_two_dispatchers_share_the_work(mariadb_service: Service, receiver: Receiver) -> None:
+def test_two_dispatchers_share_the_work(server_service: Service, receiver: Receiver) -> None:
     """Each event is sent as often as needed and no more, never by both at the same time, and all of it is logged."""
-    service = mariadb_service
+    service = server_service
     webhook = subscribe(service, receiver)
     reply = Overlaps()
     receiver.reply = reply
@@ -184,10 +184,10 @@ def test_two_dispatchers_share_the_work(mariadb_service: Service, receiver: Rece
     }
 
 
-def test_each_event_arrives_though_dispatchers_are_killed(mariadb_service: Service, receiver: Receiver) -> None:
+def test_each_event_arrives_though_dispatchers_are_killed(server_service: Service, receiver: Receiver) -> None:
     """At least once, under its own id, validly signed and logged; one dispatcher after the other is killed at work
     while another goes on."""
-    service = mariadb_service
+    service = server_service
     webhook = subscribe(service, receiver)
     receiver.reply = Overlaps()
     service.feed.append([NewEvent(str(number), "x") for number in range(EVENTS)])
@@ -353,10 +353,10 @@ def wait_until_shared(service: Service, *counts: int) -> None:
     raise AssertionError(replicas(service))
 
 
-def test_the_others_take_over_from_a_replica_that_is_killed(mariadb_service: Service, receiver: Receiver) -> None:
+def test_the_others_take_over_from_a_replica_that_is_killed(server_service: Service, receiver: Receiver) -> None:
     """Two processes share the deliveries; one is killed, and every later event arrives once; in the end the other
     leaves."""
-    service = mariadb_service
+    service = server_service
     webhook = subscribe(service, receiver)
     service.consumer_groups.put(GROUP, 64, timedelta(seconds=1))
     with running(service) as survivor:
@@ -457,10 +457,10 @@ def test_a_round_pays_parents_of_ended_children(service: Service, monkeypatch: p
 
 @pytest.mark.mariadb
 def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
-    mariadb_service: Service, monkeypatch: pytest.MonkeyPatch
+    server_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a webhook nor a timer is delayed by it, and the other parents are paid. The next rounds skip it."""
-    service = mariadb_service
+    service = server_service
     parents = [service.batches.open(Opening(items=1, sealed=True)).batch.id for _ in range(2)]
     children = [
         service.batches.open(Opening(items=1, sealed=True, parent=ItemId(parent, 0, 0))).batch.id for parent in parents

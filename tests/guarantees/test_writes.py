@@ -474,12 +474,12 @@ def test_many_callers_at_once_count_each_entry_once(any_service: Service) -> Non
 
 
 @pytest.mark.mariadb
-def test_a_locked_batch_does_not_delay_the_others(mariadb_database: Database) -> None:
+def test_a_locked_batch_does_not_delay_the_others(server_database: Database) -> None:
     """The locked batch leaves the shared transaction. Its operations end after its lock is released."""
-    service = Service(mariadb_database, writes=lambda commit: Combiner(commit, what="writes"))
+    service = Service(server_database, writes=lambda commit: Combiner(commit, what="writes"))
     try:
         stuck, free = (service.batches.open(Opening()).batch.id for _ in range(2))
-        with ThreadPoolExecutor(1) as pool, locked(mariadb_database, stuck):
+        with ThreadPoolExecutor(1) as pool, locked(server_database, stuck):
             waiting = pool.submit(service.batches.extend, stuck, 1)
             for _ in range(20):
                 service.batches.extend(free, 1)
@@ -492,14 +492,14 @@ def test_a_locked_batch_does_not_delay_the_others(mariadb_database: Database) ->
 
 @pytest.mark.mariadb
 def test_a_retried_extend_gets_its_numbers_though_the_batch_was_sealed_while_it_waited(
-    mariadb_database: Database,
+    server_database: Database,
 ) -> None:
     """The key is looked up under the lock: the first attempt and the seal are committed just before it."""
-    service = Service(mariadb_database)
+    service = Service(server_database)
     batch = service.batches.open(Opening()).batch.id
     is_first = True
 
-    with Database(str(mariadb_database.url)) as other:
+    with Database(str(server_database.url)) as other:
 
         def commit_first(_: Any, __: Any, text: str, *___: Any) -> None:
             nonlocal is_first
@@ -507,7 +507,7 @@ def test_a_retried_extend_gets_its_numbers_though_the_batch_was_sealed_while_it_
                 is_first = False
                 merged(other, Extend(batch=batch, count=2, idempotency_key="k"), seal_of(batch))
 
-        sa.event.listen(mariadb_database.engine, "before_cursor_execute", commit_first)
+        sa.event.listen(server_database.engine, "before_cursor_execute", commit_first)
         extension = service.batches.extend(batch, 2, "k")
     assert (extension.start, extension.replayed, extension.batch.state) == (0, True, State.SEALED)
 

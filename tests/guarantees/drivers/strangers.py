@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import pymysql
+import sqlalchemy as sa
 from prometheus_client import REGISTRY
 
 from core.storage.database import Database
@@ -14,20 +14,18 @@ from core.storage.database import Database
 @contextlib.contextmanager
 def locked(database: Database, *batches: int, groups: bool = False) -> Iterator[None]:
     """Hold locks on the rows of the batches, or on those of their groups, in another session."""
-    url = database.url
     ids = ",".join(map(str, batches))
-    with contextlib.closing(
-        pymysql.connect(host=url.host, port=url.port, user=url.username, database=url.database)
-    ) as stranger:
-        with stranger.cursor() as cursor:
-            if groups:
-                cursor.execute(f"SELECT batch_id FROM item_groups WHERE batch_id IN ({ids}) FOR UPDATE")
-                assert cursor.rowcount >= len(batches)
-            else:
-                cursor.execute(f"SELECT id FROM batches WHERE id IN ({ids}) FOR UPDATE")
-                assert cursor.rowcount == len(batches)
+    engine = sa.create_engine(database.url, isolation_level="READ COMMITTED")
+    with contextlib.closing(engine.connect()) as stranger:
+        if groups:
+            rows = stranger.exec_driver_sql(f"SELECT batch_id FROM item_groups WHERE batch_id IN ({ids}) FOR UPDATE")
+            assert len(rows.all()) >= len(batches)
+        else:
+            rows = stranger.exec_driver_sql(f"SELECT id FROM batches WHERE id IN ({ids}) FOR UPDATE")
+            assert len(rows.all()) == len(batches)
         yield
         stranger.rollback()
+    engine.dispose()
 
 
 def lock_waits() -> float:
