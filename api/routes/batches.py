@@ -89,7 +89,7 @@ async def open_batch(body: models.OpenBody, request: Request, idempotency_key: I
     return opened(result).response()
 
 
-@router.get("/{id}", response_model=models.Batch, responses=documented("batch_not_found", "invalid_request"))
+@router.get("/{id:batch}", response_model=models.Batch, responses=documented("batch_not_found", "invalid_request"))
 @needs(*ANY, is_limited=True)
 async def get_batch(
     batch: BatchId,
@@ -163,7 +163,7 @@ def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> di
     return models.shown(service_of(request).batches.cancel(batch))
 
 
-@router.delete("/{id}", status_code=204, responses=documented("batch_not_found", "invalid_request"))
+@router.delete("/{id:batch}", status_code=204, responses=documented("batch_not_found", "invalid_request"))
 @needs(Role.ADMIN, is_limited=True)
 def delete_batch(batch: BatchId, request: Request) -> Response:
     """Cancel the batch if it is live, then remove it altogether."""

@@ -34,7 +34,14 @@ class _Rest(Convertor[str]):
         return value
 
 
+class _Batch(_Rest):
+    """`{id:batch}`: the id of a batch, valid or not, but not `counts`: a DELETE of that path is a 405."""
+
+    regex = "(?!counts$)[^/]+"
+
+
 register_url_convertor("rest", _Rest())
+register_url_convertor("batch", _Batch())
 
 
 class PrefixedRouter(APIRouter):

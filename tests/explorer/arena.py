@@ -99,6 +99,8 @@ class Arena:
         session = self.sessions[number]
         self.steps.append(f"{number} {' '.join(session.next.split())[:200]}")
         session.releases = False
+        for moved in (number, *self.blocked):
+            self.sessions[moved].others_wait = bool(self.blocked)
         session.go()
         self._settle(session)
         while not self.ready() and self._is_released_late():

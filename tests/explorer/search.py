@@ -2,7 +2,9 @@
 
 *Which outcomes are right.* First the operations run in every order of their whole transactions. Those outcomes are
 allowed; any other schedule must have one of them. Operations of several transactions, like a deletion in chunks, may be
-interleaved between these, so the unit is the transaction and not the operation.
+interleaved between these, so the unit is the transaction and not the operation. Three operations of dozens of
+transactions have far too many orders; so the orders with few switches between operations are run first, and those with
+more only for an outcome that none of these has.
 
 *Enumeration.* A schedule is the sequence of sessions that take a step. The search goes depth first: it follows a
 schedule to its end, and at each step notes the other sessions that could have continued instead, within the bound on
@@ -24,7 +26,7 @@ the schedule from the scene up to it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,6 +37,9 @@ from tests.explorer.states import Diverged, Memory, State
 
 MOST_STEPS: Final = 2000
 """A schedule with more steps is assumed never to end."""
+SWITCHES: Final = (2, 4, 8, None)
+"""How often an order of the transactions of three operations may leave an operation before its end: if no order has an
+outcome, those of the next number are run, and finally all."""
 ATTEMPTS: Final = 5
 """How many times a combination is searched before schedules that don't repeat are reported as a finding."""
 
@@ -64,7 +69,7 @@ class Searched:
     """How many times the database ran a schedule, or the part of it that could not be predicted."""
     completed: int = 0
     outcomes: int = 0
-    """The allowed outcomes: those of whole transactions in every order."""
+    """The allowed outcomes that were run: those of whole transactions in every order, or in those with few switches."""
     reached: set[Outcome] = field(default_factory=set)
     """The outcomes of the interleaved schedules."""
     findings: list[Finding] = field(default_factory=list)
@@ -82,6 +87,9 @@ class Search:
         self._bound = preemptions
         self._predicts = predicts
         self._memory: Memory | None = None
+        self._allowed: set[Outcome] = set()
+        self._switches: list[int | None] = []
+        """The numbers of switches that weren't tried yet."""
         self.found = Searched()
 
     def run(self) -> Searched:
@@ -89,36 +97,50 @@ class Search:
         before = self._arena.runs
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                outcomes = self.allowed()
-                self.found.outcomes = len(outcomes)
-                while not self._finds(outcomes) and self._grows():
+                self.begin()
+                while not self._finds() and self._grows():
                     pass
                 break
             except Diverged as error:
                 self._memory, self.found = None, Searched()
                 if attempt == ATTEMPTS:
                     self._report([str(error)])
+        self.found.outcomes = len(self._allowed)
         self.found.executed = self._arena.runs - before
         return self.found
 
-    def allowed(self) -> set[Outcome]:
-        """The outcomes of all orders of whole transactions."""
-        outcomes = set()
-        for state in self._ends(None, serial=True):
-            outcome, trouble = self._outcome(state)
-            if trouble:
-                self._report(["in serial order: " + problem for problem in trouble])
-            outcomes.add(outcome)
+    def begin(self) -> None:
+        """Run whole transactions, in the orders with the fewest switches. The stops of the search depend on what they
+        touch."""
+        self._allowed = set()
+        self._switches = list(SWITCHES if len(self._combination.operations) > 2 else SWITCHES[-1:])
+        self._run_whole_transactions()
         self._grows()
-        return outcomes
 
-    def _finds(self, outcomes: Collection[Outcome]) -> bool:
+    def allows(self, outcome: Outcome) -> bool:
+        """Whether an order of whole transactions has this outcome."""
+        while outcome not in self._allowed and self._switches:
+            self._run_whole_transactions()
+        return outcome in self._allowed
+
+    def differences(self, outcome: Outcome) -> list[str]:
+        """The parts of an outcome that no order of the transactions has."""
+        return [] if self.allows(outcome) else _differences(outcome, self._allowed)
+
+    def _run_whole_transactions(self) -> None:
+        for state in self._ends(self._switches.pop(0), serial=True):
+            outcome, trouble = self._outcome(state)
+            if trouble and outcome not in self._allowed:
+                self._confirm(state, outcome)
+                self._report(["in serial order: " + problem for problem in trouble])
+            self._allowed.add(outcome)
+
+    def _finds(self) -> bool:
         for state in self._ends(self._bound):
             self.found.completed += 1
             outcome, trouble = self._outcome(state)
             self.found.reached.add(outcome)
-            if outcome not in outcomes:
-                trouble += _differences(outcome, outcomes)
+            trouble += self.differences(outcome)
             if trouble:
                 self._confirm(state, outcome)
                 self._report(trouble)
@@ -243,7 +265,8 @@ def _differences(outcome: Outcome, expected_outcomes: Iterable[Outcome]) -> list
 def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> Finding:
     """Run one schedule, in an arena whose sessions stop before every statement; after its steps each session runs to
     its end. Return the problems."""
-    outcomes = Search(arena, combination, None).allowed()
+    search = Search(arena, combination, None)
+    search.begin()
     steps, last = iter(schedule), -1
 
     def choose(ready: list[int]) -> int:
@@ -253,6 +276,5 @@ def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> F
 
     arena.run(combination, choose)
     outcome, trouble = arena.outcome()
-    if outcome not in outcomes:
-        trouble += _differences(outcome, outcomes)
-    return Finding(combination, list(arena.taken), trouble, list(arena.steps))
+    taken, executed = list(arena.taken), list(arena.steps)
+    return Finding(combination, taken, trouble + search.differences(outcome), executed)

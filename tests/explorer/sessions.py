@@ -181,6 +181,9 @@ class Session:
         self.releases = False
         """Whether it may have let another session continue since its last stop: by a COMMIT or a ROLLBACK, or in a
         deadlock."""
+        self.others_wait = False
+        """Whether a session waited for a lock at the last step. Once this session may have let it continue, it stops
+        before its next statement: two sessions that run at once don't repeat."""
         self._in_part = False
         self._inserted: frozenset[Row] = frozenset()
         self._snapshot = b""
@@ -286,7 +289,7 @@ class Session:
         self.due = None if commits else analyzed(full)
         accesses = self._published() if self.due is None else self.due.accesses(self.held)
         is_covered = self.due is not None and self.due.is_covered(self.held)
-        is_alone = self._is_alone(text, () if is_covered else accesses)
+        is_alone = self._is_alone(text, () if is_covered else accesses) and not (self.others_wait and self.releases)
         if not self.abandoned and not is_alone:
             self.next = text
             self.status = PAUSED

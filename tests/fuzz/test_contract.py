@@ -146,14 +146,12 @@ def problems_are_documented(ctx: Any, response: Any, case: Any) -> None:
 @schemathesis.check
 def all_methods_are_allowed(ctx: Any, response: Any, case: Any) -> None:
     """`Allow` names the methods of the path; some paths also match an instance or key, whose name may have slashes, and
-    then it names those methods as well. `counts` also matches the path of a batch."""
+    then it names those methods as well."""
     try:
         allow_header_conformance(ctx, response, case)
     except Failure:
         prefixes = "/v1/processes/{process}/{instance}", "/v1/processes/{process}/handle", "/v1/tallies/{tally}/apply"
         methods = set(response.headers["allow"][0].split(", "))
-        if case.path == "/v1/batches/counts" and methods == {"GET", "DELETE"}:
-            return
         if not case.path.startswith(prefixes) or methods != {"GET", "POST"}:
             raise
 
@@ -317,8 +315,6 @@ def _checks(service: Service, case: Any) -> dict[str, Any]:
     from schemathesis.checks import CHECKS
 
     excluded_checks = {positive_data_acceptance.__name__, allow_header_conformance.__name__}
-    if case.path == "/v1/batches/counts":
-        excluded_checks.add("unsupported_method")  # a DELETE is that of a batch whose id is no number
     if not service.guarded:
         # It requires no token, which a document for all services can't express; and Schemathesis sends a wrong token or
         # none as bad data.

@@ -317,6 +317,7 @@ def test_a_missing_path_and_a_wrong_method_are_different_errors(http: httpx.Clie
         ("PUT", "/v1/batches", "POST"),
         ("POST", "/v1/batches/1/pending", "GET"),
         ("PATCH", "/v1/batches/1", "GET"),
+        ("DELETE", "/v1/batches/counts", "GET"),  # not a batch whose id is invalid
     ):
         response = http.request(method, path)
         assert code(response) == (405, "method_not_allowed")
