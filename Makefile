@@ -20,7 +20,7 @@ TEST_SERVERS := mariadb-server mariadb-backup postgresql sqlite3 rabbitmq-server
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-celery serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-spark \
+.PHONY: help demo demo-celery serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-postgresql test-spark \
 	test-airflow test-recipes test-howtos test-typescript test-sdk-versions coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
@@ -118,6 +118,10 @@ test: $(READY) ## run all tests but the slow ones, on real servers
 test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
 	@scripts/need.sh mariadb-server galera-4 rsync postgresql sqlite3 default-jre-headless faketime nginx openssl
 	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
+
+test-postgresql: $(READY) ## run the tests that use a server on PostgreSQL, not MariaDB
+	@scripts/need.sh $(TEST_SERVERS)
+	LASTBIT_TEST_DATABASES=postgresql $(BIN)/$(QUICK_TESTS) --durations 10
 
 test-spark: $(READY) ## run only the tests of lastbit.spark and its job
 	@scripts/need.sh default-jre-headless

@@ -14,6 +14,7 @@ import concurrent.futures
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -2408,15 +2409,20 @@ def from_environment() -> None:
         next(mutant for mutant in MUTANTS if mutant.name == name).put_in_place()
 
 
-def _run(mutant: Mutant) -> tuple[bool, str]:
-    """Whether the test itself failed, and the first line of the reason."""
+def _run(mutant: Mutant, databases: str | None = None) -> tuple[bool, str]:
+    """Whether the test itself failed, and the first line of the reason. `databases`: where the test runs."""
     start = time.monotonic()
     process = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:xdist"),
             f"{Path(__file__).parent / mutant.test}",
         ],
-        env={**os.environ, VARIABLE: mutant.name, "CI": "1"},
+        env={
+            **os.environ,
+            **({} if databases is None else {"LASTBIT_TEST_DATABASES": databases}),
+            VARIABLE: mutant.name,
+            "CI": "1",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -2431,6 +2437,7 @@ def _run(mutant: Mutant) -> tuple[bool, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.guarantees.mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
+    parser.add_argument("--database", choices=["sqlite", "mariadb", "postgresql"], help="run the tests there alone")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     selection = [mutant for mutant in MUTANTS if not options.names or mutant.name in options.names]
@@ -2438,7 +2445,9 @@ def main() -> int:
         parser.error(f"no such mutant: {', '.join(sorted(unknown_names))}")
     survivors = 0
     with concurrent.futures.ThreadPoolExecutor(options.processes) as pool:
-        for mutant, (is_killed, reason) in zip(selection, pool.map(_run, selection), strict=True):
+        for mutant, (is_killed, reason) in zip(
+            selection, pool.map(_run, selection, itertools.repeat(options.database)), strict=True
+        ):
             survivors += not is_killed
             verdict = "KILLED  " if is_killed else "SURVIVED"
             print(f"{verdict} {mutant.name}\n         by {mutant.test}\n         {reason}", flush=True)

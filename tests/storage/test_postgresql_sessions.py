@@ -285,7 +285,7 @@ def test_a_session_that_ends_within_a_packet_leaves_the_commit_unknown(
 
 def test_a_server_that_does_not_respond_counts_as_lost(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process is stopped. A migration waits longer, as it may rewrite a large table."""
-    monkeypatch.setattr("core.storage.dialects.postgresql._Connection.silence", 2)
+    monkeypatch.setattr("core.storage.dialects.postgresql._Connection.silence", 1)
     pids: list[int] = []
 
     def work(tx: Connection) -> None:
@@ -300,7 +300,7 @@ def test_a_server_that_does_not_respond_counts_as_lost(database: Database, monke
         os.kill(pids[0], signal.SIGCONT)
     assert len(pids) == 2
     with database.connection() as connection, database.dialect.migrating(connection):
-        connection.exec_driver_sql("SELECT pg_sleep(3)")
+        connection.exec_driver_sql("SELECT pg_sleep(2)")
 
 
 def test_a_database_with_old_string_settings_works(postgresql: PostgreSQL, postgresql_url: str) -> None:

@@ -111,6 +111,8 @@ class PostgreSQL:
             *(f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories="),
             # The default allows a gigabyte of WAL, which is too much for a folder in memory.
             *("max_connections=400", "max_wal_size=256MB"),
+            # In the server's folder. Outside of it, a server that is killed would leave its shared memory behind.
+            "dynamic_shared_memory_type=mmap",
             *self.options,
         )
         return [
