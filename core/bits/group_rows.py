@@ -72,9 +72,7 @@ def _patch(dialect: dialects.Dialect, patches: Sequence[Patch]) -> str:
     # A single value is faster to look up than a pair, and nearly always all rows are of the same batch.
     same_batch = patches[0][0][0] == patches[-1][0][0]
     for (batch, number), group, changes in patches:
-        blob = "resolved"
-        for byte, value in changes:
-            blob = dialect.patch(blob, byte, value.hex())
+        blob = dialect.patch("resolved", changes)
         case = f"WHEN {number} THEN" if same_batch else f"WHEN batch_id={batch} AND group_no={number} THEN"
         bits.append(f"{case} {blob}")
         counts.append(f"{case} {group.resolved_count}")

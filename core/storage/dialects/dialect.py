@@ -105,8 +105,9 @@ class Dialect(abc.ABC):
         """A literal of a time in UTC, such as `2026-01-31 12:00:00.000000`."""
         return f"'{text}'"
 
-    def patch(self, blob: str, byte: int, digits: str) -> str:
-        """The blob with another byte. Only if it `patches_blobs`."""
+    def patch(self, column: str, changes: Sequence[tuple[int, bytes]]) -> str:
+        """The column's blob with other bytes, each given with its place. A place beyond the end of the blob, which is
+        damaged then, isn't an error. Only if it `patches_blobs`."""
         raise NotImplementedError
 
     def flat(

@@ -126,8 +126,11 @@ class MariaDB(Dialect):
     def text(self, digits: str) -> str:
         return f"x'{digits}'"
 
-    def patch(self, blob: str, byte: int, digits: str) -> str:
-        return f"INSERT({blob},{byte + 1},1,x'{digits}')"
+    def patch(self, column: str, changes: Sequence[tuple[int, bytes]]) -> str:
+        blob = column
+        for place, byte in changes:
+            blob = f"INSERT({blob},{place + 1},1,x'{byte.hex()}')"
+        return blob
 
     def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
         if not texts:

@@ -173,8 +173,14 @@ class PostgreSQL(Dialect):
     def time(self, text: str) -> str:
         return f"'{text}'::timestamp"
 
-    def patch(self, blob: str, byte: int, digits: str) -> str:
-        return f"set_byte({blob},{byte},{int(digits, 16)})"
+    def patch(self, column: str, changes: Sequence[tuple[int, bytes]]) -> str:
+        blob = column
+        for place, byte in changes:
+            blob = f"set_byte({blob},{place},{byte[0]})"
+        if not changes:
+            return column
+        # Beyond the end, it would be an error. A blob that stays as it is disagrees with its count, which is noticed.
+        return f"CASE WHEN octet_length({column})>{max(place for place, _ in changes)} THEN {blob} ELSE {column} END"
 
     def flat(
         self, column: str, kind: Literal["plain", "text", "bytes", "time"] = "plain", *, nullable: bool = False
