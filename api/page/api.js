@@ -42,6 +42,7 @@ export const session = () => get("/session");
 export const signIn = (token) => post("/session", { token });
 export const signOut = () => call("/session", { method: "DELETE" });
 export const batches = (filter, signal) => get("/v1/batches", filter, signal);
+export const counts = (filter, signal) => get("/v1/batches/counts", filter, signal);
 export const batch = (id, signal) => get(`/v1/batches/${id}`, {}, signal);
 export const pending = (id, limit, signal) => get(`/v1/batches/${id}/pending`, { limit }, signal);
 export const failed = (id, limit, signal) => get(`/v1/batches/${id}/failed`, { limit }, signal);

@@ -10,6 +10,7 @@ import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, wh
 import { pictureSection } from "./picture.js";
 import { labelLinks, progressBar, stateMark, stateName, trouble } from "./pieces.js";
 import { isLimited, may } from "./session.js";
+import { ancestors, children, childrenPanel, showAncestors } from "./tree.js";
 
 const STEP = 12;
 const MOST = 1000;
@@ -66,16 +67,21 @@ export function batchView(main, id) {
   const failed = failedPanel(itemAddress, showMore("failed"));
   const events = eventsPanel();
   const deliveries = deliveriesPanel(() => aside.now());
+  const below = childrenPanel();
+  const above = make("p.up");
+  showAncestors(above, []);
+  let isPlaced = false; // the ancestors are shown; they never change
   const body = make(
     "div.batch-body",
     { hidden: true },
     make("section.progress", { "aria-label": "Progress" }, share, bar.node, numbers),
     why.node,
     picture.node,
+    below.node,
     make("div.panels", {}, make("div", {}, pending.node), make("div", {}, failed.node, events.node, deliveries.node)),
   );
   main.append(
-    make("p.up", {}, make("a", { href: "#/" }, "All batches")),
+    above,
     make("div.title", {}, name, state.node, make("div.actions", {}, seal, cancel)),
     about,
     labels,
@@ -133,8 +139,14 @@ export function batchView(main, id) {
     const sent = isLimited() ? { deliveries: [] } : await api.deliveries(id, signal);
     events.show(happened);
     deliveries.show(sent);
+    const nested = await children(id, signal);
+    below.show(id, nested);
+    if (!isPlaced) {
+      showAncestors(above, await ancestors(batch ?? (await api.batch(id, signal)), signal));
+      isPlaced = true;
+    }
     const last = happened.events.at(-1)?.position ?? 0;
-    return batch === null || isLive(batch) || planned < last || isUnderWay(sent);
+    return batch === null || isLive(batch) || nested.batches.some(isLive) || planned < last || isUnderWay(sent);
   }
 
   function failedToLook(error) {

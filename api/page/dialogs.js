@@ -34,7 +34,7 @@ export const askFor = (dialog) => show({ ...dialog, kind: "button.primary", isRe
 // Show a secret that can't be shown again. Closing the dialog forgets it.
 export function showSecret(secret, words) {
   const copy = make("button.primary", { type: "button", onclick: copied }, "Copy");
-  const node = open("Its secret", [
+  const node = showDialog("Its secret", [
     make("p", {}, words),
     make("pre.secret", { tabindex: 0, role: "region", "aria-label": "Secret" }, make("code", {}, secret)),
     make("div.buttons", {}, make("button", { type: "button", onclick: () => node.close() }, "Close"), copy),
@@ -70,7 +70,7 @@ function show({ heading, body, confirm, keep, kind, isReady, act }) {
     wrong,
     make("div.buttons", {}, make("button", { type: "button", onclick: () => node.close() }, keep), doIt),
   );
-  const node = open(heading, form);
+  const node = showDialog(heading, form);
 
   async function submitted(event) {
     event.preventDefault();
@@ -89,7 +89,8 @@ function show({ heading, body, confirm, keep, kind, isReady, act }) {
   return { node, doIt };
 }
 
-function open(heading, ...content) {
+// Open a dialog. Closing it removes it and restores the focus.
+export function showDialog(heading, ...content) {
   const back = document.activeElement;
   const node = make("dialog", { "aria-labelledby": "dialog-heading", onclose: closed }, make("h2", { id: "dialog-heading" }, heading), ...content);
 

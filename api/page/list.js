@@ -1,56 +1,76 @@
-// The list of batches, newest first, with state, progress and a filter that is part of the address.
+// The list of batches that match the filter, newest first, with state and progress, and their number by state.
 
 import * as api from "./api.js";
+import { askToCancelAll, canMatchLive } from "./bulk-cancel.js";
 import { fill, make, say, setText } from "./dom.js";
+import { filterAddress, filterForm, isNarrow, readFilter } from "./filter.js";
 import { isLive, number, percent, since, soFar, title } from "./format.js";
 import { follow, repeat } from "./live.js";
-import { amounts, labelLinks, progressBar, STATES, stateMark, trouble } from "./pieces.js";
-import { needsToken } from "./session.js";
+import { amounts, labelLinks, progressBar, stateMark, trouble } from "./pieces.js";
+import { may, needsToken } from "./session.js";
 
 const STEP = 50;
 const MOST = 1000;
 const HOPS = 10;
+const BETWEEN_COUNTS = 1000;
 
 export function listView(main) {
   document.title = "Batches · Lastbit";
-  let filter = { state: "", key: "", label: [] };
+  let filter = readFilter(new URLSearchParams());
   let shownFilter = null; // of the rows that are on the page
+  let superseded = new AbortController(); // of the requests for this filter
   let wanted = STEP;
+  let counting = 0;
   const rows = new Map();
-
-  const states = make("div.states", { role: "group", "aria-label": "State" });
-  const key = make("input", { id: "key", type: "search", name: "key", placeholder: "any", autocomplete: "off", maxlength: 255 });
-  const label = make("input", { id: "label", name: "label", placeholder: "name:value", autocomplete: "off" });
-  const chips = make("ul.chips", { "aria-label": "Labels to filter by" });
-  const form = make(
-    "form.filter",
-    { role: "search", "aria-label": "Filter", onsubmit: asked },
-    states,
-    make("label", { for: "key" }, make("span", {}, "Key"), key),
-    make("label", { for: "label" }, make("span", {}, "Label"), label),
-    make("button", { type: "submit" }, "Filter"),
-    chips,
-  );
-  key.addEventListener("search", () => key.value === "" && filter.key !== "" && asked());
+  const form = filterForm();
+  const cancel = make("button.cancel", { type: "button", hidden: true, onclick: askToCancel }, "Cancel these…");
   const wrong = trouble();
   const list = make("ol.batches", { "aria-label": "Batches" });
   const empty = make("div.empty", { hidden: true });
   const more = make("button.more", { type: "button", hidden: true, onclick: showMore }, "Show more");
-  main.append(make("h1", {}, "Batches"), form, wrong.node, list, empty, more);
+  main.append(make("div.title", {}, make("h1", {}, "Batches"), make("div.actions", {}, cancel)), form.node, wrong.node, list, empty, more);
 
   const looking = repeat(look, failedToLook);
+  // Counting many batches takes longer than listing some, so it is done at most once a second.
+  const counts = repeat(count, () => form.showCounts(null), 30_000);
   const unfollow = follow(null, (event) => {
     if (event?.type === "batch.completed") say(`Batch ${event.batch} is complete`);
     looking.now();
+    counting ||= setTimeout(() => {
+      counting = 0;
+      counts.now();
+    }, BETWEEN_COUNTS);
   });
 
-  function asked(event) {
-    event?.preventDefault();
-    const labels = [...filter.label];
-    const added = label.value.trim();
-    if (added && !labels.includes(added)) labels.push(added);
-    label.value = "";
-    location.hash = address({ ...filter, key: key.value, label: labels });
+  // Run `work` for this filter. Another filter aborts its requests; a late answer is never shown.
+  async function unlessSuperseded(work, signal) {
+    const asked = filter;
+    const { signal: until } = superseded;
+    const both = new AbortController();
+    const stop = () => both.abort();
+    for (const each of [signal, until]) each.addEventListener("abort", stop);
+    try {
+      const found = await work(asked, both.signal);
+      return asked === filter ? found : null;
+    } catch (error) {
+      if (asked === filter) throw error;
+      return null;
+    } finally {
+      for (const each of [signal, until]) each.removeEventListener("abort", stop);
+    }
+  }
+
+  async function count(signal) {
+    const found = await unlessSuperseded(({ state, ...asked }, stop) => api.counts(asked, stop), signal);
+    if (found) form.showCounts(found);
+    return false;
+  }
+
+  function askToCancel() {
+    askToCancelAll(filter, () => {
+      looking.now();
+      counts.now();
+    });
   }
 
   function showMore() {
@@ -59,21 +79,25 @@ export function listView(main) {
   }
 
   async function look(signal) {
-    const asked = filter;
-    const found = [];
+    const found = await unlessSuperseded(read, signal);
+    if (found === null) return true;
+    wrong.clear();
+    shownFilter = filter;
+    show(found.batches, found.isMore);
+    return found.batches.some(isLive);
+  }
+
+  async function read(asked, signal) {
+    const batches = [];
     let cursor = null;
-    // With a filter by label, an empty page isn't necessarily the last.
-    for (let hop = 0; hop < HOPS && found.length < wanted; hop++) {
-      const page = await api.batches({ ...asked, limit: wanted - found.length, cursor }, signal);
-      found.push(...page.batches);
+    // With some filters, an empty page isn't necessarily the last.
+    for (let hop = 0; hop < HOPS && batches.length < wanted; hop++) {
+      const page = await api.batches({ ...asked, limit: wanted - batches.length, cursor }, signal);
+      batches.push(...page.batches);
       cursor = page.next;
       if (cursor === null) break;
     }
-    if (asked !== filter) return true;
-    wrong.clear();
-    shownFilter = asked;
-    show(found, cursor !== null);
-    return found.some(isLive);
+    return { batches, isMore: cursor !== null };
   }
 
   function failedToLook(error) {
@@ -107,58 +131,23 @@ export function listView(main) {
 
   return {
     show(parameters) {
-      filter = { state: parameters.get("state") ?? "", key: parameters.get("key") ?? "", label: parameters.getAll("label") };
+      filter = readFilter(parameters);
+      superseded.abort();
+      superseded = new AbortController();
       wanted = STEP;
-      key.value = filter.key;
-      fill(
-        states,
-        ["", ...STATES].map((state) =>
-          make(
-            "a",
-            {
-              href: address({ ...filter, state }),
-              "data-key": `state ${state}`,
-              "aria-current": state === filter.state ? "true" : null,
-            },
-            state || "all",
-          ),
-        ),
-      );
-      chips.hidden = !filter.label.length;
-      fill(
-        chips,
-        filter.label.map((each) =>
-          make(
-            "li",
-            {},
-            make(
-              "a",
-              {
-                href: address({ ...filter, label: filter.label.filter((other) => other !== each) }),
-                "aria-label": `Without the label ${each}`,
-                "data-key": `label ${each}`,
-              },
-              each,
-            ),
-          ),
-        ),
-      );
+      form.show(filter);
+      cancel.hidden = !may("produce") || !isNarrow(filter) || !canMatchLive(filter);
       looking.now();
+      counts.now();
     },
     stop() {
       looking.stop();
+      counts.stop();
+      clearTimeout(counting);
+      form.stop();
       unfollow();
     },
   };
-}
-
-function address(filter) {
-  const given = new URLSearchParams();
-  if (filter.state) given.set("state", filter.state);
-  if (filter.key) given.set("key", filter.key);
-  for (const label of filter.label) given.append("label", label);
-  const text = given.toString();
-  return `#/${text && `?${text}`}`;
 }
 
 function batchRow(batch) {
@@ -201,11 +190,11 @@ function batchRow(batch) {
 }
 
 function emptiness(filter, isMore) {
-  if (isMore) return make("p", {}, "None among the newest batches. There are older ones: narrow the filter by state or key.");
-  if (filter.state || filter.key || filter.label.length) {
+  if (isMore) return make("p", {}, "None among the newest batches. There are older ones: narrow the filter by state, key or time.");
+  if (filter.state || isNarrow(filter)) {
     return [
       make("h2", {}, "No batch matches"),
-      make("p", {}, "Filters need the exact key or label. ", make("a", { href: "#/" }, "All batches")),
+      make("p", {}, "A key must begin with what was typed, and a label must be exact. ", make("a", { href: "#/" }, "All batches")),
     ];
   }
   const token = needsToken() ? ' -H "Authorization: Bearer $LASTBIT_TOKEN"' : "";

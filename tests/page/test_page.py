@@ -161,7 +161,7 @@ def test_filters_narrow_the_list_and_are_part_of_the_address(page: Page, api: ht
     expect(row(page, second)).to_be_visible()
     page.get_by_role("link", name=f"Without the label team:{team}").click()
     expect(page.locator(".chips a")).to_have_count(0)
-    expect(page).to_have_url(re.compile(r"#/\?key=filtered\+too$"))
+    expect(page).to_have_url(re.compile(r"#/\?key_prefix=filtered\+too$"))
 
 
 def test_a_filter_that_the_service_refuses_is_explained(

@@ -1,0 +1,123 @@
+"""Cancelling all live batches that match a filter, and the tree of a batch, in a real browser.
+
+What could go wrong: a batch is cancelled that the preview did not count; one that could not be cancelled looks
+cancelled; a session that may only read sees the button; the tree shows another batch's children, or old counts.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from lastbit import tokens
+from lastbit.tokens import Role
+from tests.page.test_page import PHONE, ack, open_batch
+from tests.support.servers import running_service, sqlite_file
+
+pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.slow]
+
+
+def state(api: httpx.Client, batch: int) -> str:
+    name: str = api.get(f"/v1/batches/{batch}").json()["state"]
+    return name
+
+
+@pytest.mark.parametrize("settings", [{"bypass_csp": True}, {"color_scheme": "dark", "bypass_csp": True, **PHONE}])
+def test_exactly_the_previewed_batches_are_cancelled(
+    page: Page, api: httpx.Client, service_url: str, complaints: list[str], settings: dict[str, Any]
+) -> None:
+    """One fails at first and is tried again; one has ended in the meantime; one was opened later and stays."""
+    word = uuid.uuid4().hex[:8]
+    batches = [open_batch(api, key=f"{word}-{number}", items=2, sealed=number % 2 == 0) for number in range(10)]
+    done = open_batch(api, key=f"{word}-done", sealed=True)
+    other = open_batch(api, key="other")
+    page.goto(f"{service_url}/#/")
+    expect(page.locator(".batch").first).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel these…")).to_be_hidden()
+    page.get_by_label("Key").fill(word)
+    page.get_by_role("button", name="Cancel these…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("status")).to_contain_text("10 live batches with 20 pending items")
+    expect(dialog.get_by_role("list", name="To be cancelled").get_by_role("listitem")).to_have_count(8)
+    expect(dialog).to_contain_text("and 2 more")
+    result = Axe().run(page)
+    assert result.violations_count == 0, result.generate_report()
+    confirm = dialog.get_by_role("button", name="Cancel 10 batches")
+    dialog.get_by_label("Type").fill("11")
+    expect(confirm).to_be_disabled()
+    late = open_batch(api, key=f"{word}-late")
+    ack(api, f"{batches[0]}:0:0", f"{batches[0]}:0:1")
+    busy = re.compile(rf"/v1/batches/{batches[3]}/cancel$")
+    page.route(busy, lambda route: route.fulfill(status=503, json={"code": "unavailable", "detail": "too busy"}))
+    dialog.get_by_label("Type").fill("10")
+    confirm.click()
+    expect(dialog.get_by_role("status")).to_have_text("8 batches cancelled, 1 had ended already, 1 not cancelled.")
+    failures = dialog.get_by_role("list", name="Not cancelled").get_by_role("listitem")
+    expect(failures).to_have_count(1)
+    expect(failures).to_contain_text("too busy")
+    expect(failures).to_contain_text(f"batch {batches[3]}")
+    result = Axe().run(page)
+    assert result.violations_count == 0, result.generate_report()
+    assert (state(api, batches[3]), state(api, batches[0])) == ("sealed" if 3 % 2 == 0 else "open", "complete")
+    page.unroute(busy)
+    dialog.get_by_role("button", name="Try 1 again").click()
+    expect(dialog.get_by_role("status")).to_have_text("9 batches cancelled, 1 had ended already.")
+    dialog.get_by_role("button", name="Close").click()
+    expect(page.locator(".states [data-value='cancelled']")).to_have_text("cancelled 9")
+    assert {state(api, batch) for batch in batches[1:]} == {"cancelled"}
+    assert (state(api, late), state(api, done), state(api, other)) == ("open", "complete", "open")
+    assert len(complaints) == 2
+    assert all("503" in complaint or "409" in complaint for complaint in complaints)
+    complaints.clear()
+
+
+def test_a_reader_sees_no_button(page: Page) -> None:
+    """Only a session that may cancel a batch sees it."""
+    secrets = {role: tokens.new() for role in (Role.READ, Role.ADMIN)}
+    lines = "\n".join(tokens.known(secret, role.value, [role]).line() for role, secret in secrets.items())
+    with sqlite_file() as url, running_service(url, LASTBIT_TOKENS=lines) as service:
+        for role, count in ((Role.READ, 0), (Role.ADMIN, 1)):
+            page.goto(f"{service.url}/#/?key_prefix=none")
+            page.get_by_label("Token").fill(secrets[role])
+            page.get_by_role("button", name="Sign in").click()
+            expect(page.get_by_role("heading", name="No batch matches")).to_be_visible()
+            expect(page.get_by_role("button", name="Cancel these…")).to_have_count(count)
+            page.get_by_role("button", name="Sign out").click()
+            expect(page.get_by_label("Token")).to_be_visible()
+
+
+@pytest.mark.parametrize("settings", [{"bypass_csp": True}, {"color_scheme": "dark", "bypass_csp": True, **PHONE}])
+def test_a_tree_of_batches_is_walked(page: Page, api: httpx.Client, service_url: str, settings: dict[str, Any]) -> None:
+    """Down by opening children in place, with current counts; up by the ancestors above the heading."""
+    word = uuid.uuid4().hex[:8]
+    top = open_batch(api, key=f"{word}-top", items=30)
+    parts = [open_batch(api, key=f"{word}-part-{number}", items=4, parent=f"{top}:0:{number}") for number in range(25)]
+    leaf = open_batch(api, key=f"{word}-leaf", items=3, parent=f"{parts[24]}:0:2")
+    page.goto(f"{service_url}/#/batches/{top}")
+    panel = page.locator("[data-panel='children']")
+    expect(panel.locator(".line")).to_have_count(20)
+    line = panel.locator(f"[data-batch='{parts[24]}']")
+    expect(line).to_contain_text("item 0:24")
+    line.get_by_role("button", name=f"Children of {word}-part-24").press("Enter")
+    below = line.locator(f"[data-batch='{leaf}']")
+    expect(below).to_contain_text("0 of 3 items")
+    result = Axe().run(page)
+    assert result.violations_count == 0, result.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    ack(api, f"{leaf}:0:1")
+    expect(below).to_contain_text("1 of 3 items")
+    below.get_by_role("link", name=f"{word}-leaf").click()
+    expect(page.get_by_role("heading", name=f"{word}-leaf", level=1)).to_be_visible()
+    expect(page.locator("p.up a")).to_have_text(["All batches", f"{word}-top", f"{word}-part-24"])
+    expect(page.locator("[data-panel='children']")).to_be_hidden()
+    page.locator("p.up").get_by_role("link", name=f"{word}-top").click()
+    page.get_by_role("link", name="More than 20 children").click()
+    expect(page.locator(".batch")).to_have_count(25)
+    page.get_by_role("link", name=f"Without the parent {top}").click()
+    expect(page).to_have_url(re.compile("#/$"))
