@@ -163,10 +163,13 @@ def race(
         service = Service(Database(url, connections=2), combiner=Inline)
 
         @sa.event.listens_for(service.database.engine, "after_cursor_execute")
-        def executed(connection: object, cursor: Any, *_: object) -> None:
+        def executed(connection: sa.Connection, cursor: Any, *_: object) -> None:
             start.executed(runner)
             if dice.random() < 0.1:
-                cursor.connection.query("DO 0")
+                if connection.dialect.name == "postgresql":
+                    cursor.connection.send("SELECT 0")
+                else:
+                    cursor.connection.query("DO 0")
 
         try:
             for round_number in range(rounds):
