@@ -80,6 +80,7 @@ _HOMES: Final = {
         "Watermark",
     ),
     "lastbit.retry": ("Retry",),
+    "lastbit.search": ("StateCounts",),
     "lastbit.tallies.buffer": ("AsyncTallyBuffer", "TallyBuffer"),
     "lastbit.tallies.models": ("SubCounter", "TallyApplied", "TallyTotal", "TallyValue"),
     "lastbit.tallies.tally": ("AsyncTally", "Tally"),

@@ -66,6 +66,7 @@ from lastbit.models import (
     Watermark as Watermark,
 )
 from lastbit.retry import Retry as Retry
+from lastbit.search import StateCounts as StateCounts
 from lastbit.tallies.buffer import AsyncTallyBuffer as AsyncTallyBuffer, TallyBuffer as TallyBuffer
 from lastbit.tallies.models import (
     SubCounter as SubCounter,

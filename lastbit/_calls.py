@@ -15,6 +15,7 @@ from lastbit import _masks, errors, models
 from lastbit._protocol import Emit, Flow, Pause, Service, T, utf8, visible_ascii
 from lastbit._shapes import expect
 from lastbit.ids import MAX_ITEMS, ItemId
+from lastbit.search import StateCounts
 
 LONGEST_HOLD = 30
 """Seconds of one long poll. The service allows 60, but many gateways end a request earlier."""
@@ -164,30 +165,20 @@ def _start_and_end(data: models.Json) -> tuple[int, int]:
     return expect(data["start"], int), expect(data["end"], int)
 
 
-def batches(
-    service: Service, state: str | None, key: str | None, labels: Mapping[str, str] | None, page_size: int
-) -> Flow[None]:
-    """Emits `Batch`es, newest first."""
-    params = _batch_filter(state, key, labels)
+def batches(service: Service, params: list[tuple[str, str]], page_size: int) -> Flow[None]:
+    """Emits `Batch`es, newest first. `params`: a `search.query`."""
     return pages(service, "/v1/batches", "batches", models.Batch.from_json, params, page_size)
 
 
 def batch_page(
-    service: Service,
-    state: str | None,
-    key: str | None,
-    labels: Mapping[str, str] | None,
-    limit: int,
-    cursor: str | None,
+    service: Service, params: list[tuple[str, str]], limit: int, cursor: str | None
 ) -> Flow[tuple[list[models.Batch], str | None]]:
     """One page of `Batch`es, newest first, and the cursor of the next page."""
-    params = _batch_filter(state, key, labels)
     return _page(service, "/v1/batches", "batches", models.Batch.from_json, params, limit, cursor)
 
 
-def _batch_filter(state: str | None, key: str | None, labels: Mapping[str, str] | None) -> list[tuple[str, str]]:
-    params = [(name, value) for name, value in (("state", state), ("key", key)) if value is not None]
-    return params + [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
+def counts(service: Service, params: list[tuple[str, str]]) -> Flow[StateCounts]:
+    return ask(service, "GET", "/v1/batches/counts", StateCounts.from_json, params=tuple(params))
 
 
 def pages(

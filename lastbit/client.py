@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import httpx
 
@@ -28,6 +28,7 @@ from lastbit.ids import ItemId
 from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage, Fence
 from lastbit.processes.calls import AsyncProcesses, Processes
 from lastbit.retry import Retry
+from lastbit.search import Filters, StateCounts, query
 from lastbit.tallies.tally import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
 
@@ -175,16 +176,15 @@ class Client:
         """A handle for an existing batch. Sends no request."""
         return BatchHandle(self._driver, batch)
 
-    def batches(
-        self,
-        *,
-        state: str | None = None,
-        key: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        page_size: int = 100,
-    ) -> Iterator[Batch]:
-        """The batches, newest first, fetched page by page. A batch must have all of `labels`."""
-        return self._driver.iterate(_calls.batches, state, key, labels, page_size)
+    def batches(self, *, state: str | None = None, page_size: int = 100, **filters: Unpack[Filters]) -> Iterator[Batch]:
+        """The batches, newest first, fetched page by page. Filters: `key`, `key_prefix`, `labels`, `opened_after`,
+        `opened_before`, `outcome`, `parent`; see `lastbit.search.Filters`. Raises `InvalidRequest` if they contradict
+        each other."""
+        return self._driver.iterate(_calls.batches, query(filters, state), page_size)
+
+    def counts(self, **filters: Unpack[Filters]) -> StateCounts:
+        """The number of batches in each state, with the filters of `batches`."""
+        return self._driver.run(_calls.counts, query(filters))
 
     def ack(self, ids: Ids) -> AckResult:
         """Ack items: one id, an iterable of ids, or `ItemIds` (sent as bitfields, any number).
@@ -343,15 +343,14 @@ class AsyncClient:
         return AsyncBatchHandle(self._driver, batch)
 
     def batches(
-        self,
-        *,
-        state: str | None = None,
-        key: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        page_size: int = 100,
+        self, *, state: str | None = None, page_size: int = 100, **filters: Unpack[Filters]
     ) -> AsyncIterator[Batch]:
-        """The batches, newest first, fetched page by page. A batch must have all of `labels`."""
-        return self._driver.iterate(_calls.batches, state, key, labels, page_size)
+        """The batches, newest first, fetched page by page; see `Client.batches`."""
+        return self._driver.iterate(_calls.batches, query(filters, state), page_size)
+
+    async def counts(self, **filters: Unpack[Filters]) -> StateCounts:
+        """The number of batches in each state; see `Client.counts`."""
+        return await self._driver.run(_calls.counts, query(filters))
 
     async def ack(self, ids: Ids) -> AckResult:
         """Ack items; see `Client.ack`."""

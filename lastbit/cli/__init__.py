@@ -6,7 +6,19 @@ Each command calls the client and shows the result. The logic is in the client.
 from __future__ import annotations
 
 from lastbit.cli.app import cli
-from lastbit.cli.batches import cancel, delete, explain, extend, list_batches, open_batch, repair, seal, status, verify
+from lastbit.cli.batches import (
+    cancel,
+    counts,
+    delete,
+    explain,
+    extend,
+    list_batches,
+    open_batch,
+    repair,
+    seal,
+    status,
+    verify,
+)
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
 from lastbit.cli.items import ack, fail, pending
@@ -28,6 +40,7 @@ for _command in (
     explain,
     pending,
     list_batches,
+    counts,
     cancel,
     delete,
     verify,

@@ -1,12 +1,11 @@
-"""The batches that `lastbit list` shows. Filters and orders that the service does not have are applied here, page by
-page, in bounded memory."""
+"""The batches that `lastbit list` shows. The filter `--failed` and the orders, which the service does not have, are
+applied here, page by page, in bounded memory."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 from lastbit import _calls
@@ -14,9 +13,6 @@ from lastbit._drivers import Driver
 from lastbit.models import Batch
 
 PAGE = 1000
-
-# Batch numbers ascend in the order of opening, but the clocks of several database nodes may differ.
-CLOCK_DIFFERENCE = timedelta(hours=1)
 
 ORDERS: Mapping[str, tuple[Callable[[Batch], Any], bool]] = {
     "opened": (lambda batch: batch.id, True),
@@ -32,29 +28,13 @@ ORDERS: Mapping[str, tuple[Callable[[Batch], Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The batches to list. The service applies `state`, `key` and `labels`; this module applies the other filters."""
+    """The batches to list. The service applies `params`, a `search.query`; this module applies `failed`."""
 
-    state: str | None
-    key: str | None
-    labels: Mapping[str, str] | None
-    since: datetime | None
-    until: datetime | None
+    params: list[tuple[str, str]]
     failed: bool
 
-    @property
-    def is_narrowed_here(self) -> bool:
-        return self.failed or self.since is not None or self.until is not None
-
     def matches(self, batch: Batch) -> bool:
-        return (
-            (not self.failed or batch.failed > 0)
-            and (self.since is None or batch.created_at >= self.since)
-            and (self.until is None or batch.created_at < self.until)
-        )
-
-    def is_past(self, batch: Batch) -> bool:
-        """Whether all older batches were opened before `since`."""
-        return self.since is not None and batch.created_at < self.since - CLOCK_DIFFERENCE
+        return not self.failed or batch.failed > 0
 
 
 class Reader:
@@ -72,7 +52,7 @@ class Reader:
         has_more = False
         while True:
             missing = limit - len(shown)
-            page, following = self._page(PAGE if self._selection.is_narrowed_here else missing, cursor)
+            page, following = self._page(PAGE if self._selection.failed else missing, cursor)
             while len(places := self._places(page)) > missing:
                 # The cursor must belong to the last batch shown, so read the page again up to that batch. Batches may
                 # have been opened or deleted in the meantime.
@@ -80,8 +60,6 @@ class Reader:
                 page, following = self._page(places[missing - 1] + 1, cursor)
             self._seen(page)
             shown += [page[place] for place in places]
-            if page and self._selection.is_past(page[-1]):
-                following = None
             if following is None or len(shown) == limit:
                 break
             cursor = following
@@ -102,17 +80,14 @@ class Reader:
             page, cursor = self._page(PAGE, cursor)
             self._seen(page)
             yield from filter(self._selection.matches, page)
-            if cursor is None or (page and self._selection.is_past(page[-1])):
+            if cursor is None:
                 return
 
     def _places(self, page: list[Batch]) -> list[int]:
         return [place for place, batch in enumerate(page) if self._selection.matches(batch)]
 
     def _page(self, limit: int, cursor: str | None) -> tuple[list[Batch], str | None]:
-        selection = self._selection
-        return self._driver.run(
-            _calls.batch_page, selection.state, selection.key, selection.labels, min(limit, PAGE), cursor
-        )
+        return self._driver.run(_calls.batch_page, self._selection.params, min(limit, PAGE), cursor)
 
     def _seen(self, page: list[Batch]) -> None:
         self._read += len(page)

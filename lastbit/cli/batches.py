@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from typing import Any, Literal
 
 import click
@@ -12,9 +11,11 @@ import click
 from lastbit import progress
 from lastbit.cli import batch_list, rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, MOMENT, labels
+from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, labels
+from lastbit.cli.filters import filter_options
 from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound
+from lastbit.search import Filters, query
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -191,6 +192,7 @@ def explain(s: Session, batch: int) -> None:
     "list",
     epilog=examples(
         "lastbit list --state open --label team:search",
+        "lastbit list --key-prefix catalog- --outcome failed --since 24h",
         "lastbit list --failed --since 24h",
         "lastbit list --since 2026-05-04 --until 2026-05-05 --sort failed",
         "lastbit list --json --limit 100 | jq -r .next",
@@ -201,17 +203,8 @@ def explain(s: Session, batch: int) -> None:
     type=click.Choice(["open", "sealed", "complete", "expired", "cancelled"]),
     help="Only batches in this state.",
 )
-@click.option("--key", help="Only batches with this key.")
-@click.option(
-    "--label",
-    "label_pairs",
-    type=LABEL,
-    multiple=True,
-    help="Only batches with this label; repeat to require several labels.",
-)
-@click.option("--since", type=MOMENT, help="Only batches opened since: 2h or 7d ago, or a date and time in UTC.")
-@click.option("--until", type=MOMENT, help="Only batches opened before; a time like that of --since.")
-@click.option("--failed", is_flag=True, help="Only batches with failed items.")
+@filter_options
+@click.option("--failed", is_flag=True, help="Only batches with failed items, in any state.")
 @click.option(
     "--sort",
     "order",
@@ -227,10 +220,7 @@ def explain(s: Session, batch: int) -> None:
 def list_batches(
     s: Session,
     state: str | None,
-    key: str | None,
-    label_pairs: Labels,
-    since: datetime | None,
-    until: datetime | None,
+    filters: Filters,
     failed: bool,
     order: str,
     is_reversed: bool,
@@ -239,16 +229,16 @@ def list_batches(
 ) -> None:
     """List batches, newest first.
 
-    The service applies --state, --key and --label. The command applies the other filters and orders itself: with
-    --until and --failed it reads newer batches too, and with --sort and --reverse all batches that match, a thousand
-    per call.
+    The service applies the filters, except --failed. The command applies --failed and the orders itself: with --failed
+    it also reads batches without failed items, and with --sort and --reverse all batches that match, a thousand per
+    call.
     """
-    selection = batch_list.Selection(state, key, labels(label_pairs), since, until, failed)
+    selection = batch_list.Selection(query(filters, state), failed)
     is_sorted = order != "opened" or is_reversed
     if is_sorted and cursor is not None:
         raise click.UsageError("--cursor can't be combined with --sort or --reverse: it continues a list newest first")
     following: str | None = None
-    with _counter(s, "batches read") if is_sorted or selection.is_narrowed_here else nullcontext(_ignore) as count:
+    with _counter(s, "batches read") if is_sorted or failed else nullcontext(_ignore) as count:
         reader = batch_list.Reader(s.client.driver, selection, count)
         if is_sorted:
             shown, has_more = reader.ordered(limit, order, is_reversed)
@@ -266,6 +256,20 @@ def list_batches(
         s.output.say(f"[dim]There are more: use --limit, or continue with --cursor {safe(following)}.[/]")
     elif has_more:
         s.output.say("[dim]There are more; --limit shows more of them.[/]")
+
+
+@click.command(epilog=examples("lastbit counts", "lastbit counts --key-prefix catalog- --since 24h"))
+@filter_options
+@session
+def counts(s: Session, filters: Filters) -> None:
+    """Count batches by state."""
+    found = s.client.counts(**filters)
+    width = max(len(f"{number:,}") for number in (*found.states.values(), found.total))
+    rows = [*found.states.items(), ("total", found.total)]
+    lines = [f"{safe(name):9}  {number:>{width},}" for name, number in rows]
+    if not found.exact:
+        lines.append("[dim]There are more batches: the service did not count all of them.[/]")
+    s.output.answer(found, *lines)
 
 
 def _counter(s: Session, noun: str) -> AbstractContextManager[Callable[[int], None]]:

@@ -100,6 +100,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "seal": (lambda client: client.batch(7).seal(), {**BATCH, "newly": False, "newly_succeeded": False}),
     "wait": (lambda client: client.batch(7).wait(timeout=0), BATCH),
     "batches": (lambda client: client.batches(), {"batches": [BATCH], "next": "c"}),
+    "counts": (lambda client: client.counts(), {"states": {"open": 1, "sealed": 0}, "total": 1, "exact": True}),
     "pending": (lambda client: client.batch(7).pending(), {"ranges": [RANGE], "next": None}),
     "failed": (lambda client: client.batch(7).failed(), {"ranges": [RANGE, RANGE], "next": None}),
     "verify": (

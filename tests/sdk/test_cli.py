@@ -29,8 +29,8 @@ from tests.sdk.test_protocol import BATCH
 from tests.support.servers import ROOT, run_module, running_service
 
 COMMANDS = [
-    *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "cancel", "delete"),
-    *("verify", "repair"),
+    *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "list", "counts"),
+    *("cancel", "delete", "verify", "repair"),
     *("events", "append", "webhooks", "groups", "tally", "processes", "commands", "token"),
 ]
 
@@ -227,6 +227,11 @@ def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
         ["list", "--until", "2026-13-01"],
         ["list", "--since", "9999999"],
         ["list", "--sort", "size"],
+        ["list", "--outcome", "cancelled"],
+        ["list", "--outcome", "failed", "--state", "open"],
+        ["list", "--parent", "07"],
+        ["counts", "--key", "a", "--key-prefix", "b"],
+        ["counts", "--since", "1h", "--until", "2h"],
         ["list", "--sort", "failed", "--cursor", "x"],
         ["watch", "1", "--timeout", "x"],
         ["explain", "07"],

@@ -7,6 +7,7 @@ import inspect
 import threading
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import httpx
@@ -32,9 +33,11 @@ from lastbit import (
     NotRefreshed,
     Retry,
     ServiceUnreachable,
+    StateCounts,
     Unavailable,
     WaitTimeout,
 )
+from lastbit.search import Filters
 
 FAST = Retry(attempts=4, base=0)
 
@@ -202,6 +205,58 @@ def test_batches_are_listed_newest_first_by_state_key_and_labels(client: Client)
         batches[1].id,
     ]
     assert [batch.id for batch in client.batches(key=key, state="complete")] == [batches[0].id]
+
+
+def test_batches_are_found_and_counted_with_the_same_filters(client: Client) -> None:
+    """By key prefix, time, outcome, parent and labels."""
+    prefix = uuid.uuid4().hex
+    parent = client.open(key=f"{prefix}-0", items=1)
+    failed = client.open(key=f"{prefix}-1", items=4, sealed=True, parent=parent.ids[0])
+    tolerant = client.open(key=f"{prefix}-2", items=2, sealed=True, tolerated_failures=0, labels={"a": "b"})
+    done = client.open(key=f"{prefix}-3", sealed=True)
+    client.fail([*failed.ids, tolerant.ids[0]])
+    opened = tolerant.refresh().created_at
+    searches: list[tuple[Filters, list[BatchHandle]]] = [
+        ({}, [done, tolerant, failed, parent]),
+        ({"key": f"{prefix}-0"}, [parent]),
+        ({"labels": {"a": "b"}}, [tolerant]),
+        ({"opened_after": opened}, [done, tolerant]),
+        ({"opened_before": opened.astimezone(timezone(timedelta(hours=5)))}, [failed, parent]),
+        ({"outcome": "succeeded"}, [done]),
+        ({"outcome": "failed"}, [failed]),
+        ({"outcome": "exceeded"}, [tolerant]),
+        ({"parent": parent.id}, [failed]),
+        ({"parent": parent.ids[0]}, [failed]),
+        ({"parent": "0:0:1", "key": None}, []),
+    ]
+    for filters, expected in searches:
+        found = [batch.id for batch in client.batches(page_size=3, **{"key_prefix": prefix, **filters})]
+        assert found == [batch.id for batch in expected], filters
+        assert client.counts(**{"key_prefix": prefix, **filters}).total == len(expected), filters
+    assert client.counts(key_prefix=prefix) == StateCounts(
+        {"open": 1, "sealed": 1, "complete": 2, "expired": 0, "cancelled": 0}, 4, True
+    )
+
+
+def test_filters_that_no_batch_can_meet_are_refused(client: Client) -> None:
+    """The service's error names the filter."""
+    noon = datetime(2026, 5, 4, 12, tzinfo=UTC)
+    contradictions: list[tuple[str, Filters]] = [
+        ("query.key_prefix", {"key": "a", "key_prefix": "b"}),
+        ("query.opened_before", {"opened_after": noon, "opened_before": noon}),
+        ("query.parent", {"parent": "x"}),
+    ]
+    for place, filters in contradictions:
+        for call in (lambda filters: list(client.batches(**filters)), lambda filters: client.counts(**filters)):
+            with pytest.raises(InvalidRequest) as refused:
+                call(filters)
+            assert [error["place"] for error in refused.value.errors] == [place]
+    with pytest.raises(InvalidRequest, match=r"query\.outcome"):
+        next(client.batches(state="open", outcome="failed"))
+    with pytest.raises(InvalidArgument, match="opened_after must be a datetime with a time zone"):
+        client.counts(opened_after=noon.replace(tzinfo=None))
+    with pytest.raises(TypeError, match="there is no filter 'keys'"):
+        client.batches(keys="a")  # type: ignore[call-arg]
 
 
 def test_an_ended_batch_refuses_with_its_own_error(client: Client) -> None:
@@ -452,6 +507,8 @@ def test_the_async_client_behaves_the_same(service_url: str, losing_answers: Any
             assert (await waiting).complete
             assert (await batch.verify()).ok
             assert batch.id in [entry.id async for entry in client.batches(key="awaited")]
+            assert batch.id in [entry.id async for entry in client.batches(key_prefix="await", outcome="succeeded")]
+            assert (await client.counts(key="awaited", outcome="succeeded")).states["complete"] >= 1
             with pytest.raises(BatchEnded):
                 await batch.cancel()
             await batch.delete()

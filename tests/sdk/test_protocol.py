@@ -20,6 +20,7 @@ from lastbit import _calls, _masks, errors, groups
 from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Pause, Request, Service, base_url
 from lastbit.ids import ItemId, ItemIds, item_id
 from lastbit.retry import Retry, retry_after_seconds
+from lastbit.search import query
 from lastbit.streams._membership import Held, Membership, Sync
 from lastbit.streams.group import beat
 from lastbit.tallies import calls as tallies
@@ -345,7 +346,7 @@ def test_all_pages_are_read_including_empty_ones() -> None:
 def test_labels_are_sent_one_by_one() -> None:
     """Several labels must all match."""
     world = World(script(answer(200, {"batches": [BATCH], "next": None})))
-    world.run(_calls.batches(world.service(), "open", "k", {"a": "b", "c": "d:e"}, 100))
+    world.run(_calls.batches(world.service(), query({"key": "k", "labels": {"a": "b", "c": "d:e"}}, "open"), 100))
     assert world.requests[0].params == (
         ("state", "open"),
         ("key", "k"),
@@ -500,7 +501,7 @@ NO_TEXT = "\ud800"
         lambda service: _calls.open_batch(service, b"k", None, None, None, False, *[None] * 6),
         lambda service: _calls.extend(service, 7, math.nan, None),
         lambda service: _calls.resolve(service, "failures", _masks.pieces("7:0:1"), NO_TEXT),
-        lambda service: _calls.batches(service, None, NO_TEXT, None, 10),
+        lambda service: _calls.batches(service, query({"key": NO_TEXT}), 10),
         lambda service: _calls.events(service, None, [NO_TEXT], None),
         lambda service: tallies.value(service, "screws", NO_TEXT),
         lambda service: _calls.append(service, [5]),

@@ -79,6 +79,7 @@ EXPORTED = [
     "Source",
     "SourceChain",
     "StaleEpoch",
+    "StateCounts",
     "SubCounter",
     "Tally",
     "TallyApplied",

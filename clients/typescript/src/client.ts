@@ -3,8 +3,9 @@
 import { Acker, type AckerOptions } from "./acker.js";
 import { BatchHandle, type PageOptions } from "./batch.js";
 import { LONGEST_HOLD, type Query, pages, resolve, rest, signalOf } from "./calls.js";
+import { InvalidArgument } from "./errors.js";
 import type { Ids } from "./masks.js";
-import { type AckResult, type Appended, type Batch, type Event, type EventPage, camel } from "./models.js";
+import { type AckResult, type Appended, type Batch, type Counts, type Event, type EventPage, camel } from "./models.js";
 import type { components } from "./schema.js";
 import { type CallOptions, type ClientOptions, type KeyOptions, Service, now } from "./service.js";
 
@@ -35,11 +36,43 @@ export interface OpenOptions extends KeyOptions {
   onExceeded?: Batch["onExceeded"];
 }
 
-export interface BatchesOptions extends PageOptions {
-  state?: Batch["state"];
+/** The conditions for a batch; all that are given must hold. */
+export interface Filters {
   key?: string;
+  /** The beginning of the key. */
+  keyPrefix?: string;
   /** A batch must have all of them. */
   labels?: Record<string, string>;
+  /** Opened at this time or later. A text has a time zone, like `2026-05-04T17:30:00Z`. */
+  openedAfter?: Date | string;
+  /** Opened earlier than this. */
+  openedBefore?: Date | string;
+  /** Complete, and succeeded or not; or in any state, with failures beyond its tolerance. */
+  outcome?: "succeeded" | "failed" | "exceeded";
+  /** A batch's id or one of its items, for the batches that resolve items of it. */
+  parent?: number | string;
+}
+
+export interface BatchesOptions extends PageOptions, Filters {
+  state?: Batch["state"];
+}
+
+export interface CountsOptions extends CallOptions, Filters {}
+
+function filtered(filters: Filters): Query {
+  const { key, keyPrefix, openedAfter, openedBefore, outcome, parent } = filters;
+  const values = { key, key_prefix: keyPrefix, opened_after: openedAfter, opened_before: openedBefore, outcome, parent };
+  const query: Query = [];
+  for (const [name, value] of Object.entries(values)) {
+    if (value !== undefined) query.push([name, value instanceof Date ? moment(name, value) : String(value)]);
+  }
+  for (const [name, value] of Object.entries(filters.labels ?? {})) query.push(["label", `${name}:${value}`]);
+  return query;
+}
+
+function moment(name: string, time: Date): string {
+  if (Number.isNaN(time.getTime())) throw new InvalidArgument(`${name} is not a valid Date`);
+  return time.toISOString();
 }
 
 export interface FollowOptions extends CallOptions {
@@ -109,11 +142,19 @@ export class Client {
 
   /** The batches, newest first, fetched page by page. */
   batches(options: BatchesOptions = {}): AsyncGenerator<Batch, void, undefined> {
-    const query: Query = [];
+    const query = filtered(options);
     if (options.state !== undefined) query.push(["state", options.state]);
-    if (options.key !== undefined) query.push(["key", options.key]);
-    for (const [name, value] of Object.entries(options.labels ?? {})) query.push(["label", `${name}:${value}`]);
     return pages(this.#service, "/v1/batches", "batches", query, camel<Schemas["Batch"]>, options, 100);
+  }
+
+  /** The number of batches in each state, with the filters of `batches`. */
+  async counts(options: CountsOptions = {}): Promise<Counts> {
+    return this.#service.ask(
+      "GET",
+      "/v1/batches/counts",
+      { ...signalOf(options), query: filtered(options) },
+      camel<Schemas["Counts"]>,
+    );
   }
 
   /**

@@ -2,7 +2,7 @@
 
 export { Acker, type AckerOptions } from "./acker.js";
 export { BatchHandle, type PageOptions, type WaitOptions } from "./batch.js";
-export { type BatchesOptions, Client, type EventsOptions, type Fence, type FollowOptions, type NewEvent, type OpenOptions } from "./client.js";
+export { type BatchesOptions, Client, type CountsOptions, type EventsOptions, type Fence, type Filters, type FollowOptions, type NewEvent, type OpenOptions } from "./client.js";
 export * from "./errors.js";
 export { DEFAULT_GROUP_SIZE, type ItemId, ItemIds, itemId, parseItemId } from "./ids.js";
 export type { Ids } from "./masks.js";
@@ -11,6 +11,7 @@ export {
   type Appended,
   type Batch,
   type Completed,
+  type Counts,
   type Event,
   type EventPage,
   type Explanation,

@@ -21,6 +21,8 @@ export type Completed = Camel<Schemas["CompletedBatch"]>;
 export type Rejected = Camel<Schemas["RejectedItem"]>;
 export type Verification = Camel<Schemas["Verification"]>;
 export type Watermark = Camel<Schemas["Watermark"]>;
+/** The batches by state. `exact`: false if there are more batches than the service counts in one call. */
+export type Counts = Camel<Schemas["Counts"]>;
 export type Explanation = Camel<Schemas["Explanation"]>;
 export type Event = Camel<Schemas["Event"]>;
 export type EventPage = Camel<Schemas["EventPage"]>;

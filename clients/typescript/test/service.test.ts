@@ -10,7 +10,9 @@ import {
   BatchSealed,
   Client,
   type Completed,
+  type Filters,
   IdempotencyKeyReused,
+  InvalidArgument,
   ItemRejected,
   MalformedItem,
   NotRefreshed,
@@ -146,6 +148,38 @@ test("batches are listed page by page", async () => {
   for (let number = 0; number < 5; number += 1) opened.push((await client.open({ labels: { page: label } })).id);
   const listed = await collected(client.batches({ labels: { page: label }, pageSize: 2 }));
   assert.deepEqual(listed.map((batch) => batch.id), opened.reverse());
+});
+
+test("batches are found and counted with the same filters", async () => {
+  const keyPrefix = `found-${Date.now()}-`;
+  const parent = await client.open({ key: `${keyPrefix}0`, items: 1 });
+  const child = await client.open({ key: `${keyPrefix}1`, items: 1, sealed: true, parent: parent.ids.at(0)! });
+  await client.fail(child.ids);
+  const searches: [Filters, number[]][] = [
+    [{}, [child.id, parent.id]],
+    [{ outcome: "failed" }, [child.id]],
+    [{ outcome: "succeeded" }, []],
+    [{ parent: parent.id }, [child.id]],
+    [{ openedAfter: child.info.createdAt }, [child.id]],
+    [{ openedBefore: child.info.createdAt }, [parent.id]],
+    [{ openedBefore: new Date(0) }, []],
+  ];
+  for (const [filters, expected] of searches) {
+    const listed = await collected(client.batches({ keyPrefix, ...filters }));
+    assert.deepEqual(listed.map((batch) => batch.id), expected);
+    assert.equal((await client.counts({ keyPrefix, ...filters })).total, expected.length);
+  }
+  const counts = await client.counts({ keyPrefix });
+  assert.deepEqual(counts, {
+    states: { open: 1, sealed: 0, complete: 1, expired: 0, cancelled: 0 },
+    total: 2,
+    exact: true,
+  });
+  await assert.rejects(
+    client.counts({ key: "a", keyPrefix: "b" }),
+    (error) => error instanceof ServiceError && error.code === "invalid_request",
+  );
+  await assert.rejects(client.counts({ openedAfter: new Date(NaN) }), InvalidArgument);
 });
 
 test("the feed has each end once, and can be followed", async () => {
