@@ -25,7 +25,19 @@ from api.acks.refusals import Pause
 from api.acks.routes import AckRoutes
 from api.metrics import DatabaseGauges
 from api.openapi import VERSION, openapi
-from api.routes import batches, commands, consumer_groups, events, ops, processes, search, sign_in, tallies, webhooks
+from api.routes import (
+    batches,
+    commands,
+    consumer_groups,
+    events,
+    failures,
+    ops,
+    processes,
+    search,
+    sign_in,
+    tallies,
+    webhooks,
+)
 from api.routes.long_polls import Waiting
 from api.routes.route import guarded
 from api.routes.writes import Reads, Writes
@@ -147,6 +159,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     problems.install(app)
     app.include_router(search.router)
     app.include_router(batches.router)
+    app.include_router(failures.router)
     app.include_router(webhooks.of_batches)
     app.include_router(events.router)
     app.include_router(webhooks.router)

@@ -33,6 +33,7 @@ STATUS: Final[dict[str, int]] = {
     "batch_complete": 409,
     "batch_expired": 409,
     "batch_cancelled": 409,
+    "nothing_failed": 409,
     "webhook_not_found": 404,
     "webhook_disabled": 409,
     "position_trimmed": 410,

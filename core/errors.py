@@ -99,6 +99,13 @@ class BatchEnded(CoreError):
         super().__init__(f"batch {batch} {self.happened}: {verb} is no longer possible")
 
 
+class NothingFailed(CoreError):
+    code = "nothing_failed"
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(f"batch {batch} has no failed items, or none of those that were asked for: nothing to redrive")
+
+
 class BatchSealed(BatchEnded):
     code = "batch_sealed"
     happened = "is sealed"

@@ -56,6 +56,7 @@ _HOMES: Final = {
         "WaitTimeout",
         "WebhookNotFound",
     ),
+    "lastbit.failures": ("FailureReason", "FailureReasons", "Redrive", "Redriven"),
     "lastbit.ids": ("InvalidItemId", "ItemId", "ItemIds", "item_id"),
     "lastbit.models": (
         "AckResult",

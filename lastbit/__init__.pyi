@@ -42,6 +42,12 @@ from lastbit.errors import (
     WaitTimeout as WaitTimeout,
     WebhookNotFound as WebhookNotFound,
 )
+from lastbit.failures import (
+    FailureReason as FailureReason,
+    FailureReasons as FailureReasons,
+    Redrive as Redrive,
+    Redriven as Redriven,
+)
 from lastbit.ids import InvalidItemId as InvalidItemId, ItemId as ItemId, ItemIds as ItemIds, item_id as item_id
 from lastbit.models import (
     AckResult as AckResult,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from lastbit import _masks, errors, models
+from lastbit import _masks, errors, failures, models
 from lastbit._protocol import Emit, Flow, Pause, Service, T, utf8, visible_ascii
 from lastbit._shapes import expect
-from lastbit.ids import MAX_ITEMS, ItemId
+from lastbit.ids import MAX_ITEMS, ItemId, ItemIds
 from lastbit.search import StateCounts
 
 LONGEST_HOLD = 30
@@ -22,6 +22,12 @@ LONGEST_HOLD = 30
 
 MOST_EVENTS = 1000
 """Maximum events of one page."""
+
+MOST_RANGES = 1000
+"""Maximum ranges of one page."""
+
+REDRIVE = "batch.redrive"
+"""The type of the events of redrives."""
 
 Ids = str | ItemId | Iterable[str | ItemId]
 
@@ -151,14 +157,70 @@ def failed(service: Service, batch: int, page_size: int) -> Flow[None]:
     return pages(service, _path(batch, "failed"), "ranges", models.FailedRange.from_json, [], page_size)
 
 
+def failure_reasons(service: Service, batch: int, limit: int) -> Flow[failures.FailureReasons]:
+    path = _path(batch, "failed", "reasons")
+    return ask(service, "GET", path, failures.FailureReasons.from_json, params=(("limit", str(limit)),))
+
+
+def redrive(
+    service: Service,
+    batch: int,
+    reason: str | None,
+    items: Ids | None,
+    note: str | None,
+    idempotency_key: str | None,
+) -> Flow[failures.Redriven]:
+    body: dict[str, Any] = {}
+    if reason is not None:
+        body["reason"] = utf8("a reason", reason)
+    if items is not None:
+        body["items"] = [str(item) for item in ([items] if isinstance(items, str | ItemId) else items)]
+    if note is not None:
+        body["note"] = utf8("a note", note)
+    decode = failures.Redriven.from_json
+    return ask(service, "POST", _path(batch, "redrive"), decode, body=body, idempotency_key=_key(idempotency_key))
+
+
+def redrives(service: Service, after: int | None, batch: int | None) -> Flow[None]:
+    """Emits `Redrive`s, without end."""
+
+    def page(data: models.Json) -> tuple[list[failures.Redrive], int]:
+        return list(map(failures.Redrive.from_json, data["events"])), expect(data["next"], int)
+
+    def poll(after: int | None) -> Flow[tuple[Sequence[failures.Redrive], int]]:
+        return _events(service, page, after, REDRIVE, batch, LONGEST_HOLD, MOST_EVENTS)
+
+    return poll_forever(service, after, poll)
+
+
+def redriven(service: Service, wanted: failures.Redrive) -> Flow[None]:
+    """Emits the ids of a redrive: those of its event, and if there are more, those beyond that are failed now."""
+    for start, end in wanted.spans:
+        for id in ItemIds(wanted.batch, wanted.group_size, range(start, end)):
+            yield Emit(id)
+    cursor = _ranges_cursor("failed", wanted.batch, wanted.spans[-1][1]) if wanted.more and wanted.spans else None
+    path = _path(wanted.batch, "failed")
+    while cursor is not None:
+        found, cursor = yield from _page(service, path, "ranges", models.FailedRange.from_json, [], MOST_RANGES, cursor)
+        for part in found:
+            for id in part.ids:
+                if wanted.reason is None or part.reasons.get(id) == wanted.reason:
+                    yield Emit(id)
+
+
 def ranges_from(service: Service, batch: int, kind: str, start: int, page_size: int) -> Flow[None]:
     """Emits (start, end) of the ranges of `kind`, `pending` or `failed`, from the number `start` on.
 
-    The cursor is made here, not received, so that several readers can share a batch. A service with another cursor
-    format refuses it, so nothing is read wrongly.
+    Several readers can share a batch.
     """
-    cursor = b64encode(f"{kind}:{batch}:{start}".encode(), b"-_").decode().rstrip("=")
+    cursor = _ranges_cursor(kind, batch, start)
     return pages(service, _path(batch, kind), "ranges", _start_and_end, [], page_size, cursor)
+
+
+def _ranges_cursor(kind: str, batch: int, start: int) -> str:
+    """The cursor of the ranges from the number `start` on. It is made here, not received. A service with another cursor
+    format refuses it, so nothing is read wrongly."""
+    return b64encode(f"{kind}:{batch}:{start}".encode(), b"-_").decode().rstrip("=")
 
 
 def _start_and_end(data: models.Json) -> tuple[int, int]:
@@ -289,10 +351,22 @@ def events(
     wait: float = 0,
     limit: int | None = None,
 ) -> Flow[models.EventPage]:
+    return _events(service, models.EventPage.from_json, after, types, batch, wait, limit)
+
+
+def _events(
+    service: Service,
+    decode: Callable[[Any], T],
+    after: int | None,
+    types: str | Iterable[str],
+    batch: int | None,
+    wait: float,
+    limit: int | None,
+) -> Flow[T]:
     options = [("after", after), ("batch", batch), ("wait", wait or None), ("limit", limit)]
     params = [(name, str(value)) for name, value in options if value is not None]
     params += [("type", name) for name in ((types,) if isinstance(types, str) else types)]
-    return ask(service, "GET", "/v1/events", models.EventPage.from_json, params=tuple(params), hold=wait)
+    return ask(service, "GET", "/v1/events", decode, params=tuple(params), hold=wait)
 
 
 def follow(service: Service, after: int | None, types: str | Iterable[str], batch: int | None) -> Flow[None]:

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 from lastbit import _calls, errors, progress
+from lastbit._calls import Ids
 from lastbit._drivers import AsyncDriver, Driver
+from lastbit.failures import FailureReasons, Redrive, Redriven
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemIds
 from lastbit.models import (
     Batch,
@@ -143,6 +145,29 @@ class BatchHandle(_Handle):
         """The ranges of failed items with their reasons, ascending, fetched page by page."""
         return self._driver.iterate(_calls.failed, self.id, page_size)
 
+    def failure_reasons(self, *, limit: int = 100) -> FailureReasons:
+        """Failures by reason: the `limit` most frequent reasons, at most 1,000. Of very many failures it is a
+        sample."""
+        return self._driver.run(_calls.failure_reasons, self.id, limit)
+
+    def redrive(
+        self,
+        *,
+        reason: str | None = None,
+        items: Ids | None = None,
+        note: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Redriven:
+        """Ask the producer to send failed items again: all of them, those that failed for `reason`, or those of up to
+        1,000 `items` that have failed. Followers of `Client.redrives` get the request; the acks of the items override
+        their failures. `note`: a text for the followers. Raises `Conflict` with the code `nothing_failed`."""
+        return self._driver.run(_calls.redrive, self.id, reason, items, note, idempotency_key)
+
+    def redriven(self, redrive: Redrive) -> Iterator[str]:
+        """The ids that a redrive of this batch asks for. Of more than 1,000 ranges, the later ones are fetched page by
+        page: items that have been acked since are left out."""
+        return self._driver.iterate(_calls.redriven, redrive)
+
     def explain(self) -> Explanation:
         """The reasons why the batch is not done."""
         return self._driver.run(_calls.explain, self.id)
@@ -212,6 +237,29 @@ class AsyncBatchHandle(_Handle):
     def failed(self, *, page_size: int = 1000) -> AsyncIterator[FailedRange]:
         """The ranges of failed items with their reasons, ascending, fetched page by page."""
         return self._driver.iterate(_calls.failed, self.id, page_size)
+
+    async def failure_reasons(self, *, limit: int = 100) -> FailureReasons:
+        """Failures by reason: the `limit` most frequent reasons, at most 1,000. Of very many failures it is a
+        sample."""
+        return await self._driver.run(_calls.failure_reasons, self.id, limit)
+
+    async def redrive(
+        self,
+        *,
+        reason: str | None = None,
+        items: Ids | None = None,
+        note: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Redriven:
+        """Ask the producer to send failed items again: all of them, those that failed for `reason`, or those of up to
+        1,000 `items` that have failed. Followers of `Client.redrives` get the request; the acks of the items override
+        their failures. `note`: a text for the followers. Raises `Conflict` with the code `nothing_failed`."""
+        return await self._driver.run(_calls.redrive, self.id, reason, items, note, idempotency_key)
+
+    def redriven(self, redrive: Redrive) -> AsyncIterator[str]:
+        """The ids that a redrive of this batch asks for. Of more than 1,000 ranges, the later ones are fetched page by
+        page: items that have been acked since are left out."""
+        return self._driver.iterate(_calls.redriven, redrive)
 
     async def explain(self) -> Explanation:
         """The reasons why the batch is not done."""

@@ -23,6 +23,7 @@ from lastbit._protocol import Answer, Failure, Request, Service
 from lastbit._request_log import demoted
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
+from lastbit.failures import Redrive
 from lastbit.groups import AsyncGroups, Groups
 from lastbit.ids import ItemId
 from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage, Fence
@@ -221,6 +222,12 @@ class Client:
         event you finished, and pass it as `after` next time. Raises `PositionTrimmed`."""
         return self._driver.iterate(_calls.follow, after, types, batch)
 
+    def redrives(self, *, after: int | None = None, batch: int | None = None) -> Iterator[Redrive]:
+        """The redrives after the position `after`, or all that are stored, and then new ones as they arrive, without
+        end. Send the items of each again, with the ids that `BatchHandle.redriven` gives, then store its `position` for
+        the next `after`. `batch`: only those of this one. Raises `PositionTrimmed`."""
+        return self._driver.iterate(_calls.redrives, after, batch)
+
     def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
         """Append up to 1,000 events of your own in one transaction: mappings with `id`, `type` and optionally `key` and
         `data` (any JSON). An event whose id exists is a repeat, even if its content differs. With the `fence` of an
@@ -377,6 +384,10 @@ class AsyncClient:
     ) -> AsyncIterator[Event]:
         """The events, as they arrive, without end; see `Client.follow`."""
         return self._driver.iterate(_calls.follow, after, types, batch)
+
+    def redrives(self, *, after: int | None = None, batch: int | None = None) -> AsyncIterator[Redrive]:
+        """The redrives, as they arrive, without end; see `Client.redrives`."""
+        return self._driver.iterate(_calls.redrives, after, batch)
 
     async def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
         """Append events of your own; see `Client.append`."""

@@ -191,6 +191,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "batch_complete": BatchEnded,
     "batch_expired": BatchEnded,
     "batch_cancelled": BatchEnded,
+    "nothing_failed": Conflict,
     "consumer_group_not_found": ConsumerGroupNotFound,
     "consumer_group_in_use": ConsumerGroupInUse,
     "partitions_fixed": PartitionsFixed,

@@ -12,7 +12,7 @@ import msgspec
 from api import patterns, problems
 from api.problems import Place, Problem
 from api.server import bodies
-from core.acks.call import AckResult, Call, Rejected
+from core.acks.call import MAX_REASON, AckResult, Call, Rejected
 from core.batches.lifecycle import Verb
 from core.service import Service
 from core.service.acks import MaskPlaces
@@ -21,7 +21,6 @@ from lastbit.tokens import Token
 
 MAX_IDS: Final = 10_000
 MAX_GROUPS: Final = 4_096
-MAX_REASON: Final = 4_000
 
 Integer = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
 ItemIdText = Annotated[

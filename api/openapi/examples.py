@@ -34,6 +34,7 @@ _PROBLEMS: Final = (
             errors.BatchComplete(7, "extend"),
             errors.BatchExpired(7, "extend"),
             errors.BatchCancelled(7, "extend"),
+            errors.NothingFailed(7),
             errors.WebhookNotFound(3),
             errors.WebhookDisabled(3),
             errors.PositionTrimmed(100, 2500),
@@ -87,6 +88,11 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "fail_items": {
         "By id, with a reason": {"items": ["1:0:9"], "reason": "the picture is missing"},
         "By bitfield": {"groups": [{"batch": 2, "group": 1, "bits": "AQ=="}]},
+    },
+    "redrive_batch": {
+        "Everything that failed": {},
+        "What failed for one reason": {"reason": "no such file", "note": "the mount is back"},
+        "Some items": {"items": ["7:0:12", "7:0:13"]},
     },
     "repair_batch": {"Look first": {"dry_run": True}, "Repair": {}},
     "seal_batch": {"No fields": {}},

@@ -24,6 +24,8 @@ from core.bits.bitfield import widen
 from core.commits.lanes import FLUSH_COST, UNIT_GROUPS
 from lastbit.ids import MAX_GROUP_SIZE, ItemId
 
+MAX_REASON: Final = 4_000
+"""Maximum characters of a reason."""
 _REASON_BYTES: Final = 500
 """Bytes of a reason that cost as much as its row."""
 _IDS: Final = 64

@@ -108,7 +108,14 @@ def _resolved(row: Any, indexes: Sequence[int], size: int) -> bitarray:
 
 
 def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> RangePage:
-    """At most `limit` ranges of `kind` among the numbers from `start` on. `batch` must be from the same snapshot."""
+    """At most `limit` ranges of `kind` among the numbers from `start` on, failed ones with their reasons. `batch` must
+    be from the same snapshot."""
+    result = bare_page(snapshot, batch, kind, start, limit)
+    return result if kind == "pending" else _with_reasons(snapshot, batch, result)
+
+
+def bare_page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> RangePage:
+    """`page`, without reasons."""
     pieces = _pending(snapshot, batch, start) if kind == "pending" else _failed(snapshot, batch, start)
     ranges: list[Range] = []
     next_start: int | None = None
@@ -123,8 +130,7 @@ def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int)
             break
         else:
             ranges.append(Range(first, end))
-    result = RangePage(ranges, next_start)
-    return result if kind == "pending" else _with_reasons(snapshot, batch, result)
+    return RangePage(ranges, next_start)
 
 
 def _pending(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, int | None]]:

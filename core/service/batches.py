@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 from core import errors, explain
 from core.acks.call import request_fingerprint
 from core.batches import batch as batches
-from core.batches import group_counts, purge, ranges, repair, search, verify, writing
+from core.batches import failures, group_counts, purge, ranges, redrive, repair, search, verify, writing
 from core.batches.batch import Batch
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
@@ -116,6 +116,20 @@ class BatchService:
             return batch, ranges.page(tx, batch, kind, start, limit)
 
         return self._database.snapshot(read)
+
+    def failures(self, batch_id: int, start: int, limit: int) -> tuple[Batch, failures.Reasons]:
+        """The batch, and the reasons of its failures from the place `start` on."""
+
+        def read(tx: Connection) -> tuple[Batch, failures.Reasons]:
+            batch = batches.get(tx, batch_id)
+            return batch, failures.by_reason(tx, batch, start, limit)
+
+        return self._database.snapshot(read)
+
+    def redrive(self, batch: int, wish: redrive.Wish, idempotency_key: str | None = None) -> redrive.Redriven:
+        """Ask the producer to send failed items again. Raises `errors.BatchEnded`, `NothingFailed`, `InvalidRequest`,
+        `IdempotencyKeyReused`."""
+        return redrive.redrive(self._database, batch, wish, idempotency_key)
 
     def watermark(self, batch: int) -> tuple[Batch, int]:
         """The batch, and its smallest pending number. Without pending items, that is the number of its items."""

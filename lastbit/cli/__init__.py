@@ -21,7 +21,7 @@ from lastbit.cli.batches import (
 )
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
-from lastbit.cli.items import ack, fail, pending
+from lastbit.cli.items import ack, fail, pending, reasons, redrive
 from lastbit.cli.processes import commands, processes
 from lastbit.cli.tally import tally
 from lastbit.cli.tokens import token
@@ -39,6 +39,8 @@ for _command in (
     watch,
     explain,
     pending,
+    reasons,
+    redrive,
     list_batches,
     counts,
     cancel,

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lastbit.cli.output import safe
-from lastbit.cli.rendering import number
+from lastbit.cli.rendering import LINES, number
 from lastbit.models import FailedRange
 
 MOST_REASONS = 1000
 """Maximum reasons that are counted separately: the first ones by item number."""
 MOST_RUNS = 10
 """Maximum runs of items that are shown for one reason."""
-LINES = "\n\t"
-"""Reasons are often tracebacks, which are read line by line."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Commands for items: ack, fail, pending."""
+"""Commands for items: ack, fail, pending, reasons, redrive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from lastbit import errors
 from lastbit.cli import rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, end, examples, session
+from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import BATCH
 from lastbit.cli.failures import Failures
 from lastbit.cli.standard_input import chunks
@@ -127,3 +127,44 @@ def _show(s: Session, ranges: Iterable[PendingRange]) -> None:
             )
     ending = f" in {rendering.number(count, 'range')}" if count else ""
     s.output.say(f"{rendering.number(items, 'item')} pending{ending}" if items else "nothing pending")
+
+
+@click.command(epilog=examples("lastbit reasons 7", "lastbit reasons catalog-42 --limit 10"))
+@click.argument("batch", type=BATCH)
+@click.option(
+    "--limit", type=click.IntRange(min=1, max=1000), default=100, show_default=True, help="Maximum number of reasons."
+)
+@session
+def reasons(s: Session, batch: int, limit: int) -> None:
+    """Show why items of BATCH failed: each reason with its count, times and some ids.
+
+    It takes the same time for a million failures, of which it examines a sample.
+    """
+    found = s.client.batch(batch).failure_reasons(limit=limit)
+    s.output.answer(found, *rendering.reasons(found))
+
+
+@click.command(
+    epilog=examples(
+        "lastbit redrive catalog-42", "lastbit redrive 7 --reason 'no such file' --note 'the mount is back' --yes"
+    )
+)
+@click.argument("batch", type=BATCH)
+@click.option("--reason", help="Only items that failed for this reason.  [default: all failed items]")
+@click.option("--note", help="A text for the producer.")
+@yes_option
+@session
+def redrive(s: Session, batch: int, reason: str | None, note: str | None, yes: bool) -> None:
+    """Ask the producer of BATCH to send failed items again.
+
+    This appends an event to the feed, which the producer must follow (client.redrives in Python). The items stay failed
+    until they are acked.
+    """
+    chosen = "all failed items" if reason is None else f"the items that failed for {reason!r}"
+    confirm(yes, lambda: f"Ask for {chosen} of batch {batch} again?")
+    done = s.client.batch(batch).redrive(reason=reason, note=note)
+    s.output.answer(
+        done,
+        f"[bold]batch {batch}[/]  asked for {rendering.number(done.count, 'failed item')} again, "
+        f"at position {done.position:,} of the feed",
+    )

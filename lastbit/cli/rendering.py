@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lastbit.cli.output import plain_text, safe, styled
+from lastbit.failures import FailureReasons
 from lastbit.ids import ItemIds
 from lastbit.models import AckResult, Batch, Completed, Event, Explanation, Repair, Verification
 from lastbit.progress import STATE_STYLES, duration
@@ -48,6 +49,10 @@ BATCHES = Layout(
     numbers=frozenset({"batch", "resolved", "items", "pending", "failed", "changed"}),
     texts=("key", "labels"),
 )
+
+
+LINES = "\n\t"
+"""Reasons are often tracebacks, which are read line by line."""
 
 
 def number(count: int, noun: str) -> str:
@@ -240,6 +245,31 @@ def repair(batch: int, result: Repair) -> list[str]:
     if after.pending and not result.dry_run:
         lines.append(f"  redeliver the pending items: lastbit pending {batch} --ids")
     return lines
+
+
+def reasons(found: FailureReasons) -> list[str]:
+    """A paragraph for each reason of failures, and the total."""
+    if not found.failed:
+        return ["nothing failed"]
+    lines: list[str] = []
+    for each in found.reasons:
+        text = "[dim]no reason given[/]" if each.reason is None else f"[red]{safe(each.reason, keep=LINES)}[/]"
+        lines.append(f"[bold]{number(each.count, 'item')}[/]  {text}")
+        times = "" if each.first_at is None or each.last_at is None else _period(each.first_at, each.last_at)
+        more = " …" if each.count > len(each.items) else ""
+        lines.append(f"  [dim]{times}[/]{' '.join(each.items)}{more}")
+    counted = sum(each.count for each in found.reasons)
+    if counted < found.examined:
+        lines.append(f"[bold]{number(found.examined - counted, 'item')}[/]  [dim]for other reasons; see --limit[/]")
+    if not found.exact:
+        lines.append(f"[yellow]a sample:[/] {found.examined:,} of {number(found.failed, 'failed item')} were examined")
+    return lines
+
+
+def _period(first: datetime, last: datetime) -> str:
+    if f"{first:%F %T}" == f"{last:%F %T}":
+        return f"{first:%Y-%m-%d %H:%M:%S}  "
+    return f"{first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S}  "
 
 
 def event(entry: Event) -> str:

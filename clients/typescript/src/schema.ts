@@ -292,6 +292,48 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/batches/{id}/failed/reasons": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List failure reasons
+         * @description The reasons of the failed items, with their number, times and some of the items. Of very many failed items, a
+         *     sample is examined.
+         */
+        get: operations["list_failure_reasons"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/batches/{id}/redrive": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Redrive batch
+         * @description Ask the producer to send failed items again: append an event that names them. Their acks override the
+         *     failures.
+         */
+        post: operations["redrive_batch"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/batches/{id}/deliveries": {
         parameters: {
             query?: never;
@@ -1205,7 +1247,7 @@ export interface components {
             state: "open" | "sealed" | "complete" | "expired" | "cancelled";
             /** @description complete: sealed, and nothing is pending */
             done: boolean;
-            reasons: components["schemas"]["Reason"][];
+            reasons: components["schemas"]["api__routes__models__Reason"][];
         };
         /** ExtendBody */
         ExtendBody: {
@@ -1930,14 +1972,23 @@ export interface components {
             /** @description the id of the item at end-1 */
             last: string;
         };
-        /** Reason */
-        Reason: {
-            /** @description stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later releases may add codes. Other fields depend on the code */
-            code: string;
-            /** @description a sentence for people */
-            text: string;
-        } & {
-            [key: string]: unknown;
+        /** Reasons */
+        Reasons: {
+            /** @description the most frequent ones first */
+            reasons: components["schemas"]["api__routes__failures__Reason"][];
+            /**
+             * Format: int64
+             * @description the batch's number of failed items
+             */
+            failed: number;
+            /**
+             * Format: int64
+             * @description the number of failed items that were examined
+             */
+            examined: number;
+            /** @description false: only some of the failed items were examined */
+            exact: boolean;
+            next: string | null;
         };
         /** Redelivered */
         Redelivered: {
@@ -1959,6 +2010,32 @@ export interface components {
             position?: null;
             /** @description the event's id */
             event: string;
+        };
+        /** Redrive */
+        Redrive: {
+            /**
+             * Format: int64
+             * @description the number of failed items that were asked for
+             */
+            count: number;
+            /** @description the first 1,000 of them */
+            ranges: components["schemas"]["Span"][];
+            /** @description whether there are more ranges; list the failed items from the last end on */
+            more: boolean;
+            /**
+             * Format: int64
+             * @description the event's position in the feed
+             */
+            position: number;
+        };
+        /** RedriveBody */
+        RedriveBody: {
+            /** @description only items that failed for this reason */
+            reason?: string | null;
+            /** @description only these, as far as they have failed */
+            items?: string[] | null;
+            /** @description a text for the reader of the event */
+            note?: string | null;
         };
         /** Repair */
         Repair: {
@@ -2048,6 +2125,20 @@ export interface components {
             newly: boolean;
             /** @description this call made `succeeded` true */
             newly_succeeded: boolean;
+        };
+        /** Span */
+        Span: {
+            /** Format: int64 */
+            start: number;
+            /**
+             * Format: int64
+             * @description exclusive
+             */
+            end: number;
+            /** @description the id of the item at start */
+            first: string;
+            /** @description the id of the item at end-1 */
+            last: string;
         };
         /** StateCounts */
         StateCounts: {
@@ -2243,6 +2334,31 @@ export interface components {
              */
             releasing: number;
         };
+        /** Reason */
+        api__routes__failures__Reason: {
+            /** @description null: no reason was given */
+            reason: string | null;
+            /**
+             * Format: int64
+             * @description the number of examined items that failed for it
+             */
+            count: number;
+            /** Format: date-time */
+            first_at: string | null;
+            /** Format: date-time */
+            last_at: string | null;
+            /** @description the first ones of these items, at most five */
+            items: string[];
+        };
+        /** Reason */
+        api__routes__models__Reason: {
+            /** @description stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later releases may add codes. Other fields depend on the code */
+            code: string;
+            /** @description a sentence for people */
+            text: string;
+        } & {
+            [key: string]: unknown;
+        };
         /**
          * Acks
          * @description Items to ack: by id, by mask, or both.
@@ -2391,7 +2507,7 @@ export interface components {
              * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
-            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "method_not_allowed" | "not_found" | "not_implemented" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
+            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "method_not_allowed" | "not_found" | "not_implemented" | "nothing_failed" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
             /** @description a sentence for people */
             detail: string;
         };
@@ -4021,6 +4137,217 @@ export interface operations {
                 };
             };
             /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    list_failure_reasons: {
+        parameters: {
+            query?: {
+                limit?: number;
+                /** @description `next` of the previous page */
+                cursor?: string;
+            };
+            header?: never;
+            path: {
+                /** @example 7 */
+                id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Reasons"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    redrive_batch: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description 1 to 255 visible ASCII characters; the same key again has no further effect */
+                "idempotency-key"?: string;
+            };
+            path: {
+                /** @example 7 */
+                id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["RedriveBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    /** @description this key was answered before */
+                    "Idempotency-Replayed"?: "true";
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Redrive"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_cancelled` or `batch_expired` or `nothing_failed` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `idempotency_key_reused` or `invalid_request` */
             422: {
                 headers: {
                     [name: string]: unknown;

@@ -1,0 +1,214 @@
+"""Redrive: asking the producer to send failed items again. It appends an event that names them and changes no bit; the
+acks of the items that were sent again override the failures.
+
+What could go wrong, and why it can't:
+
+*Nobody knows whether a lost answer was a redrive.* The key of a request is part of its event's id, so a repetition
+finds the event and returns what it says. The batch row is locked first, so two repetitions at once don't both append.
+
+*An item is acked after the failures were read.* They are read before the lock, as a batch may have a million of them.
+The item is sent again and its ack is a repeat. An item that fails after the read is not in the event; its failure is
+newer than the request.
+
+*The event of a batch that is deleted.* The lock finds the batch or raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+from bitarray import bitarray
+from sqlalchemy.engine import Connection
+
+from core import errors, feed, tables
+from core.batches import batch as batches
+from core.batches import ranges
+from core.batches.batch import Batch
+from core.batches.lifecycle import judge
+from core.bits import bitfield
+from core.storage.database import Database
+from core.storage.statements import LIST, chunks
+from lastbit.ids import ItemId
+
+TYPE: Final = f"{feed.BATCH}.redrive"
+RANGES: Final = 1000
+"""Maximum ranges of one event."""
+SCAN: Final = 100_000
+"""Maximum failures of one reason that are read for their numbers."""
+STEP: Final = 10_000
+"""Maximum rows of one statement."""
+
+_failures = tables.failures.c
+_groups = tables.item_groups.c
+_feed = tables.feed.c
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to redrive: all failed items, or those with this `reason`, or the failed ones among the `items`, of which
+    the service never gets more than `RANGES`. `note` is for the reader of the event."""
+
+    reason: str | None = None
+    items: Sequence[ItemId] | None = None
+    note: str | None = None
+
+    def content(self) -> str:
+        items = None if self.items is None else list(map(str, self.items))
+        return json.dumps([self.reason, items, self.note])
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The numbers start .. end-1."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """`count` failed items; the first `RANGES` ranges of them; whether there are `more`; and the event's position."""
+
+    batch: Batch
+    count: int
+    ranges: Sequence[Span]
+    more: bool
+    position: int
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    count: int
+    ranges: list[Span]
+    more: bool
+
+
+def redrive(database: Database, batch_id: int, wish: Wish, idempotency_key: str | None = None) -> Redriven:
+    """Append the event. Raises `errors.BatchNotFound`, `BatchEnded` for an expired or cancelled batch, `NothingFailed`,
+    `InvalidRequest` for items of another batch, `IdempotencyKeyReused`."""
+    found = database.snapshot(_find, batch_id, wish)
+    # The same for each request with this key; the rest tells requests with other bodies apart.
+    name = f"{feed.BATCH}:{batch_id}:redrive:{_digest(idempotency_key or str(uuid.uuid4()))}:"
+    event_id = name + _digest(wish.content())
+
+    def write(tx: Connection) -> Redriven:
+        batch, _ = batches.lock(tx, batch_id)
+        earlier = tx.execute(
+            sa.select(_feed.event_id, _feed.position, _feed.data).where(tables.begins(_feed.event_id, name))
+        ).first()
+        if earlier is not None:
+            if earlier.event_id != event_id:
+                raise errors.IdempotencyKeyReused(str(idempotency_key), "redrive")
+            data = json.loads(earlier.data)
+            spans = [Span(each["start"], each["end"]) for each in data["ranges"]]
+            return Redriven(batch, data["count"], spans, data["more"], earlier.position, replayed=True)
+        judge("redrive", batch_id, batch.state)
+        if not found.ranges:
+            raise errors.NothingFailed(batch_id)
+        data = _data(batch, wish, found)
+        position = feed.append(tx, [feed.NewEvent(event_id, TYPE, batch.key, data, batch_id)])[0]
+        return Redriven(batch, found.count, found.ranges, found.more, position, replayed=False)
+
+    return database.write(write, repeatable=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _data(batch: Batch, wish: Wish, found: _Found) -> str:
+    facts: dict[str, Any] = {
+        "labels": dict(batch.labels),
+        "group_size": batch.group_size,
+        "count": found.count,
+        "ranges": [asdict(span) for span in found.ranges],
+        "more": found.more,
+        "reason": wish.reason,
+        "note": wish.note,
+    }
+    return json.dumps(facts, ensure_ascii=False)
+
+
+def _find(tx: Connection, batch_id: int, wish: Wish) -> _Found:
+    batch = batches.get(tx, batch_id)
+    if wish.items is not None:
+        numbers = sorted(set(_numbers(batch, wish.items)))
+        spans, _ = _spans(_those_failed(tx, batch, numbers, wish.reason))
+        return _Found(sum(span.end - span.start for span in spans), spans, more=False)
+    if wish.reason is not None:
+        return _of_reason(tx, batch, wish.reason)
+    page = ranges.bare_page(tx, batch, "failed", 0, RANGES)
+    spans = [Span(each.start, each.end) for each in page.ranges]
+    return _Found(batch.failed if spans else 0, spans, more=page.next is not None)
+
+
+def _numbers(batch: Batch, items: Iterable[ItemId]) -> Iterator[int]:
+    for place, item in enumerate(items):
+        number = item.number(batch.group_size) if item.batch == batch.id else None
+        if number is None or number >= batch.items:
+            raise errors.InvalidRequest(f"body.items[{place}]", f"expected an item of batch {batch.id}, got {item}")
+        yield number
+
+
+def _those_failed(tx: Connection, batch: Batch, numbers: Sequence[int], reason: str | None) -> list[int]:
+    size = batch.group_size
+    bits: dict[int, bitarray] = {}
+    for part in chunks(sorted({number // size for number in numbers}), LIST):
+        query = sa.select(_groups.group_no, _groups.failed)
+        rows = tx.execute(query.where(_groups.batch_id == batch.id, _groups.group_no.in_(part)))
+        bits |= {row.group_no: bitfield.widen(row.failed, size) for row in rows if row.failed is not None}
+    chosen = [number for number in numbers if number // size in bits and bits[number // size][number % size]]
+    return chosen if reason is None else sorted(_having(tx, batch, chosen, reason))
+
+
+def _having(tx: Connection, batch: Batch, numbers: Collection[int], reason: str) -> set[int]:
+    """Those of the numbers that failed for the reason."""
+    found: set[int] = set()
+    for part in chunks(list(numbers), LIST):
+        query = sa.select(_failures.number, _failures.reason)
+        rows = tx.execute(query.where(_failures.batch_id == batch.id, _failures.number.in_(part)))
+        found |= {row.number for row in rows if row.reason == reason}
+    return found
+
+
+def _of_reason(tx: Connection, batch: Batch, reason: str) -> _Found:
+    # MariaDB's comparison ignores blanks at the end of a text, so it is repeated here.
+    query = (
+        sa.select(_failures.number, _failures.reason)
+        .where(_failures.batch_id == batch.id, _failures.reason == reason)
+        .order_by(_failures.number)
+    )
+    numbers: list[int] = []
+    last = -1
+    while True:
+        rows = tx.execute(query.where(_failures.number > last).limit(STEP)).all()
+        numbers += [row.number for row in rows if row.reason == reason]
+        if len(rows) < STEP:
+            spans, more = _spans(numbers)
+            return _Found(len(numbers), spans, more)
+        last = rows[-1].number
+        if len(numbers) >= SCAN:
+            break
+    spans, _ = _spans(numbers)
+    counted = sa.select(sa.func.count()).where(_failures.batch_id == batch.id, _failures.reason == reason)
+    return _Found(tx.execute(counted).scalar_one(), spans, more=True)
+
+
+def _spans(numbers: Iterable[int]) -> tuple[list[Span], bool]:
+    """The runs of ascending numbers, at most `RANGES`; and whether there are more."""
+    spans: list[Span] = []
+    for number in numbers:
+        if spans and spans[-1].end == number:
+            spans[-1] = Span(spans[-1].start, number + 1)
+        elif len(spans) == RANGES:
+            return spans, True
+        else:
+            spans.append(Span(number, number + 1))
+    return spans, False

@@ -1,0 +1,133 @@
+"""Failures by reason, redrives and their followers, in the SDK and on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from lastbit import AsyncClient, BatchHandle, Client, Conflict, Redrive
+
+ITEMS = 300
+
+
+@pytest.fixture
+def client(service_url: str) -> Iterator[Client]:
+    with Client(service_url) as client:
+        yield client
+
+
+@pytest.fixture
+def batch(client: Client) -> BatchHandle:
+    """Items 0 to 9 failed with "slow", 100 without a reason."""
+    batch = client.open(key=f"catalog-{uuid.uuid4()}", items=ITEMS, group_size=64, labels={"team": "search"})
+    assert batch.ids is not None
+    client.fail(batch.ids[:10], reason="slow")
+    client.fail(batch.ids[100])
+    return batch
+
+
+def test_failures_are_counted_by_reason(client: Client, batch: BatchHandle) -> None:
+    found = batch.failure_reasons()
+    assert batch.ids is not None
+    assert (found.failed, found.examined, found.exact) == (11, 11, True)
+    slow, without = found.reasons
+    assert (slow.reason, slow.count, slow.items) == ("slow", 10, tuple(batch.ids[:5]))
+    assert slow.first_at is not None
+    assert slow.last_at is not None
+    assert slow.first_at <= slow.last_at
+    assert (without.reason, without.count, without.first_at, without.items) == (None, 1, None, (batch.ids[100],))
+    assert batch.failure_reasons(limit=1).reasons == (slow,)
+
+
+def test_a_follower_sends_the_items_again_until_the_batch_succeeds(client: Client, batch: BatchHandle) -> None:
+    """It gets the redrives after its position, in order, with all that the operator gave."""
+    assert batch.ids is not None
+    before = client.events(batch=batch.id).next
+    done = batch.redrive(reason="slow", note="the disk is back")
+    assert (done.count, done.more, [part.count for part in done.ranges]) == (10, False, [10])
+    batch.redrive(items=batch.ids[100])
+    batch.seal()
+    client.ack(id for id in batch.ids if id not in (*batch.ids[:10], batch.ids[100]))
+    assert batch.refresh().complete
+    sent: list[Redrive] = []
+    for redrive in client.redrives(after=before, batch=batch.id):
+        sent.append(redrive)
+        client.ack(client.batch(redrive.batch).redriven(redrive))
+        if batch.refresh().succeeded:
+            break
+    first, second = sent
+    assert (first.position, first.key, first.labels, first.count) == (
+        done.position,
+        batch.info.key,
+        {"team": "search"},
+        10,
+    )
+    assert (first.reason, first.note, first.spans) == ("slow", "the disk is back", ((0, 10),))
+    assert (second.reason, second.note, second.spans) == (None, None, ((100, 101),))
+    assert batch.verify().ok
+    with pytest.raises(Conflict, match="nothing to redrive") as refused:
+        batch.redrive()
+    assert refused.value.code == "nothing_failed"
+
+
+def test_more_ranges_than_an_event_has_are_fetched(client: Client) -> None:
+    """With and without a reason; items that were acked in the meantime are left out."""
+    count = 2_500
+    batch = client.open(items=count, group_size=64)
+    assert batch.ids is not None
+    odd, others = list(batch.ids[1::2]), list(batch.ids[0::20])
+    client.fail(odd, reason="odd")
+    client.fail(others, reason="other")
+    for reason, expected in (("odd", odd), (None, sorted({*odd, *others}, key=batch_order))):
+        done = batch.redrive(reason=reason)
+        assert (done.count, done.more) == (len(expected), True)
+        redrive = next(iter(client.redrives(after=done.position - 1, batch=batch.id)))
+        assert list(batch.redriven(redrive)) == expected
+    client.ack(odd[-1])
+    assert odd[-1] not in set(batch.redriven(redrive))
+
+
+def batch_order(item: str) -> tuple[int, ...]:
+    return tuple(map(int, item.split(":")))
+
+
+def test_the_async_client_does_the_same(service_url: str, batch: BatchHandle) -> None:
+    async def run() -> list[str]:
+        async with AsyncClient(service_url) as client:
+            handle = client.batch(batch.id)
+            assert (await handle.failure_reasons()).failed == 11
+            done = await handle.redrive(idempotency_key="again")
+            assert await handle.redrive(idempotency_key="again") == done
+            async for redrive in client.redrives(after=done.position - 1):
+                return [id async for id in handle.redriven(redrive)]
+        return []
+
+    assert batch.ids is not None
+    assert asyncio.run(run()) == [*batch.ids[:10], batch.ids[100]]
+
+
+def lastbit(service_url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lastbit", "--url", service_url, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_an_operator_redrives_on_the_command_line(service_url: str, client: Client, batch: BatchHandle) -> None:
+    shown = lastbit(service_url, "reasons", str(batch.id))
+    assert shown.returncode == 0, shown.stderr
+    for text in ("10 items  slow", "1 item  no reason given", f"{batch.id}:0:0 {batch.id}:0:1"):
+        assert text in shown.stdout
+    assert json.loads(lastbit(service_url, "reasons", str(batch.id), "--json").stdout)["examined"] == 11
+    done = lastbit(service_url, "redrive", str(batch.id), "--reason", "slow", "--note", "again", "--yes")
+    assert "asked for 10 failed items again, at position" in done.stdout
+    redrive = next(itertools.islice(client.redrives(batch=batch.id), 1))
+    assert (redrive.count, redrive.note) == (10, "again")
+    refused = lastbit(service_url, "redrive", str(batch.id), "--reason", "fast", "--yes")
+    assert refused.returncode == 1
+    assert "nothing to redrive" in refused.stderr

@@ -1,0 +1,87 @@
+"""More failures than are examined one by one, and more ranges than an event has. The limits are lowered here."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.acks.call import Call
+from core.batches import failures, redrive
+from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
+from core.batches.redrive import Span, Wish
+from core.service import Service
+
+SIZE = 64
+GROUPS = 20
+ITEMS = SIZE * GROUPS
+
+
+def fail(service: Service, batch: int, numbers: range, reason: str | None) -> None:
+    items = [(batch, *divmod(number, SIZE)) for number in numbers]
+    service.acks.ack(Call.of(Verb.FAIL, items, reason=reason)).result()
+
+
+@pytest.fixture
+def batch(service: Service) -> int:
+    """Each item failed: a quarter "even", a quarter "odd", and half of them without a reason."""
+    batch = service.batches.open(Opening(items=ITEMS, group_size=SIZE)).batch.id
+    fail(service, batch, range(0, ITEMS, 4), "even")
+    fail(service, batch, range(1, ITEMS, 4), "odd")
+    fail(service, batch, range(2, ITEMS, 4), None)
+    fail(service, batch, range(3, ITEMS, 4), None)
+    return batch
+
+
+def test_a_sample_has_the_proportions_of_all(service: Service, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "MOST", 100)
+    monkeypatch.setattr(failures, "GROUPS", 5)
+    _, found = service.batches.failures(batch, 0, 100)
+    assert not found.exact
+    assert [each.reason for each in found.reasons] == [None, "even", "odd"]
+    counts = [each.count for each in found.reasons]
+    assert found.examined == sum(counts)
+    # The first 20 reasons of each of 5 groups, and what lies between them.
+    assert counts[1:] == [50, 50]
+    assert 90 <= counts[0] <= 100
+    assert found.reasons[1].numbers == [0, 4, 8, 12, 16]
+    assert found.reasons[0].numbers == [2, 3, 6, 7, 10]
+
+
+def test_few_failures_in_many_groups_are_all_examined(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "MOST", 100)
+    batch = service.batches.open(Opening(items=ITEMS, group_size=SIZE)).batch.id
+    fail(service, batch, range(0, ITEMS, SIZE), "first of its group")
+    _, found = service.batches.failures(batch, 0, 100)
+    assert (found.exact, found.examined) == (True, GROUPS)
+    assert [(each.reason, each.count) for each in found.reasons] == [("first of its group", GROUPS)]
+
+
+def test_long_reasons_are_sampled_too(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few they are: what is read at once is limited."""
+    monkeypatch.setattr(failures.limits, "BYTES", 1000)
+    batch = service.batches.open(Opening(items=ITEMS, group_size=SIZE)).batch.id
+    for number in range(0, ITEMS, SIZE):
+        fail(service, batch, range(number, number + 1), f"{number} {'x' * 200}")
+    _, found = service.batches.failures(batch, 0, 100)
+    assert not found.exact
+    assert found.examined == GROUPS
+    assert found.next == len(found.reasons) < GROUPS  # a page is limited as well
+    _, rest = service.batches.failures(batch, found.next, 100)
+    assert rest.reasons[0].reason != found.reasons[0].reason
+
+
+@pytest.mark.parametrize("step", [7, 10_000])
+def test_an_event_has_the_first_ranges(
+    service: Service, batch: int, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """And the number of all failed items."""
+    monkeypatch.setattr(redrive, "RANGES", 3)
+    monkeypatch.setattr(redrive, "STEP", step)
+    done = service.batches.redrive(batch, Wish(reason="odd"))
+    assert (done.count, done.more) == (ITEMS // 4, True)
+    assert done.ranges == [Span(1, 2), Span(5, 6), Span(9, 10)]
+    monkeypatch.setattr(redrive, "SCAN", 20)
+    done = service.batches.redrive(batch, Wish(reason="odd"))
+    assert (done.count, done.more, done.ranges[0]) == (ITEMS // 4, True, Span(1, 2))
+    done = service.batches.redrive(batch, Wish())
+    assert (done.count, done.more, done.ranges) == (ITEMS, False, [Span(0, ITEMS)])
