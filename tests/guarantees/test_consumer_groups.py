@@ -873,9 +873,7 @@ def test_a_commit_reaches_the_next_owner_or_is_refused(server_service: Service) 
         owner.sync()
         workers.append(owner)
     with service.database.engine.begin() as tx:
-        tx.execute(
-            sa.update(tables.consumers).values(lease_until=sa.func.timestampadd(sa.text("DAY"), -1, tables.utc_now()))
-        )
+        tx.execute(sa.update(tables.consumers).values(lease_until=tables.clock(tx) - timedelta(days=1)))
 
     def check(number: int, commit: Any, sync: Any) -> None:
         (lease,) = sync.assigned

@@ -195,7 +195,8 @@ def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service)
     def enter(number: int) -> None:
         """Make this round's batch visible to the janitor, and hide that of the round before."""
         stage.exec_driver_sql(
-            "UPDATE batches SET state = IF(state = 'parked', 'open', CONCAT('was ', state)) WHERE id IN (%s, %s)",
+            "UPDATE batches SET state = CASE state WHEN 'parked' THEN 'open' ELSE CONCAT('was ', state) END "
+            "WHERE id IN (%s, %s)",
             (ids[number] if number < ROUNDS else 0, ids[number - 1] if number else 0),
         )
 
