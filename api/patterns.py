@@ -13,3 +13,8 @@ CURSOR: Final = "^[A-Za-z0-9_-]+$"
 LABEL: Final = "^[^:]+:"
 INSTANCE: Final = r"^(?!\.\.?$)[^\x00-\x1f\x7f]+$"
 URL: Final = r"^[Hh][Tt][Tt][Pp][Ss]?://[\x21-\x7e]+$"
+
+
+def name_of(path: str) -> str:
+    """The path of a route as documents and metrics name it: ids of batches are `{id}`."""
+    return path.replace("{id:batch}", "{id}")

@@ -14,6 +14,7 @@ from api.access.rules import CONSUMES, Rule, rule_of
 from api.acks import document as ack_document
 from api.acks.routes import PATHS
 from api.openapi import examples, schemas
+from api.patterns import name_of
 from api.problems import SCHEMAS, documented
 from api.routes import tallies
 
@@ -104,7 +105,7 @@ def rules(app: FastAPI) -> Iterator[tuple[str, str, Rule]]:
         yield "POST", path, CONSUMES
     for route in iter_route_contexts(app.routes):
         for method in sorted(route.methods or ()):
-            yield method, str(route.path), rule_of(route.endpoint)
+            yield method, name_of(str(route.path)), rule_of(route.endpoint)
 
 
 def _document_access(app: FastAPI, document: dict[str, Any]) -> None:

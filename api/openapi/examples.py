@@ -91,8 +91,8 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
     },
     "redrive_batch": {
         "Everything that failed": {},
-        "What failed for one reason": {"reason": "no such file", "note": "the mount is back"},
-        "Some items": {"items": ["7:0:12", "7:0:13"]},
+        "What failed for one reason": {"reason": "the picture is missing", "note": "the disk is back"},
+        "Some items": {"items": ["1:0:9"]},
     },
     "repair_batch": {"Look first": {"dry_run": True}, "Repair": {}},
     "seal_batch": {"No fields": {}},

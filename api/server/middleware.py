@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
 from api.metrics import REFUSED, REQUESTS
+from api.patterns import name_of
 from api.problems import Problem
 
 HEADER: Final = "X-Request-Id"
@@ -108,5 +109,5 @@ class Requests:
             seconds = time.perf_counter() - start
             log.info("request", method=method, path=path, status=status, ms=round(seconds * 1000, 1))
         # Labelled with the route, not the path: each path would be a separate series.
-        route = getattr(scope.get("route"), "path", "none")
+        route = name_of(getattr(scope.get("route"), "path", "none"))
         REQUESTS.labels(method if method in _METHODS else "other", route, str(status)).observe(seconds)
