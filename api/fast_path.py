@@ -234,7 +234,7 @@ class FastProtocol(AckProtocol):
 
 def _open(call: Call) -> None:
     body: models.OpenBody = call.parsed(models.OpenBody)
-    if body.parent is not None:
+    if body.parent is not None or body.callback is not None:
         raise _NotPlain
     call.write(opening_of(body.opening(), call.idempotency_key), batches.opened)
 

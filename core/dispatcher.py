@@ -42,7 +42,7 @@ from core.commits.lanes import Pending
 from core.commits.operation import Done
 from core.processes import timers
 from core.storage.database import Database
-from core.webhooks import deliveries, message
+from core.webhooks import callbacks, deliveries, message
 from core.webhooks.backoff import Backoff
 from core.webhooks.deliveries import Claim, Record
 from core.webhooks.delivery_log import Progress
@@ -65,7 +65,8 @@ log = structlog.get_logger(__name__)
 
 
 class _Lane:
-    """The claims of one webhook. A round removes it if it has none, so what it shows of the receiver is recent."""
+    """The claims of one webhook, or of all callbacks to one host. A round removes it if it has none, so what it shows
+    of the receiver is recent."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -127,8 +128,10 @@ class Dispatcher:
             metrics.TIMERS_FIRED.inc(timers.fire(self._database))
             for webhook in self._database.read(deliveries.behind):
                 self._database.write_in_chunks(deliveries.plan, webhook)
+            if self._database.read(callbacks.behind):
+                self._database.write_in_chunks(callbacks.plan)
             with self._lock:
-                self._lanes = {webhook: lane for webhook, lane in self._lanes.items() if lane.claimed}
+                self._lanes = {name: lane for name, lane in self._lanes.items() if lane.claimed}
             due = self._database.read(deliveries.is_due, self._partitions)
             claims = self._claim() if due else 0
         except errors.CoreError as error:
@@ -190,7 +193,7 @@ class Dispatcher:
         with self._claiming:
             while True:
                 with self._lock:
-                    room = {webhook: lane.room - lane.claimed for webhook, lane in self._lanes.items()}
+                    room = {name: lane.room - lane.claimed for name, lane in self._lanes.items()}
                     limit = 4 * self._room - sum(lane.claimed for lane in self._lanes.values())
                 if limit <= 0 or self._stopping:
                     return count
@@ -201,7 +204,7 @@ class Dispatcher:
                 count += len(claims)
                 with self._lock:
                     for claim in claims:
-                        lane = self._lanes.setdefault(claim.webhook, _Lane(self._share))
+                        lane = self._lanes.setdefault(claim.lane, _Lane(self._share))
                         lane.claimed += 1
                         lane.waiting.append((claim, start))
                     late = self._start()
@@ -264,7 +267,7 @@ class Dispatcher:
                 log.exception("delivery_failed", delivery=claim.delivery)
             sent, late = claim, []
             with self._lock:
-                lane = self._lanes[sent.webhook]
+                lane = self._lanes[sent.lane]
                 lane.sending -= 1
                 self._sending -= 1
                 if answer is not None and answer.delivered and answer.milliseconds <= QUICK:
@@ -323,7 +326,7 @@ class Dispatcher:
         with self._changed:
             has_room = False
             for claim in claims:
-                lane = self._lanes[claim.webhook]
+                lane = self._lanes[claim.lane]
                 lane.claimed -= 1
                 # Few large claims are cheaper than many small ones, but no thread should wait for one.
                 has_room = has_room or not lane.waiting or 2 * lane.claimed <= lane.room

@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from core import feed, tables
 from core.batches.lifecycle import State
 from core.processes.inbox import Status
+from core.webhooks import callbacks
 from core.webhooks.delivery_log import Progress
 from core.webhooks.subscriptions import State as WebhookState
 
@@ -75,9 +76,15 @@ def _webhooks(tx: Connection) -> Sequence[Metric]:
     ).all()
     counts = {state: count for state, count, _ in counted}
     # Events that aren't planned yet are waiting too.
-    position = tx.scalar(sa.select(sa.func.min(webhooks.position)).where(webhooks.state == WebhookState.ACTIVE))
+    position = tx.scalar(
+        sa.select(sa.func.min(webhooks.position)).where(
+            webhooks.batch_id.is_(None), webhooks.state == WebhookState.ACTIVE
+        )
+    )
     waiting = [oldest for state, _, oldest in counted if state == Progress.PENDING]
     waiting += [] if position is None else [position + 1]
+    of_callbacks = callbacks.needed(tx)
+    waiting += [] if of_callbacks is None else [of_callbacks]
     lag = 0.0
     if waiting:
         oldest = tx.execute(

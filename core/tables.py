@@ -275,10 +275,25 @@ webhooks = sa.Table(
     sa.Column("secret", ByteText(255, ascii_only=True), nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("position", _BIGINT, nullable=False),
+    sa.Column("batch_id", _BIGINT),
+    sa.Column("lane", _BIGINT),
     sa.Column("created_at", Timestamp, nullable=False),
+    sa.Index("webhooks_batch", "batch_id", unique=True),
     sqlite_autoincrement=True,
     **MYSQL_OPTIONS,
 )
+"""A row with a `batch_id` is the callback of that batch. Its `position` is unused: all callbacks share that of
+`callback_cursor`. `lane` is negative, and the same for callbacks to one host; the deliveries to it share a lane of the
+dispatcher. NULL: a lane of its own."""
+
+callback_cursor = sa.Table(
+    "callback_cursor",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("position", _BIGINT, nullable=False),
+    **MYSQL_OPTIONS,
+)
+"""One row: the position in the feed up to which the deliveries of callbacks were planned."""
 
 deliveries = sa.Table(
     "deliveries",

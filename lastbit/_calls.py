@@ -59,6 +59,7 @@ def open_batch(
     tolerated_failures: int | None,
     tolerated_failure_percentage: int | None,
     on_exceeded: str | None,
+    callback: str | models.Callback | None,
     idempotency_key: str | None,
 ) -> Flow[tuple[models.Opened, bool]]:
     """The flow's value: the batch, and whether the response is a replay."""
@@ -75,12 +76,20 @@ def open_batch(
         "tolerated_failures": tolerated_failures,
         "tolerated_failure_percentage": tolerated_failure_percentage,
         "on_exceeded": on_exceeded,
+        "callback": None if callback is None else _callback(callback),
     }
     # Omitted, not null, so that the service's defaults apply.
     body = {name: value for name, value in body.items() if value is not None}
     answer = yield from service.call("POST", "/v1/batches", body=body, idempotency_key=_key(idempotency_key))
     batch = service.decoded("POST /v1/batches", answer, models.Opened.from_json)
     return batch, answer.headers.get("idempotency-replayed", "").lower() == "true"
+
+
+def _callback(callback: str | models.Callback) -> dict[str, Any]:
+    if isinstance(callback, str):
+        return {"url": callback}
+    types = callback.types
+    return {"url": callback.url} | ({} if types is None else {"types": [types] if isinstance(types, str) else [*types]})
 
 
 def extend(service: Service, batch: int, count: int, idempotency_key: str | None) -> Flow[models.Extended]:

@@ -30,7 +30,7 @@ Watcher = Callable[[Batch], object]
 
 
 class _Handle:
-    __slots__ = ("_info", "id", "ids", "newly", "replayed")
+    __slots__ = ("_info", "callback", "id", "ids", "newly", "replayed")
 
     def __init__(self, batch: int, opened: Opened | None = None, replayed: bool = False) -> None:
         self.id = batch
@@ -38,6 +38,8 @@ class _Handle:
         """The ids issued by `open(items=n)`."""
         self.newly = opened is not None and opened.newly
         """Whether opening completed the batch, because it was sealed and empty."""
+        self.callback = None if opened is None else opened.callback
+        """The callback that the open made, with its secret."""
         self.replayed = replayed
         """Whether the open was a repeat: an earlier call with the same idempotency key opened this batch."""
         self._info: Batch | None = opened

@@ -26,7 +26,7 @@ from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.failures import Redrive
 from lastbit.groups import AsyncGroups, Groups
 from lastbit.ids import ItemId
-from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage, Fence
+from lastbit.models import AckResult, Appended, Batch, Callback, Completed, Event, EventPage, Fence
 from lastbit.processes.calls import AsyncProcesses, Processes
 from lastbit.retry import Retry
 from lastbit.search import Filters, StateCounts, query
@@ -147,6 +147,7 @@ class Client:
         tolerated_failures: int | None = None,
         tolerated_failure_percentage: int | None = None,
         on_exceeded: Literal["continue", "cancel"] | None = None,
+        callback: str | Callback | None = None,
         idempotency_key: str | None = None,
     ) -> BatchHandle:
         """Open a batch and return its handle. `items`: number of ids to issue at once (`.ids`). `sealed`: also seal the
@@ -156,7 +157,10 @@ class Client:
 
         `tolerated_failures` and `tolerated_failure_percentage` (0 to 100) are the tolerance: the failed items with
         which the batch succeeds; by default none. `on_exceeded`: whether the batch continues or is cancelled when its
-        failures pass the tolerance."""
+        failures pass the tolerance.
+
+        `callback`: a URL that gets a signed webhook with each event that tells how the batch ended, or a `Callback`
+        with other types. The handle's `callback` has its secret."""
         opened, replayed = self._driver.run(
             _calls.open_batch,
             key,
@@ -169,6 +173,7 @@ class Client:
             tolerated_failures,
             tolerated_failure_percentage,
             on_exceeded,
+            callback,
             idempotency_key,
         )
         return BatchHandle(self._driver, opened.id, opened, replayed)
@@ -326,6 +331,7 @@ class AsyncClient:
         tolerated_failures: int | None = None,
         tolerated_failure_percentage: int | None = None,
         on_exceeded: Literal["continue", "cancel"] | None = None,
+        callback: str | Callback | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncBatchHandle:
         """Open a batch; see `Client.open`."""
@@ -341,6 +347,7 @@ class AsyncClient:
             tolerated_failures,
             tolerated_failure_percentage,
             on_exceeded,
+            callback,
             idempotency_key,
         )
         return AsyncBatchHandle(self._driver, opened.id, opened, replayed)

@@ -6,8 +6,8 @@ timezone-aware, in UTC. Counts are items.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
@@ -88,13 +88,37 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Callback:
+    """A URL to call when something happens to a batch: an argument of `open`. `types`: one or several types of a
+    batch's events, by default those that tell how it ended."""
+
+    url: str
+    types: str | Iterable[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCallback:
+    """The callback of a batch: a webhook with this `id`, and the secret with which its receiver verifies signatures."""
+
+    id: int
+    url: str
+    types: tuple[str, ...]
+    secret: str = field(repr=False)
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(data["id"], data["url"], tuple(data["types"]), data["secret"])
+
+
+@dataclass(frozen=True, slots=True)
 class Opened(Batch):
-    """The result of open: the batch, the range of numbers issued, and whether the open completed it (an empty batch
-    opened sealed is complete at once)."""
+    """The result of open: the batch, the range of numbers issued, whether the open completed it (an empty batch opened
+    sealed is complete at once), and its callback."""
 
     start: int
     count: int
     newly: bool
+    callback: OpenedCallback | None = None
 
     @property
     def ids(self) -> ItemIds:
@@ -103,7 +127,14 @@ class Opened(Batch):
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        batch = cls(**cls._fields(data), start=data["start"], count=data["count"], newly=data["newly"])
+        callback = data.get("callback")
+        batch = cls(
+            **cls._fields(data),
+            start=data["start"],
+            count=data["count"],
+            newly=data["newly"],
+            callback=None if callback is None else OpenedCallback.from_json(callback),
+        )
         _check_issued(batch)
         return batch
 

@@ -24,7 +24,8 @@ LONGEST_SEND = 60
 @dataclass(frozen=True, slots=True)
 class Webhook:
     """A URL that receives events of these `types`, or of all. `state` is `active`, or `disabled` after a 410 Gone
-    response. `position`: the last event of the feed for which deliveries were planned."""
+    response. `position`: the last event of the feed for which deliveries were planned. `batch`: the batch whose
+    callback it is."""
 
     id: int
     url: str
@@ -33,6 +34,7 @@ class Webhook:
     state: str
     position: int
     created_at: datetime
+    batch: int | None = field(default=None, kw_only=True)
 
     @classmethod
     def _fields(cls, data: Json) -> dict[str, Any]:
@@ -44,6 +46,7 @@ class Webhook:
             "state": data["state"],
             "position": data["position"],
             "created_at": timestamp(data["created_at"]),
+            "batch": data.get("batch"),
         }
 
     @classmethod

@@ -85,7 +85,10 @@ async def open_batch(body: models.OpenBody, request: Request, idempotency_key: I
     opening = body.opening()
     if caller.prefix is not None and opening.parent is not None:
         await run_in_threadpool(service_of(request).batches.check_parent, opening.parent, caller.prefix)
-    result: Opened = await _writes(request).run(opening_of(opening, idempotency_key, prefix=caller.prefix))
+    operation = opening_of(opening, idempotency_key, prefix=caller.prefix)
+    if opening.callback is not None:
+        await run_in_threadpool(service_of(request).batches.check_callback, operation)
+    result: Opened = await _writes(request).run(operation)
     return opened(result).response()
 
 
@@ -338,7 +341,11 @@ def watermark(result: tuple[Batch, int]) -> Reply:
 
 def opened(result: Opened) -> Reply:
     facts = {**models.shown(result.batch), "start": result.start, "count": result.count, "newly": result.newly}
-    return Reply.of(facts, 201, _replay(result.replayed) | {"Location": f"/v1/batches/{result.batch.id}"})
+    facts["callback"] = result.callback
+    headers = _replay(result.replayed) | {"Location": f"/v1/batches/{result.batch.id}"}
+    if result.callback is not None:
+        headers["Cache-Control"] = "no-store"
+    return Reply.of(facts, 201, headers)
 
 
 def extended(result: Extended) -> Reply:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from fastapi import Depends, Path, Request, Response
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,10 +24,12 @@ from starlette.concurrency import run_in_threadpool
 
 from api import patterns
 from api.access.rules import caller_of
-from core import errors
+from core import errors, feed
 from core.batches import batch as batches
+from core.batches.callbacks import DEFAULT_TYPES, Callback
 from core.batches.lifecycle import State
 from core.batches.tolerance import OnExceeded
+from core.webhooks import addresses
 from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
 
 MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
@@ -76,6 +79,7 @@ Labels = Annotated[
 
 
 OnExceededName = Literal["continue", "cancel"]
+DEFAULT_TYPES_TEXT: Final = ", ".join(f"`{name}`" for name in DEFAULT_TYPES)
 TOLERATED_FAILURES: Final = "maximum number of failed items with which the batch succeeds"
 TOLERATED_PERCENTAGE: Final = (
     "maximum percentage of failed items with which the batch succeeds, judged once it is sealed"
@@ -84,6 +88,34 @@ TOLERATED_PERCENTAGE: Final = (
 
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
+
+
+def _of_a_batch(types: list[str]) -> list[str]:
+    for name in types:
+        if not name.startswith(f"{feed.BATCH}."):
+            raise ValueError(f"expected types of a batch's events, like batch.completed, got {name!r}")
+    return types
+
+
+CallbackType = Annotated[
+    str, StringConstraints(min_length=1, max_length=255), WithJsonSchema({"type": "string", "pattern": "^batch\\..+$"})
+]
+
+
+class NewCallback(Body):
+    """A signed webhook for one batch alone."""
+
+    url: str = Field(
+        max_length=addresses.LONGEST_URL,
+        description="http or https, without a user name; its host must resolve to public addresses only",
+        json_schema_extra={"pattern": patterns.URL},
+    )
+    types: Annotated[list[CallbackType], AfterValidator(_of_a_batch)] | None = Field(
+        None, min_length=1, max_length=100, description=f"types of the batch's events; by default {DEFAULT_TYPES_TEXT}"
+    )
+
+    def callback(self) -> Callback:
+        return Callback(self.url) if self.types is None else Callback(self.url, tuple(sorted(set(self.types))))
 
 
 class OpenBody(Body):
@@ -107,6 +139,8 @@ class OpenBody(Body):
     on_exceeded: OnExceededName | None = Field(
         None, description="what happens when the failures pass the tolerance; by default `continue`"
     )
+
+    callback: NewCallback | None = Field(None, description="a webhook that gets the events of this batch alone")
 
     @field_validator("parent")
     @classmethod
@@ -135,6 +169,7 @@ class OpenBody(Body):
             self.tolerated_failures,
             self.tolerated_failure_percentage,
             OnExceeded(self.on_exceeded or OnExceeded.CONTINUE),
+            None if self.callback is None else self.callback.callback(),
         )
 
 
@@ -173,10 +208,18 @@ class Batch(BaseModel):
     ended_at: datetime | None
 
 
+class OpenedCallback(BaseModel):
+    id: int = Field(description="the id of the webhook: its deliveries are listed and sent again as those of others")
+    url: str
+    types: list[str]
+    secret: str = Field(description="the receiver verifies signatures with it; only open returns it, and its replays")
+
+
 class OpenedBatch(Batch):
     start: int = Field(description="the first number that was issued")
     count: int = Field(description="the number of items that were issued")
     newly: bool = Field(description="this call completed the batch")
+    callback: OpenedCallback | None = Field(description="null if the batch has none, or none any more")
 
 
 class SealedBatch(Batch):

@@ -71,6 +71,7 @@ class Webhook(BaseModel):
     label: str | None
     state: Literal["active", "disabled"] = Field(description="disabled: its receiver responded with 410 Gone")
     position: int = Field(description="the position in the feed up to which its deliveries were planned")
+    batch: int | None = Field(description="the batch whose callback it is; null for other webhooks")
     created_at: datetime
 
 
@@ -107,6 +108,10 @@ class Delivery(BaseModel):
 class DeliveryPage(BaseModel):
     deliveries: list[Delivery]
     next: str | None
+
+
+class BatchCallback(BaseModel):
+    callback: Webhook | None = Field(description="null if the batch has none")
 
 
 class BatchDeliveries(BaseModel):
@@ -155,7 +160,7 @@ def create_webhook(body: NewWebhook, request: Request, response: Response) -> di
 @router.get("", response_model=WebhookPage, responses=documented("invalid_request"))
 @needs(Role.ADMIN)
 def list_webhooks(request: Request, limit: Limit = 100, cursor: cursors.Cursor = None) -> dict[str, Any]:
-    """The webhooks, newest first."""
+    """The webhooks, newest first, without the callbacks of batches."""
     page, before = _service(request).webhooks.page(cursors.decode("webhooks", cursor), limit)
     following = None if before is None else cursors.encode("webhooks", before)
     return {"webhooks": [_webhook(webhook) for webhook in page], "next": following}
@@ -219,6 +224,16 @@ def send_test_event(webhook: WebhookId, body: models.EmptyBody, request: Request
         "error": answer.error,
         "milliseconds": answer.milliseconds,
     }
+
+
+@of_batches.get(
+    "/{id}/callback", response_model=BatchCallback, responses=documented("batch_not_found", "invalid_request")
+)
+@needs(Role.READ, Role.PRODUCE, is_limited=True)
+def get_batch_callback(batch: BatchId, request: Request) -> dict[str, Any]:
+    """The batch's callback, without its secret."""
+    callback = _service(request).webhooks.of_batch(batch)
+    return {"callback": None if callback is None else _webhook(callback)}
 
 
 @of_batches.get(

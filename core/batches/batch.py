@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from core import errors, feed, tables
 from core.batches import nesting
+from core.batches.callbacks import Callback, Issued
 from core.batches.lifecycle import State, judge
 from core.batches.tolerance import OnExceeded, Tolerance
 from core.storage import dialects, statements
@@ -160,6 +161,7 @@ class Opening:
     tolerated_failures: int | None = None
     tolerated_failure_percentage: int | None = None
     on_exceeded: OnExceeded = OnExceeded.CONTINUE
+    callback: Callback | None = None
 
     @property
     def has_policies(self) -> bool:
@@ -179,11 +181,14 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
+    """`callback`: the batch's, or None if it has none, or has none any more."""
+
     batch: Batch
     start: int
     count: int
     newly: bool
     replayed: bool
+    callback: Issued | None = None
 
 
 @dataclass(frozen=True, slots=True)

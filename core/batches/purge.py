@@ -5,8 +5,8 @@ ack would find a complete batch without rows, and its item would count again. If
 groups would be orphaned. So:
 
 1. The state `deleting` is committed. From then on, the batch is unknown to callers. Its open_key and its place in a
-   parent become free.
-2. Its groups, journal, extends and failures are deleted in bounded chunks.
+   parent become free, and its callback gets nothing more.
+2. Its groups, journal, extends, failures and callback (with its deliveries) are deleted in bounded chunks.
 3. The batch row is deleted last, together with any group that an ack has inserted in the meantime. Such an ack locks
    the batch row next, finds `deleting` (or no row), and rolls its group back.
 
@@ -22,6 +22,7 @@ from sqlalchemy.engine import Connection
 
 from core import tables
 from core.batches import batch as batches
+from core.batches import callbacks
 from core.batches.lifecycle import LIVE, State
 from core.storage.database import Database
 
@@ -50,6 +51,7 @@ def condemn(tx: Connection, batch_id: int) -> bool:
 
 def mark(tx: Connection, batch_id: int) -> None:
     """Set the state `deleting` on a batch whose lock is held."""
+    callbacks.disable(tx, batch_id)
     batches.update(
         tx, batch_id, state=State.DELETING, open_key=None, open_hash=None, parent_batch=None, parent_number=None
     )
@@ -64,6 +66,8 @@ def remove_chunk(tx: Connection, batch_id: int) -> bool:
         tx.execute(sa.delete(table).where(table.c.batch_id == batch_id, *([] if last is None else [key <= last])))
         if last is not None:
             return False
+    if not callbacks.remove_chunk(tx, batch_id):
+        return False
     tx.execute(
         sa.delete(tables.batches).where(tables.batches.c.id == batch_id, tables.batches.c.state == State.DELETING)
     )

@@ -38,7 +38,7 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import batch as batches
-from core.batches import batch_rows, nesting
+from core.batches import batch_rows, callbacks, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
 from core.batches.lifecycle import State, completes, judge
 from core.batches.tolerance import OnExceeded
@@ -48,6 +48,8 @@ from core.storage import dialects, schema
 from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
 from lastbit.ids import MAX_ITEMS
 
+CALLBACKS: Final = "0013"
+"""The revision of the schema that introduced callbacks. An earlier release would send them all batches' events."""
 POLICIES: Final = "0011"
 """The revision of the schema that introduced tolerances. An earlier release would ignore them."""
 _INSERTED: Final = (
@@ -64,13 +66,15 @@ class Open(Operation):
     idempotency keys are separate from those of other callers.
 
     Its result is an `Opened`. Errors: `IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for a parent that can't
-    have this child; `UpgradeNotFinished` for a tolerance that an earlier release would ignore.
+    have this child; `UpgradeNotFinished` for a tolerance or a callback that an earlier release would mistreat.
     """
 
     opening: Opening
     idempotency_key: str | None = None
     fingerprint: bytes
     prefix: str | None = None
+    secret: str | None = field(default=None, repr=False)
+    """The secret of the opening's callback, if the batch is new."""
     cost: int = 8
 
     @property
@@ -299,13 +303,15 @@ def _open(
         key, parent = operation.open_key, operation.opening.parent
         try:
             if key is not None and key in found.opened:
-                applied.outcomes[operation] = Done(_replayed(found.opened[key], operation))
+                applied.outcomes[operation] = Done(_replayed(pipeline.tx, found.opened[key], operation))
                 continue
             if key is not None and key in first_of:
                 repeats.append(operation)
                 continue
             if operation.opening.has_policies and not schema.serves_only(pipeline.tx, POLICIES):
                 raise errors.UpgradeNotFinished(POLICIES)
+            if operation.opening.callback is not None and not schema.serves_only(pipeline.tx, CALLBACKS):
+                raise errors.UpgradeNotFinished(CALLBACKS)
             if parent is not None:
                 parent_columns = nesting.adopt(pipeline.tx, parent, parents[operation])
         except errors.CoreError as error:
@@ -323,18 +329,25 @@ def _open(
         for operation in repeats:
             opened: Opened = applied.outcomes[first_of[operation.open_key or ""]].value
             try:
-                applied.outcomes[operation] = Done(_replayed(opened.batch, operation))
+                applied.outcomes[operation] = Done(_replayed(pipeline.tx, opened.batch, operation))
             except errors.CoreError as error:
                 applied.outcomes[operation] = Done(error=error)
 
-    applied.unfinished.append(finish)
+    if any(operation.opening.callback is not None for operation in new):
+        # Now, as callbacks need the ids of their batches, and another round trip: before the feed's head is locked.
+        finish()
+    else:
+        applied.unfinished.append(finish)
 
 
-def _replayed(batch: Batch, operation: Open) -> Opened:
+def _replayed(tx: Connection, batch: Batch, operation: Open) -> Opened:
     if batch.open_hash != operation.opening.fingerprint():
         raise errors.IdempotencyKeyReused(operation.idempotency_key or "", f"it opened batch {batch.id}")
     newly = batch.completed_by == operation.fingerprint
-    return Opened(batch, 0, batch.open_count, newly, replayed=True)
+    callback = None
+    if operation.opening.callback is not None:
+        callback = callbacks.of_batches(tx, [batch.id]).get(batch.id)
+    return Opened(batch, 0, batch.open_count, newly, replayed=True, callback=callback)
 
 
 def _insert(
@@ -359,6 +372,10 @@ def _insert(
         for count, answer in parts:
             now = as_time(answer.rows()[0][1])
             results += [(id, now) for id in dialect.batch_ids(answer.rows(), count)]
+        new = {
+            id: wanted for operation, (id, _) in zip(opens, results, strict=True) if (wanted := _callback(operation))
+        }
+        issued = callbacks.insert(pipeline, new) if new else {}
         for operation, row, (id, now) in zip(opens, values, results, strict=True):
             facts: dict[str, Any] = {
                 name: now if value is _NOW else value for name, value in row.items() if name != "open_key"
@@ -369,9 +386,18 @@ def _insert(
             names = ["opened", *(["sealed"] if operation.opening.sealed else [])]
             names += ["completed", "succeeded"] if newly else []
             applied.events += batches.events(batch, names)
-            applied.outcomes[operation] = Done(Opened(batch, 0, operation.opening.items, newly, replayed=False))
+            applied.outcomes[operation] = Done(
+                Opened(batch, 0, operation.opening.items, newly, replayed=False, callback=issued.get(id))
+            )
 
     return record
+
+
+def _callback(operation: Open) -> tuple[callbacks.Callback, str] | None:
+    if operation.opening.callback is None:
+        return None
+    assert operation.secret is not None
+    return operation.opening.callback, operation.secret
 
 
 class _Now:

@@ -50,10 +50,10 @@ class Service:
         self.acks = AckService(database, facts, combiner)
         self.writes = WriteService(database, self.acks, writes)
         self.reads = ReadService(database, max_waiting_reads)
-        self.batches = BatchService(database, facts, self.acks, self.writes, self.reads)
+        self.webhooks = WebhookService(database, sender)
+        self.batches = BatchService(database, facts, self.acks, self.writes, self.reads, self.webhooks)
         self.feed = FeedService(database, self.writes, self.reads)
         self.tallies = TallyService(database, self.writes)
-        self.webhooks = WebhookService(database, sender)
         self.consumer_groups = ConsumerGroupService(database, self.writes)
         self.processes = ProcessService(database, self.writes)
 

@@ -10,13 +10,15 @@ from sqlalchemy.engine import Connection
 from core import errors, explain
 from core.acks.call import request_fingerprint
 from core.batches import batch as batches
-from core.batches import failures, group_counts, purge, ranges, redrive, repair, search, verify, writing
+from core.batches import callbacks, failures, group_counts, purge, ranges, redrive, repair, search, verify, writing
 from core.batches.batch import Batch
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
 from core.service.reads import ReadService
+from core.service.webhooks import WebhookService
 from core.service.writes import WriteService
 from core.storage.database import Database
+from core.webhooks import subscriptions
 from lastbit.ids import ItemId
 
 log = structlog.get_logger(__name__)
@@ -28,7 +30,13 @@ def opening_of(
     """The operation of `BatchService.open`."""
     content = b"" if idempotency_key is None else opening.fingerprint()
     fingerprint = request_fingerprint("open", idempotency_key, content)
-    return writing.Open(opening=opening, idempotency_key=idempotency_key, fingerprint=fingerprint, prefix=prefix)
+    return writing.Open(
+        opening=opening,
+        idempotency_key=idempotency_key,
+        fingerprint=fingerprint,
+        prefix=prefix,
+        secret=None if opening.callback is None else subscriptions.new_secret(),
+    )
 
 
 def seal_of(batch: int, idempotency_key: str | None = None) -> writing.Seal:
@@ -41,23 +49,45 @@ class BatchService:
     """Methods that take a batch's id raise `errors.BatchNotFound`."""
 
     def __init__(
-        self, database: Database, facts: BatchFacts, acks: AckService, writes: WriteService, reads: ReadService
+        self,
+        database: Database,
+        facts: BatchFacts,
+        acks: AckService,
+        writes: WriteService,
+        reads: ReadService,
+        webhooks: WebhookService,
     ) -> None:
         self._database = database
         self._reads = reads
         self._facts = facts
         self._acks = acks
         self._writes = writes
+        self._webhooks = webhooks
 
     def open(
         self, opening: batches.Opening, idempotency_key: str | None = None, *, prefix: str | None = None
     ) -> batches.Opened:
         """`prefix` limits the caller: for it, the keys of others' opens, and others' parents, don't exist. Raises
-        `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for an impossible parent."""
+        `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for an impossible parent; `InvalidRequest` for a
+        callback to which nothing may be sent."""
         if prefix is not None and opening.parent is not None:
             self.check_parent(opening.parent, prefix)
-        opened: batches.Opened = self._writes.run(opening_of(opening, idempotency_key, prefix=prefix))
+        operation = opening_of(opening, idempotency_key, prefix=prefix)
+        self.check_callback(operation)
+        opened: batches.Opened = self._writes.run(operation)
         return opened
+
+    def check_callback(self, operation: writing.Open) -> None:
+        """Raise `errors.InvalidRequest` if nothing may be sent to the URL of a new callback."""
+        callback, key = operation.opening.callback, operation.open_key
+        if callback is None:
+            return
+        try:
+            self._webhooks.check(callback.url, "body.callback.url")
+        except errors.InvalidRequest:
+            # A repeat must get the answer of the first request, even if the name can't be resolved at the moment.
+            if key is None or not self._database.read(callbacks.is_opened, key):
+                raise
 
     def extend(self, batch: int, count: int, idempotency_key: str | None = None) -> batches.Extended:
         """Raises `errors.BatchEnded`, `IdempotencyKeyReused`, `InvalidRequest`."""

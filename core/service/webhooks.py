@@ -23,11 +23,16 @@ class WebhookService:
 
     def create(self, url: str, types: Sequence[str] | None, label: str | None) -> subscriptions.Created:
         """Raises `errors.InvalidRequest` for a URL to which nothing may be sent."""
-        subscriptions.fit(self._require_sender(), url)
+        self.check(url)
         return self._database.write(subscriptions.create, url, types, label, subscriptions.new_secret())
 
+    def check(self, url: str, place: str = "body.url") -> None:
+        """Raise `errors.InvalidRequest` if nothing may be sent to the URL, which is at this place of the request."""
+        subscriptions.fit(self._require_sender(), url, place)
+
     def page(self, before: int | None, limit: int) -> tuple[list[subscriptions.Webhook], int | None]:
-        """The newest webhooks with an id below `before`, and the `before` of the next page."""
+        """The newest webhooks with an id below `before`, without the callbacks of batches, and the `before` of the next
+        page."""
         return self._database.read(subscriptions.page, before, limit)
 
     def get(self, webhook: int) -> subscriptions.Webhook:
@@ -41,6 +46,15 @@ class WebhookService:
     ) -> tuple[list[delivery_log.Delivery], int | None]:
         """The newest deliveries of events at positions below `before`, and the `before` of the next page."""
         return self._database.snapshot(delivery_log.log, webhook, state, before, limit)
+
+    def of_batch(self, batch: int) -> subscriptions.Webhook | None:
+        """The callback of the batch. Raises `errors.BatchNotFound`."""
+
+        def read(tx: Connection) -> subscriptions.Webhook | None:
+            batches.get(tx, batch)
+            return subscriptions.of_batch(tx, batch)
+
+        return self._database.snapshot(read)
 
     def deliveries_of_batch(self, batch: int) -> list[delivery_log.Delivery]:
         """Raises `errors.BatchNotFound`."""

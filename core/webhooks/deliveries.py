@@ -37,7 +37,7 @@ from core.commits.operation import Operation
 from core.storage import dialects
 from core.storage.database import Database
 from core.storage.statements import LIST, Pipeline, chunks, literal, packets
-from core.webhooks import subscriptions
+from core.webhooks import callbacks, subscriptions
 from core.webhooks.backoff import Backoff
 from core.webhooks.delivery_log import Progress
 from core.webhooks.sender import SendResult
@@ -77,14 +77,18 @@ class Claim:
     secret: str = field(repr=False)
     event: feed.Event
     at: datetime
+    lane: int
+    """The webhook, or a negative number that the callbacks to one host share."""
 
 
 def behind(tx: Connection) -> list[int]:
-    """The ids of the webhooks that have events to plan."""
+    """The ids of the webhooks that have events to plan; `callbacks` plans those of the callbacks."""
     head = sa.select(_head.position).scalar_subquery()
     return list(
         tx.scalars(
-            sa.select(_webhooks.id).where(_webhooks.state == State.ACTIVE, _webhooks.position < head).order_by("id")
+            sa.select(_webhooks.id)
+            .where(_webhooks.batch_id.is_(None), _webhooks.state == State.ACTIVE, _webhooks.position < head)
+            .order_by("id")
         )
     )
 
@@ -139,7 +143,7 @@ def claim(
     share: int,
     partitions: Collection[int] | None = None,
 ) -> tuple[list[Claim], int]:
-    """Claim at most `limit` due deliveries, and of each webhook at most its `room` (default: `share`). With
+    """Claim at most `limit` due deliveries, and of each lane at most its `room` (default: `share`). With
     `partitions`, claim only deliveries in these partitions, and overdue ones.
 
     Returns the claims, and the number of due deliveries of disabled or deleted webhooks, which become dead.
@@ -155,13 +159,17 @@ def claim(
     claims: list[Claim] = []
     for part in chunks(claimed, LIST):
         rows = (
-            sa.select(_deliveries.id, _deliveries.webhook_id, _webhooks.url, _webhooks.secret, tables.feed)
+            sa.select(
+                *(_deliveries.id, _deliveries.webhook_id, _webhooks.url, _webhooks.secret, _webhooks.lane),
+                tables.feed,
+            )
             .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id)
             .join(tables.feed, _feed.position == _deliveries.position)
             .where(_deliveries.id.in_(part))
         )
         claims += [
-            Claim(row.id, token, row.webhook_id, row.url, row.secret, feed.event(row), now) for row in tx.execute(rows)
+            Claim(row.id, token, row.webhook_id, row.url, row.secret, feed.event(row), now, row.lane or row.webhook_id)
+            for row in tx.execute(rows)
         ]
     pipeline = Pipeline(tx)
     pipeline.later(
@@ -179,32 +187,36 @@ def _choose(
     chosen: set[int] = set()
     dead: set[int] = set()
     places = dict(room)
-    full = {webhook for webhook, left in room.items() if left <= 0}
+    full = {lane for lane, left in room.items() if left <= 0}
     conditions = (*_due(), *_shared(tx, partitions))
     size = min(LOOK, CANDIDATES + limit)
     for _ in range(LOOKS):
         query = (
-            sa.select(_deliveries.id, _deliveries.webhook_id, _webhooks.state)
+            sa.select(_deliveries.id, _deliveries.webhook_id, _webhooks.state, _webhooks.lane)
             .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id, isouter=True)
             .where(*conditions)
             .order_by(_deliveries.due_at)
             .limit(size)
         )
-        if full:
-            query = query.where(_deliveries.webhook_id.not_in(sorted(full)))
+        full_webhooks, full_hosts = (sorted(lane for lane in full if (lane < 0) is shared) for shared in (False, True))
+        if full_webhooks:
+            query = query.where(_deliveries.webhook_id.not_in(full_webhooks))
+        if full_hosts:
+            query = query.where(sa.or_(_webhooks.lane.is_(None), _webhooks.lane.not_in(full_hosts)))
         candidates = list(tx.execute(query))
         random.shuffle(candidates)
         before = len(full)
         for row in candidates:
+            lane = row.lane or row.webhook_id
             if row.state != State.ACTIVE:
                 dead.add(row.id)
                 full.add(row.webhook_id)
-            elif row.id not in chosen and len(chosen) < limit and places.setdefault(row.webhook_id, share) > 0:
+            elif row.id not in chosen and len(chosen) < limit and places.setdefault(lane, share) > 0:
                 chosen.add(row.id)
-                places[row.webhook_id] -= 1
-                if not places[row.webhook_id]:
-                    full.add(row.webhook_id)
-        # The deliveries of a webhook without room may have hidden those of others.
+                places[lane] -= 1
+                if not places[lane]:
+                    full.add(lane)
+        # The deliveries of a lane without room may have hidden those of others.
         if len(chosen) == limit or len(full) == before or len(candidates) < size:
             break
     return chosen, dead
@@ -330,7 +342,10 @@ def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> None:
 def needed(tx: Connection) -> int | None:
     """The lowest position that must still be planned or sent for a webhook; None if there is none. The order of the two
     reads matters (see the module)."""
-    position: int | None = tx.scalar(sa.select(sa.func.min(_webhooks.position)).where(_webhooks.state == State.ACTIVE))
+    position: int | None = tx.scalar(
+        sa.select(sa.func.min(_webhooks.position)).where(_webhooks.batch_id.is_(None), _webhooks.state == State.ACTIVE)
+    )
+    of_callbacks = callbacks.needed(tx)
     pending: int | None = tx.scalar(
         sa.select(_deliveries.position)
         .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id)
@@ -338,8 +353,8 @@ def needed(tx: Connection) -> int | None:
         .order_by(_deliveries.position)
         .limit(1)
     )
-    lowest = [] if position is None else [position + 1]
-    return min(lowest if pending is None else [*lowest, pending], default=None)
+    lowest = (None if position is None else position + 1, of_callbacks, pending)
+    return min((place for place in lowest if place is not None), default=None)
 
 
 def trim(database: Database) -> None:

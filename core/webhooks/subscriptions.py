@@ -50,6 +50,8 @@ class Webhook:
     label: str | None
     state: State
     position: int
+    batch: int | None
+    """The batch whose callback it is."""
     created_at: datetime
 
 
@@ -63,12 +65,12 @@ def new_secret() -> str:
     return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def fit(sender: Sender, url: str) -> None:
+def fit(sender: Sender, url: str, place: str = "body.url") -> None:
     """Check the URL. This resolves the host, so don't call it in a transaction. Raises `errors.InvalidRequest`."""
     try:
         sender.check(url)
     except addresses.Unfit as cause:
-        raise errors.InvalidRequest("body.url", str(cause)) from None
+        raise errors.InvalidRequest(place, str(cause)) from None
 
 
 def create(tx: Connection, url: str, types: Sequence[str] | None, label: str | None, secret: str) -> Created:
@@ -92,8 +94,13 @@ def create(tx: Connection, url: str, types: Sequence[str] | None, label: str | N
 
 
 _SHOWN: Final = (
-    *(_webhooks.id, _webhooks.url, _webhooks.types, _webhooks.label, _webhooks.state, _webhooks.position),
+    *(_webhooks.id, _webhooks.url, _webhooks.types, _webhooks.label, _webhooks.state, _webhooks.batch_id),
     _webhooks.created_at,
+    # All callbacks share a position.
+    sa.case(
+        (_webhooks.batch_id.is_(None), _webhooks.position),
+        else_=sa.select(tables.callback_cursor.c.position).scalar_subquery(),
+    ).label("position"),
 )
 
 
@@ -104,7 +111,8 @@ def types_of(row: Any) -> list[str] | None:
 
 
 def _webhook(row: Any) -> Webhook:
-    return Webhook(row.id, row.url, types_of(row), row.label, State(row.state), row.position, row.created_at)
+    types, state = types_of(row), State(row.state)
+    return Webhook(row.id, row.url, types, row.label, state, row.position, row.batch_id, row.created_at)
 
 
 def get(tx: Connection, webhook: int) -> Webhook:
@@ -115,9 +123,15 @@ def get(tx: Connection, webhook: int) -> Webhook:
     return _webhook(row)
 
 
+def of_batch(tx: Connection, batch: int) -> Webhook | None:
+    """The callback of the batch."""
+    row = tx.execute(sa.select(*_SHOWN).where(_webhooks.batch_id == batch)).first()
+    return None if row is None else _webhook(row)
+
+
 def page(tx: Connection, before: int | None, limit: int) -> tuple[list[Webhook], int | None]:
-    """The webhooks, newest first, and the id below which the next page begins."""
-    query = sa.select(*_SHOWN).order_by(_webhooks.id.desc()).limit(limit)
+    """The webhooks without the callbacks of batches, newest first, and the id below which the next page begins."""
+    query = sa.select(*_SHOWN).where(_webhooks.batch_id.is_(None)).order_by(_webhooks.id.desc()).limit(limit)
     if before is not None:
         query = query.where(_webhooks.id < before)
     webhooks = [_webhook(row) for row in tx.execute(query)]

@@ -15,6 +15,7 @@ from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, labels
 from lastbit.cli.filters import filter_options
 from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound
+from lastbit.models import Callback
 from lastbit.search import Filters, query
 
 Labels = tuple[tuple[str, str], ...]
@@ -27,6 +28,7 @@ Labels = tuple[tuple[str, str], ...]
         "lastbit open --key chapter-1 --items 100 --parent 1:0:0",
         "lastbit open --items 20000 --sealed --tolerated-failure-percentage 2",
         "lastbit open --items 1000 --ids > ids.txt",
+        "lastbit open --items 1000 --sealed --callback https://example.com/hooks",
     ),
 )
 @click.option("--key", help="Your name for the batch.")
@@ -48,6 +50,8 @@ Labels = tuple[tuple[str, str], ...]
     type=click.Choice(["continue", "cancel"]),
     help="What happens when the failures pass the tolerance: it continues (default) or is cancelled.",
 )
+@click.option("--callback", metavar="URL", help="Send signed webhooks there, with how the batch ended.")
+@click.option("--callback-type", "callback_types", metavar="TYPE", multiple=True, help="Other events to send; repeat.")
 @click.option("--idempotency-key", help="The same key returns the same batch instead of opening another.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each issued id on a line, and nothing else.")
 @session
@@ -63,10 +67,14 @@ def open_batch(
     tolerated_failures: int | None,
     tolerated_failure_percentage: int | None,
     on_exceeded: Literal["continue", "cancel"] | None,
+    callback: str | None,
+    callback_types: tuple[str, ...],
     idempotency_key: str | None,
     ids_only: bool,
 ) -> None:
     """Open a batch."""
+    if callback_types and callback is None:
+        raise click.UsageError("--callback-type needs --callback")
     batch = s.client.open(
         key=key,
         labels=labels(label_pairs),
@@ -78,6 +86,7 @@ def open_batch(
         tolerated_failures=tolerated_failures,
         tolerated_failure_percentage=tolerated_failure_percentage,
         on_exceeded=on_exceeded,
+        callback=None if callback is None else Callback(callback, callback_types or None),
         idempotency_key=idempotency_key,
     )
     if s.output.as_json:
@@ -93,6 +102,8 @@ def open_batch(
         s.output.say(f"{rendering.title(batch.id, batch.key)}  {rendering.state(batch.info)}{replay_note}")
         if batch.ids:
             s.output.say(rendering.issued(batch.ids))
+        if batch.callback is not None:
+            s.output.say(f"callback: webhook {batch.callback.id}, secret {safe(batch.callback.secret)}")
 
 
 @click.command(

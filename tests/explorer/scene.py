@@ -60,7 +60,7 @@ def empty(names: Collection[str] | None = None) -> list[str]:
     return statements
 
 
-_KEPT: Final = ("feed_head", "schema_support")
+_KEPT: Final = ("callback_cursor", "feed_head", "schema_support")
 
 
 def lay(scene: Scene, names: Collection[str] | None = None) -> list[str]:

@@ -579,6 +579,49 @@ MUTANTS = [
         "False and",
         _TOLERANCE + "test_a_release_that_would_ignore_a_tolerance_must_be_gone",
     ),
+    # Callbacks.
+    Mutant(
+        "a-callback-gets-the-events-of-all-batches",
+        "core.webhooks.callbacks:plan",
+        "_webhooks.batch_id == _feed.batch_id",
+        "sa.true()",
+        "test_callbacks.py::test_a_dispatcher_that_dies_at_any_point_loses_no_callback",
+    ),
+    Mutant(
+        "a-callback-gets-all-types",
+        "core.webhooks.callbacks:plan",
+        "if row.type in json.loads(row.types)",
+        "if json.loads(row.types)",
+        "test_callbacks.py::test_a_dispatcher_that_dies_at_any_point_loses_no_callback",
+    ),
+    Mutant(
+        "no-event-is-kept-for-a-callback",
+        "core.webhooks.callbacks:needed",
+        "if exist(tx)",
+        "if False",
+        "test_callbacks.py::test_events_are_kept_until_they_are_planned_for_a_callback",
+    ),
+    Mutant(
+        "a-callback-stays-active-while-its-batch-is-removed",
+        "core.batches.purge:mark",
+        "callbacks.disable(tx, batch_id)",
+        "pass",
+        "test_callbacks.py::test_a_batch_that_is_being_deleted_sends_nothing_more",
+    ),
+    Mutant(
+        "callbacks-to-one-host-have-lanes-of-their-own",
+        "core.webhooks.deliveries:_choose",
+        "lane = row.lane or row.webhook_id",
+        "lane = row.webhook_id",
+        "test_callbacks.py::test_callbacks_to_one_host_share_a_lane",
+    ),
+    Mutant(
+        "an-earlier-release-may-get-callbacks",
+        "core.batches.writing:_open",
+        "operation.opening.callback is not None and not schema",
+        "False and not schema",
+        "test_callbacks.py::test_a_release_that_would_mistreat_a_callback_must_be_gone",
+    ),
     # The journal.
     Mutant(
         "a-journaled-batch-is-not-locked",

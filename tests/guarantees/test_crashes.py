@@ -8,8 +8,10 @@ applies the request twice, else once; the retry's answer and everything that can
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -24,7 +26,7 @@ from core.storage import schema
 from core.storage.database import Database
 from tests.guarantees.drivers import journaled
 from tests.guarantees.models.service import Model, Request, assert_equal, bits, perform
-from tests.guarantees.programs.dying import Mortals, mortals
+from tests.guarantees.programs.dying import Mortals, Written, mortals
 from tests.support.servers import ServiceProcess
 
 GROUP = 64
@@ -68,6 +70,11 @@ def opens_a_batch(ground: Ground) -> Request:
 
 def opens_a_batch_that_is_complete_at_once(ground: Ground) -> Request:
     opening = {"key": "empty", "sealed": True}
+    return {"verb": "open", "opening": opening, "key": f"open-{next(numbers)}"}
+
+
+def opens_a_batch_with_a_callback(ground: Ground) -> Request:
+    opening = {"key": "called", "items": 7, "callback": ["https://receiver.example/hook", ["batch.completed"]]}
     return {"verb": "open", "opening": opening, "key": f"open-{next(numbers)}"}
 
 
@@ -224,7 +231,15 @@ def removes_what_ended_long_ago(ground: Ground) -> Request:
 
 
 SCENARIOS: list[Callable[[Ground], Request]] = [
-    *(opens_a_batch, opens_a_batch_that_is_complete_at_once, extends, seals, seals_and_completes, cancels),
+    *(
+        opens_a_batch,
+        opens_a_batch_with_a_callback,
+        opens_a_batch_that_is_complete_at_once,
+        extends,
+        seals,
+        seals_and_completes,
+        cancels,
+    ),
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction),
     *(completes_a_child, seals_a_child_and_completes_it, redrives_a_child, cancels_a_child),
@@ -241,7 +256,7 @@ FEWEST_POINTS = 4
 
 
 def _ground(database: Database) -> Ground:
-    return Ground(Service(database, combiner=Inline), Model())
+    return Ground(Service(database, combiner=Inline, sender=Written(Path(os.devnull))), Model())
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
@@ -286,6 +301,11 @@ def _die_everywhere(
             break
         deaths.append(death.where)
         assert len(deaths) < 200
+    with database.engine.connect() as tx:  # each callback came and went with its batch
+        batch_ids = sa.select(tables.batches.c.id)
+        assert not tx.scalar(
+            sa.select(sa.func.count()).select_from(tables.webhooks).where(tables.webhooks.c.batch_id.not_in(batch_ids))
+        )
     assert len(deaths) >= FEWEST_POINTS, deaths
     assert deaths[-1] == "after COMMIT"
 

@@ -114,9 +114,10 @@ class Machine(RuleBasedStateMachine):
         finally:
             with self.service.database.engine.begin() as tx:
                 for table in tables.metadata.sorted_tables:
-                    if table not in (tables.feed_head, tables.schema_support):
+                    if table not in (tables.feed_head, tables.callback_cursor, tables.schema_support):
                         tx.execute(sa.delete(table))
                 tx.execute(sa.update(tables.feed_head).values(position=0, trimmed=0))
+                tx.execute(sa.update(tables.callback_cursor).values(position=0))
 
     # Ways to perform a request.
 

@@ -41,7 +41,8 @@ def test_an_open_returns_the_batch_and_its_issued_numbers(http: httpx.Client) ->
     response = http.post("/v1/batches", json={"items": 3, "labels": {"team": "search"}, "expires_in": 60})
     batch = response.json()
     assert response.headers["location"] == f"/v1/batches/{batch['id']}"
-    assert list(batch) == [*FIELDS, "start", "count", "newly"]
+    assert list(batch) == [*FIELDS, "start", "count", "newly", "callback"]
+    assert batch["callback"] is None
     assert batch["group_size"] == 8192
     assert (batch["state"], batch["items"], batch["pending"]) == ("open", 3, 3)
     assert (batch["start"], batch["count"], batch["newly"]) == (0, 3, False)

@@ -287,3 +287,27 @@ def test_no_log_contains_a_secret() -> None:
     assert {line["webhook_id"] for line in deliveries} == {"one", "two"}
     assert {200, 500} <= {line["status"] for line in deliveries}
     assert secret[6:] not in output
+
+
+def test_a_callback_arrives_signed_and_is_found_by_its_batch(http: httpx.Client, receiver: Receiver) -> None:
+    """Its secret is in the answer of the open and in its replay alone."""
+    body = {"items": 1, "sealed": True, "callback": {"url": receiver.url}}
+    first, again = (http.post("/v1/batches", json=body, headers={"Idempotency-Key": "called"}) for _ in range(2))
+    batch, callback = first.json()["id"], first.json()["callback"]
+    assert again.json()["callback"] == callback
+    assert again.headers["idempotency-replayed"] == "true"
+    assert {answer.headers["cache-control"] for answer in (first, again)} == {"no-store"}
+    receiver.secrets.append(callback["secret"])
+    http.post("/v1/acks", json={"items": [f"{batch}:0:0"]})
+    wait_for_state(http, callback["id"], f"batch:{batch}:completed", "delivered")
+    wait_for_state(http, callback["id"], f"batch:{batch}:succeeded", "delivered")
+    assert {post.id for post in receiver.wait_for(2)} == {f"batch:{batch}:completed", f"batch:{batch}:succeeded"}
+    assert all(post.valid for post in receiver.got)
+    shown = http.get(f"/v1/batches/{batch}/callback").json()["callback"]
+    assert shown == http.get(f"/v1/webhooks/{callback['id']}").json()
+    assert (shown["batch"], shown["types"], "secret" in shown) == (batch, callback["types"], False)
+    assert callback["id"] not in {entry["id"] for entry in http.get("/v1/webhooks").json()["webhooks"]}
+    assert http.post(f"/v1/webhooks/{callback['id']}/test", json={}).json()["delivered"]
+    http.delete(f"/v1/batches/{batch}")
+    assert code(http.get(f"/v1/batches/{batch}/callback")) == (404, "batch_not_found")
+    assert code(http.get(f"/v1/webhooks/{callback['id']}")) == (404, "webhook_not_found")

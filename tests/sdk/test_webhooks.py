@@ -12,7 +12,16 @@ import httpx
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from lastbit import AsyncClient, Client, InvalidArgument, InvalidRequest, Retry, ServiceUnreachable, WebhookNotFound
+from lastbit import (
+    AsyncClient,
+    Callback,
+    Client,
+    InvalidArgument,
+    InvalidRequest,
+    Retry,
+    ServiceUnreachable,
+    WebhookNotFound,
+)
 from lastbit.webhooks import Webhook
 from tests.support.receivers import Receiver, status
 from tests.support.servers import run_module, running_service, sqlite_file
@@ -149,3 +158,31 @@ def test_the_command_line(url: str, receiver: Receiver) -> None:
     assert "deleted" in lastbit("delete", webhook)
     lastbit("delete", webhook, code=1)
     lastbit("delete", "x", code=2)
+
+
+def test_a_batch_is_opened_with_a_callback(client: Client, url: str, receiver: Receiver) -> None:
+    """By a URL, or by a `Callback` with types; by both clients and the command line. The handle has the secret."""
+    batch = client.open(items=1, sealed=True, callback=receiver.url)
+    assert batch.callback is not None
+    assert batch.callback.secret not in repr(batch.info)
+    receiver.secrets.append(batch.callback.secret)
+    client.ack(batch.ids)
+    assert {post.id for post in receiver.wait_for(2)} == {f"batch:{batch.id}:completed", f"batch:{batch.id}:succeeded"}
+    assert all(post.valid for post in receiver.got)
+    assert client.webhooks.get(batch.callback.id).batch == batch.id
+    assert client.open().callback is None
+
+    async def open_with(types: str | tuple[str, ...]) -> tuple[str, ...]:
+        async with AsyncClient(url) as other:
+            opened = await other.open(callback=Callback(receiver.url, types))
+            assert opened.callback is not None
+            return opened.callback.types
+
+    assert asyncio.run(open_with("batch.failures_exceeded")) == ("batch.failures_exceeded",)
+    assert asyncio.run(open_with(("batch.sealed", "batch.repaired"))) == ("batch.repaired", "batch.sealed")
+    command = ("open", "--url", url, "--callback", receiver.url, "--callback-type", "batch.sealed")
+    opened = json.loads(run_module("lastbit", "--json", *command).stdout)
+    assert opened["callback"]["types"] == ["batch.sealed"]
+    text = run_module("lastbit", *command).stdout
+    assert "secret whsec_" in text
+    assert run_module("lastbit", "open", "--url", url, "--callback-type", "batch.sealed").returncode == 2

@@ -450,7 +450,7 @@ def test_a_migration_killed_after_any_statement_is_finished_by_the_next(mariadb_
         with database.engine.connect() as connection:
             context = MigrationContext.configure(connection, opts={"compare_type": True})
             assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
-            for seed in (tables.feed_head, tables.schema_support):
+            for seed in (tables.feed_head, tables.callback_cursor, tables.schema_support):
                 assert connection.scalar(sa.select(sa.func.count()).select_from(seed)) == 1
 
 

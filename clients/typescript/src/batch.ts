@@ -43,6 +43,8 @@ export class BatchHandle {
   readonly newly: boolean;
   /** Whether the open was a repeat: an earlier one with the same idempotency key opened this batch. */
   readonly replayed: boolean;
+  /** The callback that the open made, with its secret. */
+  readonly callback: Schemas["OpenedCallback"] | null;
   readonly #service: Service;
   #info: Batch | undefined;
 
@@ -53,9 +55,10 @@ export class BatchHandle {
     this.id = id;
     this.replayed = replayed;
     this.newly = opened?.newly ?? false;
+    this.callback = opened?.callback ?? null;
     this.ids = new ItemIds(id, opened?.group_size ?? DEFAULT_GROUP_SIZE, opened?.start ?? 0, opened?.count ?? 0);
     if (opened !== undefined) {
-      const { start: _start, count: _count, newly: _newly, ...batch } = opened;
+      const { start: _start, count: _count, newly: _newly, callback: _callback, ...batch } = opened;
       this.#info = camel(batch);
     }
   }

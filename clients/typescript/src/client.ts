@@ -34,6 +34,11 @@ export interface OpenOptions extends KeyOptions {
   toleratedFailurePercentage?: number;
   /** Whether the batch continues or is cancelled when its failures pass the tolerance. */
   onExceeded?: Batch["onExceeded"];
+  /**
+   * A URL that gets a signed webhook with each event that tells how the batch ended, or with events of other `types`.
+   * The handle's `callback` has its secret.
+   */
+  callback?: string | { url: string; types?: readonly string[] };
 }
 
 /** The conditions for a batch; all that are given must hold. */
@@ -94,6 +99,11 @@ export type NewEvent = Schemas["NewEvent"];
 /** Write only while this worker owns the partition at this epoch. */
 export type Fence = Schemas["Fence"];
 
+function callbackOf(callback: NonNullable<OpenOptions["callback"]>): Schemas["NewCallback"] {
+  if (typeof callback === "string") return { url: callback };
+  return { url: callback.url, ...(callback.types === undefined ? {} : { types: [...callback.types] }) };
+}
+
 /**
  * A connection to a service. Its methods reject with `ServiceError` if the service refuses, and with
  * `ServiceUnreachable` if it does not answer. Throws `InvalidArgument`.
@@ -112,7 +122,7 @@ export class Client {
   /** Open a batch. With the same `idempotencyKey`, the same batch with the same ids is returned (`.replayed`). */
   async open(options: OpenOptions = {}): Promise<BatchHandle> {
     const { key, labels, groupSize, items, sealed, parent, expiresIn, idempotencyKey } = options;
-    const { toleratedFailures, toleratedFailurePercentage, onExceeded } = options;
+    const { toleratedFailures, toleratedFailurePercentage, onExceeded, callback } = options;
     // Undefined fields are left out of the JSON, so that the service's defaults apply.
     const body: Schemas["OpenBody"] = {
       key,
@@ -125,6 +135,7 @@ export class Client {
       tolerated_failures: toleratedFailures,
       tolerated_failure_percentage: toleratedFailurePercentage,
       on_exceeded: onExceeded,
+      callback: callback === undefined ? undefined : callbackOf(callback),
     };
     return this.#service.ask(
       "POST",

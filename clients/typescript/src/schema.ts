@@ -334,6 +334,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/batches/{id}/callback": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get batch callback
+         * @description The batch's callback, without its secret.
+         */
+        get: operations["get_batch_callback"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/batches/{id}/deliveries": {
         parameters: {
             query?: never;
@@ -407,7 +427,7 @@ export interface paths {
         };
         /**
          * List webhooks
-         * @description The webhooks, newest first.
+         * @description The webhooks, newest first, without the callbacks of batches.
          */
         get: operations["list_webhooks"];
         put?: never;
@@ -1045,6 +1065,11 @@ export interface components {
             /** Format: date-time */
             ended_at: string | null;
         };
+        /** BatchCallback */
+        BatchCallback: {
+            /** @description null if the batch has none */
+            callback: components["schemas"]["Webhook"] | null;
+        };
         /** BatchCounts */
         BatchCounts: {
             /** @enum {string} */
@@ -1154,6 +1179,11 @@ export interface components {
              * @description the position in the feed up to which its deliveries were planned
              */
             position: number;
+            /**
+             * Format: int64
+             * @description the batch whose callback it is; null for other webhooks
+             */
+            batch: number | null;
             /** Format: date-time */
             created_at: string;
             /** @description receivers verify signatures with it; it is never shown again */
@@ -1570,6 +1600,16 @@ export interface components {
             /** @description an earlier call issued it, at this position */
             repeated: boolean;
         };
+        /**
+         * NewCallback
+         * @description A signed webhook for one batch alone.
+         */
+        NewCallback: {
+            /** @description http or https, without a user name; its host must resolve to public addresses only */
+            url: string;
+            /** @description types of the batch's events; by default `batch.cancelled`, `batch.completed`, `batch.expired`, `batch.succeeded` */
+            types?: string[] | null;
+        };
         /** NewCommand */
         NewCommand: {
             /** @description the type of its event is `command.` and this type */
@@ -1679,6 +1719,8 @@ export interface components {
              * @enum {string|null}
              */
             on_exceeded?: "continue" | "cancel" | null;
+            /** @description a webhook that gets the events of this batch alone */
+            callback?: components["schemas"]["NewCallback"] | null;
         };
         /** OpenedBatch */
         OpenedBatch: {
@@ -1735,6 +1777,20 @@ export interface components {
             count: number;
             /** @description this call completed the batch */
             newly: boolean;
+            /** @description null if the batch has none, or none any more */
+            callback: components["schemas"]["OpenedCallback"] | null;
+        };
+        /** OpenedCallback */
+        OpenedCallback: {
+            /**
+             * Format: int64
+             * @description the id of the webhook: its deliveries are listed and sent again as those of others
+             */
+            id: number;
+            url: string;
+            types: string[];
+            /** @description the receiver verifies signatures with it; only open returns it, and its replays */
+            secret: string;
         };
         /** PendingPage */
         PendingPage: {
@@ -2302,6 +2358,11 @@ export interface components {
              * @description the position in the feed up to which its deliveries were planned
              */
             position: number;
+            /**
+             * Format: int64
+             * @description the batch whose callback it is; null for other webhooks
+             */
+            batch: number | null;
             /** Format: date-time */
             created_at: string;
         };
@@ -4348,6 +4409,96 @@ export interface operations {
                 };
             };
             /** @description `idempotency_key_reused` or `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    get_batch_callback: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @example 7 */
+                id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BatchCallback"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
             422: {
                 headers: {
                     [name: string]: unknown;

@@ -19,6 +19,7 @@ from core import errors, janitor, tables, tallies
 from core.acks.call import Call
 from core.batches import batch as batches
 from core.batches import expiry
+from core.batches.callbacks import Callback
 from core.batches.lifecycle import State, Verb
 from core.batches.tolerance import OnExceeded
 from core.service import Service
@@ -38,6 +39,7 @@ DEFAULTS = {
     "tolerated_failures": None,
     "tolerated_failure_percentage": None,
     "on_exceeded": "continue",
+    "callback": None,
 }
 """The defaults of an opening, so that openings with the same meaning compare equal."""
 LONG_AGO = 40
@@ -70,9 +72,11 @@ def _perform(service: Service, request: Request) -> Answer:
     match verb:
         case "open":
             opening = service.batches.open(_opening(request), key)
-            return {"batch": opening.batch.id, "state": opening.batch.state} | {
-                name: getattr(opening, name) for name in ("start", "count", "newly", "replayed")
-            }
+            return (
+                {"batch": opening.batch.id, "state": opening.batch.state}
+                | {name: getattr(opening, name) for name in ("start", "count", "newly", "replayed")}
+                | {"callback": None if (callback := opening.callback) is None else [callback.url, [*callback.types]]}
+            )
         case "extend":
             extension = service.batches.extend(request["batch"], request["count"], key)
             return {"items": extension.batch.items} | {
@@ -118,7 +122,13 @@ def _opening(request: Request) -> batches.Opening:
     opening = dict(request["opening"])
     parent = opening.pop("parent", None)
     on_exceeded = OnExceeded(opening.pop("on_exceeded", "continue"))
-    return batches.Opening(**opening, parent=None if parent is None else ItemId(*parent), on_exceeded=on_exceeded)
+    url, types = opening.pop("callback", None) or (None, ())
+    return batches.Opening(
+        **opening,
+        parent=None if parent is None else ItemId(*parent),
+        on_exceeded=on_exceeded,
+        callback=None if url is None else Callback(url, tuple(types)),
+    )
 
 
 def tally_entry(entry: Mapping[str, Any]) -> tallies.Entry:
@@ -262,6 +272,7 @@ class Model:
                 return {"error": "idempotency_key_reused"}
             batch = self.batches[batch_id]
             facts = {"batch": batch_id, "state": batch.state, "start": 0, "count": opening["items"]}
+            facts |= {"callback": opening["callback"]}
             return facts | {"newly": batch.completed_by == fingerprint, "replayed": True}
         parent = opening["parent"]
         if parent is not None and (impossible := self._impossible_parent(parent)):
@@ -285,7 +296,8 @@ class Model:
         if key is not None:
             self.opens[key] = new_id, opening
         newly = batch.state is State.COMPLETE
-        return {"batch": new_id, "state": state, "start": 0, "count": items, "newly": newly, "replayed": False}
+        facts = {"batch": new_id, "state": state, "start": 0, "count": items, "callback": opening["callback"]}
+        return facts | {"newly": newly, "replayed": False}
 
     def _extend(self, request: Request, _: object) -> Answer:
         batch, key, count = self._find(request), request.get("key"), request["count"]

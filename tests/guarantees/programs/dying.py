@@ -206,7 +206,7 @@ def _live_and_die(job: dict[str, Any], pipe: int) -> None:
         journaled.everything(pytest.MonkeyPatch())
     database = Database(job["url"])
     combiner = Combiner if job["combined"] else Inline
-    service = Service(database, combiner=combiner, writes=combiner)
+    service = Service(database, combiner=combiner, writes=combiner, sender=Written(Path(os.devnull)))
     if database.is_embedded:
         points.watch_sqlite(database)
     elif database.url.get_backend_name() == "postgresql":

@@ -1,0 +1,119 @@
+"""A batch's callback: the webhook that an open makes for this batch alone. Its row is inserted in the transaction of
+the open, and removed with the batch. `core.webhooks.callbacks` plans its deliveries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import feed, tables
+from core.batches.lifecycle import State
+from core.storage import dialects
+from core.storage.statements import LIST, Pipeline, chunks, literal, packets
+
+DEFAULT_TYPES: Final = tuple(
+    f"{feed.BATCH}.{name}" for name in sorted(("completed", "succeeded", State.EXPIRED, State.CANCELLED))
+)
+"""The types of events that tell how a batch ended. A completed batch can still succeed later, when failed items are
+acked after all."""
+CHUNK: Final = 500
+"""Deliveries that one transaction removes."""
+ACTIVE: Final = "active"
+DISABLED: Final = "disabled"
+"""States of a webhook (see `core.webhooks.subscriptions`)."""
+
+_table = tables.webhooks.c
+_deliveries = tables.deliveries.c
+
+
+class Callback(NamedTuple):
+    """What an open asks for. `types` is sorted and has no duplicates."""
+
+    url: str
+    types: tuple[str, ...] = DEFAULT_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A callback with the id of its webhook, and its secret."""
+
+    id: int
+    url: str
+    types: tuple[str, ...]
+    secret: str = field(repr=False)
+
+
+def insert(pipeline: Pipeline, new: Mapping[int, tuple[Callback, str]]) -> dict[int, Issued]:
+    """Insert the callbacks (with their secrets) of these new batches, in one round trip."""
+    dialect = dialects.of(pipeline.tx)
+    now = dialect.one_time(pipeline.tx)
+    rows = []
+    for batch, (callback, secret) in new.items():
+        texts = [literal(pipeline.tx, text) for text in (callback.url, json.dumps(callback.types), secret)]
+        rows.append(f"({','.join(texts)},'{ACTIVE}',0,{batch},{lane_of(callback.url)},{now})")
+    head = "INSERT INTO webhooks (url, types, secret, state, position, batch_id, lane, created_at) VALUES "
+    pipeline.later(*(head + ",".join(part) for part in packets(rows)))
+    looks = [
+        f"SELECT batch_id, id FROM webhooks WHERE batch_id IN ({','.join(map(str, part))})"  # noqa: S608
+        for part in chunks(sorted(new), LIST)
+    ]
+    ids = {batch: id for answer in pipeline.ask(*looks) for batch, id in answer}
+    return {batch: Issued(ids[batch], *callback, secret) for batch, (callback, secret) in new.items()}
+
+
+def lane_of(url: str) -> int:
+    """The lane that callbacks to the host of this URL share."""
+    digest = hashlib.sha256(urlsplit(url).netloc.lower().encode()).digest()
+    return -1 - int.from_bytes(digest[:6])
+
+
+def of_batches(tx: Connection, batches: Collection[int]) -> dict[int, Issued]:
+    """The callbacks of these batches; those without one are left out."""
+    found: dict[int, Issued] = {}
+    for part in chunks(sorted(batches), LIST):
+        query = sa.select(_table.batch_id, _table.id, _table.url, _table.types, _table.secret)
+        for row in tx.execute(query.where(_table.batch_id.in_(part))):
+            found[row.batch_id] = Issued(row.id, row.url, tuple(json.loads(row.types)), row.secret)
+    return found
+
+
+def is_opened(tx: Connection, open_key: str) -> bool:
+    """Whether a batch was opened with this stored key."""
+    query = sa.select(tables.batches.c.id).where(tables.batches.c.open_key == open_key)
+    return tx.scalar(query) is not None
+
+
+def _id(tx: Connection, batch: int) -> int | None:
+    id: int | None = tx.scalar(sa.select(_table.id).where(_table.batch_id == batch))
+    return id
+
+
+def disable(tx: Connection, batch: int) -> None:
+    """Send nothing more to the callback of the batch, if it has one."""
+    webhook = _id(tx, batch)
+    if webhook is not None:
+        tx.execute(sa.update(tables.webhooks).where(_table.id == webhook).values(state=DISABLED))
+
+
+def remove_chunk(tx: Connection, batch: int) -> bool:
+    """Remove the deliveries of the callback in chunks, and then the callback. Returns whether nothing is left."""
+    webhook = _id(tx, batch)
+    if webhook is None:
+        return True
+    ids = list(tx.scalars(sa.select(_deliveries.id).where(_deliveries.webhook_id == webhook).limit(CHUNK)))
+    attempts: Any = tables.delivery_attempts
+    for part in chunks(sorted(ids), LIST):
+        tx.execute(sa.delete(attempts).where(attempts.c.delivery_id.in_(part)))
+        tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))
+    if len(ids) == CHUNK:
+        return False
+    tx.execute(sa.delete(tables.webhooks).where(_table.id == webhook))
+    return True

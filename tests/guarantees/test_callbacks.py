@@ -1,0 +1,294 @@
+"""Callbacks: each is made with its batch, gets exactly its batch's events, at least once, and goes with its batch."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from core import errors, feed, tables
+from core.acks.call import Call
+from core.batches import purge
+from core.batches.batch import Opened, Opening
+from core.batches.callbacks import DEFAULT_TYPES, Callback
+from core.batches.lifecycle import Verb
+from core.commits.combiner import Inline
+from core.feed import NewEvent
+from core.service import Service
+from core.service.batches import opening_of
+from core.storage.database import Database
+from core.webhooks import callbacks, deliveries
+from core.webhooks.delivery_log import Progress
+from core.writes import commit
+from senders.webhooks import WebhookSender
+from tests.guarantees.programs.dying import Written, dispatch, mortals
+from tests.guarantees.test_webhooks import end_leases, log, once, running, wait_until_delivered
+from tests.support.receivers import Receiver, receiving
+from tests.support.servers import free_port
+
+COMPLETED = ("batch.completed",)
+
+
+@pytest.fixture
+def service(database: Database) -> Iterator[Service]:
+    service_ = Service(database, combiner=Inline, sender=WebhookSender(allow_private=True))
+    yield service_
+    service_.stop()
+
+
+def open_batch(service: Service, url: str, *types: str, key: str | None = None, **opening: Any) -> Opened:
+    callback = Callback(url, types) if types else Callback(url)
+    return service.batches.open(Opening(items=2, sealed=True, callback=callback, **opening), key)
+
+
+def complete(service: Service, batch: int) -> None:
+    service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0), (batch, 0, 1)])).result()
+
+
+def count(database: Database, table: sa.Table) -> int:
+    return database.read(lambda tx: tx.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
+
+
+def plan_all(database: Database) -> None:
+    database.write_in_chunks(callbacks.plan)
+
+
+def test_a_callback_gets_the_promised_events_of_its_batch_alone(service: Service, receiver: Receiver) -> None:
+    """By default those that tell how the batch ended, or the given types; nothing of other batches. Every request is
+    signed with the secret of a callback."""
+    first = open_batch(service, f"{receiver.url}/first")
+    other = open_batch(service, f"{receiver.url}/other", "batch.opened", "batch.sealed", "batch.completed")
+    third = service.batches.open(Opening(items=1, callback=Callback(f"{receiver.url}/third")))
+    service.batches.open(Opening(sealed=True))
+    service.feed.append([NewEvent("own", "batch-like", None, None)])
+    complete(service, first.batch.id)
+    complete(service, other.batch.id)
+    service.batches.cancel(third.batch.id)
+    opened = [first, other, third]
+    receiver.secrets += [entry.callback.secret for entry in opened if entry.callback is not None]
+    once(service)
+    assert len(set(receiver.secrets)) == 3
+    assert all(post.valid for post in receiver.got)
+    got = Counter((post.path.rsplit("/", 1)[1], post.id) for post in receiver.got)
+    expected = [("first", first, ("completed", "succeeded")), ("other", other, ("opened", "sealed", "completed"))]
+    expected.append(("third", third, ("cancelled",)))
+    assert got == Counter((path, f"batch:{entry.batch.id}:{name}") for path, entry, names in expected for name in names)
+    assert DEFAULT_TYPES == ("batch.cancelled", "batch.completed", "batch.expired", "batch.succeeded")
+    assert service.webhooks.page(None, 10) == ([], None)
+
+
+def test_a_callback_reaches_a_receiver_that_was_down(service: Service) -> None:
+    """It is refused, logged and tried again, like every webhook; a redelivery goes by the callback's id."""
+    port = free_port()
+    opened = open_batch(service, f"http://127.0.0.1:{port}/hook", *COMPLETED)
+    assert opened.callback is not None
+    complete(service, opened.batch.id)
+    poll = threading.Event()
+    with running(service):
+        while not any(delivery.log for delivery in log(service, opened.callback.id)):
+            poll.wait(0.05)
+        with receiving(port=port, secrets=[opened.callback.secret]) as receiver:
+            service.webhooks.redeliver(opened.callback.id, event=f"batch:{opened.batch.id}:completed")
+            receiver.wait_for(1)
+            wait_until_delivered(service, opened.callback.id)
+            assert {(post.id, post.valid) for post in receiver.got} == {(f"batch:{opened.batch.id}:completed", True)}
+    (delivery,) = log(service, opened.callback.id)
+    assert (delivery.log[0].error, delivery.log[-1].status) == ("the connection was refused", 204)
+
+
+def test_a_dispatcher_that_dies_at_any_point_loses_no_callback(database: Database, tmp_path: Path) -> None:
+    """Before and after each statement and each commit; each event of a callback is planned once and sent at least
+    once."""
+    url, sent_log = database.url.render_as_string(hide_password=False), tmp_path / "sent"
+    service = Service(database, combiner=Inline, sender=Written(sent_log))
+    deaths: list[str] = []
+    with mortals() as dying:
+        while True:
+            opened = [
+                service.batches.open(Opening(sealed=True, callback=Callback("https://receiver.example", COMPLETED)))
+                for _ in range(2)
+            ]
+            death = dying.run(url, {"verb": "dispatch", "sent": str(sent_log)}, len(deaths))
+            if death is not None:
+                deaths.append(death.where)
+            end_leases(service)
+            dispatch(database, sent_log)
+            counts = Counter(sent_log.read_text().split())
+            for entry in opened:
+                assert 1 <= counts[f"batch:{entry.batch.id}:completed"] <= 2
+                (delivery,) = service.webhooks.deliveries_of_batch(entry.batch.id)
+                assert entry.callback is not None
+                assert (delivery.webhook, delivery.state) == (entry.callback.id, Progress.DELIVERED)
+            if death is None:
+                break
+            assert len(deaths) < 200
+    assert len(deaths) > 15, deaths
+    assert "after COMMIT" in deaths
+
+
+def test_a_repeated_open_returns_the_same_secret(service: Service, database: Database, receiver: Receiver) -> None:
+    """Also if both are in one transaction. Another callback under the key is another request."""
+    first = open_batch(service, receiver.url, key="k")
+    again = open_batch(service, receiver.url, key="k")
+    assert first.callback is not None
+    assert (again.replayed, again.batch.id, again.callback) == (True, first.batch.id, first.callback)
+    with pytest.raises(errors.IdempotencyKeyReused):
+        open_batch(service, receiver.url, "batch.sealed", key="k")
+    with pytest.raises(errors.IdempotencyKeyReused):
+        service.batches.open(Opening(items=2, sealed=True), "k")
+    callback = Callback(receiver.url)
+    operations = [opening_of(Opening(callback=callback), "shared") for _ in range(2)]
+    operations += [opening_of(Opening(), None), opening_of(Opening(callback=callback), None)]
+    results = [outcome.value for outcome in commit(database, operations)]
+    assert [entry.replayed for entry in results] == [False, True, False, False]
+    assert results[0].callback == results[1].callback
+    assert results[2].callback is None
+    assert results[3].callback.id != results[0].callback.id
+    assert service.webhooks.of_batch(results[3].batch.id) == service.webhooks.get(results[3].callback.id)
+    assert count(database, tables.webhooks) == 3
+
+
+def test_a_repeat_is_answered_though_its_host_can_no_longer_be_resolved(database: Database) -> None:
+    names = ["127.0.0.1"]
+    sender = WebhookSender(allow_private=True, resolve=lambda host, port: names)
+    service = Service(database, combiner=Inline, sender=sender)
+    first = open_batch(service, "https://receiver.example", key="k")
+    names.clear()
+    assert open_batch(service, "https://receiver.example", key="k").callback == first.callback
+    with pytest.raises(errors.InvalidRequest):
+        open_batch(service, "https://receiver.example", key="other")
+    service.stop()
+
+
+def test_a_callback_goes_with_its_batch(service: Service, database: Database, receiver: Receiver) -> None:
+    """With its deliveries and their attempts, and without another request; the other callback stays."""
+    receiver.secrets += ["whsec_" + "A" * 44]
+    kept = open_batch(service, receiver.url, "batch.opened")
+    opened = open_batch(service, receiver.url, "batch.opened", "batch.completed")
+    once(service)
+    assert len(receiver.got) == 2
+    complete(service, opened.batch.id)
+    plan_all(database)
+    service.batches.delete(opened.batch.id)
+    once(service)
+    assert len(receiver.got) == 2
+    (webhook,) = database.read(lambda tx: list(tx.scalars(sa.select(tables.webhooks.c.batch_id))))
+    assert webhook == kept.batch.id
+    assert count(database, tables.deliveries) == 1
+    assert count(database, tables.delivery_attempts) == 1
+
+
+def test_a_batch_that_is_being_deleted_sends_nothing_more(
+    service: Service, database: Database, receiver: Receiver
+) -> None:
+    """The purge may be interrupted after its first step."""
+    opened = open_batch(service, receiver.url, *COMPLETED)
+    complete(service, opened.batch.id)
+    database.write(purge.condemn, opened.batch.id)
+    once(service)
+    assert receiver.got == []
+    purge.purge(database, opened.batch.id)
+    assert count(database, tables.webhooks) == 0
+
+
+@contextmanager
+def statements_of(database: Database) -> Iterator[list[str]]:
+    texts: list[str] = []
+
+    def see(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        texts.append(statement)
+
+    sa.event.listen(database.engine, "before_cursor_execute", see)
+    yield texts
+    sa.event.remove(database.engine, "before_cursor_execute", see)
+
+
+def test_idle_callbacks_cost_a_dispatcher_nothing(service: Service, database: Database) -> None:
+    """A plan has as many statements with a thousand callbacks as with one, and none of them is behind afterwards."""
+    url = "https://127.0.0.1/"
+    lengths = []
+    for opens in (1, 999):
+        for first in range(0, opens, 333):
+            operations = [opening_of(Opening(callback=Callback(url))) for _ in range(min(333, opens - first))]
+            commit(database, operations)
+        plan_all(database)
+        service.batches.cancel(1 if opens == 1 else 2)
+        with statements_of(database) as texts:
+            assert database.read(callbacks.behind)
+            assert database.read(deliveries.behind) == []
+            plan_all(database)
+            assert not database.read(callbacks.behind)
+        lengths.append(len(texts))
+    assert lengths[0] == lengths[1]
+    assert count(database, tables.deliveries) == 2
+
+
+def test_events_are_kept_until_they_are_planned_for_a_callback(
+    service: Service, database: Database, receiver: Receiver
+) -> None:
+    """And no event is kept when there is none; a callback that is opened after a trim misses nothing."""
+    service.feed.append([NewEvent(str(number), "x") for number in range(3)])
+    now = timedelta(0)
+    assert feed.trim(database, now, needed=deliveries.needed) == 3
+    opened = open_batch(service, receiver.url, *COMPLETED)
+    complete(service, opened.batch.id)
+    assert feed.trim(database, now, needed=deliveries.needed) == 0
+    plan_all(database)
+    assert feed.trim(database, now, needed=deliveries.needed) == 2  # opened, sealed
+    assert opened.callback is not None
+    receiver.secrets.append(opened.callback.secret)
+    once(service)
+    assert [post.id for post in receiver.got] == [f"batch:{opened.batch.id}:completed"]
+
+
+def test_the_first_callback_does_not_wait_for_the_whole_feed(
+    service: Service, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without callbacks the position is moved to the head now and then, which loses no event of a later one."""
+    monkeypatch.setattr(callbacks, "LEAP", 5)
+    service.feed.append([NewEvent(str(number), "x") for number in range(4)])
+    assert not database.read(callbacks.behind)
+    service.feed.append([NewEvent(f"more-{number}", "x") for number in range(4)])
+    assert database.read(callbacks.behind)
+    plan_all(database)
+    assert database.read(lambda tx: tx.scalar(sa.select(tables.callback_cursor.c.position))) == 8
+    opened = open_batch(service, "https://127.0.0.1/", "batch.opened")
+    plan_all(database)
+    (delivery,) = service.webhooks.deliveries_of_batch(opened.batch.id)
+    assert delivery.event == f"batch:{opened.batch.id}:opened"
+
+
+def test_callbacks_to_one_host_share_a_lane(service: Service, database: Database) -> None:
+    """A host that hangs holds one share of the dispatcher's threads, whatever the number of its callbacks."""
+    for number in range(8):
+        open_batch(service, f"https://127.0.0.1/{number}", "batch.opened")
+    other = open_batch(service, "https://127.0.0.2/", "batch.opened")
+    plan_all(database)
+    lease = timedelta(minutes=1)
+    claims, _ = database.write(deliveries.claim, lease, 100, {}, 2)
+    assert other.callback is not None
+    assert Counter(claim.url.split("/")[2] for claim in claims) == {"127.0.0.1": 2, "127.0.0.2": 1}
+    (hanging,) = {claim.lane for claim in claims if claim.webhook != other.callback.id}
+    assert hanging < 0
+    claims, _ = database.write(deliveries.claim, lease, 100, {hanging: 0}, 2)
+    assert claims == []
+    claims, _ = database.write(deliveries.claim, lease, 100, {hanging: 3}, 2)
+    assert [claim.lane for claim in claims] == [hanging] * 3
+
+
+def test_a_release_that_would_mistreat_a_callback_must_be_gone(
+    service: Service, database: Database, receiver: Receiver
+) -> None:
+    """It would send the events of all batches to it."""
+    with database.engine.begin() as tx:
+        tx.execute(sa.update(tables.schema_support).values(oldest="0012"))
+    with pytest.raises(errors.UpgradeNotFinished):
+        open_batch(service, receiver.url)
+    assert count(database, tables.batches) == count(database, tables.webhooks) == 0
