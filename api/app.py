@@ -134,6 +134,8 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 )
                 running.callback(dispatcher.stop)
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
+                overdue = functools.partial(janitor.expire_overdue, database)
+                running.enter_context(ticking("deadlines", overdue, janitor.DEADLINES_EVERY))
             running.enter_context(app.state.connections.watching())
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
             # All objects that exist now stay in use. Without this, each full collection would scan them and stop the

@@ -18,7 +18,7 @@ from core import tables
 from core.batches import batch as batches
 from core.batches import ranges
 from core.batches.batch import Batch
-from core.batches.lifecycle import LIVE, State, Verb
+from core.batches.lifecycle import LIVE, State, Verb, is_overdue
 from core.batches.tolerance import NONE
 from core.bits import journal
 from core.webhooks import delivery_log
@@ -95,7 +95,12 @@ def _complete(_: Connection, subject: _Subject) -> Iterator[Reason]:
 def _ended(_: Connection, subject: _Subject) -> Iterator[Reason]:
     batch = subject.batch
     if batch.state in (State.EXPIRED, State.CANCELLED) and batch.ended_at is not None:
-        ending = "was idle for too long and expired" if batch.state is State.EXPIRED else "was cancelled"
+        if batch.state is State.CANCELLED:
+            ending = "was cancelled"
+        elif is_overdue(State.OPEN, batch.deadline, now=batch.ended_at):
+            ending = "reached its deadline and expired"
+        else:
+            ending = "was idle for too long and expired"
         yield Reason(
             "ended",
             f"The batch {ending} at {_moment(batch.ended_at)} with {_count(batch.pending, 'item')} pending; "
@@ -322,6 +327,9 @@ def _idle(subject: _Subject) -> tuple[str, dict[str, Any]]:
         text += (
             f", and it expires in {_duration(remaining)}" if remaining > timedelta(0) else ", and it is about to expire"
         )
+    if batch.deadline is not None:
+        facts["deadline"] = batch.deadline
+        text += f"; its deadline is {_moment(batch.deadline)}"
     return text, facts
 
 

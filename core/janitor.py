@@ -1,4 +1,5 @@
-"""The janitor. One pass expires idle batches and removes batches, events and instances that are no longer kept.
+"""The janitor. One pass expires idle and overdue batches, and removes batches, events and instances that are no longer
+kept. Deadlines don't wait for a pass: the dispatcher calls `expire_overdue` each second.
 
 Every step can be repeated, so several janitors may run at once, and a killed one can simply run again. `expiry` decides
 which batches are due. A batch that stays locked is reported and left to the next pass.
@@ -6,20 +7,30 @@ which batches are due. A batch that stays locked is reported and left to the nex
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.acks import parents
+from core.batches import batch as batches
 from core.batches import expiry, nesting
 from core.batches.expiry import Policy
-from core.batches.lifecycle import State
+from core.batches.lifecycle import Cause, State
 from core.processes import definitions, retention
 from core.storage.database import Database
 from core.webhooks import deliveries
+
+DEADLINES_EVERY: Final = 1.0
+"""Seconds between two searches for overdue batches."""
+LOCK_WAIT: Final = 0.25
+"""Seconds that an overdue batch's lock is awaited."""
+PATIENCE: Final = 1.0
+"""Seconds that one search spends on locked batches."""
 
 
 @dataclass(slots=True)
@@ -62,13 +73,13 @@ def run_once(
             report.locked.append(batch)
             return False
 
-    def expire(row: Any) -> bool:
+    def expire(row: Any, cause: Cause) -> bool:
         if dry_run:
-            return not database.read(nesting.has_live_children, row.id)
-        return unless_locked(lambda: _expire(database, row.id, policy, stuck), row.id)
+            return cause is Cause.DEADLINE or not database.read(nesting.has_live_children, row.id)
+        return unless_locked(lambda: _expire(database, row.id, policy, stuck) is not None, row.id)
 
-    for row in expiry.idle(database, policy):
-        if expire(row):
+    for row, cause in expiry.due(database, policy):
+        if expire(row, cause):
             (report.expired_open if row.state == State.OPEN else report.expired_sealed).append(row.id)
             progress(row.id)
     for batch in expiry.half_deleted_or_due(database, policy.keep):
@@ -85,11 +96,42 @@ def run_once(
     return report
 
 
-def _expire(database: Database, batch_id: int, policy: Policy, stuck: parents.Stuck) -> bool:
-    expired = expiry.expire(database, batch_id, policy)
+def expire_overdue(database: Database) -> list[int]:
+    """Expire the batches that have reached their deadline, however busy they are; return their ids. Batches that stay
+    locked are tried after the others, for at most `PATIENCE` seconds, and then left to the next call.
+    Raises `errors.Unavailable`."""
+    stuck = parents.Stuck()
+    expired: list[int] = []
+    locked: list[int] = []
+
+    def expire(batch: int) -> bool:
+        """Whether the batch was free."""
+        try:
+            if _expire(database, batch, Policy(), stuck, lock_wait=LOCK_WAIT) is not None:
+                expired.append(batch)
+        except errors.LockTimeout:
+            return False
+        return True
+
+    for page in expiry.overdue(database):
+        busy = database.read(batches.locked, page)
+        locked += [batch for batch in page if batch in busy or not expire(batch)]
+    random.shuffle(locked)  # so that no batch is always the last one
+    end = time.monotonic() + PATIENCE
+    for batch in locked:
+        expire(batch)
+        if time.monotonic() >= end:
+            break
+    return expired
+
+
+def _expire(
+    database: Database, batch_id: int, policy: Policy, stuck: parents.Stuck, *, lock_wait: float | None = None
+) -> batches.Batch | None:
+    expired = expiry.expire(database, batch_id, policy, lock_wait=lock_wait)
     if expired is not None and expired.parent_due is not None:
         parents.sweep(database, stuck_parents=stuck)
-    return expired is not None
+    return expired
 
 
 def _needed(tx: Connection) -> int | None:

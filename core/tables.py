@@ -170,6 +170,7 @@ batches = sa.Table(
     sa.Column("parent_group_size", sa.Integer),
     sa.Column("parent_due", sa.String(4)),
     sa.Column("expires_in", _BIGINT),
+    sa.Column("deadline", Timestamp),
     sa.Column("tolerated_failures", _BIGINT),
     sa.Column("tolerated_failure_percentage", sa.Integer),
     sa.Column("on_exceeded", sa.String(8), nullable=False, server_default="continue"),
@@ -192,6 +193,7 @@ batches = sa.Table(
     sa.Index("batches_created", "created_at", "state"),
     sa.Index("batches_parent_due", "parent_due"),
     sa.Index("batches_ended", "ended_at"),
+    sa.Index("batches_deadline", "state", "deadline"),
     sqlite_autoincrement=True,  # ids of deleted batches are never reused
     postgresql_with={"fillfactor": 60},
     **MYSQL_OPTIONS,

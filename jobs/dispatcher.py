@@ -1,4 +1,5 @@
-"""`python -m jobs.dispatcher`: send webhooks until stopped. Logs are JSON lines on standard error.
+"""`python -m jobs.dispatcher`: send webhooks, and expire batches at their deadlines,
+until stopped. Logs are JSON lines on standard error.
 
 On MariaDB and MySQL at least one must run. Several share the work; with `--once` it claims everything that is due. On
 SQLite the service does this itself. Each round also resolves the items of parents whose children ended before a crash.
@@ -10,13 +11,14 @@ database is not usable; 2 wrong usage."""
 from __future__ import annotations
 
 import argparse
+import functools
 import signal
 import sys
 import threading
 
 import structlog
 
-from core import errors, logs, programs
+from core import errors, janitor, logs, programs
 from core.dispatcher import Dispatcher
 from core.settings import settings_of
 from core.storage import schema
@@ -74,10 +76,15 @@ def main(arguments: list[str] | None = None) -> int:
                 replica=None if single_pass else Replica(database),
             )
             if single_pass:
+                janitor.expire_overdue(database)
                 while dispatcher.run_once() and not stop.is_set():
                     dispatcher.settle()
             else:
-                with ticking("dispatcher", dispatcher.run_once, max(settings.dispatcher_every, SOONEST)):
+                overdue = functools.partial(janitor.expire_overdue, database)
+                with (
+                    ticking("dispatcher", dispatcher.run_once, max(settings.dispatcher_every, SOONEST)),
+                    ticking("deadlines", overdue, janitor.DEADLINES_EVERY),
+                ):
                     stop.wait()
             log.info("dispatcher_stopping")
             dispatcher.stop()

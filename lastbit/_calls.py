@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lastbit import _masks, errors, failures, models
@@ -47,6 +47,15 @@ def _key(idempotency_key: str | None) -> str | None:
     return None if idempotency_key is None else visible_ascii("an idempotency key", idempotency_key, 255)
 
 
+def _deadline(deadline: datetime | timedelta) -> str:
+    """The deadline as the service expects it. A duration begins now, by this machine's clock."""
+    if isinstance(deadline, timedelta):
+        deadline = datetime.now(UTC) + deadline
+    if deadline.tzinfo is None or deadline.utcoffset() is None:
+        raise errors.InvalidArgument("a deadline needs a time zone: datetime(…, tzinfo=UTC), or a timedelta from now")
+    return deadline.astimezone(UTC).isoformat()
+
+
 def open_batch(
     service: Service,
     key: str | None,
@@ -60,6 +69,7 @@ def open_batch(
     tolerated_failure_percentage: int | None,
     on_exceeded: str | None,
     callback: str | models.Callback | None,
+    deadline: datetime | timedelta | None,
     idempotency_key: str | None,
 ) -> Flow[tuple[models.Opened, bool]]:
     """The flow's value: the batch, and whether the response is a replay."""
@@ -77,6 +87,7 @@ def open_batch(
         "tolerated_failure_percentage": tolerated_failure_percentage,
         "on_exceeded": on_exceeded,
         "callback": None if callback is None else _callback(callback),
+        "deadline": None if deadline is None else _deadline(deadline),
     }
     # Omitted, not null, so that the service's defaults apply.
     body = {name: value for name, value in body.items() if value is not None}

@@ -7,7 +7,7 @@ the tasks of one event loop. Neither works across a fork.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
@@ -148,6 +148,7 @@ class Client:
         tolerated_failure_percentage: int | None = None,
         on_exceeded: Literal["continue", "cancel"] | None = None,
         callback: str | Callback | None = None,
+        deadline: datetime | timedelta | None = None,
         idempotency_key: str | None = None,
     ) -> BatchHandle:
         """Open a batch and return its handle. `items`: number of ids to issue at once (`.ids`). `sealed`: also seal the
@@ -160,7 +161,10 @@ class Client:
         failures pass the tolerance.
 
         `callback`: a URL that gets a signed webhook with each event that tells how the batch ended, or a `Callback`
-        with other types. The handle's `callback` has its secret."""
+        with other types. The handle's `callback` has its secret.
+
+        `deadline`: when the batch expires if it is unfinished, however busy it is. A timedelta counts from now, by this
+        machine's clock; with an `idempotency_key` that another process repeats, give both the same datetime."""
         opened, replayed = self._driver.run(
             _calls.open_batch,
             key,
@@ -174,6 +178,7 @@ class Client:
             tolerated_failure_percentage,
             on_exceeded,
             callback,
+            deadline,
             idempotency_key,
         )
         return BatchHandle(self._driver, opened.id, opened, replayed)
@@ -332,6 +337,7 @@ class AsyncClient:
         tolerated_failure_percentage: int | None = None,
         on_exceeded: Literal["continue", "cancel"] | None = None,
         callback: str | Callback | None = None,
+        deadline: datetime | timedelta | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncBatchHandle:
         """Open a batch; see `Client.open`."""
@@ -348,6 +354,7 @@ class AsyncClient:
             tolerated_failure_percentage,
             on_exceeded,
             callback,
+            deadline,
             idempotency_key,
         )
         return AsyncBatchHandle(self._driver, opened.id, opened, replayed)

@@ -22,7 +22,8 @@ TERMINAL_STATES = frozenset({"complete", "expired", "cancelled"})
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch's state at the time of the response. `state` is `open`, `sealed`, `complete`, `expired` or `cancelled`;
-    `expires_in` is in seconds of idleness. `exceeded`: the failures have passed the tolerance at some time."""
+    `expires_in` is in seconds of idleness. An unfinished batch also expires at its `deadline`. `exceeded`: the failures
+    have passed the tolerance at some time."""
 
     id: int
     key: str | None
@@ -37,6 +38,7 @@ class Batch:
     succeeded: bool
     parent: str | None
     expires_in: int | None
+    deadline: datetime | None
     tolerated_failures: int | None
     tolerated_failure_percentage: int | None
     on_exceeded: str
@@ -72,6 +74,7 @@ class Batch:
             "succeeded": data["succeeded"],
             "parent": data.get("parent"),
             "expires_in": data.get("expires_in"),
+            "deadline": timestamp_or_none(data.get("deadline")),
             "tolerated_failures": data.get("tolerated_failures"),
             "tolerated_failure_percentage": data.get("tolerated_failure_percentage"),
             "on_exceeded": data.get("on_exceeded", "continue"),

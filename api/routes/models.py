@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -78,6 +78,22 @@ Labels = Annotated[
 ]
 
 
+_MOMENT: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
+
+
+def _moment(value: Any) -> Any:
+    """Parse a time, to UTC. pydantic would also accept seconds since 1970, and times without a zone."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str) and re.fullmatch(_MOMENT, value):
+            return datetime.fromisoformat(value).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("expected a time with a zone, like 2026-05-04T17:30:00Z")
+
+
+Moment = Annotated[datetime | None, BeforeValidator(_moment)]
 OnExceededName = Literal["continue", "cancel"]
 DEFAULT_TYPES_TEXT: Final = ", ".join(f"`{name}`" for name in DEFAULT_TYPES)
 TOLERATED_FAILURES: Final = "maximum number of failed items with which the batch succeeds"
@@ -141,6 +157,9 @@ class OpenBody(Body):
     )
 
     callback: NewCallback | None = Field(None, description="a webhook that gets the events of this batch alone")
+    deadline: Moment = Field(
+        None, description="when the batch expires if it is unfinished, however busy it is; a time in the future"
+    )
 
     @field_validator("parent")
     @classmethod
@@ -170,6 +189,7 @@ class OpenBody(Body):
             self.tolerated_failure_percentage,
             OnExceeded(self.on_exceeded or OnExceeded.CONTINUE),
             None if self.callback is None else self.callback.callback(),
+            self.deadline,
         )
 
 
@@ -198,6 +218,7 @@ class Batch(BaseModel):
     succeeded: bool = Field(description="complete, and the failures are within the tolerance, by default none")
     parent: str | None
     expires_in: int | None
+    deadline: datetime | None
     tolerated_failures: int | None
     tolerated_failure_percentage: int | None
     on_exceeded: OnExceededName

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
 from api import patterns
 from api.access.rules import caller_of, needs
@@ -24,17 +23,6 @@ from lastbit.tokens import Role
 
 router = PrefixedRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 
-_MOMENT: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
-
-
-def _moment(value: Any) -> Any:
-    """Check a time in a query. pydantic would also accept seconds since 1970, and times without a zone."""
-    if isinstance(value, str) and not re.fullmatch(_MOMENT, value):
-        raise ValueError("expected a time like 2026-05-04T17:30:00Z")
-    return value
-
-
-Moment = Annotated[datetime | None, BeforeValidator(_moment)]
 Text = Annotated[str | None, Query(max_length=255)]
 
 
@@ -55,8 +43,8 @@ def _chosen(
     key: Text = None,
     key_prefix: Annotated[str | None, Query(max_length=255, description="the beginning of the key")] = None,
     label: Annotated[list[models.WantedLabel], Query(description="name:value; repeat to require several labels")] = [],  # noqa: B006
-    opened_after: Annotated[Moment, Query(description="opened at this time or later")] = None,
-    opened_before: Annotated[Moment, Query(description="opened earlier than this")] = None,
+    opened_after: Annotated[models.Moment, Query(description="opened at this time or later")] = None,
+    opened_before: Annotated[models.Moment, Query(description="opened earlier than this")] = None,
     outcome: Annotated[
         Literal["succeeded", "failed", "exceeded"] | None,
         Query(description="complete, and succeeded or not; or in any state, with failures beyond its tolerance"),

@@ -47,6 +47,7 @@ class Batch:
     parent_group_size: int | None
     parent_due: str | None
     expires_in: int | None
+    deadline: datetime | None
     tolerated_failures: int | None
     tolerated_failure_percentage: int | None
     on_exceeded: OnExceeded
@@ -96,7 +97,7 @@ COLUMNS = [_table.batch_key.label("key") if f.name == "key" else _table[f.name] 
 _NAMES: Final = [f.name for f in fields(Batch)]
 _TEXTS: Final = frozenset({"key", "labels"})
 _HASHES: Final = frozenset({"open_hash", "completed_by", "succeeded_by"})
-_TIMES: Final = frozenset({"created_at", "updated_at", "sealed_at", "ended_at"})
+_TIMES: Final = frozenset({"deadline", "created_at", "updated_at", "sealed_at", "ended_at"})
 _NULL: Final = "-"
 
 
@@ -162,11 +163,14 @@ class Opening:
     tolerated_failure_percentage: int | None = None
     on_exceeded: OnExceeded = OnExceeded.CONTINUE
     callback: Callback | None = None
+    deadline: datetime | None = None
+    """In UTC."""
 
     @property
     def has_policies(self) -> bool:
         """Whether the batch has a policy that every release that works on it must know."""
-        return self.tolerated_failures is not None or self.tolerated_failure_percentage is not None
+        policies = self.tolerated_failures, self.tolerated_failure_percentage, self.callback, self.deadline
+        return any(policy is not None for policy in policies)
 
     def fingerprint(self) -> bytes:
         """32 bytes that two openings share only if they are equal. Defaults are left out, so that a release with one
@@ -176,6 +180,8 @@ class Opening:
         content = {name: value for name, value in facts.items() if value != getattr(defaults, name)}
         if self.parent is not None:
             content["parent"] = str(self.parent)
+        if self.deadline is not None:
+            content["deadline"] = self.deadline.isoformat()
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
 
@@ -255,13 +261,13 @@ def from_rows(dialect: dialects.Dialect, rows: Rows) -> list[Batch]:
     return [from_record(record) for record in dialect.records(rows)]
 
 
-def event(batch: Batch, name: str) -> feed.NewEvent:
-    """The event of a transition of the batch, with the batch's current counts."""
-    return events(batch, [name])[0]
+def event(batch: Batch, name: str, **more: Any) -> feed.NewEvent:
+    """The event of a transition of the batch, with the batch's current counts and `more` data."""
+    return events(batch, [name], **more)[0]
 
 
-def events(batch: Batch, names: Sequence[str]) -> list[feed.NewEvent]:
-    """The events of transitions of the batch, with the batch's current counts."""
+def events(batch: Batch, names: Sequence[str], **more: Any) -> list[feed.NewEvent]:
+    """The events of transitions of the batch, with the batch's current counts and `more` data."""
     data = _json(
         {
             "labels": dict(batch.labels),
@@ -270,6 +276,7 @@ def events(batch: Batch, names: Sequence[str]) -> list[feed.NewEvent]:
             "failed": batch.failed,
             "pending": batch.pending,
             "parent": batch.parent,
+            **more,
         }
     )
     # A repair can revoke a completion that was announced. The true completion is another event, with an id of its own.
@@ -322,12 +329,12 @@ def cancel(tx: Connection, batch_id: int) -> Batch:
     return end(tx, batch, State.CANCELLED, now)
 
 
-def end(tx: Connection, batch: Batch, state: State, now: datetime) -> Batch:
-    """Cancel or expire a live batch whose lock is held."""
+def end(tx: Connection, batch: Batch, state: State, now: datetime, **more: Any) -> Batch:
+    """Cancel or expire a live batch whose lock is held. `more` are further data of the event."""
     values: dict[str, Any] = {"state": state, "ended_at": now, "updated_at": now}
     if batch.parent_batch is not None:
         values["parent_due"] = nesting.owed(succeeded=False)
     update(tx, batch.id, **values)
     after = get(tx, batch.id)
-    feed.append(tx, [event(after, str(state))])
+    feed.append(tx, [event(after, str(state), **more)])
     return after

@@ -1,12 +1,15 @@
-"""Expiry: ends batches that have been idle for too long, and removes batches that ended long ago.
+"""Expiry: ends batches that have been idle for too long or have reached their deadline, and removes batches that ended
+long ago.
 
-Batches are read in bounded pages. Each change is a separate transaction that checks again under the batch's lock, and
-can be repeated. A batch that is being acked never expires: every ack updates `updated_at` under the same lock.
+Batches are read in bounded pages. Each change is a separate transaction that checks again under the batch's lock, by
+the database's clock, and can be repeated. A batch that is being acked is never idle: every ack updates `updated_at`
+under the same lock. A deadline ends it however busy it is, and also if it has live children: like a cancelled one, it
+then ignores what they owe it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -17,14 +20,15 @@ from sqlalchemy.engine import Connection
 from core import errors, tables
 from core.batches import batch as batches
 from core.batches import nesting, purge
-from core.batches.lifecycle import LIVE, State, is_idle
+from core.batches.lifecycle import LIVE, Cause, State, is_idle, is_overdue
+from core.storage import dialects, statements
 from core.storage.database import Database
 
 PAGE: Final = 500
 """Batches that one statement reads."""
 
 _table = tables.batches.c
-_FACTS: Final = (_table.id, _table.state, _table.updated_at, _table.expires_in)
+_FACTS: Final = (_table.id, _table.state, _table.updated_at, _table.expires_in, _table.deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,33 @@ class Policy:
     keep_events: timedelta = timedelta(days=30)
 
 
-def idle(database: Database, policy: Policy) -> Iterator[Any]:
-    """The rows (`id`, `state`, …) of the live batches that have been idle for too long."""
+def due(database: Database, policy: Policy) -> Iterator[tuple[Any, Cause]]:
+    """The live batches that have been idle for too long, or are overdue: their rows (`id`, `state`, …)."""
     for row, now in _walk(database, LIVE):
-        if _is_idle(row, now, policy):
-            yield row
+        reason = cause(row, now, policy)
+        if reason is not None:
+            yield row, reason
+
+
+def overdue(database: Database) -> Iterator[list[int]]:
+    """Pages of the live batches that have reached their deadline by the database's clock, earliest deadline first."""
+    last: Any = None
+    while True:
+
+        def read(tx: Connection, last: Any = last) -> Sequence[Any]:
+            query = sa.select(_table.id, _table.deadline)
+            query = query.where(_table.state.in_(sorted(LIVE)), _table.deadline <= tables.clock(tx))
+            if last is not None:
+                after_last = sa.or_(_table.deadline > last.deadline, _table.id > last.id)
+                query = query.where(_table.deadline >= last.deadline, after_last)
+            return tx.execute(query.order_by(_table.deadline, _table.id).limit(PAGE)).all()
+
+        rows = database.read(read)
+        if rows:
+            yield [row.id for row in rows]
+        if len(rows) < PAGE:
+            return
+        last = rows[-1]
 
 
 def half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
@@ -84,8 +110,11 @@ def _walk(database: Database, states: frozenset[State]) -> Iterator[tuple[Any, d
             after = rows[-1].id
 
 
-def _is_idle(batch: Any, now: datetime, policy: Policy) -> bool:
-    return is_idle(
+def cause(batch: Any, now: datetime, policy: Policy) -> Cause | None:
+    """Why the batch (a row or a `Batch`) must expire; None if it must not. A deadline comes before idleness."""
+    if is_overdue(State(batch.state), batch.deadline, now=now):
+        return Cause.DEADLINE
+    is_due = is_idle(
         State(batch.state),
         batch.updated_at,
         batch.expires_in,
@@ -93,23 +122,31 @@ def _is_idle(batch: Any, now: datetime, policy: Policy) -> bool:
         open_idle=policy.open_idle,
         sealed_idle=policy.sealed_idle,
     )
+    return Cause.IDLE if is_due else None
 
 
-def expire(database: Database, batch_id: int, policy: Policy) -> batches.Batch | None:
-    """Expire the batch if it is still idle and has no live children. Return the expired batch, or None. The caller must
-    pay the batch's debt to its parent, if any. Raises `errors.LockTimeout` at once if the batch is locked."""
+def expire(
+    database: Database, batch_id: int, policy: Policy, *, lock_wait: float | None = None
+) -> batches.Batch | None:
+    """Expire the batch if it is overdue, or still idle and without live children. Return the expired batch, or None.
+    The caller must pay the batch's debt to its parent, if any. Raises `errors.LockTimeout` if the batch stays
+    locked. `lock_wait`: seconds to wait for the lock, on MariaDB."""
 
     def work(tx: Connection) -> batches.Batch | None:
         try:
+            if lock_wait is not None:
+                # Only such a statement observes the short wait.
+                statements.run(tx, f"SELECT id FROM batches WHERE id = {batch_id}{dialects.of(tx).for_update()}")  # noqa: S608
             batch, now = batches.lock(tx, batch_id)
         except errors.BatchNotFound:
             return None
+        reason = cause(batch, now, policy)
         # A child is opened under its parent's lock, so none can be opened in between.
-        if not _is_idle(batch, now, policy) or nesting.has_live_children(tx, batch_id):
+        if reason is None or (reason is Cause.IDLE and nesting.has_live_children(tx, batch_id)):
             return None
-        return batches.end(tx, batch, State.EXPIRED, now)
+        return batches.end(tx, batch, State.EXPIRED, now, cause=reason)
 
-    return database.write(work, repeatable=True, lock_waits=0)
+    return database.write(work, repeatable=True, lock_waits=0, lock_wait=lock_wait)
 
 
 def remove(database: Database, batch_id: int, policy: Policy) -> bool:

@@ -1,11 +1,11 @@
 """The life cycle of a batch as pure functions: its states, the verbs that each state accepts, and the conditions for
-being complete or idle. They use no clock and no database; the time is an argument.
+being complete, idle or overdue. They use no clock and no database; the time is an argument.
 
     open ──seal──▶ sealed ──last item resolved──▶ complete
       │ ╲             │
       │  ╲──seal of a batch without pending items──▶ complete
       ├──cancel──▶ cancelled ◀──cancel──┤
-      └──idle────▶ expired   ◀──idle────┘        deleting: being removed; unknown to callers
+      └──idle, or its deadline passed──▶ expired ◀──┘        deleting: being removed; unknown to callers
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ class State(StrEnum):
     EXPIRED = "expired"
     CANCELLED = "cancelled"
     DELETING = "deleting"
+
+
+class Cause(StrEnum):
+    """Why a batch expired."""
+
+    IDLE = "idle"
+    DEADLINE = "deadline"
 
 
 class Verb(StrEnum):
@@ -84,3 +91,8 @@ def is_idle(
     else:
         limit = open_idle if state is State.OPEN else sealed_idle
     return now - updated_at >= limit
+
+
+def is_overdue(state: State, deadline: datetime | None, *, now: datetime) -> bool:
+    """Whether a live batch has reached its deadline."""
+    return state in LIVE and deadline is not None and now >= deadline

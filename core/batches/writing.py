@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from core import errors, feed
+from core import errors, feed, tables
 from core.batches import batch as batches
 from core.batches import batch_rows, callbacks, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
@@ -48,12 +48,11 @@ from core.storage import dialects, schema
 from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
 from lastbit.ids import MAX_ITEMS
 
-CALLBACKS: Final = "0013"
-"""The revision of the schema that introduced callbacks. An earlier release would send them all batches' events."""
-POLICIES: Final = "0011"
-"""The revision of the schema that introduced tolerances. An earlier release would ignore them."""
+POLICIES: Final = "0014"
+"""The revision of the schema that introduced the newest policy. An earlier release would ignore some of them."""
 _INSERTED: Final = (
     *("batch_key", "labels", "group_size", "items", "acked", "failed", "state", "full_prefix", "expires_in"),
+    "deadline",
     *("tolerated_failures", "tolerated_failure_percentage", "on_exceeded"),
     *("open_key", "open_hash", "open_count", "completed_by", "succeeded_by", "created_at", "updated_at", "sealed_at"),
     *("ended_at", "parent_due", "parent_batch", "parent_number", "parent_group_size"),
@@ -66,7 +65,8 @@ class Open(Operation):
     idempotency keys are separate from those of other callers.
 
     Its result is an `Opened`. Errors: `IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for a parent that can't
-    have this child; `UpgradeNotFinished` for a tolerance or a callback that an earlier release would mistreat.
+    have this child, `InvalidRequest` for a deadline that has passed; `UpgradeNotFinished` for a policy that an earlier
+    release would ignore.
     """
 
     opening: Opening
@@ -299,6 +299,7 @@ def _open(
     repeats: list[Open] = []
     first_of: dict[str, Open] = {}
     parent_columns: dict[str, Any] = {}
+    now: datetime | None = None
     for operation in opens:
         key, parent = operation.open_key, operation.opening.parent
         try:
@@ -310,8 +311,9 @@ def _open(
                 continue
             if operation.opening.has_policies and not schema.serves_only(pipeline.tx, POLICIES):
                 raise errors.UpgradeNotFinished(POLICIES)
-            if operation.opening.callback is not None and not schema.serves_only(pipeline.tx, CALLBACKS):
-                raise errors.UpgradeNotFinished(CALLBACKS)
+            if operation.opening.deadline is not None:
+                now = now or tables.clock(pipeline.tx)
+                _check_deadline(operation.opening.deadline, now)
             if parent is not None:
                 parent_columns = nesting.adopt(pipeline.tx, parent, parents[operation])
         except errors.CoreError as error:
@@ -338,6 +340,13 @@ def _open(
         finish()
     else:
         applied.unfinished.append(finish)
+
+
+def _check_deadline(deadline: datetime, now: datetime) -> None:
+    if deadline <= now:
+        raise errors.InvalidRequest(
+            "body.deadline", f"expected a time in the future; the database's clock shows {now:%Y-%m-%dT%H:%M:%SZ}"
+        )
 
 
 def _replayed(tx: Connection, batch: Batch, operation: Open) -> Opened:
@@ -421,6 +430,7 @@ def _new_row(operation: Open, parent_columns: Mapping[str, Any]) -> dict[str, An
         "state": State.COMPLETE if newly else state,
         "full_prefix": 0,
         "expires_in": opening.expires_in,
+        "deadline": opening.deadline,
         "tolerated_failures": opening.tolerated_failures,
         "tolerated_failure_percentage": opening.tolerated_failure_percentage,
         "on_exceeded": opening.on_exceeded,

@@ -76,6 +76,30 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
             )
 
 
+class Deadline(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A time in the future: a duration from now (90s, 2h), or a date and time with an offset or Z."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            if match := _AGO.fullmatch(value):
+                return datetime.now(UTC) + timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+            moment = datetime.fromisoformat(value)
+            if moment.tzinfo is None:
+                raise ValueError("it has no zone")
+            return moment.astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is not a deadline: expected a time from now, like 90s or 2h, or a date and time with a "
+                "zone, like 2026-05-04T08:00Z",
+                param,
+                ctx,
+            )
+
+
 class Count(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     """A number of items, 0 to 10^12, in which underscores may group the digits."""
 
@@ -151,6 +175,7 @@ MOMENT = Moment()
 POSITION = Position()
 JSON = Json()
 COUNT = Count()
+DEADLINE = Deadline()
 LABEL = Label()
 DURATION = Duration()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from typing import Any, Literal
 
 import click
@@ -11,7 +12,7 @@ import click
 from lastbit import progress
 from lastbit.cli import batch_list, rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import BATCH, COUNT, DURATION, LABEL, labels
+from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, labels
 from lastbit.cli.filters import filter_options
 from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound
@@ -27,6 +28,7 @@ Labels = tuple[tuple[str, str], ...]
         "lastbit open --key catalog-42 --label team:search --items 20000 --sealed",
         "lastbit open --key chapter-1 --items 100 --parent 1:0:0",
         "lastbit open --items 20000 --sealed --tolerated-failure-percentage 2",
+        "lastbit open --key nightly --items 500 --deadline 2h",
         "lastbit open --items 1000 --ids > ids.txt",
         "lastbit open --items 1000 --sealed --callback https://example.com/hooks",
     ),
@@ -38,6 +40,11 @@ Labels = tuple[tuple[str, str], ...]
 @click.option("--group-size", type=int, metavar="N", help="Items per group, a multiple of 8 from 64 to 32768.")
 @click.option("--parent", metavar="ITEM", help="The item of another batch that this batch resolves.")
 @click.option("--expires-in", type=DURATION, help="Idleness after which it expires: seconds, or 15m, 12h, 7d.")
+@click.option(
+    "--deadline",
+    type=DEADLINE,
+    help="When it expires if it is unfinished: 90s, 15m, 12h or 7d from now, or a date and time with a zone.",
+)
 @click.option("--tolerated-failures", type=COUNT, help="Failed items with which it succeeds nonetheless.")
 @click.option(
     "--tolerated-failure-percentage",
@@ -64,6 +71,7 @@ def open_batch(
     group_size: int | None,
     parent: str | None,
     expires_in: int | None,
+    deadline: datetime | None,
     tolerated_failures: int | None,
     tolerated_failure_percentage: int | None,
     on_exceeded: Literal["continue", "cancel"] | None,
@@ -83,6 +91,7 @@ def open_batch(
         group_size=group_size,
         parent=parent,
         expires_in=expires_in,
+        deadline=deadline,
         tolerated_failures=tolerated_failures,
         tolerated_failure_percentage=tolerated_failure_percentage,
         on_exceeded=on_exceeded,

@@ -84,6 +84,13 @@ def moment(time: datetime, now: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M:%S} UTC, {duration(max(0.0, (now - time).total_seconds()))} ago"
 
 
+def due(time: datetime, now: datetime) -> str:
+    """A moment that may be in the future."""
+    if time <= now:
+        return moment(time, now)
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC, in {duration((time - now).total_seconds())}"
+
+
 def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
     """One batch in detail."""
     now = now or datetime.now(UTC)
@@ -117,6 +124,8 @@ def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
         facts.add_row("changed", moment(batch.updated_at, now))
     if batch.expires_in is not None and not batch.ended:
         facts.add_row("expires", f"after {duration(batch.expires_in)} of idleness")
+    if batch.deadline is not None:
+        facts.add_row("deadline", due(batch.deadline, now))
     tolerance = tolerated(batch)
     if tolerance:
         facts.add_row("tolerates", tolerance)

@@ -63,6 +63,10 @@ def expire(session: Session) -> Any:
     return janitor._expire(session.database, 2, _POLICY, parents.Stuck())
 
 
+def expire_overdue(session: Session) -> Any:
+    return janitor._expire(session.database, 1, _POLICY, parents.Stuck())
+
+
 def remove_ended(session: Session) -> Any:
     return expiry.remove(session.database, 3, _POLICY)
 
@@ -128,6 +132,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "fail-few": ack((2, 0, 63), (2, 1, 6), verb=Verb.FAIL, key="fail"),
     "fail-with-reason": ack((2, 0, 63), (2, 0, 62), verb=Verb.FAIL, reason="late", key="reason"),
     "fail-mask": mask(Verb.FAIL, "late"),
+    "fail-beyond": ack((2, 0, 63), (2, 1, 6), (2, 1, 20), verb=Verb.FAIL, reason="late", key="beyond"),
     "redrive": ack((2, 0, 9), key="redrive"),
     "extend": lambda session: session.service.batches.extend(2, 20, "more"),
     "extend-far": lambda session: session.service.batches.extend(2, 70, "far"),
@@ -146,6 +151,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "share-seal": share(lambda: [Extend(batch=2, count=20), seal_of(2, "seal"), seal_of(3, "other")]),
     "cancel": lambda session: session.service.batches.cancel(2),
     "expire": expire,
+    "expire-overdue": expire_overdue,
     "delete": lambda session: session.service.batches.delete(2),
     "pay-parents": lambda session: parents.sweep(session.database),
     "remove-ended": remove_ended,

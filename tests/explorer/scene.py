@@ -90,7 +90,7 @@ def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
     groups, entries = groups_of(scene), _named(scene)
     failed = sum(len(failed) for _, failed in groups.values())
     resolved = sum(len(resolved) for resolved, _ in groups.values()) + len(entries)
-    yield tables.batches, _batch(1, "sealed", items=8, acked=7)
+    yield tables.batches, _batch(1, "sealed", items=8, acked=7, deadline=OLD)
     yield tables.item_groups, _group(1, 0, set(range(8)) - {5}, set())
     state = "open" if scene.name == "growing" else "sealed"
     parent = {"parent_batch": 1, "parent_number": 5, "parent_group_size": SIZE}

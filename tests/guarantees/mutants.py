@@ -73,6 +73,7 @@ _PURGE = _RACES + "test_a_purge_that_dies_between_chunks_leaves_no_rows_and_coun
 _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
 _TOLERANCE = "test_tolerance.py::"
+_DEADLINES = "test_deadlines.py::"
 _WRITES = "test_writes.py::"
 _GROWING = "test_growing.py::"
 _EXPLORED = "../explorer/test_explorer.py::test_earlier_findings_stay_fixed"
@@ -618,8 +619,8 @@ MUTANTS = [
     Mutant(
         "an-earlier-release-may-get-callbacks",
         "core.batches.writing:_open",
-        "operation.opening.callback is not None and not schema",
-        "False and not schema",
+        "operation.opening.has_policies and",
+        "False and",
         "test_callbacks.py::test_a_release_that_would_mistreat_a_callback_must_be_gone",
     ),
     # The journal.
@@ -943,8 +944,8 @@ MUTANTS = [
     Mutant(
         "expiry-is-not-judged-again-under-the-lock",
         "core.batches.expiry:expire",
-        "if not _is_idle(batch, now, policy) or nesting.has_live_children(tx, batch_id):",
-        "if False:",
+        "reason = cause(batch, now, policy)",
+        "reason = Cause.DEADLINE",
         _EXPIRE,
     ),
     Mutant(
@@ -967,6 +968,56 @@ MUTANTS = [
         "sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)",
         "_table.ended_at > last.ended_at",
         _JANITOR + "test_batches_that_ended_at_the_same_time_are_deleted_in_pages",
+    ),
+    # Deadlines.
+    Mutant(
+        "a-deadline-is-judged-on-a-plain-read",
+        "core.batches.expiry:expire",
+        "batch, now = batches.lock(tx, batch_id)",
+        "batch, now = batches.get(tx, batch_id), tables.clock(tx)",
+        _DEADLINES + "test_the_last_ack_comes_before_the_deadline_or_is_rejected",
+    ),
+    Mutant(
+        "an-open-judges-its-deadline-by-the-services-clock",
+        "core.batches.writing:_open",
+        "tables.clock(pipeline.tx)",
+        "datetime.now().astimezone()",
+        _DEADLINES + "test_a_deadline_is_judged_by_the_databases_clock",
+    ),
+    Mutant(
+        "overdue-batches-are-found-and-judged-by-the-services-clock",
+        "core.batches.expiry:cause",
+        "is_overdue(State(batch.state), batch.deadline, now=now)",
+        "is_overdue(State(batch.state), batch.deadline, now=datetime.now().astimezone())",
+        _DEADLINES + "test_a_deadline_is_judged_by_the_databases_clock",
+    ),
+    Mutant(
+        "a-deadline-is-judged-again-by-idleness-alone",
+        "core.batches.expiry:cause",
+        "return Cause.DEADLINE",
+        "pass",
+        _DEADLINES + "test_a_busy_batch_expires_at_its_deadline_and_not_before",
+    ),
+    Mutant(
+        "a-deadline-waits-for-the-children",
+        "core.batches.expiry:expire",
+        "reason is Cause.IDLE and nesting",
+        "nesting",
+        _DEADLINES + "test_a_parent_expires_though_its_children_live_and_a_child_fails_its_item",
+    ),
+    Mutant(
+        "an-earlier-release-may-ignore-a-deadline",
+        "core.batches.writing:_open",
+        "operation.opening.has_policies and",
+        "False and",
+        _DEADLINES + "test_a_release_that_would_ignore_a_deadline_must_be_gone",
+    ),
+    Mutant(
+        "overdue-batches-with-the-same-deadline-are-left-out",
+        "core.batches.expiry:overdue",
+        "sa.or_(_table.deadline > last.deadline, _table.id > last.id)",
+        "_table.deadline > last.deadline",
+        _DEADLINES + "test_all_overdue_batches_expire_whatever_their_number",
     ),
     Mutant(
         "expiry-does-not-lock",

@@ -210,6 +210,15 @@ def expires_idle_batches(ground: Ground) -> Request:
     return {"verb": "janitor"}
 
 
+def expires_overdue_batches(ground: Ground) -> Request:
+    child = _child(ground)
+    batch = ground.batch(5, sealed=True)
+    ground.ack(batch, 1)
+    for overdue in (child, batch):
+        ground.model.deadline_passes(ground.service, overdue)
+    return {"verb": "deadlines"}
+
+
 def _large(ground: Ground) -> int:
     """A batch whose purge takes several chunks of each table."""
     batch = ground.batch(3 * GROUP)
@@ -310,7 +319,9 @@ def _die_everywhere(
     assert deaths[-1] == "after COMMIT"
 
 
-@pytest.mark.parametrize("scenario", [expires_idle_batches, deletes, removes_what_ended_long_ago])
+@pytest.mark.parametrize(
+    "scenario", [expires_idle_batches, expires_overdue_batches, deletes, removes_what_ended_long_ago]
+)
 def test_the_janitor_finishes_what_a_crash_left_half_done(
     database: Database, dying: Mortals, scenario: Callable[[Ground], Request]
 ) -> None:

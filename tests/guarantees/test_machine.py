@@ -334,6 +334,17 @@ class Machine(RuleBasedStateMachine):
         answer = self.do({"verb": "janitor"})
         self.touched |= {*answer["expired"], *answer["deleted"]}
 
+    @rule(place=which, days=st.integers(1, 3), other=which, janitor=st.booleans())
+    def deadline_passes(self, place: int | str, days: int, other: int | str, janitor: bool) -> None:
+        """Batches expire at their deadline, though they were changed just now and have live children."""
+        for batch, past in ((self.batch(place), days), (self.batch(other), 2)):
+            if batch in self.model.batches:
+                self.model.deadline_passes(self.service, batch, past)
+        if janitor:
+            self.janitor()
+        else:
+            self.touched |= {*self.do({"verb": "deadlines"})["expired"]}
+
     @rule(state=st.sampled_from([None, State.OPEN, State.SEALED, State.COMPLETE, State.EXPIRED, State.CANCELLED]))
     def list(self, state: State | None) -> None:
         for key in (None, "catalog", "catalog "):

@@ -31,7 +31,15 @@ def code(response: httpx.Response) -> tuple[int, str]:
 
 FIELDS = [
     *("id", "key", "labels", "state", "group_size", "items", "acked", "failed", "pending", "complete", "succeeded"),
-    *("parent", "expires_in", "tolerated_failures", "tolerated_failure_percentage", "on_exceeded", "exceeded"),
+    *(
+        "parent",
+        "expires_in",
+        "deadline",
+        "tolerated_failures",
+        "tolerated_failure_percentage",
+        "on_exceeded",
+        "exceeded",
+    ),
     *("created_at", "updated_at", "sealed_at", "ended_at"),
 ]
 

@@ -51,6 +51,7 @@ BATCH = {
     "succeeded": False,
     "parent": None,
     "expires_in": 5,
+    "deadline": TIME,
     "tolerated_failures": 1,
     "tolerated_failure_percentage": 2,
     "on_exceeded": "cancel",

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,15 @@ def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
 def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
     """With the service's own field names."""
     policy = ("--tolerated-failures", "1", "--tolerated-failure-percentage", "50", "--on-exceeded", "cancel")
-    batch = lastbit.json("open", "--items", "2", "--label", "a:b", "--label", "c:d:e", "--expires-in", "2h", *policy)
+    batch = lastbit.json(
+        "open", "--items", "2", "--label", "a:b", "--label", "c:d:e", "--expires-in", "2h", "--deadline", "3h", *policy
+    )
     number = str(batch["id"])
     assert (batch["state"], batch["start"], batch["count"], batch["replayed"]) == ("open", 0, 2, False)
     assert batch["labels"] == {"a": "b", "c": "d:e"}
     assert batch["expires_in"] == 7200
+    span = datetime.fromisoformat(batch["deadline"]) - datetime.fromisoformat(batch["created_at"])
+    assert timedelta(hours=2.9) < span < timedelta(hours=3.1)
     assert (batch["tolerated_failures"], batch["tolerated_failure_percentage"]) == (1, 50)
     assert (batch["on_exceeded"], batch["exceeded"]) == ("cancel", False)
     assert batch["created_at"].endswith("Z")

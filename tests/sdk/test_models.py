@@ -27,6 +27,7 @@ BATCH: dict[str, Any] = {
     "succeeded": False,
     "parent": None,
     "expires_in": None,
+    "deadline": None,
     "tolerated_failures": None,
     "tolerated_failure_percentage": None,
     "on_exceeded": "continue",

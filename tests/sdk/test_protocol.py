@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from email.utils import format_datetime
 from typing import Any
 
@@ -39,6 +39,7 @@ BATCH = {
     "succeeded": False,
     "parent": None,
     "expires_in": None,
+    "deadline": None,
     "tolerated_failures": None,
     "tolerated_failure_percentage": None,
     "on_exceeded": "continue",
@@ -304,10 +305,13 @@ def test_only_given_arguments_are_sent() -> None:
     """The service has the defaults."""
     body = {**BATCH, "start": 0, "count": 0, "newly": False}
     world = World(lambda _: answer(201, body))
-    world.run(_calls.open_batch(world.service(), None, None, None, None, False, None, None, None, None, None, None))
+    world.run(_calls.open_batch(world.service(), None, None, None, None, False, *[None] * 8))
     week = timedelta(days=7)
+    deadline = datetime(2026, 1, 2, 5, tzinfo=timezone(timedelta(hours=2)))
     world.run(
-        _calls.open_batch(world.service(), "k", {"a": "b"}, 64, 3, True, ItemId(6, 0, 1), week, 3, 2, "cancel", None)
+        _calls.open_batch(
+            world.service(), "k", {"a": "b"}, 64, 3, True, ItemId(6, 0, 1), week, 3, 2, "cancel", None, deadline, None
+        )
     )
     bodies = [json.loads(request.body or b"null") for request in world.requests]
     assert bodies[0] == {}
@@ -322,7 +326,18 @@ def test_only_given_arguments_are_sent() -> None:
         "tolerated_failures": 3,
         "tolerated_failure_percentage": 2,
         "on_exceeded": "cancel",
+        "deadline": "2026-01-02T03:00:00+00:00",
     }
+
+
+def test_a_deadline_is_a_moment_or_a_time_from_now() -> None:
+    """A naive datetime would be another moment on each machine, so it is refused before anything is sent."""
+    assert _calls._deadline(datetime(2026, 1, 2, 3, tzinfo=UTC)) == "2026-01-02T03:00:00+00:00"
+    before = datetime.now(UTC)
+    after_an_hour = datetime.fromisoformat(_calls._deadline(timedelta(hours=1)))
+    assert before + timedelta(hours=1) <= after_an_hour <= datetime.now(UTC) + timedelta(hours=1)
+    with pytest.raises(errors.InvalidArgument, match="time zone"):
+        _calls._deadline(datetime(2026, 1, 2, 3))  # noqa: DTZ001
 
 
 # -- paging
@@ -497,8 +512,8 @@ NO_TEXT = "\ud800"
 @pytest.mark.parametrize(
     "flow",
     [
-        lambda service: _calls.open_batch(service, None, {"file": NO_TEXT}, None, None, False, *[None] * 6),
-        lambda service: _calls.open_batch(service, b"k", None, None, None, False, *[None] * 6),
+        lambda service: _calls.open_batch(service, None, {"file": NO_TEXT}, None, None, False, *[None] * 8),
+        lambda service: _calls.open_batch(service, b"k", None, None, None, False, *[None] * 8),
         lambda service: _calls.extend(service, 7, math.nan, None),
         lambda service: _calls.resolve(service, "failures", _masks.pieces("7:0:1"), NO_TEXT),
         lambda service: _calls.batches(service, query({"key": NO_TEXT}), 10),

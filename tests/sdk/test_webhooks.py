@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import httpx
@@ -62,7 +63,7 @@ def test_a_webhook_from_its_creation_to_its_end(url: str, client: Client, receiv
     receiver.secrets.append(new_webhook.secret)
     assert new_webhook.secret not in repr(new_webhook)
     webhook = client.webhooks.get(new_webhook.id)
-    assert webhook == Webhook(*(getattr(new_webhook, name) for name in Webhook.__slots__))
+    assert webhook == Webhook(**{field.name: getattr(new_webhook, field.name) for field in fields(Webhook)})
     assert webhook in list(client.webhooks.list(page_size=1))
     outcome = client.webhooks.test(webhook.id)
     assert (outcome.delivered, outcome.status) == (True, 204)

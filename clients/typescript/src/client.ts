@@ -28,6 +28,8 @@ export interface OpenOptions extends KeyOptions {
   parent?: string;
   /** Seconds of idleness after which the batch expires. */
   expiresIn?: number;
+  /** When the batch expires if it is unfinished, however busy it is: a time in the future. */
+  deadline?: Date;
   /** The number of failed items with which the batch succeeds. */
   toleratedFailures?: number;
   /** The percentage of failed items with which the batch succeeds, judged once it is sealed. */
@@ -122,7 +124,7 @@ export class Client {
   /** Open a batch. With the same `idempotencyKey`, the same batch with the same ids is returned (`.replayed`). */
   async open(options: OpenOptions = {}): Promise<BatchHandle> {
     const { key, labels, groupSize, items, sealed, parent, expiresIn, idempotencyKey } = options;
-    const { toleratedFailures, toleratedFailurePercentage, onExceeded, callback } = options;
+    const { toleratedFailures, toleratedFailurePercentage, onExceeded, callback, deadline } = options;
     // Undefined fields are left out of the JSON, so that the service's defaults apply.
     const body: Schemas["OpenBody"] = {
       key,
@@ -136,6 +138,7 @@ export class Client {
       tolerated_failure_percentage: toleratedFailurePercentage,
       on_exceeded: onExceeded,
       callback: callback === undefined ? undefined : callbackOf(callback),
+      deadline: deadline?.toISOString(),
     };
     return this.#service.ask(
       "POST",

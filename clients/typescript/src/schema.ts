@@ -1048,6 +1048,8 @@ export interface components {
             parent: string | null;
             /** Format: int64 */
             expires_in: number | null;
+            /** Format: date-time */
+            deadline: string | null;
             /** Format: int64 */
             tolerated_failures: number | null;
             /** Format: int64 */
@@ -1721,6 +1723,11 @@ export interface components {
             on_exceeded?: "continue" | "cancel" | null;
             /** @description a webhook that gets the events of this batch alone */
             callback?: components["schemas"]["NewCallback"] | null;
+            /**
+             * Format: date-time
+             * @description when the batch expires if it is unfinished, however busy it is; a time in the future
+             */
+            deadline?: string | null;
         };
         /** OpenedBatch */
         OpenedBatch: {
@@ -1749,6 +1756,8 @@ export interface components {
             parent: string | null;
             /** Format: int64 */
             expires_in: number | null;
+            /** Format: date-time */
+            deadline: string | null;
             /** Format: int64 */
             tolerated_failures: number | null;
             /** Format: int64 */
@@ -2161,6 +2170,8 @@ export interface components {
             parent: string | null;
             /** Format: int64 */
             expires_in: number | null;
+            /** Format: date-time */
+            deadline: string | null;
             /** Format: int64 */
             tolerated_failures: number | null;
             /** Format: int64 */

@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from core import errors, janitor, tables, tallies
+from core.acks import parents
 from core.acks.call import Call
 from core.batches import batch as batches
 from core.batches import expiry
@@ -93,6 +94,10 @@ def _perform(service: Service, request: Request) -> Answer:
         case "janitor":
             report = janitor.run_once(service.database, expiry.Policy())
             return {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)}
+        case "deadlines":
+            expired = janitor.expire_overdue(service.database)
+            parents.sweep(service.database)  # as each round of the dispatcher does
+            return {"expired": sorted(expired)}
         case "tally":
             applied = service.tallies.apply(request["tally"], [tally_entry(entry) for entry in request["entries"]])
             return {"applied": applied.applied, "repeated": applied.repeated}
@@ -174,6 +179,8 @@ class ModelBatch:
     idle: bool = False
     """Whether the batch is unchanged since `time_passes`."""
     ended_long_ago: bool = False
+    overdue: int | None = None
+    """For how many days its deadline has passed; None if it has not, or if there is none."""
 
     @property
     def pending(self) -> set[int]:
@@ -367,7 +374,8 @@ class Model:
         # its children.
         for state in (State.OPEN, State.SEALED):
             for batch in sorted(self.batches.values(), key=lambda batch: batch.id):
-                if batch.state is state and batch.idle and not self._has_live_children(batch):
+                is_due = batch.overdue is not None or (batch.idle and not self._has_live_children(batch))
+                if batch.state is state and is_due:
                     batch.end(State.EXPIRED)
                     expired.append(batch)
                     self._ended(batch)
@@ -377,6 +385,22 @@ class Model:
         for batch in deletions:
             self._forget(batch)
         return {"expired": sorted(batch.id for batch in expired), "deleted": sorted(batch.id for batch in deletions)}
+
+    def _deadlines(self, _: Request, __: object) -> Answer:
+        """The earliest deadline comes first. Live children don't matter; an expired parent ignores their debts."""
+        overdue = sorted(
+            (batch for batch in self.batches.values() if batch.live and batch.overdue is not None),
+            key=lambda batch: (-(batch.overdue or 0), batch.id),
+        )
+        expired = []
+        for batch in overdue:
+            if batch.live:  # a payment before may have cancelled it
+                batch.end(State.EXPIRED)
+                expired.append(batch.id)
+                self._ended(batch)
+                while self.owing:
+                    self._pay(self.owing.pop(0))
+        return {"expired": sorted(expired)}
 
     def _has_live_children(self, batch: ModelBatch) -> bool:
         return any(child.live and child.parent and child.parent[0] == batch.id for child in self.batches.values())
@@ -483,6 +507,13 @@ class Model:
             row = tx.execute(sa.select(columns.updated_at, columns.ended_at).where(columns.id == batch_id)).one()
             past = {name: value - timedelta(days=LONG_AGO) for name, value in row._mapping.items() if value is not None}
             tx.execute(sa.update(tables.batches).where(columns.id == batch_id).values(past))
+
+    def deadline_passes(self, service: Service, batch_id: int, days: int = 1) -> None:
+        """Move a batch's deadline into the past, in the model and in the database."""
+        self.batches[batch_id].overdue = days
+        with service.database.engine.begin() as tx:
+            deadline = tables.clock(tx).replace(microsecond=0, second=0, minute=0, hour=0) - timedelta(days=days)
+            tx.execute(sa.update(tables.batches).where(tables.batches.c.id == batch_id).values(deadline=deadline))
 
 
 def _fingerprint(verb: str, key: str | None, content: str) -> Any:
