@@ -79,10 +79,14 @@ EXCUSED: Final = {
     r"body\.drained\[\d+\]": r"it should be a valid dictionary",
     # A schema can't express which cursors, hosts, snapshots and positions are valid.
     r"query\.cursor": r"expected the `next` of an earlier page",
-    r"body\.url": r"expected a URL|expected a host name|expected a port|expected an address",
+    r"body\.(callback\.)?url": r"expected a URL|expected a host name|expected a port|expected an address",
     r"body(\.positions\[\d+\])?\.snapshot": r"snapshot|base64",
     r"query\.after|body\.after|header Last-Event-ID": r"the feed's last position|expected a position",
     r"body\.parent": r".",
+    # Nor that a policy needs another one, that a time is in the future, or that an item is one of this batch.
+    r"body\.on_exceeded": r"it needs tolerated_failures",
+    r"body\.deadline": r"in the future",
+    r"body\.items\[\d+\]": r"expected an item of batch",
     r"body(\.position|\.event)?": r"feed|planned for webhook",
     # Near 2^63 the generator uses doubles, and then exceeds the maximum.
     r"body(\.positions\[\d+\])?\.head": r"9223372036854775807",
@@ -256,6 +260,9 @@ def _aim(case: Any, service: Service) -> None:
     body = case.body
     if isinstance(body, dict) and re.match("https?://", str(body.get("url")), re.IGNORECASE):
         body["url"] = "http://127.0.0.1:9/"
+    callback = body.get("callback") if isinstance(body, dict) else None
+    if isinstance(callback, dict) and re.match("https?://", str(callback.get("url")), re.IGNORECASE):
+        callback["url"] = "http://127.0.0.1:9/"
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     for name, value in (case.path_parameters or {}).items():
