@@ -144,9 +144,14 @@ def _find(tx: Connection, batch_id: int, wish: Wish) -> _Found:
         return _Found(sum(span.end - span.start for span in spans), spans, more=False)
     if wish.reason is not None:
         return _of_reason(tx, batch, wish.reason)
-    page = ranges.bare_page(tx, batch, "failed", 0, RANGES)
-    spans = [Span(each.start, each.end) for each in page.ranges]
-    return _Found(batch.failed if spans else 0, spans, more=page.next is not None)
+    spans: list[Span] = []
+    start: int | None = 0
+    while start is not None and len(spans) < RANGES:
+        # A page may be empty, and not the last.
+        page = ranges.bare_page(tx, batch, "failed", start, RANGES - len(spans))
+        spans += [Span(each.start, each.end) for each in page.ranges]
+        start = page.next
+    return _Found(batch.failed, spans, more=start is not None)
 
 
 def _numbers(batch: Batch, items: Iterable[ItemId]) -> Iterator[int]:

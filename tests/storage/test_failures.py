@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.acks.call import Call
-from core.batches import failures, redrive
+from core.batches import failures, ranges, redrive
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.batches.redrive import Span, Wish
@@ -85,3 +85,15 @@ def test_an_event_has_the_first_ranges(
     assert (done.count, done.more, done.ranges[0]) == (ITEMS // 4, True, Span(1, 2))
     done = service.batches.redrive(batch, Wish())
     assert (done.count, done.more, done.ranges) == (ITEMS, False, [Span(0, ITEMS)])
+
+
+@pytest.mark.parametrize("wish", [Wish(), Wish(reason="late")])
+def test_failures_behind_many_groups_are_found(service: Service, monkeypatch: pytest.MonkeyPatch, wish: Wish) -> None:
+    """A page of ranges reads a limited number of groups, and may be empty."""
+    monkeypatch.setattr(ranges, "SCAN", 3)
+    batch = service.batches.open(Opening(items=ITEMS, group_size=SIZE)).batch.id
+    items = [(batch, group, 0) for group in range(GROUPS)]
+    service.acks.ack(Call.of(Verb.ACK, items)).result()
+    fail(service, batch, range(ITEMS - 2, ITEMS), "late")
+    done = service.batches.redrive(batch, wish)
+    assert (done.count, done.more, done.ranges) == (2, False, [Span(ITEMS - 2, ITEMS)])
