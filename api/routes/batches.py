@@ -200,16 +200,12 @@ def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, curs
     subject = f"{kind}:{batch_id}"
     batch, page = service_of(request).batches.ranges(batch_id, kind, cursors.decode(subject, cursor) or 0, limit)
 
-    def name(number: int) -> str:
-        return item_id(batch.id, number, batch.group_size)
-
-    documents: list[dict[str, Any]] = [
-        {"start": range.start, "end": range.end, "first": name(range.start), "last": name(range.end - 1)}
-        for range in page.ranges
-    ]
+    documents = [models.named_range(batch, range.start, range.end) for range in page.ranges]
     if kind == "failed":
         for document, range in zip(documents, page.ranges, strict=True):
-            document["reasons"] = {name(number): reason for number, reason in range.reasons.items()}
+            document["reasons"] = {
+                item_id(batch.id, number, batch.group_size): reason for number, reason in range.reasons.items()
+            }
     return {"ranges": documents, "next": None if page.next is None else cursors.encode(subject, page.next)}
 
 

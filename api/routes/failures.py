@@ -60,16 +60,9 @@ def _item(place: int, text: str) -> ItemId:
         raise errors.InvalidRequest(f"body.items[{place}]", str(error)) from None
 
 
-class Span(BaseModel):
-    start: int
-    end: int = Field(description="exclusive")
-    first: str = Field(description="the id of the item at start")
-    last: str = Field(description="the id of the item at end-1")
-
-
 class Redrive(BaseModel):
     count: int = Field(description="the number of failed items that were asked for")
-    ranges: list[Span] = Field(description=f"the first {redrive.RANGES:,} of them")
+    ranges: list[models.Range] = Field(description=f"the first {redrive.RANGES:,} of them")
     more: bool = Field(description="whether there are more ranges; list the failed items from the last end on")
     position: int = Field(description="the event's position in the feed")
 
@@ -127,13 +120,7 @@ def redrive_batch(
     failures."""
     done = service_of(request).batches.redrive(batch, body.wish(), idempotency_key)
 
-    def name(number: int) -> str:
-        return item_id(batch, number, done.batch.group_size)
-
-    spans = [
-        {"start": span.start, "end": span.end, "first": name(span.start), "last": name(span.end - 1)}
-        for span in done.ranges
-    ]
+    spans = [models.named_range(done.batch, span.start, span.end) for span in done.ranges]
     answer = {"count": done.count, "ranges": spans, "more": done.more, "position": done.position}
     headers = {"Idempotency-Replayed": "true"} if done.replayed else models.EMPTY
     return Reply.of(answer, headers=headers).response()

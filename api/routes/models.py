@@ -30,7 +30,7 @@ from core.batches.callbacks import DEFAULT_TYPES, Callback
 from core.batches.lifecycle import State
 from core.batches.tolerance import OnExceeded
 from core.webhooks import addresses
-from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
+from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId, item_id
 
 MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
 MAX_LABELS: Final = 64
@@ -399,6 +399,12 @@ class Reply(NamedTuple):
 
     def response(self) -> Response:
         return Response(self.content, self.status, self.headers, "application/json")
+
+
+def named_range(batch: batches.Batch, start: int, end: int) -> dict[str, Any]:
+    """The items start .. end-1 as a `Range`."""
+    first, last = (item_id(batch.id, number, batch.group_size) for number in (start, end - 1))
+    return {"start": start, "end": end, "first": first, "last": last}
 
 
 def wanted_labels(texts: list[str]) -> dict[str, str]:

@@ -140,8 +140,8 @@ def _find(tx: Connection, batch_id: int, wish: Wish) -> _Found:
     batch = batches.get(tx, batch_id)
     if wish.items is not None:
         numbers = sorted(set(_numbers(batch, wish.items)))
-        spans, _ = _spans(_those_failed(tx, batch, numbers, wish.reason))
-        return _Found(sum(span.end - span.start for span in spans), spans, more=False)
+        failed = _those_failed(tx, batch, numbers, wish.reason)
+        return _Found(len(failed), _spans(failed)[0], more=False)
     if wish.reason is not None:
         return _of_reason(tx, batch, wish.reason)
     spans: list[Span] = []

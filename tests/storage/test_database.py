@@ -454,13 +454,15 @@ def test_a_migration_killed_after_any_statement_is_finished_by_the_next(mariadb_
                 assert connection.scalar(sa.select(sa.func.count()).select_from(seed)) == 1
 
 
-def test_concurrent_migrations_do_not_fail(mariadb_url: str) -> None:
+@pytest.mark.parametrize("server", ["mariadb", "postgresql"])
+def test_concurrent_migrations_do_not_fail(request: pytest.FixtureRequest, server: str) -> None:
     """Replicas that start together: one migrates, the others wait, none fails."""
+    url = request.getfixturevalue(f"{server}_url")
     failures: list[BaseException] = []
 
     def migrate() -> None:
         try:
-            with Database(mariadb_url) as database:
+            with Database(url) as database:
                 schema.migrate(database)
                 database.read(schema.check)
         except BaseException as error:  # noqa: BLE001  # reported below

@@ -1,10 +1,9 @@
-"""What is particular to PostgreSQL: its tables, concurrent migrations, the sessions' settings."""
+"""PostgreSQL only: its tables and the settings of its sessions."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import threading
 
 import alembic.autogenerate
 import pytest
@@ -82,26 +81,6 @@ def test_the_largest_bitfields_fit(postgresql_url: str) -> None:
             connection.execute(sa.insert(tables.item_groups).values(resolved_count=1, failed_count=1, **values))
             row = connection.execute(sa.select(tables.item_groups.c.resolved, tables.item_groups.c.failed)).one()
     assert tuple(map(bytes, row)) == (bits, bits)
-
-
-def test_concurrent_migrations_do_not_fail(postgresql_url: str) -> None:
-    """Replicas that start together: one migrates, the others wait, none fails."""
-    failures: list[BaseException] = []
-
-    def migrate() -> None:
-        try:
-            with Database(postgresql_url) as database:
-                schema.migrate(database)
-                database.read(schema.check)
-        except BaseException as error:  # noqa: BLE001  # reported below
-            failures.append(error)
-
-    threads = [threading.Thread(target=migrate) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
 
 
 class Killed(BaseException):

@@ -34,13 +34,6 @@ def database(postgresql_url: str) -> Iterator[Database]:
         yield database
 
 
-@pytest.fixture
-def service(database: Database) -> Iterator[Service]:
-    service_ = Service(database, combiner=Inline)
-    yield service_
-    service_.stop()
-
-
 def one(tx: Connection, text: str) -> object:
     return tx.exec_driver_sql(text).scalar_one()
 

@@ -2084,7 +2084,7 @@ export interface components {
              */
             count: number;
             /** @description the first 1,000 of them */
-            ranges: components["schemas"]["Span"][];
+            ranges: components["schemas"]["Range"][];
             /** @description whether there are more ranges; list the failed items from the last end on */
             more: boolean;
             /**
@@ -2192,20 +2192,6 @@ export interface components {
             newly: boolean;
             /** @description this call made `succeeded` true */
             newly_succeeded: boolean;
-        };
-        /** Span */
-        Span: {
-            /** Format: int64 */
-            start: number;
-            /**
-             * Format: int64
-             * @description exclusive
-             */
-            end: number;
-            /** @description the id of the item at start */
-            first: string;
-            /** @description the id of the item at end-1 */
-            last: string;
         };
         /** StateCounts */
         StateCounts: {

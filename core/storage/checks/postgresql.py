@@ -171,6 +171,6 @@ def _connections(settings: dict[str, str], database: Database, workers: int) -> 
     return Finding(
         "connections",
         Verdict.UNSAFE,
-        f"{limit} connections are allowed besides the reserved ones, the service may use {needed}",
+        f"the server allows {limit} connections besides the reserved ones, and the service may use {needed}",
         f"set max_connections = {needed + reserved + 50} or more in the server's configuration, and restart it",
     )

@@ -231,18 +231,6 @@ class PostgreSQL(Dialect):
     def finish(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
         return self.run(tx, [*texts, "COMMIT"])[:-1]
 
-    def select(self, columns: Sequence[str], rest: str, expected: int) -> str:
-        return f"SELECT {', '.join(columns)} FROM {rest}"  # noqa: S608
-
-    def records(self, rows: Rows) -> Sequence[Sequence[Any]]:
-        return rows
-
-    def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
-        return [f"INSERT INTO batches ({columns}) VALUES {','.join(rows)} RETURNING id, created_at"]  # noqa: S608
-
-    def batch_ids(self, rows: Rows, count: int) -> list[int]:
-        return sorted(row[0] for row in rows)
-
     def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
         # The reason is sent once.
         head = "INSERT INTO failures (batch_id, number, reason, failed_at)"

@@ -91,18 +91,6 @@ class SQLite(Dialect):
         results = [tx.exec_driver_sql(text) for text in texts]
         return [result.all() if result.returns_rows else () for result in results]
 
-    def select(self, columns: Sequence[str], rest: str, expected: int) -> str:
-        return f"SELECT {', '.join(columns)} FROM {rest}"  # noqa: S608
-
-    def records(self, rows: Rows) -> Sequence[Sequence[Any]]:
-        return rows
-
-    def insert_batches(self, tx: Connection, columns: str, rows: Sequence[str]) -> list[str]:
-        return [f"INSERT INTO batches ({columns}) VALUES {','.join(rows)} RETURNING id, created_at"]  # noqa: S608
-
-    def batch_ids(self, rows: Rows, count: int) -> list[int]:
-        return sorted(row[0] for row in rows)
-
     def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
         insert = f"INSERT INTO failures (batch_id, number, reason, failed_at) VALUES (?, ?, ?, {self.now})"  # noqa: S608
         tx.exec_driver_sql(insert, [(batch, number, reason) for batch, number in items])
