@@ -332,11 +332,11 @@ def test_other_events_never_hold_the_floor(url: str, client: Client) -> None:
     last = client.append([{"id": f"other:{n}", "type": "other"} for n in range(700)])[-1].position
     with working(url, process, "w1"):
         issued(client, process, 2)
-        while any(
-            (position.head or 0) < last for position in client.groups.get("process.others").positions if position.head
-        ):
-            pass
-    assert {position.floor for position in client.groups.get("process.others").positions} == {last}
+        # A late timer of another test's process may append an event, and so take the floors beyond `last`.
+        eventually(
+            lambda: [(position.floor or 0) >= last for position in client.groups.get("process.others").positions],
+            [True] * 4,
+        )
 
 
 def test_another_worker_takes_over_from_a_killed_process(url: str, client: Client) -> None:
