@@ -15,6 +15,7 @@ QUESTIONS = (
     "bulk",
     "extend",
     "status",
+    "search",
     "storage",
     "wait",
     "overload",

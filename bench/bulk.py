@@ -92,7 +92,7 @@ WAYS: dict[str, Callable[[int, Scale], Bulk]] = {
 }
 
 
-def _round(port: int, scale: Scale, way: Callable[[int, Scale], Bulk]) -> Figures:
+def one_round(port: int, scale: Scale, way: Callable[[int, Scale], Bulk]) -> Figures:
     batch = measure.call(port, "POST", "/v1/batches")["id"]
     bulk = way(batch, scale)
     measure.call(port, "POST", f"/v1/batches/{batch}/items", {"count": bulk.issued})
@@ -108,7 +108,7 @@ def run(scale: Scale) -> None:
     with measure.mariadb() as server, measure.lastbit_on(server) as service:
         for _ in range(scale.rounds):
             for name, way in WAYS.items():
-                results[name].append(_round(service.port, scale, way))
+                results[name].append(one_round(service.port, scale, way))
     lines = []
     for name, rounds in results.items():
         items, sent_bytes, calls, p50 = (

@@ -55,6 +55,10 @@ KINDS = (
 )
 
 
+FLOOD_RATES = {1000: 4_000, 100: 12_000, 1: 30_000}
+"""Requests a second that no service on two cores admits, by the ids of a call."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """The size of a case: seconds of each phase, and items."""
@@ -269,6 +273,13 @@ def _generator(
     rate, steps = sustained(port, following, loop, shape.calm, consumers)
     flood = offer(port, following, TIMES * rate, shape.flood, consumers, ready=consumers)
     return rate, steps, flood, offer(port, following, rate, shape.calm, consumers)
+
+
+def flood(port: int, calls: tuple[Kind, int, int, int, int], seconds: float) -> Phase:
+    """Offer far more than the service can commit. Runs in a separate process."""
+    kind = calls[0]
+    consumers = min(kind.consumers, measure.allow_files(kind.consumers + 100) - 100)
+    return offer(port, _calls(*calls), FLOOD_RATES[kind.ids], seconds, consumers, ready=consumers)
 
 
 def generated(*arguments: Any) -> tuple[float, list[Phase], Phase, Phase]:

@@ -375,6 +375,7 @@ def test_the_receiver_acts_once_on_signed_events(capsys: pytest.CaptureFixture[s
             namespace["receive"](*forgery)
 
 
+@pytest.mark.slow
 def test_the_spark_snippet_acks_a_dataframe(service_url: str, tmp_path: Path) -> None:
     """Every row twice, in several partitions, over two groups: each item counts once."""
     if shutil.which("java") is None:

@@ -141,7 +141,7 @@ def test_the_servers_wheel_ships_its_programs_in_one_package(wheels: list[Path])
     assert "Requires-Dist: sqlalchemy<3,>=2.0.30" in metadata
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_the_installed_server_runs_next_to_packages_with_the_same_names(
     wheels: list[Path], tmp_path: Path, workers: str
 ) -> None:
@@ -218,7 +218,7 @@ def index(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("tool", ["pip", "uv"])
+@pytest.mark.parametrize("tool", [pytest.param("pip", marks=pytest.mark.slow), "uv"])
 def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
     index: Path, tmp_path: Path, tool: str
 ) -> None:

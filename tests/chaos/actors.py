@@ -1,5 +1,5 @@
-"""`python -m tests.chaos.actors KIND --broker PORT --url URL --record FOLDER`: run one actor until the broker stops
-it."""
+"""`python -m tests.chaos.actors KIND --broker PORT --url URL --database URL --record FOLDER`: run one actor until the
+broker stops it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lastbit import AsyncClient, Client
-from tests.chaos import consumers, producers, readers
+from tests.chaos import consumers, producers, racing, readers
 from tests.chaos.broker import Link
 from tests.chaos.command_line import CommandLine
 from tests.chaos.consumers import PATIENCE, TIMEOUT
@@ -74,18 +74,25 @@ GROWING = {
     "growing-masks": lambda actor: _masks(actor, consumers.RepeatingMasks),
 }
 """Actors of the lane of growing batches."""
+RACING = "racing"
+"""The actor of the lane with the same name."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.actors")
-    parser.add_argument("kind", choices=[*KINDS, *GROWING])
+    parser.add_argument("kind", choices=[*KINDS, *GROWING, RACING])
     parser.add_argument("--broker", type=int, required=True)
     parser.add_argument("--url", required=True)
+    parser.add_argument("--database", required=True)
     parser.add_argument("--record", type=Path, required=True)
     options = parser.parse_args()
-    link = Link(options.broker, "growing" if options.kind in GROWING else "usual")
-    act = (KINDS | GROWING)[options.kind]
-    act(Actor(options.url, link, Record(options.record, options.kind), random.Random()))
+    lane = RACING if options.kind == RACING else "growing" if options.kind in GROWING else "usual"
+    link, record = Link(options.broker, lane), Record(options.record, options.kind)
+    actor = Actor(options.url, link, record, random.Random())
+    if options.kind == RACING:
+        racing.race(lambda: actor.client, link, options.database)
+    else:
+        (KINDS | GROWING)[options.kind](actor)
 
 
 if __name__ == "__main__":

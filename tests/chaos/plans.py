@@ -88,6 +88,14 @@ def growing(seed: int) -> Iterator[Plan]:
         )
 
 
+def racing() -> Iterator[Plan]:
+    """Batches whose last group is partly issued, and grows by at least a byte of its bitfield at a time. Endless."""
+    for number in itertools.count(2 * GROWING + 1):
+        yield Plan(
+            number, GROWING_SIZE, 2 * GROWING_SIZE + 6, (12, 12, 12, 12), Fate.COMPLETE, failing=0, redriven=False
+        )
+
+
 def drawn(seed: int) -> Iterator[Plan]:
     """An endless sequence of plans."""
     for number in itertools.count(1):

@@ -7,6 +7,7 @@ request has `x`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -25,15 +26,15 @@ class Record:
         self.actor = actor
         path = folder / f"{actor}.{os.getpid()}.{uuid.uuid4().hex[:6]}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._number = 0
+        self._numbers = itertools.count(1)
 
     def ask(self, method: str, path: str, key: str | None, body: Any) -> int:
         """Record a request; `body` is a JSON value or its bytes. Returns the request's number."""
-        self._number += 1
+        number = next(self._numbers)  # threads may share the record
         if isinstance(body, bytes):
             body = json.loads(body) if body else None
-        self._write({"n": self._number, "m": method, "p": path, "k": key, "b": body})
-        return self._number
+        self._write({"n": number, "m": method, "p": path, "k": key, "b": body})
+        return number
 
     def answered(self, number: int, status: int, body: Any) -> None:
         if isinstance(body, bytes):

@@ -30,7 +30,7 @@ from tests.chaos.checks import Checks
 from tests.chaos.evidence import Evidence, Stored
 from tests.chaos.holding import Holder
 from tests.chaos.keeper import Keeper, Kept
-from tests.chaos.plans import drawn, growing
+from tests.chaos.plans import drawn, growing, racing
 from tests.chaos.post import Post
 from tests.chaos.report import Report
 from tests.chaos.trouble import Troublemaker
@@ -38,7 +38,7 @@ from tests.chaos.worlds import Trouble, World
 from tests.guarantees.drivers.rounds import recount
 from tests.support.servers import ROOT, free_port
 
-GROWING = ("growing-producer", "growing-sync", "growing-async", "growing-bulk", "growing-masks", "verifier")
+GROWING = ("growing-producer", "growing-sync", "growing-async", "growing-bulk", "growing-masks", "racing", "verifier")
 ACTORS = (
     *("producer-sync", "producer-async", "producer-cli"),
     *("consumer-sync", "consumer-async", "consumer-acker", "consumer-cli", "consumer-masks", "reader"),
@@ -98,6 +98,7 @@ class Run:
         lanes = {
             "usual": Lane(drawn(seed), backlog),
             "growing": Lane(growing(seed), backlog // 2, lost_share=0.05, fresh=True),
+            "racing": Lane(racing(), backlog),
         }
         self._broker = Broker(lanes, random.Random(dice.random()))
         self._post = Post()
@@ -109,7 +110,8 @@ class Run:
             environment={"LASTBIT_CHAOS_ALL_LARGE": "1"} if harmless else {},
         )
         self._dispatchers = [self._kept(f"dispatcher-{n}", "jobs.dispatcher", "--every", "0.1") for n in (1, 2)]
-        actor_arguments = ("--broker", str(self._broker.port), "--url", self._url, "--record", str(folder / "record"))
+        places = {"broker": str(self._broker.port), "url": self._url, "database": world.direct}
+        actor_arguments = [f"--{name}={place}" for name, place in {**places, "record": str(folder / "record")}.items()]
         self._actors = [self._kept(name, "tests.chaos.actors", name, *actor_arguments) for name in actors]
         kinds: list[tuple[Mapping[str, Trouble], float]] = [({"a group's row held": self._hold}, HELD_EVERY)]
         if not harmless:

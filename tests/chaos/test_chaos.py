@@ -42,7 +42,7 @@ def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_
     one_server: OneServer, tmp_path: Path
 ) -> None:
     """Three processes send masks, single ids and large calls for batches that are extended in small steps; held rows
-    are the only disturbance."""
+    are the only disturbance. One actor extends exactly while a flush waits."""
     seed = random.randrange(10**6)
     options = {"backlog": 1000, "harmless": True, "batches": 8}
     report = Run(one_server, tmp_path / "run", seconds=25, seed=seed, actors=GROWING, **options).go()  # type: ignore[arg-type]

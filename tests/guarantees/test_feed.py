@@ -17,6 +17,7 @@ from core.service import Service
 from core.storage.database import Database
 from core.storage.statements import Pipeline
 from tests.guarantees.drivers.rounds import ROUNDS
+from tests.support.exposition import Change
 
 WRITERS = 4
 
@@ -29,7 +30,7 @@ class Regret(errors.CoreError):
 @pytest.mark.timeout(7200)
 def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(server_database: Database) -> None:
     """Writers append, hold their transactions and roll back at random. A reader that follows never sees a gap, and
-    nothing is ever added below the positions it has read."""
+    nothing is ever added below the positions it has read. Writers wait for each other, and none has to begin again."""
     url = server_database.url.render_as_string(hide_password=False)
     start = Service(server_database).feed.head()
     commits: list[set[str]] = [set() for _ in range(WRITERS)]
@@ -93,6 +94,7 @@ def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(server_da
     limits = (feed.FIRST, feed.FIRST + 1)
     followers = [threading.Thread(target=guarded, args=(follow, *pair)) for pair in zip(reads, limits, strict=True)]
     writers = [threading.Thread(target=guarded, args=(write, writer)) for writer in range(WRITERS)]
+    conflicts = Change("lastbit_retries_total", cause="conflict")
     for thread in (*followers, *writers):
         thread.start()
     for thread in writers:
@@ -101,6 +103,7 @@ def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(server_da
     for thread in followers:
         thread.join()
     assert not trouble, trouble
+    assert not conflicts()
     expected = set().union(*commits)
     for read in reads:
         assert set(read.values()) == expected

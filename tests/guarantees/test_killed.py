@@ -128,6 +128,7 @@ def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each
         service.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
 def test_a_service_that_is_killed_while_batches_complete_has_one_event_for_each(server_url: str) -> None:

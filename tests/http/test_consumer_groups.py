@@ -298,6 +298,7 @@ def test_the_services_own_groups_are_read_only(sqlite_http: httpx.Client) -> Non
     assert http.get(path(own_group)).status_code in (200, 404)
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_service_on_sqlite_share_its_deliveries(sqlite_url: str) -> None:
     """Each runs a dispatcher; a service of one process has no other one to share with, and doesn't join."""
     with Database(sqlite_url) as database:

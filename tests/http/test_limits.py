@@ -279,9 +279,10 @@ def test_while_the_database_is_silent_requests_wait_up_to_a_bound(
         proxy.fall_silent()
         try:
             waiting = [pool.submit(look, number) for number in range(50)]
-            # Forty have a thread and five wait for one, so five are refused at once. Batches themselves and their
-            # watermarks have one thread each, for which five wait.
-            refusals = [future.result() for future in islice(as_completed(waiting, 30), 5)]
+            # Forty have a thread and five wait for one, so five are refused. Batches themselves and their watermarks
+            # have one thread each, for which five wait.
+            refused = 5 if path == "/pending" else 40
+            refusals = [future.result() for future in islice(as_completed(waiting, 30), refused)]
             assert client.get("/healthz").status_code == 200
         finally:
             proxy.speak()

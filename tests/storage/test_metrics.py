@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from prometheus_client import REGISTRY
 from sqlalchemy.engine import Connection
 
 from api.metrics import DatabaseGauges
@@ -19,22 +18,7 @@ from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
 from core.webhooks import deliveries, subscriptions
-
-
-class Change:
-    """The change of a sample since this object was created."""
-
-    def __init__(self, name: str, **labels: str) -> None:
-        self._name, self._labels = name, labels
-        self._before = self._now()
-
-    def _now(self) -> float:
-        sample = REGISTRY.get_sample_value(self._name, self._labels)
-        assert sample is not None, self._name
-        return sample
-
-    def __call__(self) -> float:
-        return self._now() - self._before
+from tests.support.exposition import Change
 
 
 def retries(cause: str) -> Change:

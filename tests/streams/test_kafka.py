@@ -306,6 +306,7 @@ def mock_cluster() -> Iterator[tuple[confluent_kafka.Producer, str]]:
     owner.flush(0)  # the cluster lives as long as its owner
 
 
+@pytest.mark.slow
 def test_another_consumer_resumes_after_a_killed_one_with_confluent_kafka(
     mock_cluster: tuple[confluent_kafka.Producer, str], tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Reads the answers of /metrics."""
+"""Reads metrics: the answers of /metrics, and those of this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import httpx
-from prometheus_client import Metric
+from prometheus_client import REGISTRY, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 T = TypeVar("T")
@@ -45,3 +45,19 @@ def eventually(ask: Callable[[], T], expected_value: T, tries: int = 600) -> Non
         pause.wait(0.05)
         answer = ask()
     raise AssertionError(f"{answer!r} never became {expected_value!r}")
+
+
+class Change:
+    """The change of a sample of this process since this object was created."""
+
+    def __init__(self, name: str, **labels: str) -> None:
+        self._name, self._labels = name, labels
+        self._before = self._now()
+
+    def _now(self) -> float:
+        sample = REGISTRY.get_sample_value(self._name, self._labels)
+        assert sample is not None, self._name
+        return sample
+
+    def __call__(self) -> float:
+        return self._now() - self._before

@@ -1,0 +1,124 @@
+"""`python -m bench.against COMMIT [--rounds N]`: acks, bulk acks and overload, beside the code of an earlier commit.
+
+Both services run on one server, each with its own database and with the packages of this environment. Their rounds
+alternate, and the order within a pair changes, so that a drift of the machine's speed doesn't favour either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench import acks, bulk, load, measure, overload
+from bench.measure import Scale
+from tests.support.servers import ROOT, MariaDB, ServiceProcess
+
+FLOOD = 10.0
+"""Seconds of a flood."""
+Round = Callable[[int, Scale], float]
+"""Returns the rate that the service on this port reached."""
+
+
+def _acks(order: str) -> Round:
+    def run(port: int, scale: Scale) -> float:
+        batch, requests = acks.new_batch(port, scale.items, acks.numbers_of(order, scale))
+        figures, answers = load.drive(port, requests, scale.connections)
+        acks.check(port, batch, answers, len(requests))
+        return figures.rate
+
+    return run
+
+
+def _bulk(way: str) -> Round:
+    return lambda port, scale: bulk.one_round(port, scale, bulk.WAYS[way]).items
+
+
+def _overload(kind: overload.Kind) -> Round:
+    """Admitted requests a second while many more are offered."""
+
+    def run(port: int, scale: Scale) -> float:
+        items = 10**9 if kind.in_order else scale.items
+        batch, _ = acks.new_batch(port, items, [])
+        size = measure.call(port, "GET", f"/v1/batches/{batch}")["group_size"]
+        seconds = FLOOD if scale.rounds > 2 else 1.0
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            phase = pool.apply(overload.flood, (port, (kind, batch, size, items, 0), seconds))
+        return len(phase.took) / seconds
+
+    return run
+
+
+ROUNDS: dict[str, Round] = {
+    **{f"one id a call, {order}": _acks(order) for order in ("in order", "at random")},
+    **{way: _bulk(way) for way in bulk.WAYS},
+    **{f"overload: {kind.name}": _overload(kind) for kind in overload.KINDS},
+}
+
+
+@contextlib.contextmanager
+def _code_of(commit: str) -> Iterator[Path]:
+    """A folder with the files of this commit."""
+    with tempfile.TemporaryDirectory(prefix="lastbit-earlier-") as folder:
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _service(server: MariaDB, root: Path) -> Iterator[ServiceProcess]:
+    url = server.new_database()
+    migrate = [sys.executable, "-m", "api", "migrate", "--database-url", url]
+    subprocess.run(migrate, cwd=root, check=True, capture_output=True)
+    service = ServiceProcess(url, root=root, environment={"LASTBIT_LOG_LEVEL": "error"}).start()
+    try:
+        yield service
+    finally:
+        service.remove()
+
+
+def run(commit: str, scale: Scale) -> None:
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ROUNDS}
+    with (
+        _code_of(commit) as earlier,
+        measure.mariadb() as server,
+        _service(server, earlier) as old,
+        _service(server, ROOT) as new,
+    ):
+        for number, name in itertools.product(range(scale.rounds), ROUNDS):
+            services = [old, new][:: -1 if number % 2 else 1]
+            found = {service: ROUNDS[name](service.port, scale) for service in services}
+            rates[name].append((found[old], found[new]))
+    rows = []
+    for name, pairs in rates.items():
+        ratios = sorted(new_rate / old_rate for old_rate, new_rate in pairs)
+        old_rate, new_rate = (statistics.median(pair[place] for pair in pairs) for place in (0, 1))
+        line = f"{statistics.median(ratios):.2f}", f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        rows.append([name, f"{old_rate:,.0f}", f"{new_rate:,.0f}", *line])
+    measure.show(
+        f"this code against {commit}: items or admitted calls a second, one worker, MariaDB ({scale.rounds} rounds)",
+        ["", commit, "now", "ratio", "of the rounds"],
+        rows,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.against", description=__doc__.partition("\n\n")[2])
+    parser.add_argument("commit")
+    parser.add_argument("--quick", action="store_true", help="a small run, to check that everything works")
+    parser.add_argument("--rounds", type=int, help="instead of five, or two with --quick")
+    options = parser.parse_args()
+    scale = Scale.quick() if options.quick else Scale.full()
+    run(options.commit, dataclasses.replace(scale, rounds=options.rounds or scale.rounds))
+
+
+if __name__ == "__main__":
+    main()
