@@ -9,6 +9,7 @@ import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import EllipsisType
 from typing import Any
 
 from lastbit import _masks, errors, failures, models
@@ -112,6 +113,29 @@ def extend(service: Service, batch: int, count: int, idempotency_key: str | None
         body={"count": count},
         idempotency_key=_key(idempotency_key),
     )
+
+
+def update(
+    service: Service,
+    batch: int,
+    labels: Mapping[str, str | None] | EllipsisType | None,
+    tolerated_failures: int | EllipsisType | None,
+    tolerated_failure_percentage: int | EllipsisType | None,
+    on_exceeded: str | EllipsisType | None,
+    deadline: datetime | timedelta | EllipsisType | None,
+    idempotency_key: str | None,
+) -> Flow[models.Batch]:
+    """`...`: the field stays as it is."""
+    patch: dict[str, Any] = {
+        "labels": dict(labels) if isinstance(labels, Mapping) else labels,
+        "tolerated_failures": tolerated_failures,
+        "tolerated_failure_percentage": tolerated_failure_percentage,
+        "on_exceeded": on_exceeded,
+        "deadline": _deadline(deadline) if isinstance(deadline, datetime | timedelta) else deadline,
+    }
+    patch = {name: value for name, value in patch.items() if value is not ...}
+    decode = models.Batch.from_json
+    return ask(service, "PATCH", _path(batch), decode, body=patch, idempotency_key=_key(idempotency_key))
 
 
 def is_issued(service: Service, batch: int, idempotency_key: str) -> Flow[bool]:

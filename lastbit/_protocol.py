@@ -181,7 +181,7 @@ class Service:
         headers = {"accept": "application/json, application/problem+json"}
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"
-        if method == "POST":
+        if method in ("POST", "PATCH"):
             # Chosen before the first attempt, so that retries are safe.
             headers["idempotency-key"] = idempotency_key or uuid.uuid4().hex
         content = None

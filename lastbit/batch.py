@@ -5,8 +5,11 @@ A handle stores the last known state (`info`); only its methods send requests.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
+from types import EllipsisType
+from typing import Literal
 
 from lastbit import _calls, errors, progress
 from lastbit._calls import Ids
@@ -46,8 +49,8 @@ class _Handle:
 
     @property
     def info(self) -> Batch:
-        """The batch's last known state, from open, seal, cancel, refresh or wait. Raises `NotRefreshed` if there is
-        none."""
+        """The batch's last known state, from open, update, seal, cancel, refresh or wait. Raises `NotRefreshed` if
+        there is none."""
         if self._info is None:
             raise errors.NotRefreshed(self.id)
         return self._info
@@ -110,6 +113,24 @@ class BatchHandle(_Handle):
         sealed = self._driver.run(_calls.seal, self.id)
         self._info = sealed
         return sealed
+
+    def update(
+        self,
+        *,
+        labels: Mapping[str, str | None] | EllipsisType | None = ...,
+        tolerated_failures: int | EllipsisType | None = ...,
+        tolerated_failure_percentage: int | EllipsisType | None = ...,
+        on_exceeded: Literal["continue", "cancel"] | EllipsisType | None = ...,
+        deadline: datetime | timedelta | EllipsisType | None = ...,
+        idempotency_key: str | None = None,
+    ) -> Batch:
+        """Change the tolerance, deadline and labels of a batch that is open or sealed. What is left out stays as it is,
+        and None removes it. `labels`: names to add or change, or to remove (with None); other labels stay. If its
+        failures pass the new tolerance, the batch is exceeded, and cancelled with `on_exceeded="cancel"`. A timedelta
+        as deadline counts from now, by this machine's clock. Raises `InvalidRequest`, `BatchEnded`."""
+        limits = tolerated_failures, tolerated_failure_percentage, on_exceeded
+        self._info = self._driver.run(_calls.update, self.id, labels, *limits, deadline, idempotency_key)
+        return self._info
 
     def cancel(self) -> Batch:
         """End the batch without its pending items. Later acks are rejected."""
@@ -207,6 +228,24 @@ class AsyncBatchHandle(_Handle):
         sealed = await self._driver.run(_calls.seal, self.id)
         self._info = sealed
         return sealed
+
+    async def update(
+        self,
+        *,
+        labels: Mapping[str, str | None] | EllipsisType | None = ...,
+        tolerated_failures: int | EllipsisType | None = ...,
+        tolerated_failure_percentage: int | EllipsisType | None = ...,
+        on_exceeded: Literal["continue", "cancel"] | EllipsisType | None = ...,
+        deadline: datetime | timedelta | EllipsisType | None = ...,
+        idempotency_key: str | None = None,
+    ) -> Batch:
+        """Change the tolerance, deadline and labels of a batch that is open or sealed. What is left out stays as it is,
+        and None removes it. `labels`: names to add or change, or to remove (with None); other labels stay. If its
+        failures pass the new tolerance, the batch is exceeded, and cancelled with `on_exceeded="cancel"`. A timedelta
+        as deadline counts from now, by this machine's clock. Raises `InvalidRequest`, `BatchEnded`."""
+        limits = tolerated_failures, tolerated_failure_percentage, on_exceeded
+        self._info = await self._driver.run(_calls.update, self.id, labels, *limits, deadline, idempotency_key)
+        return self._info
 
     async def cancel(self) -> Batch:
         """End the batch without its pending items. Later acks are rejected."""

@@ -73,8 +73,8 @@ def openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def _document_optional_bodies(document: dict[str, Any]) -> None:
-    """Mark bodies without required fields as optional. The service treats a missing body as `{}`, but FastAPI documents
-    it as required."""
+    """Mark bodies that may be `{}` as optional. The service treats a missing body as `{}`, but FastAPI documents it as
+    required."""
     models = document["components"]["schemas"]
     for operations in document["paths"].values():
         for operation in operations.values():
@@ -82,7 +82,8 @@ def _document_optional_bodies(document: dict[str, Any]) -> None:
             if body is not None:
                 name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
                 # msgspec's schemas are added later. All their bodies have required fields.
-                body["required"] = name not in models or bool(models[name].get("required"))
+                model = models.get(name)
+                body["required"] = model is None or "required" in model or "minProperties" in model
 
 
 def _document_operations(document: dict[str, Any]) -> None:

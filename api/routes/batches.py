@@ -114,6 +114,28 @@ async def get_batch(
     return Response(await _waiting(request).look(batch), media_type="application/json")
 
 
+@router.patch(
+    "/{id:batch}",
+    response_model=models.Batch,
+    responses={
+        200: REPLAYED,
+        **documented(
+            *("batch_not_found", "batch_complete", "batch_expired", "batch_cancelled"),
+            *("idempotency_key_reused", "upgrade_not_finished", *BODY),
+        ),
+    },
+)
+@needs(Role.PRODUCE, is_limited=True)
+def update_batch(
+    batch: BatchId, body: models.PatchBody, request: Request, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Change the tolerance, deadline and labels of a batch that is open or sealed, by a JSON Merge Patch. If its
+    failures pass the new tolerance, `exceeded` becomes true, and `on_exceeded: cancel` cancels it."""
+    updated = service_of(request).batches.update(batch, body.patch(), idempotency_key)
+    headers = {"Idempotency-Replayed": "true"} if updated.replayed else models.EMPTY
+    return Reply.of(models.shown(updated.batch), headers=headers).response()
+
+
 @router.post(
     "/{id}/items",
     status_code=201,

@@ -19,6 +19,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 from starlette.concurrency import run_in_threadpool
 
@@ -29,11 +30,11 @@ from core.batches import batch as batches
 from core.batches.callbacks import DEFAULT_TYPES, Callback
 from core.batches.lifecycle import State
 from core.batches.tolerance import OnExceeded
+from core.batches.update import KEEP, MAX_LABELS, Patch
 from core.webhooks import addresses
 from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId, item_id
 
 MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
-MAX_LABELS: Final = 64
 EMPTY: Final[Mapping[str, str]] = {}
 
 
@@ -73,6 +74,19 @@ Labels = Annotated[
             "additionalProperties": {"type": "string", "maxLength": 1024},
             "propertyNames": {"minLength": 1, "maxLength": 255, "pattern": "^[^:]*$"},
             "maxProperties": MAX_LABELS,
+        }
+    ),
+]
+
+LabelsPatch = Annotated[
+    dict[LabelName, LabelValue | None],
+    Field(max_length=2 * MAX_LABELS),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"anyOf": [{"type": "string", "maxLength": 1024}, {"type": "null"}]},
+            "propertyNames": {"minLength": 1, "maxLength": 255, "pattern": "^[^:]*$"},
+            "maxProperties": 2 * MAX_LABELS,
         }
     ),
 ]
@@ -191,6 +205,37 @@ class OpenBody(Body):
             None if self.callback is None else self.callback.callback(),
             self.deadline,
         )
+
+
+class PatchBody(Body):
+    """A JSON Merge Patch (RFC 7396): fields that are left out stay as they are, and null removes. A batch has at most
+    64 labels afterwards."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    labels: LabelsPatch | None = Field(
+        None, description="names to add or change, with their values, or to remove, with null; null removes all labels"
+    )
+    tolerated_failures: int | None = Field(None, ge=0, le=MAX_ITEMS, description=TOLERATED_FAILURES)
+    tolerated_failure_percentage: int | None = Field(None, ge=0, le=100, description=TOLERATED_PERCENTAGE)
+    on_exceeded: OnExceededName | None = Field(
+        None, description="what happens when the failures pass the tolerance; null means `continue`"
+    )
+    deadline: Moment = Field(
+        None, description="when the batch expires if it is unfinished, however busy it is; a time in the future"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_a_field(cls, value: Any) -> Any:
+        if value == {}:
+            raise ValueError(f"expected at least one of {', '.join(cls.model_fields)}")
+        return value
+
+    def patch(self) -> Patch:
+        named = {name: getattr(self, name) for name in self.model_fields_set}
+        on_exceeded = named.pop("on_exceeded", KEEP)
+        return Patch(**named, on_exceeded=OnExceeded(on_exceeded) if isinstance(on_exceeded, str) else on_exceeded)
 
 
 class ExtendBody(Body):

@@ -15,6 +15,9 @@ from api import problems
 from api.metrics import REFUSED
 from api.problems import Place, Problem, invalid
 
+JSON: Final = b"application/json"
+MERGE_PATCH: Final = b"application/merge-patch+json"
+"""Also the type of the JSON of a PATCH (RFC 7396)."""
 LIMIT: Final = 8 * 1024 * 1024
 """Maximum bytes of a body."""
 DEPTH: Final = 100
@@ -81,7 +84,8 @@ async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[b
             parts.append(part)
         # A page of another site can make a browser send a POST without a body, such as a cancel. A browser can set
         # application/json only after a preflight request, which the service refuses.
-        if (size or from_browser) and not is_json(content_type):
+        is_accepted = is_json(content_type) or (scope["method"] == "PATCH" and _is(content_type, MERGE_PATCH))
+        if (size or from_browser) and not is_accepted:
             actual = content_type.decode("latin-1") or "none"
             raise Problem("unsupported_media_type", f"header Content-Type: expected application/json, got {actual}")
         body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -130,9 +134,11 @@ def from_base64(place: str, text: str) -> bytes:
 
 def is_json(content_type: bytes) -> bool:
     """Whether a Content-Type header declares JSON."""
-    return content_type == b"application/json" or (
-        content_type.split(b";", 1)[0].strip().lower() == b"application/json"
-    )
+    return content_type == JSON or _is(content_type, JSON)
+
+
+def _is(content_type: bytes, wanted: bytes) -> bool:
+    return content_type.split(b";", 1)[0].strip().lower() == wanted
 
 
 def _too_large() -> Problem:

@@ -58,12 +58,13 @@ _TAKES: Final[dict[str, frozenset[State]]] = {
     "nesting": frozenset({State.OPEN, State.SEALED}),
     "cancel": frozenset({State.OPEN, State.SEALED, State.CANCELLED}),
     "redrive": frozenset({State.OPEN, State.SEALED, State.COMPLETE}),
+    "update": LIVE,
 }
 
 
 def judge(verb: str, batch: int, state: State) -> None:
     """Raise the `errors.BatchEnded` that explains why the state refuses `verb` (extend, seal, cancel, redrive,
-    nesting)."""
+    update, nesting)."""
     if state not in _TAKES[verb]:
         raise _ENDED[state](batch, verb)
 

@@ -3,8 +3,8 @@ acks of the items that were sent again override the failures.
 
 What could go wrong, and why it can't:
 
-*Nobody knows whether a lost answer was a redrive.* The key of a request is part of its event's id, so a repetition
-finds the event and returns what it says. The batch row is locked first, so two repetitions at once don't both append.
+*Nobody knows whether a lost answer was a redrive.* A repetition finds the event of the first request and returns what
+it says (see `once`).
 
 *An item is acked after the failures were read.* They are read before the lock, as a batch may have a million of them.
 The item is sent again and its ack is a repeat. An item that fails after the read is not in the event; its failure is
@@ -15,9 +15,7 @@ newer than the request.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -28,7 +26,7 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed, tables
 from core.batches import batch as batches
-from core.batches import ranges
+from core.batches import once, ranges
 from core.batches.batch import Batch
 from core.batches.lifecycle import judge
 from core.bits import bitfield
@@ -46,7 +44,6 @@ STEP: Final = 10_000
 
 _failures = tables.failures.c
 _groups = tables.item_groups.c
-_feed = tables.feed.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +91,12 @@ def redrive(database: Database, batch_id: int, wish: Wish, idempotency_key: str 
     """Append the event. Raises `errors.BatchNotFound`, `BatchEnded` for an expired or cancelled batch, `NothingFailed`,
     `InvalidRequest` for items of another batch, `IdempotencyKeyReused`."""
     found = database.snapshot(_find, batch_id, wish)
-    # The same for each request with this key; the rest tells requests with other bodies apart.
-    name = f"{feed.BATCH}:{batch_id}:redrive:{_digest(idempotency_key or str(uuid.uuid4()))}:"
-    event_id = name + _digest(wish.content())
+    request = once.Request.of("redrive", batch_id, idempotency_key, wish.content())
 
     def write(tx: Connection) -> Redriven:
         batch, _ = batches.lock(tx, batch_id)
-        earlier = tx.execute(
-            sa.select(_feed.event_id, _feed.position, _feed.data).where(tables.begins(_feed.event_id, name))
-        ).first()
+        earlier = request.event(tx)
         if earlier is not None:
-            if earlier.event_id != event_id:
-                raise errors.IdempotencyKeyReused(str(idempotency_key), "redrive")
             data = json.loads(earlier.data)
             spans = [Span(each["start"], each["end"]) for each in data["ranges"]]
             return Redriven(batch, data["count"], spans, data["more"], earlier.position, replayed=True)
@@ -113,14 +104,10 @@ def redrive(database: Database, batch_id: int, wish: Wish, idempotency_key: str 
         if not found.ranges:
             raise errors.NothingFailed(batch_id)
         data = _data(batch, wish, found)
-        position = feed.append(tx, [feed.NewEvent(event_id, TYPE, batch.key, data, batch_id)])[0]
+        position = feed.append(tx, [feed.NewEvent(request.event_id, TYPE, batch.key, data, batch_id)])[0]
         return Redriven(batch, found.count, found.ranges, found.more, position, replayed=False)
 
     return database.write(write, repeatable=True)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _data(batch: Batch, wish: Wish, found: _Found) -> str:

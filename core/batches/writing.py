@@ -309,11 +309,11 @@ def _open(
             if key is not None and key in first_of:
                 repeats.append(operation)
                 continue
-            if operation.opening.has_policies and not schema.serves_only(pipeline.tx, POLICIES):
-                raise errors.UpgradeNotFinished(POLICIES)
+            if operation.opening.has_policies:
+                check_policies(pipeline.tx)
             if operation.opening.deadline is not None:
                 now = now or tables.clock(pipeline.tx)
-                _check_deadline(operation.opening.deadline, now)
+                check_deadline(operation.opening.deadline, now)
             if parent is not None:
                 parent_columns = nesting.adopt(pipeline.tx, parent, parents[operation])
         except errors.CoreError as error:
@@ -342,7 +342,14 @@ def _open(
         applied.unfinished.append(finish)
 
 
-def _check_deadline(deadline: datetime, now: datetime) -> None:
+def check_policies(tx: Connection) -> None:
+    """Raise `errors.UpgradeNotFinished` while an earlier release, which would ignore a policy, may be running."""
+    if not schema.serves_only(tx, POLICIES):
+        raise errors.UpgradeNotFinished(POLICIES)
+
+
+def check_deadline(deadline: datetime, now: datetime) -> None:
+    """Raise `errors.InvalidRequest` for a deadline that has passed by `now`, the database's time."""
     if deadline <= now:
         raise errors.InvalidRequest(
             "body.deadline", f"expected a time in the future; the database's clock shows {now:%Y-%m-%dT%H:%M:%SZ}"

@@ -10,7 +10,19 @@ from sqlalchemy.engine import Connection
 from core import errors, explain
 from core.acks.call import request_fingerprint
 from core.batches import batch as batches
-from core.batches import callbacks, failures, group_counts, purge, ranges, redrive, repair, search, verify, writing
+from core.batches import (
+    callbacks,
+    failures,
+    group_counts,
+    purge,
+    ranges,
+    redrive,
+    repair,
+    search,
+    update,
+    verify,
+    writing,
+)
 from core.batches.batch import Batch
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
@@ -100,6 +112,13 @@ class BatchService:
         """Raises `errors.BatchEnded`."""
         sealed: batches.Sealed = self._writes.run(seal_of(batch, idempotency_key))
         return sealed
+
+    def update(self, batch: int, patch: update.Patch, idempotency_key: str | None = None) -> update.Updated:
+        """Change the tolerance, deadline and labels of a live batch. Raises `errors.BatchEnded`, `InvalidRequest`,
+        `IdempotencyKeyReused`, `UpgradeNotFinished`."""
+        updated = update.update(self._database, batch, patch, idempotency_key)
+        self._acks.pay_parent(updated.batch)
+        return updated
 
     def cancel(self, batch: int) -> Batch:
         """Raises `errors.BatchEnded`."""

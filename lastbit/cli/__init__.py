@@ -17,6 +17,7 @@ from lastbit.cli.batches import (
     repair,
     seal,
     status,
+    update,
     verify,
 )
 from lastbit.cli.events import append, events
@@ -32,6 +33,7 @@ from lastbit.cli.webhooks import webhooks
 for _command in (
     open_batch,
     extend,
+    update,
     seal,
     ack,
     fail,

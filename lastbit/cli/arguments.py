@@ -114,6 +114,20 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # generic in newer clic
         return int(digits)
 
 
+NONE = "none"
+
+
+class OrNone(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """The values of another type, or `none`, which removes what the option sets."""
+
+    def __init__(self, type: click.ParamType) -> None:  # type: ignore[type-arg]
+        self._type = type
+        self.name = type.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return NONE if value == NONE else self._type.convert(value, param, ctx)
+
+
 class Label(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     """`name:value`; the name ends at the first colon."""
 

@@ -1,4 +1,4 @@
-"""Commands for batches: open, extend, seal, cancel, status, list, verify and others."""
+"""Commands for batches: open, extend, update, seal, cancel, status, list, verify and others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from lastbit import progress
 from lastbit.cli import batch_list, rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, labels
+from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, NONE, OrNone, labels
 from lastbit.cli.filters import filter_options
 from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound
@@ -148,6 +148,55 @@ def seal(s: Session, batch: int) -> None:
     pending_text = f", {sealed.pending:,} of {rendering.number(sealed.items, 'item')} pending" if sealed.pending else ""
     note = ": this seal completed it" if sealed.newly else ""
     s.output.answer(sealed, f"{rendering.title(sealed.id, sealed.key)}  {rendering.state(sealed)}{pending_text}{note}")
+
+
+@click.command(
+    epilog=examples(
+        "lastbit update 7 --tolerated-failure-percentage 5 --deadline 2h",
+        "lastbit update 7 --deadline none",
+        "lastbit update catalog-42 --label team:search --remove-label trial",
+    )
+)
+@click.argument("batch", type=BATCH)
+@click.option("--label", "label_pairs", type=LABEL, multiple=True, help="A label to add or change; repeat.")
+@click.option("--remove-label", "removed", metavar="NAME", multiple=True, help="A label to remove; repeat.")
+@click.option("--deadline", type=OrNone(DEADLINE), help="When it expires if it is unfinished, as in open.")
+@click.option("--tolerated-failures", type=OrNone(COUNT), help="Failed items with which it succeeds nonetheless.")
+@click.option(
+    "--tolerated-failure-percentage",
+    type=OrNone(click.IntRange(0, 100)),
+    metavar="PERCENT",
+    help="Percentage of failed items with which it succeeds, judged once it is sealed.",
+)
+@click.option(
+    "--on-exceeded",
+    type=click.Choice(["continue", "cancel"]),
+    help="What happens when the failures pass the tolerance.",
+)
+@click.option("--idempotency-key", help="The same key has no further effect.")
+@session
+def update(
+    s: Session,
+    batch: int,
+    label_pairs: Labels,
+    removed: tuple[str, ...],
+    idempotency_key: str | None,
+    **options: Any,
+) -> None:
+    """Change the tolerance, deadline or labels of BATCH, which is open or sealed.
+
+    What is not given stays as it is; `none` removes a deadline or a limit.
+    """
+    changes = {name: None if value == NONE else value for name, value in options.items() if value is not None}
+    if label_pairs or removed:
+        changes["labels"] = {**(labels(label_pairs) or {}), **dict.fromkeys(removed)}
+    if not changes:
+        raise click.UsageError("expected an option that says what to change")
+    updated = s.client.batch(batch).update(**changes, idempotency_key=idempotency_key)
+    if s.output.as_json:
+        s.output.document(updated)
+    else:
+        s.output.console.print(rendering.batch_lines(updated))
 
 
 @click.command(epilog=examples("lastbit cancel 7", "lastbit cancel catalog-42 --yes"))

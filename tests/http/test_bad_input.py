@@ -332,7 +332,8 @@ def test_a_missing_path_and_a_wrong_method_are_different_errors(http: httpx.Clie
         ("DELETE", "/v1/failures", "POST"),
         ("PUT", "/v1/batches", "POST"),
         ("POST", "/v1/batches/1/pending", "GET"),
-        ("PATCH", "/v1/batches/1", "GET"),
+        ("PUT", "/v1/batches/1", "GET"),
+        ("PATCH", "/v1/batches/counts", "GET"),
         ("DELETE", "/v1/batches/counts", "GET"),  # not a batch whose id is invalid
     ):
         response = http.request(method, path)

@@ -98,6 +98,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Any]] = {
         lambda client: client.batch(7).extend(2),
         {"batch": 7, "group_size": 8192, "start": 3, "count": 2, "items": 5},
     ),
+    "update": (lambda client: client.batch(7).update(deadline=None), BATCH),
     "seal": (lambda client: client.batch(7).seal(), {**BATCH, "newly": False, "newly_succeeded": False}),
     "wait": (lambda client: client.batch(7).wait(timeout=0), BATCH),
     "batches": (lambda client: client.batches(), {"batches": [BATCH], "next": "c"}),

@@ -30,7 +30,7 @@ from tests.sdk.test_protocol import BATCH
 from tests.support.servers import ROOT, run_module, running_service
 
 COMMANDS = [
-    *("open", "extend", "seal", "ack", "fail", "status", "watch", "explain", "pending", "reasons", "redrive"),
+    *("open", "extend", "update", "seal", "ack", "fail", "status", "watch", "explain", "pending", "reasons", "redrive"),
     *("list", "counts", "cancel", "delete", "verify", "repair"),
     *("events", "append", "webhooks", "groups", "tally", "processes", "commands", "token"),
 ]

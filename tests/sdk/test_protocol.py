@@ -107,12 +107,13 @@ PASSING: list[Outcome] = [
 ]
 
 
+@pytest.mark.parametrize("call", [_calls.seal, lambda *of: _calls.update(*of, {}, ..., ..., ..., None, None)])
 @pytest.mark.parametrize("trouble", PASSING, ids=str)
-def test_a_temporary_error_is_retried_with_the_same_key(trouble: Outcome) -> None:
-    """Each POST has an Idempotency-Key, and its retries have the same one and the same body."""
+def test_a_temporary_error_is_retried_with_the_same_key(trouble: Outcome, call: Callable[..., Any]) -> None:
+    """Each POST and PATCH has an Idempotency-Key, and its retries have the same one and the same body."""
     world = World(script(trouble, trouble, answer(200, {**BATCH, "newly": False, "newly_succeeded": False})))
-    sealed = world.run(_calls.seal(world.service(), 7))
-    assert sealed.id == 7
+    batch = world.run(call(world.service(), 7))
+    assert batch.id == 7
     assert len(world.requests) == 3
     assert len({request.headers["idempotency-key"] for request in world.requests}) == 1
     assert world.requests[0] == world.requests[2]

@@ -34,6 +34,20 @@ export interface PageOptions extends CallOptions {
   pageSize?: number;
 }
 
+/** The fields to change: undefined ones stay as they are, and null removes. */
+export interface UpdateOptions extends KeyOptions {
+  /** Names to add or change, with their values, or to remove, with null. Other labels stay; null removes them all. */
+  labels?: Record<string, string | null> | null | undefined;
+  /** The number of failed items with which the batch succeeds nonetheless. */
+  toleratedFailures?: number | null | undefined;
+  /** The percentage of failed items with which the batch succeeds, judged once it is sealed. */
+  toleratedFailurePercentage?: number | null | undefined;
+  /** Whether the batch continues or is cancelled when its failures pass the tolerance. */
+  onExceeded?: "continue" | "cancel" | null | undefined;
+  /** When the batch expires if it is unfinished, however busy it is. */
+  deadline?: Date | null | undefined;
+}
+
 /** A handle stores the last known state (`info`); only its methods send requests. */
 export class BatchHandle {
   readonly id: number;
@@ -97,6 +111,22 @@ export class BatchHandle {
       { ...options, body: { count } satisfies Schemas["ExtendBody"] },
       (json: Schemas["Extension"]) => new ItemIds(json.batch, json.group_size, json.start, json.count),
     );
+  }
+
+  /**
+   * Change the tolerance, deadline and labels of a batch that is open or sealed. If its failures pass the new tolerance,
+   * it is exceeded, and with `onExceeded: "cancel"` it is cancelled.
+   */
+  async update(options: UpdateOptions): Promise<Batch> {
+    const { labels, toleratedFailures, toleratedFailurePercentage, onExceeded, deadline, ...call } = options;
+    const body: Schemas["PatchBody"] = {
+      labels,
+      tolerated_failures: toleratedFailures,
+      tolerated_failure_percentage: toleratedFailurePercentage,
+      on_exceeded: onExceeded,
+      deadline: deadline instanceof Date ? deadline.toISOString() : deadline,
+    };
+    return (this.#info = await this.#service.ask<Batch>("PATCH", batchPath(this.id), { ...call, body }, camel));
   }
 
   /** Declare that no more items will come. `newly` in the result means that this seal completed the batch. */

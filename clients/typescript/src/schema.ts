@@ -69,7 +69,12 @@ export interface paths {
         delete: operations["delete_batch"];
         options?: never;
         head?: never;
-        patch?: never;
+        /**
+         * Update batch
+         * @description Change the tolerance, deadline and labels of a batch that is open or sealed, by a JSON Merge Patch. If its
+         *     failures pass the new tolerance, `exceeded` becomes true, and `on_exceeded: cancel` cancels it.
+         */
+        patch: operations["update_batch"];
         trace?: never;
     };
     "/v1/batches/{id}/items": {
@@ -1801,6 +1806,37 @@ export interface components {
             /** @description the receiver verifies signatures with it; only open returns it, and its replays */
             secret: string;
         };
+        /**
+         * PatchBody
+         * @description A JSON Merge Patch (RFC 7396): fields that are left out stay as they are, and null removes. A batch has at most
+         *     64 labels afterwards.
+         */
+        PatchBody: {
+            /** @description names to add or change, with their values, or to remove, with null; null removes all labels */
+            labels?: {
+                [key: string]: string | null;
+            } | null;
+            /**
+             * Format: int64
+             * @description maximum number of failed items with which the batch succeeds
+             */
+            tolerated_failures?: number | null;
+            /**
+             * Format: int64
+             * @description maximum percentage of failed items with which the batch succeeds, judged once it is sealed
+             */
+            tolerated_failure_percentage?: number | null;
+            /**
+             * @description what happens when the failures pass the tolerance; null means `continue`
+             * @enum {string|null}
+             */
+            on_exceeded?: "continue" | "cancel" | null;
+            /**
+             * Format: date-time
+             * @description when the batch expires if it is unfinished, however busy it is; a time in the future
+             */
+            deadline?: string | null;
+        };
         /** PendingPage */
         PendingPage: {
             ranges: components["schemas"]["Range"][];
@@ -3089,6 +3125,123 @@ export interface operations {
                 };
             };
             /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    update_batch: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description 1 to 255 visible ASCII characters; the same key again has no further effect */
+                "idempotency-key"?: string;
+            };
+            path: {
+                /** @example 7 */
+                id: number;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PatchBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    /** @description this key was answered before */
+                    "Idempotency-Replayed"?: "true";
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Batch"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_cancelled` or `batch_complete` or `batch_expired` or `upgrade_not_finished` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `idempotency_key_reused` or `invalid_request` */
             422: {
                 headers: {
                     [name: string]: unknown;

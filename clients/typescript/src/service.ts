@@ -90,7 +90,7 @@ export class Service {
     signal?.throwIfAborted();
     const headers: Record<string, string> = { accept: "application/json, application/problem+json" };
     if (this.#token !== undefined) headers["authorization"] = `Bearer ${this.#token}`;
-    if (method === "POST") {
+    if (method === "POST" || method === "PATCH") {
       // Chosen before the first attempt, so that retries are safe.
       const key = request.idempotencyKey;
       headers["idempotency-key"] = key === undefined ? randomKey() : visibleAscii("an idempotency key", key, 255);

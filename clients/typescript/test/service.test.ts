@@ -103,6 +103,21 @@ test("an idempotency key gives the same batch and the same ids", async () => {
   assert.equal((await first.refresh()).items, 15);
 });
 
+test("a batch is updated", async () => {
+  const deadline = new Date("2099-05-04T17:30:00Z");
+  const batch = await client.open({ items: 4, labels: { team: "search", trial: "" }, toleratedFailures: 3, deadline });
+  await batch.update({ labels: { trial: null, by: "ops" }, toleratedFailures: 1, deadline: null });
+  assert.deepEqual(batch.info.labels, { team: "search", by: "ops" });
+  assert.deepEqual([batch.info.toleratedFailures, batch.info.deadline], [1, null]);
+  await client.fail(batch.ids.slice(0, 1));
+  const idempotencyKey = "lower";
+  const options = { toleratedFailures: 0, onExceeded: "cancel", idempotencyKey } as const;
+  const cancelled = await batch.update(options);
+  assert.deepEqual([cancelled.state, cancelled.exceeded], ["cancelled", true]);
+  assert.equal((await batch.update(options)).state, "cancelled");
+  await assert.rejects(batch.update({ labels: null }), BatchEnded);
+});
+
 test("refusals have their own error classes", async () => {
   await assert.rejects(client.batch(9_000_000).refresh(), BatchNotFound);
   const batch = await client.open({ sealed: true });

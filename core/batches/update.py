@@ -1,0 +1,156 @@
+"""Update: changing the tolerance, deadline and labels of a live batch, by a JSON Merge Patch (RFC 7396). Fields that
+the patch doesn't name stay as they are, and null removes.
+
+What could go wrong, and why it can't:
+
+*Failures arrive while the tolerance changes.* Acks and failures read the tolerance under the lock of the batch's row,
+which is held here too. So each failure is judged by the tolerance before the update or after it. If the failures that
+were committed before pass the new tolerance, the update itself sets `exceeded`, appends the event and cancels the
+batch, as the failure that passes a limit does.
+
+*The batch expires at a deadline that was postponed.* The deadline is read again under the lock before the batch
+expires.
+
+*Nobody knows whether a lost answer was an update, and another client has updated the batch since.* The repeat finds the
+event of the first request and changes nothing (see `once`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from enum import Enum
+from typing import Any, Final
+
+from sqlalchemy.engine import Connection
+
+from core import errors, feed, tables
+from core.batches import batch as batches
+from core.batches import nesting, once, writing
+from core.batches.batch import Batch
+from core.batches.lifecycle import State, judge
+from core.batches.tolerance import NONE, OnExceeded
+from core.storage.database import Database
+
+MAX_LABELS: Final = 64
+
+
+class Keep(Enum):
+    """The value of a field that the patch doesn't name."""
+
+    KEEP = "keep"
+
+
+KEEP: Final = Keep.KEEP
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """None removes a limit, the deadline, a label or all labels, and restores the default of `on_exceeded`."""
+
+    labels: Mapping[str, str | None] | Keep | None = KEEP
+    tolerated_failures: int | Keep | None = KEEP
+    tolerated_failure_percentage: int | Keep | None = KEEP
+    on_exceeded: OnExceeded | Keep | None = KEEP
+    deadline: datetime | Keep | None = KEEP
+    """In UTC."""
+
+    def content(self) -> dict[str, Any]:
+        """The patch as a JSON object."""
+        named = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not KEEP}
+        if isinstance(self.deadline, datetime):
+            named["deadline"] = self.deadline.isoformat()
+        return named
+
+    @property
+    def sets_policy(self) -> bool:
+        """Whether the batch gets a policy that every release that works on it must know."""
+        policies = self.tolerated_failures, self.tolerated_failure_percentage, self.deadline
+        return any(policy is not None and policy is not KEEP for policy in policies)
+
+    def applied_to(self, batch: Batch) -> Batch:
+        """Raises `errors.InvalidRequest` if the batch would have too many labels, or would be cancelled beyond a
+        tolerance that it doesn't have."""
+        changes = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not KEEP}
+        if self.labels is not KEEP:
+            changes["labels"] = _merged(batch.labels, self.labels)
+        if self.on_exceeded is None:
+            changes["on_exceeded"] = OnExceeded.CONTINUE
+        after = replace(batch, **changes)
+        if isinstance(self.on_exceeded, OnExceeded) and after.tolerance == NONE:
+            raise errors.InvalidRequest(
+                "body.on_exceeded", "it needs tolerated_failures or tolerated_failure_percentage"
+            )
+        return after
+
+
+def _merged(labels: Mapping[str, str], patch: Mapping[str, str | None] | None) -> dict[str, str]:
+    if patch is None:
+        return {}
+    merged = {name: value for name, value in {**labels, **patch}.items() if value is not None}
+    if len(merged) > MAX_LABELS:
+        raise errors.InvalidRequest("body.labels", f"expected at most {MAX_LABELS} labels, got {len(merged)}")
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """`batch`: as it is now. A replay may find it changed by others, or ended."""
+
+    batch: Batch
+    replayed: bool
+
+
+def update(database: Database, batch_id: int, patch: Patch, idempotency_key: str | None = None) -> Updated:
+    """Apply the patch and append the event. The caller must pay the batch's debt to its parent, if any. Raises
+    `errors.BatchNotFound`; `BatchEnded` unless the batch is open or sealed; `InvalidRequest` for a deadline that has
+    passed, and as `Patch.applied_to`; `IdempotencyKeyReused`; `UpgradeNotFinished`."""
+    content = json.dumps(patch.content(), ensure_ascii=False, sort_keys=True)
+    request = once.Request.of("updated", batch_id, idempotency_key, content)
+
+    def write(tx: Connection) -> Updated:
+        batch, _ = batches.lock(tx, batch_id)
+        if request.event(tx) is not None:
+            return Updated(batch, replayed=True)
+        judge("update", batch_id, batch.state)
+        if patch.sets_policy:
+            writing.check_policies(tx)
+        now = tables.clock(tx)
+        if isinstance(patch.deadline, datetime):
+            writing.check_deadline(patch.deadline, now)
+        after, names = _judged(replace(patch.applied_to(batch), updated_at=max(batch.updated_at, now)), now)
+        batches.update(tx, batch_id, **_columns(batch, after))
+        updated = batches.event(after, "updated", patch=patch.content())
+        feed.append(tx, [replace(updated, id=request.event_id), *batches.events(after, names)])
+        return Updated(after, replayed=False)
+
+    return database.write(write, repeatable=True)
+
+
+def _judged(batch: Batch, now: datetime) -> tuple[Batch, list[str]]:
+    """The batch, judged by its new tolerance, and the names of its transitions."""
+    if not batch.passes_tolerance:
+        return batch, []
+    names = [] if batch.exceeded else ["failures_exceeded"]
+    batch = replace(batch, exceeded=True)
+    if batch.on_exceeded is OnExceeded.CONTINUE:
+        return batch, names
+    due = None if batch.parent_batch is None else nesting.owed(succeeded=False)
+    return replace(batch, state=State.CANCELLED, ended_at=now, parent_due=due), [*names, str(State.CANCELLED)]
+
+
+_WRITTEN: Final = (
+    *("labels", "tolerated_failures", "tolerated_failure_percentage", "on_exceeded", "deadline"),
+    *("updated_at", "exceeded", "state", "ended_at", "parent_due"),
+)
+
+
+def _columns(before: Batch, after: Batch) -> dict[str, Any]:
+    changed = {name: value for name in _WRITTEN if (value := getattr(after, name)) != getattr(before, name)}
+    if "labels" in changed:
+        changed["labels"] = json.dumps(changed["labels"])
+    if "exceeded" in changed:
+        changed["exceeded"] = int(changed["exceeded"])
+    return changed
