@@ -576,8 +576,8 @@ MUTANTS = [
     Mutant(
         "an-earlier-release-may-ignore-a-tolerance",
         "core.batches.writing:_open",
-        "operation.opening.has_policies and",
-        "False and",
+        "operation.opening.has_policies",
+        "False",
         _TOLERANCE + "test_a_release_that_would_ignore_a_tolerance_must_be_gone",
     ),
     # Callbacks.
@@ -619,8 +619,8 @@ MUTANTS = [
     Mutant(
         "an-earlier-release-may-get-callbacks",
         "core.batches.writing:_open",
-        "operation.opening.has_policies and",
-        "False and",
+        "operation.opening.has_policies",
+        "False",
         "test_callbacks.py::test_a_release_that_would_mistreat_a_callback_must_be_gone",
     ),
     # The journal.
@@ -1008,8 +1008,8 @@ MUTANTS = [
     Mutant(
         "an-earlier-release-may-ignore-a-deadline",
         "core.batches.writing:_open",
-        "operation.opening.has_policies and",
-        "False and",
+        "operation.opening.has_policies",
+        "False",
         _DEADLINES + "test_a_release_that_would_ignore_a_deadline_must_be_gone",
     ),
     Mutant(
