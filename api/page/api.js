@@ -35,8 +35,8 @@ const query = (parameters) => {
 };
 
 const get = (path, parameters = {}, signal) => call(path + query(parameters), { signal });
-const post = (path, body) =>
-  call(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+const post = (path, body, headers = {}) =>
+  call(path, { method: "POST", headers: { "Content-Type": "application/json", ...headers }, body: JSON.stringify(body) });
 
 export const session = () => get("/session");
 export const signIn = (token) => post("/session", { token });
@@ -46,6 +46,9 @@ export const counts = (filter, signal) => get("/v1/batches/counts", filter, sign
 export const batch = (id, signal) => get(`/v1/batches/${id}`, {}, signal);
 export const pending = (id, limit, signal) => get(`/v1/batches/${id}/pending`, { limit }, signal);
 export const failed = (id, limit, signal) => get(`/v1/batches/${id}/failed`, { limit }, signal);
+export const reasons = (id, page, signal) => get(`/v1/batches/${id}/failed/reasons`, page, signal);
+export const redrive = (id, body, key) => post(`/v1/batches/${id}/redrive`, body, { "Idempotency-Key": key });
+export const callback = (id, signal) => get(`/v1/batches/${id}/callback`, {}, signal);
 export const picture = (id, start, limit, per, signal) =>
   get(`/v1/batches/${id}/groups`, { start, limit, per }, signal);
 export const group = (id, number, signal) => get(`/v1/batches/${id}/groups/${number}`, {}, signal);

@@ -2,13 +2,15 @@
 
 import * as api from "./api.js";
 import { bitsPanel } from "./bits.js";
+import { callbackPanel } from "./callback.js";
 import { ask } from "./dialogs.js";
 import { dotted, fill, make, say, setText } from "./dom.js";
-import { count, duration, isLive, number, percent, rate, since, soFar, title } from "./format.js";
+import { count, duration, isLive, number, percent, rate, since, soFar, title, until } from "./format.js";
 import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
 import { pictureSection } from "./picture.js";
 import { labelLinks, progressBar, stateMark, stateName, trouble } from "./pieces.js";
+import { reasonsPanel } from "./reasons.js";
 import { isLimited, may } from "./session.js";
 import { ancestors, children, childrenPanel, showAncestors } from "./tree.js";
 
@@ -28,6 +30,7 @@ export function batchView(main, id) {
   let isStale = false; // the service has not answered the last look
   let bits = null;
   let asked = false;
+  let isRedriven = false; // acks may override failures of a batch that is complete
   const shown = { pending: STEP, failed: STEP };
 
   // The address says which groups the picture shows, which group's bits are open, and which item is selected.
@@ -63,9 +66,11 @@ export function batchView(main, id) {
   const numbers = make("dl.numbers");
   const picture = pictureSection(id, go);
   const why = whyPanel();
+  const reasons = reasonsPanel(id, { itemAddress: addressOf, changed: () => looking.now(), redriven });
   const pending = pendingPanel(itemAddress, showMore("pending"));
   const failed = failedPanel(itemAddress, showMore("failed"));
   const events = eventsPanel();
+  const callback = callbackPanel();
   const deliveries = deliveriesPanel(() => aside.now());
   const below = childrenPanel();
   const above = make("p.up");
@@ -76,9 +81,10 @@ export function batchView(main, id) {
     { hidden: true },
     make("section.progress", { "aria-label": "Progress" }, share, bar.node, numbers),
     why.node,
+    reasons.node,
     picture.node,
     below.node,
-    make("div.panels", {}, make("div", {}, pending.node), make("div", {}, failed.node, events.node, deliveries.node)),
+    make("div.panels", {}, make("div", {}, pending.node), make("div", {}, failed.node, events.node, callback.node, deliveries.node)),
   );
   main.append(
     above,
@@ -124,21 +130,28 @@ export function batchView(main, id) {
       why.show(await api.explain(id, signal));
       explained = performance.now();
     }
+    const areCurrent = await reasons.look(now, signal);
     body.hidden = false;
     wrong.clear();
-    return isLive(now);
+    return isLive(now) || !areCurrent || (isRedriven && now.failed > 0);
   }
 
   async function lookAside(signal) {
     // Only operators may read webhooks; others see no planned deliveries.
-    const [happened, planned] = await Promise.all([
+    const [happened, webhooks, { callback: own }] = await Promise.all([
       api.events(id, signal),
       may("admin") && !isLimited() ? api.planned(signal) : Infinity,
+      api.callback(id, signal),
     ]);
+    const planned = own?.state === "active" && !isLimited() ? Math.min(webhooks, own.position) : webhooks;
     // Fetched after the planned position, so that a delivery planned in between isn't missed.
     const sent = isLimited() ? { deliveries: [] } : await api.deliveries(id, signal);
     events.show(happened);
-    deliveries.show(sent);
+    callback.show(own);
+    deliveries.show(sent, own);
+    const wasRedriven = happened.events.some(({ type }) => type === "batch.redrive");
+    if (wasRedriven && !isRedriven) looking.now();
+    isRedriven = wasRedriven;
     const nested = await children(id, signal);
     below.show(id, nested);
     if (!isPlaced) {
@@ -184,7 +197,7 @@ export function batchView(main, id) {
     state.update(batch);
     seal.hidden = batch.state !== "open" || !may("produce");
     cancel.hidden = !isLive(batch) || !may("produce");
-    const facts = [`batch ${id}`, ...times(), parent(), tolerance()].filter(Boolean);
+    const facts = [`batch ${id}`, ...times(), parent(), tolerance(), deadline()].filter(Boolean);
     const key = [batch.state, batch.sealed_at, batch.ended_at, batch.exceeded].join();
     if (about.dataset.version !== key) {
       about.dataset.version = key;
@@ -221,6 +234,10 @@ export function batchView(main, id) {
     return `tolerates ${bounds.join(" and ")} failed${batch.exceeded ? ", which was exceeded" : ""}`;
   }
 
+  function deadline() {
+    return batch.deadline && make("span", {}, "deadline ", isLive(batch) ? until(batch.deadline) : since(batch.deadline));
+  }
+
   function showShare() {
     if (!batch.items) {
       fill(share, make("span.words", {}, isLive(batch) ? "No items yet" : "No items"));
@@ -242,7 +259,9 @@ export function batchView(main, id) {
     if (speed === null) return batch.state === "open" ? "not sealed yet" : "";
     if (speed <= 0) return batch.state === "open" ? "waiting for acks; not sealed yet" : "waiting for acks";
     if (batch.state === "open") return `${rate(speed)}; not sealed yet`;
-    return `${rate(speed)}, about ${duration(batch.pending / speed)} left`;
+    const left = batch.pending / speed;
+    const isLate = batch.deadline && Date.now() + 1000 * left > Date.parse(batch.deadline);
+    return `${rate(speed)}, about ${duration(left)} left${isLate ? ", after the deadline" : ""}`;
   }
 
   function showNumbers() {
@@ -284,6 +303,17 @@ export function batchView(main, id) {
   function closeBits() {
     picture.focusOn(group);
     go({ groups: zoom });
+  }
+
+  function addressOf(example) {
+    const [, at, index] = example.split(":").map(Number);
+    return address({ groups: zoom, group: at, item: index });
+  }
+
+  function redriven() {
+    isRedriven = true;
+    looking.now();
+    aside.now();
   }
 
   function askToSeal() {

@@ -97,6 +97,8 @@ export function showDialog(heading, ...content) {
   function closed() {
     node.remove();
     if (back?.isConnected) back.focus();
+    // It may have been drawn again.
+    else if (back?.dataset.key) document.querySelector(`main [data-key="${CSS.escape(back.dataset.key)}"]`)?.focus();
   }
 
   document.body.append(node);

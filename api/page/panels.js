@@ -162,7 +162,22 @@ const HAPPENED = {
   "batch.cancelled": "cancelled",
   "batch.repaired": "repaired",
   "batch.failures_exceeded": "failures exceeded the tolerance",
+  "batch.redrive": "redrive requested",
 };
+
+// What an event says beyond its type.
+function details({ type, data }) {
+  if (type === "batch.redrive") {
+    return [count(data.count, "failed item"), data.reason && make("span.reason", {}, data.reason), data.note && `“${data.note}”`].filter(Boolean);
+  }
+  if (type === "batch.expired" && data?.cause) return [data.cause === "deadline" ? "at its deadline" : "as nothing happened for too long"];
+  return [];
+}
+
+function shownDetails(event) {
+  const lines = details(event);
+  return lines.length ? make("ul.facts.details", {}, lines.map((line) => make("li", {}, line))) : null;
+}
 
 export function eventsPanel() {
   const { node, draw } = panel("events", "Events");
@@ -182,6 +197,7 @@ export function eventsPanel() {
                   make("span.event", {}, HAPPENED[event.type] ?? event.type),
                   since(event.at),
                   make("span.position", { title: "Position in the feed" }, number(event.position)),
+                  shownDetails(event),
                 ),
               ),
             )
@@ -197,10 +213,10 @@ export const isUnderWay = (found) => found.deliveries.some(({ state }) => state 
 
 // The receiver, the number of attempts, the last result and the next attempt. While an attempt runs, the next one is
 // due when the running one counts as lost, so a first attempt shows no next.
-function facts({ webhook, state, attempts, next_attempt_at: next, log }) {
+function facts({ webhook, state, attempts, next_attempt_at: next, log }, callback) {
   const last = log.at(-1);
   return [
-    `webhook ${webhook}`,
+    webhook === callback?.id ? "callback" : `webhook ${webhook}`,
     attempts ? count(attempts, "attempt") : last ? "redelivered" : "not tried yet",
     last && [last.status && `answered ${last.status}`, last.error].filter(Boolean).join(", "),
     last && since(last.at),
@@ -233,9 +249,10 @@ export function deliveriesPanel(changed) {
 
   return {
     node,
-    show({ deliveries }) {
+    // `callback` is the batch's own webhook, or null.
+    show({ deliveries }, callback) {
       if (!deliveries.length) return hide();
-      draw(deliveries, () =>
+      draw([deliveries, callback?.id], () =>
         make(
           "ul.deliveries",
           {},
@@ -245,7 +262,7 @@ export function deliveriesPanel(changed) {
               { "data-state": delivery.state },
               make("span.delivery-state", {}, delivery.state),
               make("span.event", {}, HAPPENED[delivery.type] ?? delivery.type),
-              make("span.tried", {}, dotted(facts(delivery))),
+              make("span.tried", {}, dotted(facts(delivery, callback))),
               delivery.state === "dead" && may("admin")
                 ? make(
                     "button",

@@ -1,0 +1,34 @@
+// Failures by reason as text, CSV and JSON, and files that the browser saves.
+
+import { count, number, title } from "./format.js";
+
+// For a message or an incident's log.
+export function asText(batch, { reasons, failed, examined, exact }) {
+  const head = `${title(batch)} (batch ${batch.id}): ${number(failed)} of ${count(batch.items, "item")} failed`;
+  const lines = reasons.map(({ reason, count: many, items }) => `${number(many)}  ${reason ?? "no reason given"}  (${items.join(" ")}${many > items.length ? " …" : ""})`);
+  return [head, exact ? null : `A sample of ${number(examined)} failed items:`, ...lines, ""].filter((line) => line !== null).join("\n");
+}
+
+export const asJson = (batch, { reasons, failed, examined, exact }) => `${JSON.stringify({ batch: batch.id, key: batch.key, failed, examined, exact, reasons }, null, 2)}\n`;
+
+// Spreadsheets run a cell that begins with one of these as a formula, and reasons are the clients' own text.
+const cell = (value) => {
+  const text = value === null ? "" : String(value);
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+};
+
+export function asCsv({ reasons }) {
+  const rows = reasons.map(({ reason, count: many, first_at: first, last_at: last, items }) => [reason, many, first, last, items.join(" ")]);
+  return [["reason", "count", "first_at", "last_at", "items"], ...rows].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+}
+
+export function save(name, type, text) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  // The browser reads it after the click.
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}

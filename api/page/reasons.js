@@ -1,0 +1,149 @@
+// Why items failed: the failures of a batch grouped by reason, to copy, export or redrive.
+
+import * as api from "./api.js";
+import { copyText } from "./dialogs.js";
+import { dotted, fill, make } from "./dom.js";
+import { asCsv, asJson, asText, save } from "./export.js";
+import { count, number, since } from "./format.js";
+import { panel } from "./panels.js";
+import { askToRedrive, canRedrive } from "./redrive.js";
+
+const STEP = 10;
+const MOST = 1000;
+const SELDOM = 4000;
+
+// `itemAddress(number)` returns the address that shows the item. `redriven(answer)` is called after a redrive.
+export function reasonsPanel(id, { itemAddress, changed, redriven }) {
+  const { node, note, draw, hide } = panel("reasons", "Why did items fail?");
+  let wanted = STEP;
+  let version = null; // of the batch for which the reasons were read
+  let readAt = -Infinity;
+  let batch = null;
+  const tool = (word, act) => make("button", { type: "button", "data-key": `reasons ${word}`, onclick: act }, word);
+  const result = make("p.note", { role: "status", hidden: true });
+  const all = tool("Redrive all…", () => ask({ reason: null, many: batch.failed, isExact: true }));
+  const tools = make("div.buttons", {}, tool("Copy", copy), tool("CSV", exportCsv), tool("JSON", exportJson), all);
+  note.after(tools);
+  node.append(result);
+
+  // Read the reasons if they may have changed since, but seldom: of a large batch, they take the service a while. Return
+  // whether those shown are those of this batch.
+  async function look(now, signal) {
+    batch = now;
+    if (!now.failed) {
+      version = null;
+      // Its result stays, after the last failure was overridden.
+      if (result.hidden) hide();
+      else draw([], () => make("p.quiet", {}, "No item is failed any more."));
+      tools.hidden = true;
+      return true;
+    }
+    tools.hidden = false;
+    all.hidden = !canRedrive(now);
+    const current = [now.acked, now.failed, now.state, wanted].join();
+    if (current === version) return true;
+    if (performance.now() - readAt < SELDOM) return false;
+    const found = await api.reasons(id, { limit: wanted }, signal);
+    version = current;
+    readAt = performance.now();
+    show(found);
+    return true;
+  }
+
+  function show(found) {
+    const isSample = !found.exact;
+    draw(
+      [found, canRedrive(batch), wanted],
+      () => [
+        isSample
+          ? make("p.sample", {}, `A sample: ${number(found.examined)} of ${count(found.failed, "failed item")} were examined. The counts are those of the sample.`)
+          : null,
+        make("ul.by-reason", {}, found.reasons.map((reason) => line(reason, found))),
+        found.next !== null && wanted < MOST ? make("button.more", { type: "button", "data-key": "reasons more", onclick: showMore }, "Show more") : null,
+        found.next !== null && wanted >= MOST ? make("p.quiet", {}, "There are more reasons; the export has all of them.") : null,
+      ],
+      `${count(found.failed, "failed item")}${found.next === null ? `, ${count(found.reasons.length, "reason")}` : ""}`,
+    );
+  }
+
+  function line({ reason, count: many, first_at: first, last_at: last, items }, found) {
+    const isShort = first && Date.parse(last) - Date.parse(first) < 60_000;
+    const times = first && (isShort ? [since(last)] : [make("span", {}, "first ", since(first)), make("span", {}, "last ", since(last))]);
+    const examples = items.map((item) => make("a", { href: itemAddress(item), "data-key": `example ${item}` }, make("code", {}, item)));
+    return make(
+      "li",
+      { "data-reason": reason ?? "" },
+      make("strong.many", {}, number(many)),
+      make(
+        "div",
+        {},
+        reason === null ? make("span.reason.none", {}, "no reason given") : make("span.reason", {}, reason),
+        make("span.facts", {}, dotted([...(times ?? []), make("span.examples", {}, examples, many > items.length ? make("span", {}, "…") : null)])),
+      ),
+      reason !== null && canRedrive(batch)
+        ? make("button", { type: "button", "data-key": `redrive ${reason}`, onclick: () => ask({ reason, many, isExact: found.exact }) }, "Redrive…")
+        : null,
+    );
+  }
+
+  function showMore() {
+    wanted = Math.min(MOST, wanted * 10);
+    readAt = -Infinity;
+    changed();
+  }
+
+  function ask(chosen) {
+    askToRedrive(batch, chosen, {
+      done(answer) {
+        fill(
+          result,
+          `Asked the producer for ${count(answer.count, "failed item")} again, at position ${number(answer.position)} of the feed. `,
+          "They stay failed until they are acked.",
+        );
+        result.hidden = false;
+        readAt = -Infinity;
+        version = null;
+        redriven();
+      },
+      refresh() {
+        readAt = -Infinity;
+        version = null;
+        changed();
+      },
+    });
+  }
+
+  // Everything that there is, not only what is shown.
+  async function everything() {
+    const reasons = [];
+    let page;
+    do {
+      page = await api.reasons(id, { limit: MOST, cursor: page?.next });
+      reasons.push(...page.reasons);
+    } while (page.next !== null);
+    return { ...page, reasons };
+  }
+
+  async function withAll(button, act) {
+    button.disabled = true;
+    try {
+      await act(await everything());
+    } catch (error) {
+      result.hidden = false;
+      result.textContent = error.message;
+    }
+    button.disabled = false;
+  }
+
+  function copy({ currentTarget: button }) {
+    withAll(button, (found) => copyText(asText(batch, found), button));
+  }
+  function exportCsv({ currentTarget: button }) {
+    withAll(button, (found) => save(`batch-${id}-failures.csv`, "text/csv", asCsv(found)));
+  }
+  function exportJson({ currentTarget: button }) {
+    withAll(button, (found) => save(`batch-${id}-failures.json`, "application/json", asJson(batch, found)));
+  }
+
+  return { node, look };
+}
