@@ -36,9 +36,10 @@ class Prepared:
     """When half of the batches had been opened."""
 
 
-def _fail(port: int, items: list[str], reason: str, connections: int) -> None:
-    bodies = [{"items": items[start : start + CALL], "reason": reason} for start in range(0, len(items), CALL)]
-    load.drive(port, [load.encoded("/v1/failures", body) for body in bodies], connections)
+def _fail(port: int, items: list[str], reason: str, count: int) -> None:
+    """With `count` items a call."""
+    bodies = [{"items": items[start : start + count], "reason": reason} for start in range(0, len(items), count)]
+    load.drive(port, [load.encoded("/v1/failures", body) for body in bodies], 2)
 
 
 def _prepare(port: int, batches: int, failures: int, connections: int) -> Prepared:
@@ -59,11 +60,11 @@ def _prepare(port: int, batches: int, failures: int, connections: int) -> Prepar
     load.drive(port, [load.encoded(f"/v1/batches/{id}/seal", None) for id in ended], connections)
     items = [item_id(id, 0) for id in ended if id % 3 == 1]
     acks = [load.encoded("/v1/acks", {"items": items[start : start + 100]}) for start in range(0, len(items), 100)]
-    load.drive(port, acks, connections)
-    _fail(port, [item_id(id, 0) for id in ended if id % 3 == 2], REASONS[0], connections)
+    load.drive(port, acks, 2)  # each call ends a hundred batches
+    _fail(port, [item_id(id, 0) for id in ended if id % 3 == 2], REASONS[0], 100)
     failing = measure.call(port, "POST", "/v1/batches", {"key": "failing", "items": failures})["id"]
     for place, reason in enumerate(REASONS):
-        _fail(port, [item_id(failing, number) for number in range(place, failures, len(REASONS))], reason, connections)
+        _fail(port, [item_id(failing, number) for number in range(place, failures, len(REASONS))], reason, CALL)
     return Prepared(port, failing, parent["id"], middle)
 
 
@@ -95,7 +96,7 @@ def run(scale: Scale) -> None:
     full = scale.rounds > 2
     batches, failures, calls = (100_000, 10**6, 20) if full else (1_000, 6_000, 3)
     with (
-        measure.mariadb() as server,
+        measure.mariadb(["--innodb-flush-log-at-trx-commit=0"]) as server,  # only reads are measured
         measure.lastbit_on(server) as small,
         measure.lastbit_on(server) as large,
     ):

@@ -23,10 +23,12 @@ from core.batches.batch import Batch
 from core.bits import bitfield
 from core.storage import limits
 
-MOST: Final = 10_000
-"""Maximum failures that are examined one by one."""
+MOST: Final = 5_000
+"""Maximum failures that are examined one by one. Decoding a row takes the driver about ten microseconds."""
 GROUPS: Final = 25
-"""Groups of a sample. Of each, MOST / GROUPS reasons are read."""
+"""Groups of a sample."""
+SAMPLE: Final = 2_500
+"""Failures of a sample, the same number of each group."""
 EXAMPLES: Final = 5
 """Items that are shown for each reason."""
 
@@ -101,9 +103,10 @@ def _failed_numbers(tx: Connection, batch: Batch) -> Iterator[int]:
 
 def _examine_some(tx: Connection, batch: Batch, found: dict[str | None, Reason]) -> None:
     size = batch.group_size
-    for group in _spread(tx, batch):
+    chosen = _spread(tx, batch)
+    for group in chosen:
         first, end = group * size, min((group + 1) * size, batch.items)
-        rows, has_more = _rows(tx, batch, first, end, MOST // GROUPS)
+        rows, has_more = _rows(tx, batch, first, end, SAMPLE // len(chosen))
         if has_more:
             end = rows[-1].number + 1
         _collect(rows, found)

@@ -34,6 +34,7 @@ def batch(service: Service) -> int:
 
 def test_a_sample_has_the_proportions_of_all(service: Service, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "MOST", 100)
+    monkeypatch.setattr(failures, "SAMPLE", 100)
     monkeypatch.setattr(failures, "GROUPS", 5)
     _, found = service.batches.failures(batch, 0, 100)
     assert not found.exact
