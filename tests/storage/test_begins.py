@@ -7,12 +7,12 @@ import sys
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from core import tables
 from core.batches import search
 from core.batches.batch import Opening
 from core.batches.search import Filter
 from core.service import Service
 from core.storage.database import Database
+from core.tables import types
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
 LAST = chr(sys.maxunicode)
@@ -26,7 +26,7 @@ LAST = chr(sys.maxunicode)
 @example(LAST, LAST)
 def test_the_range_of_a_prefix_has_exactly_its_keys(prefix: str, text: str) -> None:
     """By bytes, as databases compare them; including the first and last characters."""
-    after = tables._successor(prefix)
+    after = types._successor(prefix)
     for key in (text, prefix + text, prefix):
         in_range = prefix.encode() <= key.encode() and (after is None or key.encode() < after.encode())
         assert in_range is key.startswith(prefix)
