@@ -120,8 +120,8 @@ test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fu
 	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
 
 test-postgresql: $(READY) ## run the tests that use a server on PostgreSQL, not MariaDB
-	@scripts/need.sh $(TEST_SERVERS)
-	LASTBIT_TEST_DATABASES=postgresql $(BIN)/$(QUICK_TESTS) --durations 10
+	@scripts/need.sh $(TEST_SERVERS) faketime
+	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --durations 10
 
 test-spark: $(READY) ## run only the tests of lastbit.spark and its job
 	@scripts/need.sh default-jre-headless
@@ -153,7 +153,7 @@ coverage: $(READY) ## run the tests of `make test` and print their coverage
 		$(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$status
 
 bench: $(READY) ## print the benchmark tables; QUICK=1: a small run
-	@scripts/need.sh mariadb-server redis-server
+	@scripts/need.sh mariadb-server postgresql redis-server
 	$(BIN)/python -m bench $(if $(QUICK),--quick,)
 
 ##@ Test for longer

@@ -80,13 +80,6 @@ def mariadb() -> Iterator[MariaDB]:
         yield server
 
 
-@pytest.fixture
-def mortal_mariadb() -> Iterator[MariaDB]:
-    """A server for this test only, which may be killed."""
-    with running_mariadb() as server:
-        yield server
-
-
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
     """A private PostgreSQL server with default settings."""
@@ -101,6 +94,37 @@ def mortal_postgresql() -> Iterator[PostgreSQL]:
     need("postgresql", programs() is not None)
     with running_postgresql() as server:
         yield server
+
+
+Server = MariaDB | PostgreSQL
+
+
+@contextlib.contextmanager
+def running_server(
+    *, folder: Path | None = None, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """A private server of the kind that tests use which run on one server."""
+    if server_kind() == "postgresql":
+        need("postgresql", programs() is not None)
+        with running_postgresql(folder=folder, options=options, environment=environment) as postgresql_server:
+            yield postgresql_server
+    else:
+        with running_mariadb(folder=folder, options=options, environment=environment) as mariadb_server:
+            yield mariadb_server
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Server:
+    """The server of `server_url`."""
+    running: Server = request.getfixturevalue(server_kind())
+    return running
+
+
+@pytest.fixture
+def mortal_server() -> Iterator[Server]:
+    """A server for this test only, which may be killed."""
+    with running_server() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
@@ -165,15 +189,28 @@ def postgresql_url(postgresql: PostgreSQL) -> Iterator[str]:
     postgresql.drop_database(url)
 
 
-_KINDS: Final = os.environ.get("LASTBIT_TEST_DATABASES", "sqlite,mariadb").split(",")
+KINDS: Final = os.environ.get("LASTBIT_TEST_DATABASES", "sqlite,mariadb").split(",")
 """The databases on which tests run that run on several; `make test-postgresql` sets it."""
-_ON_SERVERS: Final = {"server_url", "postgresql", "postgresql_url", "mortal_postgresql"}
+_ON_SERVERS: Final = {
+    "server_url",
+    "server",
+    "mortal_server",
+    "server_on_a_small_disk",
+    "postgresql",
+    "postgresql_url",
+    "mortal_postgresql",
+}
 """Fixtures of tests that use PostgreSQL if it is the only database."""
+
+
+def server_kind() -> str:
+    """The kind of server for tests that run on one."""
+    return next(kind for kind in KINDS if kind != "sqlite")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """If PostgreSQL is the only database, run only the tests that use it."""
-    if _KINDS != ["postgresql"]:
+    if KINDS != ["postgresql"]:
         return
 
     def uses_it(item: pytest.Item) -> bool:
@@ -184,7 +221,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if uses_it(item)]
 
 
-@pytest.fixture(params=_KINDS)
+@pytest.fixture(params=KINDS)
 def database_url(request: pytest.FixtureRequest) -> str:
     """An empty database; the test runs once on each kind."""
     url: str = request.getfixturevalue(f"{request.param}_url")
@@ -194,8 +231,7 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def server_url(request: pytest.FixtureRequest) -> str:
     """An empty database on a server: the one on which tests run that need concurrent transactions."""
-    servers = [kind for kind in _KINDS if kind != "sqlite"]
-    url: str = request.getfixturevalue(f"{servers[0]}_url")
+    url: str = request.getfixturevalue(f"{server_kind()}_url")
     return url
 
 

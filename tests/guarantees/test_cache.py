@@ -22,8 +22,8 @@ from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
+from tests.conftest import Server
 from tests.support.proxies import proxied
-from tests.support.servers import MariaDB
 
 SIZE = 128
 
@@ -124,23 +124,20 @@ def test_many_concurrent_readers_drop_no_cached_bitfield_and_reuse_their_connect
 
 
 @pytest.mark.mariadb
-def test_the_cache_is_dropped_when_a_connection_breaks(mariadb: MariaDB, mariadb_database: Database) -> None:
+def test_the_cache_is_dropped_when_a_connection_breaks(server: Server, server_database: Database) -> None:
     """A lost connection is expected after any change to the database; here a table was restored while the server kept
     running."""
-    service = Service(mariadb_database, combiner=Inline)
+    service = Service(server_database, combiner=Inline)
     batch = one_acked(service)
-    other_bits(url_of(mariadb_database))
-    with contextlib.closing(mariadb.connect()) as admin, admin.cursor() as cursor:
-        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [mariadb_database.url.database])
-        for (value,) in cursor.fetchall():
-            cursor.execute(f"KILL HARD CONNECTION {value}")
+    other_bits(url_of(server_database))
+    assert server.end_sessions(url_of(server_database))
     assert_forgotten(service, batch)
 
 
 @pytest.mark.mariadb
-def test_the_cache_is_dropped_when_the_server_restarts(mortal_mariadb: MariaDB) -> None:
+def test_the_cache_is_dropped_when_the_server_restarts(mortal_server: Server) -> None:
     """Also if no broken connection is noticed, because all were too old and are replaced."""
-    with Database(mortal_mariadb.new_database()) as database:
+    with Database(mortal_server.new_database()) as database:
         schema.migrate(database)
         service = Service(database, combiner=Inline)
         batch = one_acked(service)
@@ -148,9 +145,9 @@ def test_the_cache_is_dropped_when_the_server_restarts(mortal_mariadb: MariaDB) 
         crowd(database)
         second = before = int(time.time())
         while second == before:  # a restart takes less than a second here
-            mortal_mariadb.stop()
+            mortal_server.stop()
             second = int(time.time())
-            mortal_mariadb.start()
+            mortal_server.start()
         other_bits(url_of(database))
         database.dispose()
         assert_forgotten(service, batch)
@@ -158,21 +155,23 @@ def test_the_cache_is_dropped_when_the_server_restarts(mortal_mariadb: MariaDB) 
 
 @pytest.mark.mariadb
 def test_the_cache_is_dropped_when_a_proxy_leads_to_another_server(
-    mariadb: MariaDB, mortal_mariadb: MariaDB, mariadb_database: Database
+    server: Server, mortal_server: Server, server_url: str
 ) -> None:
     """The other server has the same batch, and was behind when it took over."""
-    name = mariadb_database.url.database
-    with contextlib.closing(mortal_mariadb.connect()) as admin, admin.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-    other = f"mysql://root@127.0.0.1:{mortal_mariadb.port}/{name}"
+    with Database(server_url) as database:
+        schema.migrate(database)
+    other = mortal_server.new_database(server_url.rpartition("/")[2])
     with Database(other) as database:
         schema.migrate(database)
         assert one_acked(Service(database, combiner=Inline)) == 1
     other_bits(other)
-    with proxied(mariadb.port) as proxy, Database(f"mysql://root@127.0.0.1:{proxy.port}/{name}") as database:
+    with (
+        proxied(server.port) as proxy,
+        Database(server_url.replace(f":{server.port}/", f":{proxy.port}/")) as database,
+    ):
         service = Service(database, combiner=Inline)
         batch = one_acked(service)
-        proxy.target = mortal_mariadb.port
+        proxy.target = mortal_server.port
         with database.engine.connect():  # the old connection
             assert_forgotten(service, batch)
 

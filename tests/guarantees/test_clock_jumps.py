@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from lastbit import Client
 from lastbit.errors import StaleEpoch
 from lastbit.groups import Granted
 from lastbit.streams import AckWindow
-from tests.conftest import need, running_mariadb
+from tests.conftest import KINDS, need, running_server
 from tests.guarantees.drivers.releases import Everything, assert_nothing_lost
 from tests.support.clocks import LIBRARY, WallClock
 from tests.support.receivers import Receiver
@@ -45,9 +46,11 @@ PATIENT = 60.0
 
 
 @pytest.fixture
-def clock(tmp_path: Path) -> WallClock:
+def clock() -> Iterator[WallClock]:
     need("faketime", LIBRARY is not None)
-    return WallClock(tmp_path)
+    with tempfile.TemporaryDirectory(prefix="lastbit-clock-") as folder:
+        Path(folder).chmod(0o755)  # a server with an account of its own reads it
+        yield WallClock(Path(folder))
 
 
 def becomes(condition: Callable[[], bool]) -> None:
@@ -147,7 +150,7 @@ def test_the_clock_of_the_service_and_its_jobs_may_jump(
     assert_nothing_lost(load, server_url)
 
 
-@pytest.fixture(params=["sqlite", "mariadb"])
+@pytest.fixture(params=KINDS)
 def jumping(request: pytest.FixtureRequest, clock: WallClock) -> Iterator[tuple[Database, ServiceProcess]]:
     """A database whose clock the test sets, and a service on it. SQLite uses the service's clock."""
     with contextlib.ExitStack() as stack:
@@ -156,7 +159,7 @@ def jumping(request: pytest.FixtureRequest, clock: WallClock) -> Iterator[tuple[
             url = stack.enter_context(sqlite_file())
             environment |= clock.environment
         else:
-            url = stack.enter_context(running_mariadb(environment=clock.environment)).new_database()
+            url = stack.enter_context(running_server(environment=clock.environment)).new_database()
         database = stack.enter_context(Database(url))
         schema.migrate(database)
         yield database, stack.enter_context(running_service(url, **environment))

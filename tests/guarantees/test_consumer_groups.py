@@ -32,6 +32,7 @@ from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
+from tests.conftest import KINDS
 from tests.guarantees import mutants
 from tests.guarantees.drivers.rounds import race
 from tests.guarantees.programs.dying import Mortals, mortals
@@ -295,7 +296,7 @@ def machine(database: Database, examples: int) -> None:
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("kind", "examples"), [("sqlite", 20), ("mariadb", 5)])
+@pytest.mark.parametrize(("kind", "examples"), [(kind, 20 if kind == "sqlite" else 5) for kind in KINDS])
 def test_each_partition_has_one_owner_and_assignments_settle(
     request: pytest.FixtureRequest, kind: str, examples: int
 ) -> None:

@@ -19,10 +19,10 @@ import pytest
 
 from core.storage import schema
 from core.storage.database import Database
-from tests.conftest import running_mariadb
+from tests.conftest import Server, running_server, server_kind
 from tests.guarantees.drivers.load import Load, check, open_shared
 from tests.support.proxies import Cut, Proxy, proxied
-from tests.support.servers import MariaDB, ServiceProcess, running_service
+from tests.support.servers import ServiceProcess, running_service
 
 SOAK = "LASTBIT_SOAK" in os.environ
 STOPS = 200 if SOAK else 10
@@ -32,9 +32,9 @@ pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(3600 if SOAK else 300)]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[MariaDB]:
+def server() -> Iterator[Server]:
     """A server for this module's tests, which damage it."""
-    with running_mariadb() as running:
+    with running_server() as running:
         yield running
 
 
@@ -63,7 +63,7 @@ def under_load() -> UnderLoad:
 
 
 @pytest.fixture
-def proxy(server: MariaDB) -> Iterator[Proxy]:
+def proxy(server: Server) -> Iterator[Proxy]:
     with proxied(server.port) as proxy_:
         yield proxy_
 
@@ -78,16 +78,16 @@ def unavailable(load: Load, count: int = 5) -> None:
     load.wait_until(lambda: load.statuses[503] >= goal)
 
 
-def test_a_database_that_restarts_under_load(under_load: UnderLoad, server: MariaDB) -> None:
+def test_a_database_that_restarts_under_load(under_load: UnderLoad, server: Server) -> None:
     """As in an upgrade of the database: calls get a 503 or wait, and then the work goes on."""
     with under_load(server.new_database()) as (load, _):
         for _ in range(2):
-            server.stop(signal.SIGTERM)
+            server.stop()
             server.start()
             load.reaches(20)
 
 
-def test_a_database_that_is_gone_for_a_while(under_load: UnderLoad, server: MariaDB, proxy: Proxy) -> None:
+def test_a_database_that_is_gone_for_a_while(under_load: UnderLoad, server: Server, proxy: Proxy) -> None:
     """The service is alive but not ready, and answers 503 with Retry-After; reads and metrics answer too."""
     url = server.new_database()
     with under_load(url, through(proxy, url)) as (load, running), httpx.Client(base_url=running.url) as client:
@@ -104,7 +104,7 @@ def test_a_database_that_is_gone_for_a_while(under_load: UnderLoad, server: Mari
         assert client.get("/readyz").status_code == 200
 
 
-def test_a_database_that_falls_silent(under_load: UnderLoad, server: MariaDB, proxy: Proxy) -> None:
+def test_a_database_that_falls_silent(under_load: UnderLoad, server: Server, proxy: Proxy) -> None:
     """No answer and no error, as behind a firewall: the service stays alive, and the work goes on afterwards."""
     url = server.new_database()
     with under_load(url, through(proxy, url)) as (load, running), httpx.Client(base_url=running.url) as client:
@@ -115,7 +115,7 @@ def test_a_database_that_falls_silent(under_load: UnderLoad, server: MariaDB, pr
         load.reaches(20)
 
 
-def test_a_database_that_is_slow(under_load: UnderLoad, server: MariaDB, proxy: Proxy) -> None:
+def test_a_database_that_is_slow(under_load: UnderLoad, server: Server, proxy: Proxy) -> None:
     """Each round trip takes 20 ms more: answers are late, but no call is refused."""
     url = server.new_database()
     with under_load(url, through(proxy, url)) as (load, _):
@@ -126,20 +126,13 @@ def test_a_database_that_is_slow(under_load: UnderLoad, server: MariaDB, proxy: 
     assert load.lost == 0
 
 
-def test_a_database_that_is_read_only(under_load: UnderLoad, server: MariaDB) -> None:
+def test_a_database_that_is_read_only(under_load: UnderLoad, server: Server) -> None:
     """Writes get a 503, reads are answered; afterwards writes work again."""
     url = server.new_database()
-    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE OR REPLACE USER service@'127.0.0.1'")  # an administrator could still write
-        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {url.rpartition('/')[2]}.* TO service@'127.0.0.1'")
-        with under_load(url, url.replace("root@", "service@")) as (load, running):
-            cursor.execute("SET GLOBAL read_only = 1")
-            try:
-                unavailable(load)
-                read = httpx.get(f"{running.url}/v1/batches/{load.shared}")
-                assert (read.status_code, read.json()["state"]) == (200, "open")
-            finally:
-                cursor.execute("SET GLOBAL read_only = 0")
+    with under_load(url, server.unprivileged(url)) as (load, running), server.read_only():
+        unavailable(load)
+        read = httpx.get(f"{running.url}/v1/batches/{load.shared}")
+        assert (read.status_code, read.json()["state"]) == (200, "open")
 
 
 @contextlib.contextmanager
@@ -167,16 +160,33 @@ def full(disk: Path) -> Iterator[None]:
         filler.unlink()
 
 
-def test_a_full_disk_under_mariadb(under_load: UnderLoad) -> None:
+SMALL = {
+    "mariadb": ["--innodb-log-file-size=8M", "--innodb-data-file-path=ibdata1:12M:autoextend:max:16M"],
+    "postgresql": ["min_wal_size=32MB", "max_wal_size=32MB"],
+}
+
+
+@pytest.fixture
+def server_on_a_small_disk() -> Iterator[tuple[Server, Path]]:
+    with small_disk(128) as disk, running_server(folder=disk, options=SMALL[server_kind()]) as running:
+        yield running, disk
+
+
+def test_a_full_disk_under_a_server(under_load: UnderLoad, server_on_a_small_disk: tuple[Server, Path]) -> None:
     """503 while it is full, and nothing that was answered is lost."""
-    small = ["--innodb-log-file-size=8M", "--innodb-data-file-path=ibdata1:12M:autoextend:max:16M"]
-    with (
-        small_disk(128) as disk,
-        running_mariadb(folder=disk, options=small) as server,
-        under_load(server.new_database()) as (load, _),
-        full(disk),
-    ):
-        unavailable(load)
+    server, disk = server_on_a_small_disk
+    with under_load(server.new_database()) as (load, _):
+        with full(disk):
+            unavailable(load)
+        before = load.answered
+
+        def recovers() -> bool:
+            # PostgreSQL ends if it can't write its log, and an administrator starts it again.
+            if server.process is not None and server.process.poll() is not None:
+                server.start()
+            return load.answered > before
+
+        load.wait_until(recovers)
 
 
 def test_a_full_disk_under_sqlite(under_load: UnderLoad) -> None:
@@ -185,28 +195,20 @@ def test_a_full_disk_under_sqlite(under_load: UnderLoad) -> None:
         unavailable(load)
 
 
-def test_connections_that_are_killed(under_load: UnderLoad, server: MariaDB) -> None:
+def test_connections_that_are_killed(under_load: UnderLoad, server: Server) -> None:
     """By an administrator or a timeout, all connections at once, several times: the service repeats its work, mostly
     unnoticed."""
     url = server.new_database()
     kills = 0
-    with (
-        contextlib.closing(server.connect()) as connection,
-        connection.cursor() as cursor,
-        under_load(url) as (load, _),
-    ):
+    with under_load(url) as (load, _):
         for _ in range(KILLS):
-            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [url.rpartition("/")[2]])
-            for (value,) in cursor.fetchall():
-                with contextlib.suppress(Exception):  # the connection has already ended
-                    cursor.execute(f"KILL CONNECTION {value}")
-                    kills += 1
+            kills += server.end_sessions(url)
             load.reaches(10)
     assert kills >= KILLS
 
 
 @pytest.mark.parametrize("cut", ["before", "amid", "after"])
-def test_connections_that_are_cut_at_the_commit(under_load: UnderLoad, server: MariaDB, proxy: Proxy, cut: Cut) -> None:
+def test_connections_that_are_cut_at_the_commit(under_load: UnderLoad, server: Server, proxy: Proxy, cut: Cut) -> None:
     """The client can't know whether the commit was done. Either way it is done once, and exactly one call gets
     `newly`."""
     url = server.new_database()
@@ -217,7 +219,7 @@ def test_connections_that_are_cut_at_the_commit(under_load: UnderLoad, server: M
     assert proxy.cuts >= 3
 
 
-def test_a_service_that_is_stopped_under_load(under_load: UnderLoad, server: MariaDB) -> None:
+def test_a_service_that_is_stopped_under_load(under_load: UnderLoad, server: Server) -> None:
     """SIGTERM: calls under way are answered or not; no answer is wrong, and each process ends on its own."""
     with under_load(server.new_database()) as (load, running):
         for _ in range(STOPS):

@@ -8,9 +8,8 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import pymysql
 import pytest
 
 from core import errors
@@ -19,12 +18,12 @@ from core.commits.combiner import Combiner, Inline
 from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
-from core.storage.dialects import mariadb
 from lastbit import Client, Retry
+from tests.conftest import Server
 from tests.guarantees.drivers.rounds import ack
 from tests.guarantees.models.service import events_of
 from tests.support import packets
-from tests.support.servers import MariaDB, ServiceProcess
+from tests.support.servers import ServiceProcess
 
 T = TypeVar("T")
 WORKERS = 3
@@ -106,10 +105,10 @@ def _assert_each_completed_once(service: Service, completed: list[int]) -> None:
 
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
-def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each(mortal_mariadb: MariaDB) -> None:
+def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each(mortal_server: Server) -> None:
     """Answered acks are stored when the server is back, and unanswered ones are sent again; each batch completes
     exactly once."""
-    with Database(mortal_mariadb.new_database()) as database:
+    with Database(mortal_server.new_database()) as database:
         schema.migrate(database)
         service = Service(database, combiner=Combiner)
 
@@ -121,8 +120,8 @@ def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each
             return batch
 
         def kill() -> None:
-            mortal_mariadb.stop(signal.SIGKILL)
-            mortal_mariadb.start()
+            mortal_server.stop(signal.SIGKILL)
+            mortal_server.start()
 
         _assert_each_completed_once(service, _kill_now_and_then(complete, kill))
         service.stop()
@@ -161,42 +160,23 @@ class Strike:
     """Kills the database at one point of this thread's work, before or after a statement or a COMMIT, and restarts
     it."""
 
-    def __init__(self, mortal_mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._mortal = mortal_mariadb
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._left: int | None = None
         self._where = ""
-        query, commit = pymysql.connections.Connection.query, mariadb._Connection.commit
 
-        def watched_query(connection: Any, sql: Any, unbuffered: bool = False) -> Any:
-            text = str(sql)
-            self._passed(f"before {text[:60]}")
-            if text.endswith(packets.COMMIT):
-                if self._left == 0:
-                    packets.execute_writes(query, connection, text)
-                self._passed("before COMMIT")
-                return query(connection, sql, unbuffered)
-            result = query(connection, sql, unbuffered)
-            self._passed(f"after {text[:60]}")
-            return result
+    def is_next(self) -> bool:
+        return self._left == 0
 
-        def watched_commit(connection: Any) -> None:
-            if not connection.has_ended:
-                self._passed("before COMMIT")
-            commit(connection)
-            self._passed("after COMMIT")
-
-        monkeypatch.setattr(pymysql.connections.Connection, "query", watched_query)
-        monkeypatch.setattr(mariadb._Connection, "commit", watched_commit)
-
-    def _passed(self, place: str) -> None:
+    def passed(self, place: str) -> None:
         if self._left is None:
             return
         if self._left:
             self._left -= 1
             return
         self._left, self._where = None, place
-        self._mortal.stop(signal.SIGKILL)
-        self._mortal.start()
+        self._server.stop(signal.SIGKILL)
+        self._server.start()
 
     def at(self, point: int, call: Callable[[], T]) -> tuple[T, str]:
         """Return the call's result, and the point where the database was killed; "" if the call has no such point."""
@@ -209,14 +189,15 @@ class Strike:
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
 def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it_once(
-    mortal_mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
+    mortal_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service repeats the call internally and answers as usual; a retry gets the same answer, and each batch has
     one event of each kind."""
-    with Database(mortal_mariadb.new_database()) as database:
+    with Database(mortal_server.new_database()) as database:
         schema.migrate(database)
         service = Service(database, combiner=Inline)
-        strike = Strike(mortal_mariadb, monkeypatch)
+        strike = Strike(mortal_server)
+        packets.watch(strike, database, monkeypatch)
         places: list[str] = []
         while not places or places[-1]:
             batch = service.batches.open(Opening(items=2, sealed=True)).batch.id
@@ -229,5 +210,5 @@ def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it
                 assert reply.completed[batch].newly_succeeded, place
             assert answer.applied + answer.repeated == 1
             _assert_each_completed_once(service, [batch])
-        assert len(places) > 7, places
-        assert {"before COMMIT", "after COMMIT"} <= set(places)
+        assert len(places) > 5, places
+        assert {packets.BEFORE, packets.AFTER} <= set(places)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from core.storage.database import Database
+from tests.conftest import KINDS
 from tests.guarantees import mutants
 from tests.support import templates
 from tests.support.servers import running_service, sqlite_file
@@ -18,13 +19,13 @@ from tests.support.servers import running_service, sqlite_file
 mutants.from_environment()
 
 
-@pytest.fixture(scope="module", params=["sqlite", "mariadb"])
+@pytest.fixture(scope="module", params=KINDS)
 def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     with contextlib.ExitStack() as stack:
         if request.param == "sqlite":
             url = stack.enter_context(sqlite_file())
         else:
-            url = request.getfixturevalue("mariadb").new_database()
+            url = request.getfixturevalue(request.param).new_database()
             with Database(url) as database:
                 templates.migrate(database)
         running = stack.enter_context(running_service(url))

@@ -29,6 +29,7 @@ from core.storage import schema
 from core.storage.database import Database
 from lastbit import tokens
 from lastbit.tokens import Role, Token
+from tests.conftest import KINDS
 from tests.http.test_fast_path import JSON, Wire, chunked, request
 from tests.http.test_main import run
 from tests.support.exposition import eventually
@@ -70,13 +71,13 @@ def service() -> Iterator[Service]:
         yield Service(running.url)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "mariadb"])
+@pytest.fixture(scope="module", params=KINDS)
 def each_service(request: pytest.FixtureRequest) -> Iterator[Service]:
     """A service on each kind of database, as each compares keys in its own way."""
     if request.param == "sqlite":
         yield request.getfixturevalue("service")
         return
-    url = request.getfixturevalue("mariadb").new_database()
+    url = request.getfixturevalue(request.param).new_database()
     with Database(url) as database:
         schema.migrate(database)
     with running_service(url, LASTBIT_TOKENS=lines(KNOWN)) as running:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,10 +48,18 @@ def account() -> str:
 
 class PostgreSQL:
     """A server with default settings, except for its location, and `options` for its command line, such as
-    `fsync=off`. Its default collation sorts by language, unlike Lastbit's keys."""
+    `fsync=off`, and its `environment`. Its default collation sorts by language, unlike Lastbit's keys."""
 
-    def __init__(self, *, in_memory: bool = True, folder: Path | None = None, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        in_memory: bool = True,
+        folder: Path | None = None,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.options = tuple(options)
+        self.environment = dict(environment or {})
         self.bin = programs()
         self.folder = Path(
             tempfile.mkdtemp(prefix="lastbit-postgresql-", dir=folder or (memory() if in_memory else None))
@@ -121,8 +129,9 @@ class PostgreSQL:
         ]
 
     def start(self) -> None:
+        environment = {**os.environ, **self.environment}
         self.process = subprocess.Popen(
-            self.command(), cwd=self.folder, stderr=subprocess.PIPE, text=True, **self._as_account()
+            self.command(), cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True, **self._as_account()
         )
         wait_until_it_prints(self.process, "ready to accept")
 
@@ -174,13 +183,36 @@ class PostgreSQL:
             **options,
         )
 
-    def new_database(self) -> str:
+    def new_database(self, name: str | None = None) -> str:
         """The URL of an empty database."""
         self._databases += 1
-        name = f"lastbit_{os.getpid()}_{self._databases}"
+        name = name or f"lastbit_{os.getpid()}_{self._databases}"
         with contextlib.closing(self.connect()) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return f"postgresql://{self.user}@127.0.0.1:{self.port}/{name}"
+
+    def unprivileged(self, url: str) -> str:
+        """The URL for a user of the database who can't write while the server is read-only: any user."""
+        return url
+
+    @contextlib.contextmanager
+    def read_only(self) -> Iterator[None]:
+        with contextlib.closing(self.connect()) as connection:
+            connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            connection.execute("SELECT pg_reload_conf()")
+            try:
+                yield
+            finally:
+                connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
+                connection.execute("SELECT pg_reload_conf()")
+
+    def end_sessions(self, url: str) -> int:
+        """End all connections to a database, as an administrator; their number."""
+        with contextlib.closing(self.connect()) as connection:
+            found = connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [url.rpartition("/")[2]]
+            )
+            return sum(ended for (ended,) in found)
 
     def drop_database(self, url: str) -> None:
         with contextlib.closing(self.connect()) as connection:
@@ -215,10 +247,14 @@ def dump_database(url: str) -> str:
 
 @contextlib.contextmanager
 def running_postgresql(
-    *, in_memory: bool = True, folder: Path | None = None, options: Sequence[str] = ()
+    *,
+    in_memory: bool = True,
+    folder: Path | None = None,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[PostgreSQL]:
     """A server that is gone when the context ends."""
-    server = PostgreSQL(in_memory=in_memory, folder=folder, options=options)
+    server = PostgreSQL(in_memory=in_memory, folder=folder, options=options, environment=environment)
     try:
         server.install()
         server.start()

@@ -160,13 +160,40 @@ class MariaDB:
             host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True, ssl_disabled=True
         )
 
-    def new_database(self) -> str:
+    def new_database(self, name: str | None = None) -> str:
         """The URL of an empty database."""
         self._databases += 1
-        name = f"lastbit_{os.getpid()}_{self._databases}"
+        name = name or f"lastbit_{os.getpid()}_{self._databases}"
         with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {name}")
         return f"mysql://root@127.0.0.1:{self.port}/{name}"
+
+    def unprivileged(self, url: str) -> str:
+        """The URL for a user of the database who can't write while the server is read-only."""
+        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE OR REPLACE USER service@'127.0.0.1'")  # an administrator could still write
+            cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {url.rpartition('/')[2]}.* TO service@'127.0.0.1'")
+        return url.replace("root@", "service@")
+
+    @contextlib.contextmanager
+    def read_only(self) -> Iterator[None]:
+        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SET GLOBAL read_only = 1")
+            try:
+                yield
+            finally:
+                cursor.execute("SET GLOBAL read_only = 0")
+
+    def end_sessions(self, url: str) -> int:
+        """Kill all connections to a database, as an administrator; their number."""
+        killed = 0
+        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [url.rpartition("/")[2]])
+            for (value,) in cursor.fetchall():
+                with contextlib.suppress(pymysql.MySQLError):  # the connection has already ended
+                    cursor.execute(f"KILL HARD CONNECTION {value}")
+                    killed += 1
+        return killed
 
     def drop_database(self, url: str) -> None:
         with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:

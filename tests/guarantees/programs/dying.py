@@ -23,8 +23,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
-import pymysql
 import pytest
 import sqlalchemy as sa
 
@@ -36,7 +34,6 @@ from core.consumer_groups.positions import Fence
 from core.dispatcher import Dispatcher
 from core.service import Service
 from core.storage.database import Database
-from core.storage.dialects import mariadb, postgresql
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
 from lastbit.streams.snapshot import Snapshot
@@ -98,6 +95,7 @@ class _Points:
         self._one_dies = threading.Lock()
 
     def passed(self, place: str) -> None:
+        self.commits += place == packets.AFTER
         if not self.armed:
             return
         with self._one_dies:  # the thread that ends the process never releases it, so no other thread can write
@@ -106,59 +104,8 @@ class _Points:
                 os._exit(9)
             self.left -= 1
 
-    def watch_mysql(self) -> None:
-        query, commit = pymysql.connections.Connection.query, mariadb._Connection.commit
-
-        def watched_query(connection: Any, sql: Any, unbuffered: bool = False) -> Any:
-            text = sql if isinstance(sql, str) else sql.decode("utf-8", "replace")
-            self.passed(f"before {text[:60]}")
-            if text.endswith(packets.COMMIT):
-                if self.armed and not self.left:
-                    packets.execute_writes(query, connection, text)
-                self.passed("before COMMIT")
-            return query(connection, sql, unbuffered)
-
-        def watched_commit(connection: Any) -> None:
-            if not connection.has_ended:
-                self.passed("before COMMIT")
-            commit(connection)
-            self.commits += 1
-            self.passed("after COMMIT")
-
-        pymysql.connections.Connection.query = watched_query
-        mariadb._Connection.commit = watched_commit  # type: ignore[method-assign]
-
-    def watch_postgresql(self) -> None:
-        send, commit = postgresql._Connection.send, postgresql._Connection.commit
-        execute, executemany = psycopg.Cursor.execute, psycopg.Cursor.executemany
-
-        def watched_send(connection: Any, text: str) -> Any:
-            self.passed(f"before {text[:60]}")
-            if text.endswith(packets.COMMIT):
-                if self.armed and not self.left:
-                    send(connection, text.removesuffix(packets.COMMIT))
-                self.passed("before COMMIT")
-            return send(connection, text)
-
-        def watched_execute(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
-            self.passed(f"before {query[:60]}")
-            return execute(cursor, query, *arguments, **options)
-
-        def watched_executemany(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
-            self.passed(f"before {query[:60]}")
-            return executemany(cursor, query, *arguments, **options)
-
-        def watched_commit(connection: Any) -> None:
-            if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                self.passed("before COMMIT")
-            commit(connection)
-            self.commits += 1
-            self.passed("after COMMIT")
-
-        postgresql._Connection.send = watched_send  # type: ignore[method-assign]
-        postgresql._Connection.commit = watched_commit  # type: ignore[method-assign]
-        psycopg.Cursor.execute = watched_execute  # type: ignore[method-assign]
-        psycopg.Cursor.executemany = watched_executemany  # type: ignore[method-assign]
+    def is_next(self) -> bool:
+        return self.armed and not self.left
 
     def watch_sqlite(self, database: Database) -> None:
         # The trace callback runs before each statement, including BEGIN and COMMIT.
@@ -170,8 +117,7 @@ class _Points:
 
         def watched_commit(connection: Any) -> None:
             commit(connection)
-            self.commits += 1
-            self.passed("after COMMIT")
+            self.passed(packets.AFTER)
 
         database.engine.dialect.do_commit = watched_commit  # type: ignore[method-assign]
 
@@ -209,10 +155,8 @@ def _live_and_die(job: dict[str, Any], pipe: int) -> None:
     service = Service(database, combiner=combiner, writes=combiner, sender=Written(Path(os.devnull)))
     if database.is_embedded:
         points.watch_sqlite(database)
-    elif database.url.get_backend_name() == "postgresql":
-        points.watch_postgresql()
     else:
-        points.watch_mysql()
+        packets.watch(points, database, pytest.MonkeyPatch())
     database.read(lambda tx: tx.exec_driver_sql("SELECT 1"))  # connect before the points are counted
     points.armed = True
     request = job["request"]
