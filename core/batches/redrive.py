@@ -6,9 +6,10 @@ What could go wrong, and why it can't:
 *Nobody knows whether a lost answer was a redrive.* A repetition finds the event of the first request and returns what
 it says (see `once`).
 
-*An item is acked after the failures were read.* They are read before the lock, as a batch may have a million of them.
-The item is sent again and its ack is a repeat. An item that fails after the read is not in the event; its failure is
-newer than the request.
+*Items are acked or fail after the failures were read.* They are read before the lock, as a batch may have a million of
+them. Under the lock, the batch's counts tell whether any bit has changed since; then they are read again. A batch that
+changes each time gets the event of the last read: an item that was acked since is sent again, and its ack is a repeat;
+one that failed since is not in the event, and its failure is newer than the request.
 
 *The event of a batch that is deleted.* The lock finds the batch or raises.
 """
@@ -41,6 +42,8 @@ SCAN: Final = 100_000
 """Maximum failures of one reason that are read for their numbers."""
 STEP: Final = 10_000
 """Maximum rows of one statement."""
+READS: Final = 3
+"""Maximum times that the failures are read."""
 
 _failures = tables.failures.c
 _groups = tables.item_groups.c
@@ -87,27 +90,43 @@ class _Found:
     more: bool
 
 
+def _version(batch: Batch) -> tuple[int, int, int]:
+    """Equal for two reads of a batch only if no bit changed in between: acks and failures of pending items increase the
+    sum of the counts, an ack of a failed one increases the first count, and nothing decreases them but a repair."""
+    return batch.acked, batch.failed, batch.repairs
+
+
 def redrive(database: Database, batch_id: int, wish: Wish, idempotency_key: str | None = None) -> Redriven:
     """Append the event. Raises `errors.BatchNotFound`, `BatchEnded` for an expired or cancelled batch, `NothingFailed`,
     `InvalidRequest` for items of another batch, `IdempotencyKeyReused`."""
-    found = database.snapshot(_find, batch_id, wish)
     request = once.Request.of("redrive", batch_id, idempotency_key, wish.content())
+    reads_left, done = READS, None
+    while done is None:
+        reads_left -= 1
+        before, found = database.snapshot(_find, batch_id, wish)
+        version = None if not reads_left else _version(before)
+        done = database.write(_append, batch_id, wish, request, found, version, repeatable=True)
+    return done
 
-    def write(tx: Connection) -> Redriven:
-        batch, _ = batches.lock(tx, batch_id)
-        earlier = request.event(tx)
-        if earlier is not None:
-            data = json.loads(earlier.data)
-            spans = [Span(each["start"], each["end"]) for each in data["ranges"]]
-            return Redriven(batch, data["count"], spans, data["more"], earlier.position, replayed=True)
-        judge("redrive", batch_id, batch.state)
-        if not found.ranges:
-            raise errors.NothingFailed(batch_id)
-        data = _data(batch, wish, found)
-        position = feed.append(tx, [feed.NewEvent(request.event_id, TYPE, batch.key, data, batch_id)])[0]
-        return Redriven(batch, found.count, found.ranges, found.more, position, replayed=False)
 
-    return database.write(write, repeatable=True)
+def _append(
+    tx: Connection, batch_id: int, wish: Wish, request: once.Request, found: _Found, version: Any
+) -> Redriven | None:
+    """None if the batch has another `version` than when its failures were read."""
+    batch, _ = batches.lock(tx, batch_id)
+    earlier = request.event(tx)
+    if earlier is not None:
+        data = json.loads(earlier.data)
+        spans = [Span(each["start"], each["end"]) for each in data["ranges"]]
+        return Redriven(batch, data["count"], spans, data["more"], earlier.position, replayed=True)
+    judge("redrive", batch_id, batch.state)
+    if version is not None and version != _version(batch):
+        return None
+    if not found.ranges:
+        raise errors.NothingFailed(batch_id)
+    data = _data(batch, wish, found)
+    position = feed.append(tx, [feed.NewEvent(request.event_id, TYPE, batch.key, data, batch_id)])[0]
+    return Redriven(batch, found.count, found.ranges, found.more, position, replayed=False)
 
 
 def _data(batch: Batch, wish: Wish, found: _Found) -> str:
@@ -123,14 +142,14 @@ def _data(batch: Batch, wish: Wish, found: _Found) -> str:
     return json.dumps(facts, ensure_ascii=False)
 
 
-def _find(tx: Connection, batch_id: int, wish: Wish) -> _Found:
+def _find(tx: Connection, batch_id: int, wish: Wish) -> tuple[Batch, _Found]:
     batch = batches.get(tx, batch_id)
     if wish.items is not None:
         numbers = sorted(set(_numbers(batch, wish.items)))
         failed = _those_failed(tx, batch, numbers, wish.reason)
-        return _Found(len(failed), _spans(failed)[0], more=False)
+        return batch, _Found(len(failed), _spans(failed)[0], more=False)
     if wish.reason is not None:
-        return _of_reason(tx, batch, wish.reason)
+        return batch, _of_reason(tx, batch, wish.reason)
     spans: list[Span] = []
     start: int | None = 0
     while start is not None and len(spans) < RANGES:
@@ -138,7 +157,7 @@ def _find(tx: Connection, batch_id: int, wish: Wish) -> _Found:
         page = ranges.bare_page(tx, batch, "failed", start, RANGES - len(spans))
         spans += [Span(each.start, each.end) for each in page.ranges]
         start = page.next
-    return _Found(batch.failed, spans, more=start is not None)
+    return batch, _Found(batch.failed, spans, more=start is not None)
 
 
 def _numbers(batch: Batch, items: Iterable[ItemId]) -> Iterator[int]:

@@ -13,7 +13,11 @@ from core.acks import parents
 from core.acks.call import Call
 from core.batches import expiry
 from core.batches.batch import Opening
+from core.batches.callbacks import Callback
 from core.batches.lifecycle import Verb
+from core.batches.redrive import Wish
+from core.batches.tolerance import OnExceeded
+from core.batches.update import Patch
 from core.batches.writing import Extend
 from core.consumer_groups import leases, positions
 from core.errors import CoreError
@@ -69,6 +73,17 @@ def expire_overdue(session: Session) -> Any:
 
 def remove_ended(session: Session) -> Any:
     return expiry.remove(session.database, 3, _POLICY)
+
+
+def update(batch: int, patch: Patch) -> Operation:
+    return lambda session: session.service.batches.update(batch, patch, "update")
+
+
+def open_with_callback() -> writes.Operation:
+    """It has a parent, whose lock orders it and other opens: the ids of new batches alone need not be in the order of
+    the commits."""
+    opening = Opening(parent=ItemId(2, 0, 63), callback=Callback("http://127.0.0.1/"))
+    return dataclasses.replace(opening_of(opening, "called"), secret="whsec_")
 
 
 def share(operations: Callable[[], Sequence[writes.Operation]]) -> Operation:
@@ -133,13 +148,18 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "fail-with-reason": ack((2, 0, 63), (2, 0, 62), verb=Verb.FAIL, reason="late", key="reason"),
     "fail-mask": mask(Verb.FAIL, "late"),
     "fail-beyond": ack((2, 0, 63), (2, 1, 6), (2, 1, 20), verb=Verb.FAIL, reason="late", key="beyond"),
-    "redrive": ack((2, 0, 9), key="redrive"),
+    "override": ack((2, 0, 9), key="override"),
+    "redrive": lambda session: session.service.batches.redrive(2, Wish(), "redrive"),
+    "redrive-reason": lambda session: session.service.batches.redrive(2, Wish("broken"), "reason"),
+    "update": update(2, Patch(tolerated_failures=1, on_exceeded=OnExceeded.CANCEL, labels={"run": "2"})),
+    "update-overdue": update(1, Patch(deadline=datetime(2099, 1, 1, tzinfo=UTC))),
     "extend": lambda session: session.service.batches.extend(2, 20, "more"),
     "extend-far": lambda session: session.service.batches.extend(2, 70, "far"),
     "seal": lambda session: session.service.batches.seal(2, "seal"),
     "open-child": lambda session: session.service.batches.open(
         Opening(items=0, sealed=True, parent=ItemId(2, 0, 63)), "child"
     ),
+    "open-with-callback": share(lambda: [open_with_callback()]),
     "share": share(
         lambda: [
             Extend(batch=1, count=1),
@@ -196,6 +216,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "record": record,
 }
 
+RARE: Final = frozenset({"redrive", "redrive-reason", "update", "update-overdue", "open-with-callback"})
+"""Operations whose pairs only the slow tests run."""
 LONG: Final = frozenset({"janitor"})
 """A sequence of transactions that share only ids; triples use its parts instead."""
 MANIFOLD: Final = LONG | {"delete", "pay-parents"}

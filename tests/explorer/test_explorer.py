@@ -13,7 +13,7 @@ from tests.conftest import need
 from tests.explorer.arena import Arena
 from tests.explorer.combinations import combinations, parse
 from tests.explorer.databases import OnMariaDB, OnSQLite
-from tests.explorer.operations import MANIFOLD
+from tests.explorer.operations import MANIFOLD, RARE
 from tests.explorer.scene import Scene
 from tests.explorer.search import Search, replay
 from tests.explorer.sessions import explored
@@ -97,7 +97,8 @@ def test_orders_of_transactions_are_run_in_the_end_whatever_their_number_of_swit
 
 def explore(arena: Arena, size: int, first: int, step: int) -> None:
     """Search each `step`th combination of `size` operations, starting with the one numbered `first`."""
-    selection = list(combinations(arena, size, SCENES, in_one=True, excluded_names=MANIFOLD))[first::step]
+    excluded = MANIFOLD | RARE
+    selection = list(combinations(arena, size, SCENES, in_one=True, excluded_names=excluded))[first::step]
     assert selection
     for combination in selection:
         findings = Search(arena, combination, None if size == 2 else 2).run()
@@ -110,6 +111,36 @@ def explore(arena: Arena, size: int, first: int, step: int) -> None:
 def test_two_interleaved_operations_have_a_serial_outcome(arena: Arena, part: int) -> None:
     """Every pair, with all interleavings of its statements."""
     explore(arena, 2, part, PARTS)
+
+
+POLICIES = [
+    "growing/cold:update+fail-beyond",
+    "growing/cold:redrive+fail-beyond",
+    "growing/cold:redrive+redrive",
+    "growing/cold:update-overdue+expire-overdue",
+]
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("text", POLICIES)
+def test_updates_and_redrives_have_a_serial_outcome(arena: Arena, text: str) -> None:
+    """The pairs with the races that matter most to them; the slow tests have all pairs of rare operations."""
+    combination, _ = parse(text)
+    findings = Search(arena, combination, None).run()
+    assert not findings.findings, "\n".join(map(str, findings.findings))
+
+
+@pytest.mark.slow
+@pytest.mark.mariadb
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_pairs_of_rare_operations_have_a_serial_outcome(arena: Arena, part: int) -> None:
+    pairs = combinations(arena, 2, SCENES, in_one=True, excluded_names=MANIFOLD)
+    selection = [pair for pair in pairs if RARE.intersection(pair.operations)][part::PARTS]
+    assert selection
+    for combination in selection:
+        findings = Search(arena, combination, None).run()
+        assert not findings.findings, "\n".join(map(str, findings.findings))
 
 
 @pytest.mark.mariadb

@@ -74,6 +74,9 @@ _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
 _TOLERANCE = "test_tolerance.py::"
 _DEADLINES = "test_deadlines.py::"
+_UPDATE = "test_update.py::"
+_ONE_KEY = _UPDATE + "test_two_requests_with_one_key_append_one_event"
+_JUDGES = _UPDATE + "test_an_update_judges_the_failures_by_the_new_tolerance"
 _WRITES = "test_writes.py::"
 _GROWING = "test_growing.py::"
 _EXPLORED = "../explorer/test_explorer.py::test_earlier_findings_stay_fixed"
@@ -969,6 +972,106 @@ MUTANTS = [
         "_table.ended_at > last.ended_at",
         _JANITOR + "test_batches_that_ended_at_the_same_time_are_deleted_in_pages",
     ),
+    # Updates and redrives.
+    Mutant(
+        "an-update-judges-the-tolerance-on-a-plain-read",
+        "core.batches.update:update",
+        "batch, _ = batches.lock(tx, batch_id)",
+        "batch = batches.get(tx, batch_id)",
+        _UPDATE + "test_a_failure_and_a_lower_tolerance_exceed_a_batch_once_in_either_order",
+    ),
+    Mutant(
+        "an-update-tolerates-one-failure-more",
+        "core.batches.update:_judged",
+        "not batch.passes_tolerance",
+        "not replace(batch, failed=max(0, batch.failed - 1)).passes_tolerance",
+        _JUDGES,
+    ),
+    Mutant(
+        "an-update-tolerates-one-failure-less",
+        "core.batches.update:_judged",
+        "not batch.passes_tolerance",
+        "not replace(batch, failed=batch.failed + 1).passes_tolerance",
+        _JUDGES,
+    ),
+    Mutant(
+        "an-update-exceeds-a-batch-again",
+        "core.batches.update:_judged",
+        '[] if batch.exceeded else ["failures_exceeded"]',
+        '["failures_exceeded"]',
+        _JUDGES,
+    ),
+    Mutant(
+        "an-update-exceeds-a-batch-without-an-event",
+        "core.batches.update:_judged",
+        '[] if batch.exceeded else ["failures_exceeded"]',
+        "[]",
+        _JUDGES,
+    ),
+    Mutant(
+        "a-child-that-an-update-cancels-owes-nothing",
+        "core.batches.update:_judged",
+        "None if batch.parent_batch is None else nesting.owed(succeeded=False)",
+        "None",
+        _UPDATE + "test_a_child_that_an_update_cancels_fails_its_parents_item",
+    ),
+    Mutant(
+        "an-update-judges-its-deadline-by-the-services-clock",
+        "core.batches.update:update",
+        "now = tables.clock(tx)",
+        "now = datetime.now().astimezone()",
+        _UPDATE + "test_an_update_judges_its_deadline_by_the_databases_clock",
+    ),
+    Mutant(
+        "an-earlier-release-may-ignore-an-updated-policy",
+        "core.batches.update:update",
+        "if patch.sets_policy:",
+        "if False:",
+        _UPDATE + "test_a_release_that_would_ignore_a_policy_must_be_gone",
+    ),
+    Mutant(
+        "a-batch-expires-at-a-deadline-that-was-postponed",
+        "core.batches.expiry:expire",
+        "batch, now = batches.lock(tx, batch_id)",
+        "batch, now = batches.get(tx, batch_id), tables.clock(tx)",
+        _UPDATE + "test_an_overdue_batch_gets_a_later_deadline_or_expires",
+        also=(("if lock_wait is not None:", "if False:"),),
+    ),
+    Mutant(
+        "a-redrive-names-items-by-an-earlier-read",
+        "core.batches.redrive:_append",
+        "version is not None and version != _version(batch)",
+        "False",
+        _UPDATE + "test_a_redrive_names_the_items_that_failed_before_it_in_the_feed",
+    ),
+    Mutant(
+        "a-redrive-compares-the-counts-on-a-plain-read",
+        "core.batches.redrive:_append",
+        "batch, _ = batches.lock(tx, batch_id)",
+        "batch = batches.get(tx, batch_id)",
+        _UPDATE + "test_a_redrive_names_the_items_that_failed_before_it_in_the_feed",
+    ),
+    Mutant(
+        "a-key-redrives-again",
+        "core.batches.once:Request.of",
+        "idempotency_key or str(uuid.uuid4())",
+        "str(uuid.uuid4())",
+        _ONE_KEY,
+    ),
+    Mutant(
+        "a-redrive-is-recognized-by-its-key-alone",
+        "core.batches.once:Request.event",
+        "row is not None and row.event_id != self.event_id",
+        "False",
+        "../http/test_failures.py::test_a_key_redrives_once",
+    ),
+    Mutant(
+        "a-repeated-update-is-refused-as-the-batch-has-ended",
+        "core.batches.update:update",
+        "if request.event(tx) is not None:",
+        "if batch.state in (State.OPEN, State.SEALED) and request.event(tx) is not None:",
+        "../http/test_update.py::test_a_key_updates_once",
+    ),
     # Deadlines.
     Mutant(
         "a-deadline-is-judged-on-a-plain-read",
@@ -976,6 +1079,7 @@ MUTANTS = [
         "batch, now = batches.lock(tx, batch_id)",
         "batch, now = batches.get(tx, batch_id), tables.clock(tx)",
         _DEADLINES + "test_the_last_ack_comes_before_the_deadline_or_is_rejected",
+        also=(("if lock_wait is not None:", "if False:"),),
     ),
     Mutant(
         "an-open-judges-its-deadline-by-the-services-clock",

@@ -92,6 +92,27 @@ def seals_and_completes(ground: Ground) -> Request:
     return {"verb": "seal", "batch": batch, "key": "seal-1"}
 
 
+def updates(ground: Ground) -> Request:
+    batch = ground.batch(4, labels={"team": "search"}, tolerated_failures=2)
+    ground.ack(batch, 0, 1, verb="fail")
+    patch = {"labels": {"team": None, "run": "2"}, "tolerated_failures": 1, "deadline": "2099-01-01T00:00:00+00:00"}
+    return {"verb": "update", "batch": batch, "patch": patch, "key": "update-1"}
+
+
+def updates_a_child_which_is_cancelled(ground: Ground) -> Request:
+    child = ground.batch(4, parent=[ground.batch(1, sealed=True), 0, 0], tolerated_failures=2)
+    ground.ack(child, 0, 1, verb="fail")
+    patch = {"tolerated_failures": 1, "on_exceeded": "cancel"}
+    return {"verb": "update", "batch": child, "patch": patch, "key": "update-1"}
+
+
+def redrives_by_reason(ground: Ground) -> Request:
+    batch = ground.batch()
+    ground.ack(batch, 1, 2, 70, verb="fail", reason="no parser")
+    ground.ack(batch, 3, verb="fail")
+    return {"verb": "redrive", "batch": batch, "reason": "no parser", "key": "redrive-1"}
+
+
 def cancels(ground: Ground) -> Request:
     batch = ground.batch()
     ground.ack(batch, 1, 2)
@@ -249,6 +270,7 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
         seals_and_completes,
         cancels,
     ),
+    *(updates, updates_a_child_which_is_cancelled, redrives_by_reason),
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction),
     *(completes_a_child, seals_a_child_and_completes_it, redrives_a_child, cancels_a_child),

@@ -80,6 +80,8 @@ def test_a_deadline_is_judged_by_the_databases_clock(database: Database) -> None
     assert service.batches.get(batch).deadline == START + timedelta(seconds=10)
     clock.go(9.999999)
     assert janitor.expire_overdue(database) == []
+    assert janitor.run_once(database, expiry.Policy()).expired_open == []
+    assert expiry.expire(database, batch, expiry.Policy()) is None
     clock.go(0.000001)
     assert janitor.expire_overdue(database) == [batch]
     assert service.batches.get(batch).ended_at == START + timedelta(seconds=10)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -34,6 +35,7 @@ from core.storage.dialects import Rows
 from tests.guarantees import mutants
 from tests.guarantees.drivers import journaled
 from tests.guarantees.models.service import Model, Request, assert_equal, assert_equal_batch, bits, call, perform
+from tests.guarantees.programs.dying import Written
 
 GROUP = 64
 EXAMPLES = 20 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1)
@@ -73,12 +75,25 @@ tolerances = st.just({}) | st.fixed_dictionaries(
         "on_exceeded": st.sampled_from(["continue", "cancel"]),
     },
 ).map(consistent)
+patches = st.fixed_dictionaries(
+    {},
+    optional={
+        "tolerated_failures": st.none() | st.sampled_from([0, 1, 2, 5]),
+        "tolerated_failure_percentage": st.none() | st.sampled_from([0, 1, 50, 100]),
+        "on_exceeded": st.sampled_from([None, "continue", "cancel"]),
+        "deadline": st.sampled_from([None, "2099-01-01T00:00:00+00:00"]),
+        "labels": st.none() | st.dictionaries(st.sampled_from(["a", "ä", "b"]), st.none() | st.sampled_from(["", "1"])),
+    },
+)
+"""Also the empty patch, which the contract refuses before the service gets it."""
 openings = st.fixed_dictionaries(
     {"group_size": st.just(GROUP)},
     optional={
         "key": st.sampled_from(["catalog", "Catalog", "catalog "]),
         "items": st.sampled_from([0, 1, 3, GROUP, GROUP + 2, 3 * GROUP]),
         "sealed": st.booleans(),
+        "labels": st.sampled_from([{"a": "1"}, {"b": ""}]),
+        "callback": st.sampled_from([["https://receiver.example/hook", ["batch.completed"]]]),
     },
 )
 openings = st.builds(dict.__or__, openings, tolerances)
@@ -266,7 +281,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(batch.failed for batch in self.model.batches.values()))
     @rule(key=keys, way=ways, count=st.sampled_from([1, 1, 2, 100]), by_mask=st.booleans())
-    def redrive(self, key: str | None, way: str, count: int, by_mask: bool) -> None:
+    def override(self, key: str | None, way: str, count: int, by_mask: bool) -> None:
         """Ack some or all failed items."""
         batch = next(candidate for candidate in self.model.batches.values() if candidate.failed)
         numbers = sorted(batch.failed)[:count]
@@ -278,6 +293,21 @@ class Machine(RuleBasedStateMachine):
         else:
             request["items"] = self.ids(batch.id, set(numbers))
         self.do_in_some_way(request, way)
+
+    @rule(place=which, numbers=st.none() | numbers, reason=reasons, key=keys, way=ways)
+    def redrive(
+        self, place: int | str, numbers: set[int] | None, reason: str | None, key: str | None, way: str
+    ) -> None:
+        """Ask for failed items: all, some of those named, or those with a reason."""
+        batch = self.batch(place)
+        request: Request = {"verb": "redrive", "batch": batch, "reason": reason, "key": key}
+        if numbers is not None:
+            request["items"] = self.ids(batch, numbers)
+        self.do_in_some_way(request, way)
+
+    @rule(place=which, patch=patches, key=keys, way=ways)
+    def update(self, place: int | str, patch: dict[str, Any], key: str | None, way: str) -> None:
+        self.do_in_some_way({"verb": "update", "batch": self.batch(place), "patch": patch, "key": key}, way)
 
     @precondition(lambda self: any(batch.acked for batch in self.model.batches.values()))
     @rule(verb=verbs, key=keys, janitor=st.booleans())
@@ -396,7 +426,7 @@ def test_any_sequence_of_requests_and_crashes_matches_the_model(
         return (statements.run if crashing else finish)(tx, *texts)
 
     monkeypatch.setattr(statements, "finish", finish_or_die)
-    service_ = Service(database, combiner=combiner, writes=combiner)
+    service_ = Service(database, combiner=combiner, writes=combiner, sender=Written(Path(os.devnull)))
 
     class Here(Machine):
         service = service_

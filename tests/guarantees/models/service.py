@@ -7,9 +7,10 @@ A *request* is a dictionary such as {"verb": "ack", "items": [[7, 0, 1]], …}, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +23,9 @@ from core.batches import batch as batches
 from core.batches import expiry
 from core.batches.callbacks import Callback
 from core.batches.lifecycle import State, Verb
+from core.batches.redrive import Wish
 from core.batches.tolerance import OnExceeded
+from core.batches.update import Patch
 from core.service import Service
 from lastbit.ids import ItemId
 
@@ -86,6 +89,14 @@ def _perform(service: Service, request: Request) -> Answer:
         case "seal":
             sealed = service.batches.seal(request["batch"], key)
             return {"state": sealed.batch.state, "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
+        case "update":
+            updated = service.batches.update(request["batch"], _patch(request["patch"]), key)
+            shown = {"state": updated.batch.state, "exceeded": updated.batch.exceeded, "replayed": updated.replayed}
+            return shown | {"labels": dict(updated.batch.labels)}
+        case "redrive":
+            done = service.batches.redrive(request["batch"], _wish(request), key)
+            ranges = [(span.start, span.end) for span in done.ranges]
+            return {"count": done.count, "ranges": ranges, "more": done.more, "replayed": done.replayed}
         case "cancel":
             return {"state": service.batches.cancel(request["batch"]).state}
         case "delete":
@@ -136,6 +147,20 @@ def _opening(request: Request) -> batches.Opening:
     )
 
 
+def _patch(patch: Mapping[str, Any]) -> Patch:
+    named = dict(patch)
+    if isinstance(named.get("on_exceeded"), str):
+        named["on_exceeded"] = OnExceeded(named["on_exceeded"])
+    if isinstance(named.get("deadline"), str):
+        named["deadline"] = datetime.fromisoformat(named["deadline"])
+    return Patch(**named)
+
+
+def _wish(request: Request) -> Wish:
+    items = request.get("items")
+    return Wish(request.get("reason"), None if items is None else [ItemId(*item) for item in items])
+
+
 def tally_entry(entry: Mapping[str, Any]) -> tallies.Entry:
     """Convert an entry from the form in which requests carry it."""
     source = entry["source"]
@@ -174,6 +199,11 @@ class ModelBatch:
     cancels: bool = False
     """Whether it is cancelled when its failures pass its tolerance."""
     exceeded: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+    updates: dict[str, Any] = field(default_factory=dict)
+    """The patches of updates, by their keys."""
+    redrives: dict[str, tuple[Any, Answer]] = field(default_factory=dict)
+    """What redrives asked for, and their answers, by their keys."""
     events: list[str] = field(default_factory=list)
     """Its events in the feed."""
     idle: bool = False
@@ -292,6 +322,7 @@ class Model:
         batch = ModelBatch(new_id, opening["key"], opening["group_size"], items, state)
         batch.tolerance = opening["tolerated_failures"], opening["tolerated_failure_percentage"]
         batch.cancels = opening["on_exceeded"] == "cancel"
+        batch.labels = dict(opening["labels"])
         batch.events = ["opened", *(["sealed"] if sealed else [])]
         if parent is not None:
             batch.parent = parent[0], parent[1] * self.batches[parent[0]].group_size + parent[2]
@@ -340,6 +371,64 @@ class Model:
             "newly": batch.completed_by == fingerprint,
             "newly_succeeded": batch.succeeded_by == fingerprint,
         }
+
+    def _update(self, request: Request, _: object) -> Answer:
+        batch, key, patch = self._find(request), request.get("key"), request["patch"]
+        if batch is None:
+            return {"error": "batch_not_found"}
+        is_replay = key in batch.updates
+        if is_replay and batch.updates[key] != patch:
+            return {"error": "idempotency_key_reused"}
+        if not is_replay:
+            if not batch.live:
+                return {"error": f"batch_{batch.state}"}
+            number, percentage = batch.tolerance
+            tolerance = (
+                patch.get("tolerated_failures", number),
+                patch.get("tolerated_failure_percentage", percentage),
+            )
+            if patch.get("on_exceeded") is not None and tolerance == (None, None):
+                return {"error": "invalid_request"}
+            batch.tolerance = tolerance
+            if "on_exceeded" in patch:
+                batch.cancels = patch["on_exceeded"] == "cancel"
+            if "deadline" in patch:
+                batch.overdue = None
+            if "labels" in patch:
+                merged = {} if patch["labels"] is None else {**batch.labels, **patch["labels"]}
+                batch.labels = {name: value for name, value in merged.items() if value is not None}
+            batch.idle = False
+            batch.events.append("updated")
+            self._settle(batch, object())
+            if key is not None:
+                batch.updates[key] = patch
+        shown = {"state": batch.state, "exceeded": batch.exceeded, "labels": batch.labels}
+        return shown | {"replayed": is_replay}
+
+    def _redrive(self, request: Request, _: object) -> Answer:
+        batch, key = self._find(request), request.get("key")
+        if batch is None:
+            return {"error": "batch_not_found"}
+        reason, items = request.get("reason"), request.get("items")
+        failed = set(batch.failed)
+        if items is not None:
+            if any(group * batch.group_size + index >= batch.items for _, group, index in items):
+                return {"error": "invalid_request"}
+            failed &= {group * batch.group_size + index for _, group, index in items}
+        if reason is not None:
+            failed &= {number for number, given in batch.reasons.items() if given == reason}
+        if key in batch.redrives:
+            wish, answer = batch.redrives[key]
+            return answer | {"replayed": True} if wish == (reason, items) else {"error": "idempotency_key_reused"}
+        if batch.state in (State.EXPIRED, State.CANCELLED):
+            return {"error": f"batch_{batch.state}"}
+        if not failed:
+            return {"error": "nothing_failed"}
+        batch.events.append("redrive")
+        answer = {"count": len(failed), "ranges": spans(failed), "more": False, "replayed": False}
+        if key is not None:
+            batch.redrives[key] = (reason, items), answer
+        return answer
 
     def _cancel(self, request: Request, _: object) -> Answer:
         batch = self._find(request)
@@ -542,12 +631,17 @@ def assert_equal(service: Service, model: Model, *, limit: int = 1000) -> None:
         assert_equal_batch(service, batch, limit=limit)
 
 
+_OF_REQUESTS = (":updated", ":redrive")
+"""Events whose ids also have the digests of their request."""
+_REQUEST = ":[0-9a-f]{32}:[0-9a-f]{32}"
+
+
 def events_of(service: Service, batch_id: int) -> list[str]:
     """The events of a batch in the feed, in order."""
     events = service.feed.read(0, 1000, batch=batch_id).events
-    assert [event.id for event in events] == [
-        f"batch:{batch_id}:{event.type.removeprefix('batch.')}" for event in events
-    ]
+    for event in events:
+        id = f"batch:{batch_id}:{event.type.removeprefix('batch.')}"
+        assert re.fullmatch(id + (_REQUEST if id.endswith(_OF_REQUESTS) else ""), event.id)
     return [event.type.removeprefix("batch.") for event in events]
 
 
@@ -563,6 +657,8 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
         stored_batch.complete,
         stored_batch.succeeded,
         stored_batch.exceeded,
+        stored_batch.tolerance,
+        stored_batch.labels,
     )
     assert events_of(service, batch.id) == batch.events
     assert stored_batch.parent_due is None
@@ -570,7 +666,17 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
     assert parent == batch.parent
     complete = batch.state is State.COMPLETE
     counts = len(batch.acked), len(batch.failed), len(batch.pending)
-    assert facts == (batch.key, batch.state, batch.items, *counts, complete, batch.succeeded, batch.exceeded)
+    assert facts == (
+        batch.key,
+        batch.state,
+        batch.items,
+        *counts,
+        complete,
+        batch.succeeded,
+        batch.exceeded,
+        batch.tolerance,
+        batch.labels,
+    )
     ranges = {"pending": list[tuple[int, int]](), "failed": list[tuple[int, int]]()}
     reasons: dict[int, str] = {}
     for kind in ranges:
