@@ -198,7 +198,8 @@ export function batchView(main, id) {
     seal.hidden = batch.state !== "open" || !may("produce");
     cancel.hidden = !isLive(batch) || !may("produce");
     const facts = [`batch ${id}`, ...times(), parent(), tolerance(), deadline()].filter(Boolean);
-    const key = [batch.state, batch.sealed_at, batch.ended_at, batch.exceeded].join();
+    const policy = [batch.tolerated_failures, batch.tolerated_failure_percentage, batch.on_exceeded, batch.deadline];
+    const key = JSON.stringify([batch.state, batch.sealed_at, batch.ended_at, batch.exceeded, ...policy, batch.labels]);
     if (about.dataset.version !== key) {
       about.dataset.version = key;
       fill(about, dotted(facts));

@@ -158,6 +158,8 @@ function batchRow(batch) {
   const failed = make("span.failures");
   const when = make("span.when");
   let moment = "";
+  let labels = labelLinks(batch);
+  let labelled = JSON.stringify(batch.labels);
   const node = make(
     "li.batch",
     { "data-batch": batch.id },
@@ -170,11 +172,18 @@ function batchRow(batch) {
     state.node,
     make("div.far", {}, bar.node, share),
     make("p.facts", {}, numbers, failed, when),
-    labelLinks(batch),
+    labels,
   );
   return {
     node,
     update(now) {
+      const labelledNow = JSON.stringify(now.labels);
+      if (labelledNow !== labelled) {
+        labelled = labelledNow;
+        labels?.remove();
+        labels = labelLinks(now);
+        if (labels) node.append(labels);
+      }
       state.update(now);
       bar.update(now);
       setText(share, now.items ? `${percent(now.acked + now.failed, now.items)} %${soFar(now)}` : "");

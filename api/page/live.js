@@ -1,7 +1,7 @@
 // Keeps the page current. State changes arrive over the event stream. Acks make no events, so a live batch is polled
 // while its tab is visible, at a rate that follows the service's response time.
 
-const OWN = ["opened", "sealed", "completed", "succeeded", "expired", "cancelled", "repaired", "failures_exceeded"].map((name) => `type=batch.${name}`);
+const OWN = ["opened", "updated", "sealed", "completed", "succeeded", "expired", "cancelled", "repaired", "failures_exceeded"].map((name) => `type=batch.${name}`);
 const BACKOFF = [1000, 2000, 4000, 8000, 15000];
 
 let shown = null;

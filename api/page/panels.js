@@ -155,6 +155,7 @@ export function failedPanel(itemAddress, showMore) {
 
 const HAPPENED = {
   "batch.opened": "opened",
+  "batch.updated": "updated",
   "batch.sealed": "sealed",
   "batch.completed": "completed",
   "batch.succeeded": "succeeded",
@@ -165,11 +166,19 @@ const HAPPENED = {
   "batch.redrive": "redrive requested",
 };
 
+// A field of an update, in words. Labels are a patch of their own.
+function changed([name, value]) {
+  const text = (value) => (value === null ? "removed" : String(value));
+  const entries = name === "labels" && value !== null ? Object.entries(value).map(([label, value]) => `${label}: ${text(value)}`) : [text(value)];
+  return `${name.replaceAll("_", " ")}: ${entries.join(", ")}`;
+}
+
 // What an event says beyond its type.
 function details({ type, data }) {
   if (type === "batch.redrive") {
     return [count(data.count, "failed item"), data.reason && make("span.reason", {}, data.reason), data.note && `“${data.note}”`].filter(Boolean);
   }
+  if (type === "batch.updated" && data?.patch) return Object.entries(data.patch).map(changed);
   if (type === "batch.expired" && data?.cause) return [data.cause === "deadline" ? "at its deadline" : "as nothing happened for too long"];
   return [];
 }
