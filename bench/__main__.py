@@ -27,6 +27,7 @@ QUESTIONS = (
     "scale",
     "capacity",
     "durability",
+    "postgresql",
     "peers",
     "celery",
     "sqs",

@@ -41,7 +41,7 @@ def numbers_of(order: str, scale: Scale) -> list[int]:
     return random.sample(range(scale.items), scale.requests)
 
 
-def _round(port: int, scale: Scale, order: str) -> Load:
+def one_round(port: int, scale: Scale, order: str) -> Load:
     batch, requests = new_batch(port, scale.items, numbers_of(order, scale))
     figures, answers = load.drive(port, requests, scale.connections)
     check(port, batch, answers, len(requests))
@@ -64,8 +64,8 @@ def run(scale: Scale) -> None:
         for _ in range(scale.rounds):
             loads.setdefault("empty endpoint", []).append(_empty_round(empty, scale))
             for order in ("in order", "at random"):
-                loads.setdefault(f"lastbit, {order}", []).append(_round(single.port, scale, order))
-                loads.setdefault(f"two workers, {order}", []).append(_round(double.port, scale, order))
+                loads.setdefault(f"lastbit, {order}", []).append(one_round(single.port, scale, order))
+                loads.setdefault(f"two workers, {order}", []).append(one_round(double.port, scale, order))
     measure.show(
         f"acks: one id a call, {scale.connections} connections, MariaDB (medians of {scale.rounds} rounds)",
         ["", "calls/s", "p50 ms", "p99 ms", "of the empty endpoint"],

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from core.storage import schema
 from core.storage.database import Database
+from tests.support.postgresql import PostgreSQL, running_postgresql
 from tests.support.servers import ROOT, MariaDB, ServiceProcess, free_port, running_service
 
 
@@ -55,8 +56,13 @@ def mariadb(options: Sequence[str] = ()) -> Iterator[MariaDB]:
         server.remove()
 
 
+def postgresql() -> contextlib.AbstractContextManager[PostgreSQL]:
+    """A private, durable server: fsync and synchronous_commit are on by default."""
+    return running_postgresql(in_memory=False)
+
+
 @contextlib.contextmanager
-def lastbit_on(server: MariaDB, *, workers: int = 1, **environment: str) -> Iterator[ServiceProcess]:
+def lastbit_on(server: MariaDB | PostgreSQL, *, workers: int = 1, **environment: str) -> Iterator[ServiceProcess]:
     url = server.new_database()
     with Database(url) as database:
         schema.migrate(database)

@@ -77,10 +77,10 @@ def pages_in_use(file: Path) -> int:
 class Store:
     """A separate database, and the space that its tables take."""
 
-    def __init__(self, server: MariaDB, items: int) -> None:
+    def __init__(self, server: MariaDB, items: int, url: str | None = None) -> None:
         self._server = server
         self.items = items
-        self.url = server.new_database()
+        self.url = url or server.new_database()
         self._name = self.url.rpartition("/")[2]
         self.connection = server.connect(self._name)
         # Without this, MariaDB turns a long IN list into a subquery.
@@ -115,13 +115,13 @@ class Store:
 
     def close(self) -> None:
         self.connection.close()
-        self._server.drop_database(self.url)
 
 
 @contextlib.contextmanager
 def _store(server: MariaDB, items: int) -> Iterator[Store]:
     with contextlib.closing(Store(server, items)) as store:
         yield store
+    server.drop_database(store.url)
 
 
 def _parts(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -70,11 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(finding)
         return 1 if finding.problems else 0
     if options.command == "mutants":
-        return _find_mutants(options.names, options.processes)
+        return _find_mutants(options.names, options.database, options.processes)
     return _explore(options)
 
 
-def _find_mutants(names: Sequence[str], processes: int) -> int:
+def _find_mutants(names: Sequence[str], database: str, processes: int) -> int:
     """Explore the code with each mutant that a race test kills, until the explorer finds it."""
     races = [
         mutant for mutant in mutants.MUTANTS if mutant.test.startswith(RACES) and (not names or mutant.name in names)
@@ -85,8 +85,8 @@ def _find_mutants(names: Sequence[str], processes: int) -> int:
         for size in (2, 3):
             process = subprocess.run(
                 [
-                    *(sys.executable, "-m", "tests.explorer", "all", "--first", f"--of={size}"),
-                    f"--processes={processes}",
+                    *(sys.executable, "-m", "tests.explorer", f"--database={database}", "all"),
+                    *("--first", f"--of={size}", f"--processes={processes}"),
                 ],
                 env={**os.environ, mutants.VARIABLE: mutant.name},
                 capture_output=True,
