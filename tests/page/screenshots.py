@@ -8,6 +8,7 @@ import contextlib
 import random
 import sqlite3
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ from tests.page.browser import program, running_browser
 from tests.support.servers import ROOT, running_service, sqlite_file
 
 FOLDER = ROOT / "docs/images"
+REASONS = (
+    "HTTP 502 from the image renderer after 5 attempts",
+    "no answer from the price service within 30 s",
+    "source file is truncated",
+)
 DESKTOP = {"width": 1180, "height": 860}
 PHONE = {"width": 360, "height": 760}
 
@@ -38,9 +44,11 @@ def pending(api: httpx.Client, batch: int) -> int:
 def resolve(
     api: httpx.Client, batch: int, dice: random.Random, shares: list[float], failed_count: set[int], size: int
 ) -> None:
-    """Ack a random share of each group, and fail three items in each group of `failed_count`."""
+    """Ack a random share of each group, and fail three items in each group of `failed_count`, each for one of the
+    reasons."""
     for first in range(0, len(shares), 64):
-        acks, failures = [], []
+        acks: list[dict[str, Any]] = []
+        failures: list[dict[str, Any]] = []
         for group, share in enumerate(shares[first : first + 64], first):
             acked = bytearray(b"\xff" * (size // 8)) if share >= 1 else bytearray(size // 8)
             failed = bytearray(size // 8)
@@ -54,9 +62,9 @@ def resolve(
             acks.append({**place, "bits": base64.b64encode(acked).decode()})
             if any(failed):
                 failures.append({**place, "bits": base64.b64encode(failed).decode()})
-        reason = "HTTP 502 from the image renderer after 5 attempts"
-        if failures:
-            api.post("/v1/failures", json={"groups": failures, "reason": reason}).raise_for_status()
+        for failed_group in failures:
+            body = {"groups": [failed_group], "reason": REASONS[sorted(failed_count).index(failed_group["group"]) % 3]}
+            api.post("/v1/failures", json=body).raise_for_status()
         api.post("/v1/acks", json={"groups": acks}).raise_for_status()
 
 
@@ -85,12 +93,15 @@ def create_batches(api: httpx.Client) -> int:
     small("catalog-41", 18400, 1, failed_count=3, sealed=True, labels={"team": "search", "shop": "de"})
     small("newsletter-may", 25000, 1, sealed=True, labels={"team": "crm"})
     size, groups = 8192, 184
-    shown_batch = open_batch(api, key="catalog-42", items=size * groups - 3000, labels={"team": "search", "shop": "fr"})
+    deadline = (datetime.now(UTC) + timedelta(hours=7, minutes=30)).isoformat()
+    labels = {"team": "search", "shop": "fr"}
+    shown_batch = open_batch(api, key="catalog-42", items=size * groups - 3000, labels=labels, deadline=deadline)
     shares = [1.0 if group < 92 else max(0.0, min(1.0, 1.15 - (group - 92) / 70)) for group in range(groups - 1)]
     shares = [share if share in (0.0, 1.0) else min(1.0, share + dice.uniform(-0.12, 0.12)) for share in shares]
     shares = [max(0.0, share) for share in shares]
     shares[37], shares[61] = 0.9985, 0.9991
-    resolve(api, shown_batch, dice, shares, {61, 120, 147}, size)
+    shares[74] = shares[90] = 0.9991
+    resolve(api, shown_batch, dice, shares, {61, 74, 90, 120, 147}, size)
     api.post(f"/v1/batches/{shown_batch}/seal").raise_for_status()
     small("translations-pt", 900, 0.12, labels={"team": "content", "language": "pt"})
     return shown_batch
@@ -177,6 +188,10 @@ def take(browser: Browser, url: str, api: httpx.Client, batch: int, parked: str,
                 page.locator(".picture").screenshot(path=folder / "group.png", animations="disabled")
                 page.get_by_role("button", name="Cancel…").click()
                 shoot(page, "cancel", folder)
+                page.get_by_role("button", name="Keep it").click()
+                page.locator("[data-panel='reasons']").get_by_role("button", name="Redrive…").first.click()
+                page.get_by_label("Note").fill("the renderer is back")
+                shoot(page, "redrive", folder)
     with browser.new_context(viewport=DESKTOP, reduced_motion="reduce") as context:
         page = context.new_page()
         page.goto(f"{url}/#/processes/{PROCESS}")
