@@ -11,22 +11,25 @@ LOCKED := $(PIP) --require-hashes --no-build-isolation --only-binary :all: --no-
 TOOLS := .tools
 AIRFLOW := .venv-airflow
 RECIPES := .venv-recipes
+SPARK35 := .venv-spark35
 # Processes of pytest-xdist, each with its own MariaDB. With only two, two cores would be idle a third of the time.
 TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
 PYTHONS ?= python3.11 python3.12 python3.13
+# In each kind of session. The other tests of Spark run in classic sessions of PySpark 4.
+SPARK_TESTS := tests/spark/test_table.py tests/spark/test_acks.py
 TEST_SERVERS := mariadb-server mariadb-backup postgresql sqlite3 rabbitmq-server redis-server default-jre-headless chromium \
 	nginx openssl prometheus systemd curl jq
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-celery serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-postgresql test-spark \
+.PHONY: help demo demo-celery serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-postgresql test-spark test-spark-connect test-spark-35 \
 	test-airflow test-recipes test-howtos test-typescript test-sdk-versions coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+		/^[a-z0-9-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 $(RUNS): pyproject.toml constraints/server.txt constraints/run.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
@@ -51,6 +54,13 @@ $(RECIPES)/.ready: pyproject.toml constraints/recipes.txt
 	$(PYTHON) -m venv $(RECIPES)
 	$(RECIPES)/bin/python $(LOCKED) -r constraints/recipes.txt
 	$(RECIPES)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# PySpark 3.5 needs older versions of pandas and NumPy.
+$(SPARK35)/.ready: pyproject.toml constraints/spark35.txt
+	$(PYTHON) -m venv $(SPARK35)
+	$(SPARK35)/bin/python $(LOCKED) -r constraints/spark35.txt
+	$(SPARK35)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(TOOLS)/.ready: constraints/tools.txt
@@ -126,6 +136,15 @@ test-postgresql: $(READY) ## run the tests that use a server on PostgreSQL, not 
 test-spark: $(READY) ## run only the tests of lastbit.spark and its job
 	@scripts/need.sh default-jre-headless
 	$(BIN)/pytest tests/spark
+
+test-spark-connect: $(READY) ## run the tests of what works on Spark Connect, on Connect
+	@scripts/need.sh default-jre-headless
+	LASTBIT_SPARK=connect $(BIN)/pytest $(SPARK_TESTS)
+
+test-spark-35: $(RUNS) $(SPARK35)/.ready ## run the tests of what works on PySpark 3.5, on 3.5
+	@scripts/need.sh default-jre-headless
+	$(SPARK35)/bin/python -m pytest --confcutdir tests/spark $(SPARK_TESTS) \
+		tests/spark/test_tallies.py tests/spark/test_pipeline.py
 
 test-airflow: $(RUNS) $(AIRFLOW)/.ready ## run the tests of lastbit.integrations.airflow, on Airflow
 	LASTBIT_SERVICE_PYTHON=$(BIN)/python $(AIRFLOW)/bin/python -m pytest --confcutdir tests/integrations/airflow \

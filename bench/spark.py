@@ -2,9 +2,9 @@
 their group and counts them: by the group's numbers, which must be parsed, and by the text before the last colon, which
 is the least possible work with an id.
 
-`python -m bench.spark --items 20000000` measures one size, `--random` with ids in random order; `--billion` opens a
-batch of a billion items, acks all of them through Spark and checks that it is complete. Everything is end to end:
-Parquet, the JVM, Python workers, HTTP, MariaDB with its fsyncs.
+`python -m bench.spark --items 20000000` measures one size, `--random` with ids in random order, `--connect` through
+Spark Connect; `--billion` opens a batch of a billion items, acks all of them through Spark and checks that it is
+complete. Everything is end to end: Parquet, the JVM, Python workers, HTTP, MariaDB with its fsyncs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLDER = Path(os.environ.get("LASTBIT_BENCH_FOLDER") or tempfile.gettempdir())
 
 
 @contextlib.contextmanager
-def session() -> Iterator[SparkSession]:
+def session(connect: bool = False) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = tempfile.mkdtemp(prefix="lastbit-bench-", dir=FOLDER)
     settings = {
@@ -49,7 +49,8 @@ def session() -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "8",
         "spark.local.dir": folder,
     }
-    builder = SparkSession.builder.master("local[2]").appName("lastbit bench")
+    builder = SparkSession.builder.remote("local[2]") if connect else SparkSession.builder.master("local[2]")
+    builder = builder.appName("lastbit bench")
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
@@ -197,12 +198,12 @@ def billion(spark: SparkSession, client: Client, items: int = BILLION) -> None:
 
 
 @contextlib.contextmanager
-def everything() -> Iterator[tuple[SparkSession, Client]]:
+def everything(connect: bool = False) -> Iterator[tuple[SparkSession, Client]]:
     with (
         measure.mariadb() as server,
         measure.lastbit_on(server) as service,
         Client(service.url) as client,
-        session() as spark,
+        session(connect) as spark,
     ):
         yield spark, client
 
@@ -220,8 +221,9 @@ def main() -> None:
     parser.add_argument("--random", action="store_true", help="in no order")
     parser.add_argument("--rounds", type=int, default=3, help="rounds after one that warms up (3)")
     parser.add_argument("--billion", nargs="?", type=int, const=BILLION, metavar="ITEMS", help="a batch of this size")
+    parser.add_argument("--connect", action="store_true", help="through Spark Connect")
     options = parser.parse_args()
-    with everything() as (spark, client):
+    with everything(options.connect) as (spark, client):
         if options.items:
             lines = [timings(spark, client, n, rounds=options.rounds, at_random=options.random) for n in options.items]
             measure.show(TITLE, COLUMNS, lines)

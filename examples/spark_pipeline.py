@@ -2,7 +2,7 @@
 
 It numbers the standard library's modules and counts the words of each. It loses a tenth on purpose, fails some, and
 acks its output. Then it reads the missing and failed items and runs only those again, and the batch succeeds. Start a
-service first: `make serve`."""
+service first: `make serve`. With SPARK_REMOTE=local[2], or an address, it runs on Spark Connect."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from lastbit import Client
-from lastbit.spark import ack, register, with_item_ids
+from lastbit.spark import ack, explain, item_id, with_item_ids
 
 
 def session() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4", "spark.log.level": "ERROR"}
     settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    builder = SparkSession.builder.master("local[2]").appName("lastbit example")
+    builder = SparkSession.builder.appName("lastbit example")
+    if "SPARK_REMOTE" not in os.environ:  # otherwise a session of Spark Connect
+        builder = builder.master("local[2]")
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
@@ -50,7 +52,6 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the service")
     url: str = parser.parse_args().url
     spark = session()
-    register(spark)
     with Client(url) as client, tempfile.TemporaryDirectory() as folder:
         # A key for this run: a driver restarted with it would get the same batch and the same ids.
         run = uuid.uuid4().hex
@@ -64,11 +65,10 @@ def main() -> None:
         report = ack(spark.read.parquet(f"{folder}/out"), url=url, failed="failed")
         print(f"acked the output: {report}")
 
-        def missing(state: str) -> DataFrame:
-            return spark.read.format("lastbit").options(url=url, batch=str(batch.id), state=state).load()
-
-        # Read once and keep it, because acks change what is pending.
-        todo = missing("pending").unionAll(missing("failed")).localCheckpoint()
+        # The ranges are read once, so that acks don't change them. format("lastbit") reads the ids on the executors.
+        ranges = explain(batch, url, spark=spark).unionAll(explain(batch, url, state="failed", spark=spark))
+        numbers = ranges.select(sf.explode(sf.expr("sequence(start, end - 1)")).alias("number"))
+        todo = numbers.select(item_id(batch.id, "number", batch.refresh().group_size).alias("item_id"))
         print(f"run again: {todo.count()} items")
         report = ack(count_words(work.join(todo, "item_id")), url=url)
         print(f"acked the rest: {report}")

@@ -4,7 +4,9 @@
     spark-submit --py-files dist/lastbit.zip jobs/bulk_ack.py --input s3a://bucket/out --url http://lastbit:8000
 
 It needs `lastbit`, PySpark and the standard library. A bare cluster needs only the zip in --py-files. It is safe to run
-it again, also after a failure, because acks are idempotent.
+it again, also after a failure, because acks are idempotent. On Spark Connect, without spark-submit:
+
+    SPARK_REMOTE=sc://host PYTHONPATH=dist/lastbit.zip python jobs/bulk_ack.py --artifact dist/lastbit.zip --input …
 
 Exit status (in client mode, where spark-submit returns it): 0 all good; 1 failed, for example because a file can't be
 read, and some items may be acked; 2 wrong usage: no such input, column, option or SQL; 3 an item was rejected or a row
@@ -24,7 +26,7 @@ from pyspark.sql import functions as sf
 
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.spark import MalformedRows, ack, item_masks, malformed_rows
-from lastbit.spark.arguments import add_reader, add_service, token_of
+from lastbit.spark.arguments import add_connect, add_reader, add_service, send_artifact, token_of
 from lastbit.spark.driver_output import keep_standard_output_clean
 from lastbit.spark.failures import SPARK_ERRORS, is_wrong_use, told
 
@@ -38,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         token = token_of(options.token_file)
         spark = SparkSession.builder.appName("lastbit bulk_ack").getOrCreate()
+        send_artifact(spark, options.artifact)
         return _run(spark, options, token)
     except InvalidArgument as error:
         _say(str(error))
@@ -83,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--strict", action="store_true", help="send nothing if a row has no item id")
     parser.add_argument("--dry-run", action="store_true", help="count, and send nothing")
     add_service(parser, "maximum number of requests at a time")
+    add_connect(parser)
     return parser
 
 

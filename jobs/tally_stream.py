@@ -12,7 +12,7 @@ read in the order of their times, so an earlier offset of a partition must not b
 The job counts all available messages and ends; with --every it continues. Each message counts once, even if the job is
 killed and started again, uses another checkpoint for the same tally, or runs twice at the same time. It needs
 `lastbit`, PySpark and the standard library. A bare cluster needs only the zip in --py-files. The report is one line of
-JSON on standard output.
+JSON on standard output. On Spark Connect, set SPARK_REMOTE, run it with Python, and name the zip in --artifact.
 
 Exit status (in client mode, where spark-submit returns it): 0 all counted; 1 failed, and some messages may be counted;
 2 wrong usage: no such input, column or SQL.
@@ -24,26 +24,53 @@ import argparse
 import json
 import sys
 import time
+import uuid
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.spark import TallyReport, tally_stream
-from lastbit.spark.arguments import add_reader, add_service, token_of
+from lastbit.spark._partitions import is_connect
+from lastbit.spark.arguments import add_connect, add_reader, add_service, send_artifact, token_of
 from lastbit.spark.driver_output import keep_standard_output_clean
 from lastbit.spark.failures import SPARK_ERRORS, is_wrong_use, told
 
 GOOD, FAILED, WRONG_USE = 0, 1, 2
+STORED = "lastbit-counted"
+"""The name of the folder in which the counts are stored on Spark Connect."""
 
 
+@dataclass
 class _Counted:
-    """The total of all micro-batches, and the failure of the last one."""
+    """The total of all micro-batches, and the failure of the last one.
 
-    def __init__(self) -> None:
-        self.batches = 0
-        self.total = TallyReport()
-        self.failure: LastbitError | None = None
+    On Spark Connect, a process of the server runs the sink, in a session of its own, with a copy of this object. That
+    copy is stored next to the checkpoint, where this process reads it.
+    """
+
+    batches: int = 0
+    total: TallyReport = field(default_factory=TallyReport)
+    failure: str | None = None
+    wrong_use: bool = False
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def store(self, spark: SparkSession, checkpoint: str) -> None:
+        frame = spark.createDataFrame([(json.dumps(asdict(self)),)], "counted string")
+        frame.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{STORED}")
+
+    def load(self, spark: SparkSession, checkpoint: str) -> None:
+        try:
+            rows = spark.read.text(f"{checkpoint}/{STORED}").collect()
+        except AnalysisException:  # there was no micro-batch yet
+            return
+        stored = json.loads(rows[0][0])
+        if stored["run"] != self.run:
+            return
+        self.batches, self.total = stored["batches"], TallyReport(**stored["total"])
+        self.failure, self.wrong_use = stored["failure"], stored["wrong_use"]
 
     def add(self, report: TallyReport, epoch: int) -> None:
         self.batches += 1
@@ -63,18 +90,23 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         sink = _sink(options, token_of(options.token_file), counted)
         spark = SparkSession.builder.appName(f"lastbit tally_stream {options.tally}").getOrCreate()
+        send_artifact(spark, options.artifact)
         writer = _read(spark, options).writeStream.foreachBatch(sink).option("checkpointLocation", options.checkpoint)
         trigger: dict[str, Any] = (
             {"processingTime": f"{options.every} seconds"} if options.every else {"availableNow": True}
         )
-        writer.trigger(**trigger).start().awaitTermination()
+        try:
+            writer.trigger(**trigger).start().awaitTermination()
+        finally:
+            if is_connect(spark):
+                counted.load(spark, options.checkpoint)
     except InvalidArgument as error:
         _say(str(error))
         return WRONG_USE
     except SPARK_ERRORS as error:
         # An exception of the sink passes through the JVM and loses its type.
-        _say(str(counted.failure or told(error)))
-        return WRONG_USE if isinstance(counted.failure, InvalidArgument) or is_wrong_use(error) else FAILED
+        _say(counted.failure or told(error))
+        return WRONG_USE if counted.wrong_use or is_wrong_use(error) else FAILED
     print(json.dumps({"batches": counted.batches, **counted.total.to_dict()}), flush=True)  # noqa: T201  # the report
     _say(f"done in {time.monotonic() - start:.1f} s")
     return GOOD
@@ -100,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--header", metavar="SQL", help="the source chain of republished messages")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="continue, with a micro-batch at this interval")
     add_service(parser, "maximum number of tasks that send at a time")
+    add_connect(parser)
     return parser
 
 
@@ -132,8 +165,11 @@ def _sink(options: argparse.Namespace, token: str | None, counted: _Counted) -> 
         try:
             apply(frame, epoch)
         except LastbitError as error:
-            counted.failure = error
+            counted.failure, counted.wrong_use = str(error), isinstance(error, InvalidArgument)
             raise
+        finally:
+            if is_connect(frame):
+                counted.store(frame.sparkSession, options.checkpoint)
 
     return sink
 

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import hypothesis
 import pytest
 import structlog
 
 from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
-from tests.support import templates
+from tests.support import profiles, templates
 from tests.support.aws import Moto, moto_server
 from tests.support.brokers import RabbitMQ, RedisServer, redis_server
 from tests.support.galera import Cluster
@@ -25,14 +24,7 @@ from tests.support.postgresql import PostgreSQL, programs, running_postgresql
 from tests.support.receivers import Receiver, receiving
 from tests.support.servers import MariaDB, ServiceProcess, running_service, sqlite_file
 
-hypothesis.settings.register_profile(
-    "lastbit",
-    deadline=None,
-    print_blob=True,
-    database=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
-)
-hypothesis.settings.load_profile("lastbit")
+profiles.load()
 
 
 @pytest.fixture(scope="session", autouse=True)

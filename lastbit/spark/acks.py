@@ -13,6 +13,7 @@ from lastbit import _calls
 from lastbit._urllib import Connection
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.retry import Retry
+from lastbit.spark._partitions import on_partitions
 from lastbit.spark.masks import Failed, item_masks
 from lastbit.spark.posting import GROUPS_A_CALL, Posted, Posting, post
 
@@ -84,7 +85,7 @@ def ack(
     the service; by default each call has its own.
 
     Raises `InvalidArgument` (no such column, not text), `ServiceUnreachable`, `ServiceError`; then some items may be
-    acked, no report is returned, and repeating the call is safe. Requires a classic session, not Spark Connect.
+    acked, no report is returned, and repeating the call is safe.
     """
     if parallel < 1:
         raise InvalidArgument(f"parallel must be at least 1, not {parallel!r}")
@@ -117,7 +118,8 @@ def ack_stream(
 
     Spark replays a micro-batch if its commit was not recorded. That is harmless, as acks are idempotent, and this
     function uses the same idempotency key each time it acks the micro-batch. `options` are those of `ack`. A failed
-    micro-batch stops the query, which repeats it when it is started again.
+    micro-batch stops the query, which repeats it when it is started again. On Spark Connect, Spark runs the function
+    and `on_report` in a process of the server, so `on_report` must be picklable and can't change the caller's objects.
     """
     connection = Connection.named(url, token)
     run_key = options.pop("idempotency_key", None) or uuid.uuid4().hex
@@ -161,8 +163,7 @@ def _posted(masks: DataFrame, posting: Posting, parallel: int) -> AckReport:
         return post(masks_of_rows, posting)
 
     total = Posted()
-    # A plain RDD of pickled rows: Arrow needs pyarrow, which a bare cluster does not have.
-    for partial in masks.rdd.coalesce(parallel).mapPartitions(post_partition).collect():
+    for partial in on_partitions(masks.coalesce(parallel), post_partition):
         total.add(partial)
     if total.error is not None:
         raise total.error

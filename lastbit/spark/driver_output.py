@@ -6,11 +6,11 @@ import io
 import os
 import sys
 
-from pyspark import SparkContext
-
 
 class _DriversStandardError(io.TextIOBase):
     def __init__(self) -> None:
+        from pyspark import SparkContext  # a client of Spark Connect has none
+
         SparkContext._ensure_initialized()
         self._print = SparkContext._jvm.java.lang.System.err.print
 

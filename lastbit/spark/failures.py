@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, IllegalArgumentException, NumberFormatException, PySparkException
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    NumberFormatException,
+    ParseException,
+    PySparkException,
+)
 
-SPARK_ERRORS = (PySparkException, Py4JError)
+try:
+    from py4j.protocol import Py4JError
+except ImportError:  # a client of Spark Connect has no py4j
+    SPARK_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
+else:
+    SPARK_ERRORS = (PySparkException, Py4JError)
 """All errors that Spark raises: those with a Python class of their own, and others."""
 
 
@@ -15,7 +25,7 @@ def is_wrong_use(error: Exception) -> bool:
     """Whether the arguments are wrong: no such input, column or option, or invalid SQL."""
     if isinstance(error, NumberFormatException):  # caused by a value in a row
         return False
-    return isinstance(error, AnalysisException | IllegalArgumentException)
+    return isinstance(error, AnalysisException | ParseException | IllegalArgumentException)
 
 
 def told(error: Exception) -> str:

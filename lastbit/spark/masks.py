@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, StringType
@@ -82,13 +82,13 @@ def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) ->
     """The column of ids as `id` and, with `failed`, whether the row failed as `failed`. Raises `InvalidArgument`."""
     ids = df[column] if isinstance(column, str) and column in df.columns else column
     columns = [(sf.col(ids) if isinstance(ids, str) else ids).alias("id")]
-    if failed is not None:
-        flag = sf.expr(failed) if isinstance(failed, str) else failed
-        columns.append(flag.alias("failed"))
     try:
+        if failed is not None:
+            flag = sf.expr(failed) if isinstance(failed, str) else failed
+            columns.append(flag.alias("failed"))
         selection = df.select(*columns)
         schema = selection.schema
-    except AnalysisException as error:
+    except (AnalysisException, ParseException) as error:
         shown = ", ".join(df.columns) or "none"
         raise InvalidArgument(f"there is no such column (the columns are {shown}): {error}") from error
     if not isinstance(schema["id"].dataType, StringType):
@@ -137,10 +137,8 @@ def _words(rows: DataFrame) -> DataFrame:
     bit = "shiftleft(1L, CAST((index ^ 56L) & 63L AS INT))"
 
     def gathered(name: str, condition: str) -> list[Column]:
-        return [
-            sf.expr(f"bit_or(IF({condition}(index >> 6) & {LONGS - 1}L = {each}, {bit}, 0L))").alias(f"{name}{each}")
-            for each in range(LONGS)
-        ]
+        here = f"{condition}shiftright(index, 6) & {LONGS - 1}L"
+        return [sf.expr(f"bit_or(IF({here} = {each}, {bit}, 0L))").alias(f"{name}{each}") for each in range(LONGS)]
 
     sums = gathered("acked", "NOT failed AND " if with_failed else "")
     if with_failed:
@@ -150,7 +148,8 @@ def _words(rows: DataFrame) -> DataFrame:
         sf.when(index.isNotNull(), sf.col("head")).alias("head"), sf.shiftright(index, shift).alias("word")
     ).agg(sf.count(sf.lit(1)).alias("rows"), *sums)
     # Check the heads, once for each word: two integers below 2^53, or the whole word is malformed.
-    parts = [sf.regexp_extract("head", rf"\A{INTEGER}:{INTEGER}\z", part).try_cast("bigint") for part in (1, 2)]
+    texts = [sf.regexp_extract("head", rf"\A{INTEGER}:{INTEGER}\z", part) for part in (1, 2)]
+    parts = [sf.nullif(text, sf.lit("")).cast("bigint") for text in texts]
     acked = sf.array(*[f"acked{each}" for each in range(LONGS)])
     judged = gathered_words.select(
         "word",
@@ -193,7 +192,7 @@ def _bitfield(name: str) -> Column:
 
     def text(word: Column, position: Column) -> Column:
         before = sf.coalesce(sf.get(words, position - 1)["word"], sf.lit(-1))
-        gap = sf.repeat(sf.lit("0"), ((word["word"] - before - 1) * (WORD // 4)).cast("int"))
+        gap = sf.call_function("repeat", sf.lit("0"), ((word["word"] - before - 1) * (WORD // 4)).cast("int"))
         longs = sf.array_join(sf.transform(word[name], lambda each: sf.lpad(sf.hex(each), 16, "0")), "")
         return sf.concat(gap, longs)
 

@@ -28,7 +28,6 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.session import SparkSession
 from pyspark.sql.types import StructType
 
 from lastbit import _calls, errors
@@ -42,12 +41,6 @@ PAGE = 1000
 """Ranges per response."""
 
 log = logging.getLogger("lastbit.spark")
-
-
-def register(spark: SparkSession) -> None:
-    """Register `format("lastbit")` with the session. Raises `MissingExtra` if pyarrow or pandas is missing."""
-    _arrow.require('the data source "lastbit"')
-    spark.dataSource.register(LastbitSource)
 
 
 class NotClean(errors.LastbitError):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegralType, StringType
@@ -28,6 +28,7 @@ from lastbit.chains import BITS, STAGES, Source
 from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.models import Json
 from lastbit.retry import Retry
+from lastbit.spark._partitions import on_partitions
 from lastbit.tallies import calls
 
 Expression: TypeAlias = Column | str
@@ -89,7 +90,7 @@ def apply_tally(
     others.
 
     Raises `InvalidArgument` (no such column, wrong type, a row without its source), `OutOfOrder`, `InvalidRequest`,
-    `ServiceUnreachable`; then some entries may be applied, and repeating the call is safe. Requires a classic session.
+    `ServiceUnreachable`; then some entries may be applied, and repeating the call is safe.
     """
     if parallel < 1:
         raise InvalidArgument(f"parallel must be at least 1, not {parallel!r}")
@@ -117,7 +118,8 @@ def tally_stream(
         query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", path).start()
 
     `options` are those of `apply_tally`. A failed micro-batch stops the query, which repeats it when it is started
-    again.
+    again. On Spark Connect, Spark runs the function and `on_report` in a process of the server, so `on_report` must be
+    picklable and can't change the caller's objects.
     """
     connection = Connection.named(url, token)
 
@@ -133,16 +135,16 @@ def _rows(
     df: DataFrame, named: dict[str, Expression], header: Expression | None, explode: Expression | None
 ) -> DataFrame:
     """The rows' entries, with typed columns of fixed names; `row` is the same for all entries of one row."""
-    columns = {name: _column(expression) for name, expression in named.items()}
-    if header is not None:
-        columns |= _roots(_column(header), columns)
     try:
+        columns = {name: _column(expression) for name, expression in named.items()}
+        if header is not None:
+            columns |= _roots(_column(header), columns)
         brought = df.withColumn(_ROW, sf.monotonically_increasing_id())
         if explode is not None:
             brought = brought.select("*", sf.explode(_column(explode)).alias("item"))
         rows = brought.select(sf.col(_ROW).alias("row"), *(column.alias(name) for name, column in columns.items()))
         schema = rows.schema
-    except AnalysisException as error:
+    except (AnalysisException, ParseException) as error:
         column_names = ", ".join(df.columns) or "none"
         raise InvalidArgument(f"there is no such column (the columns are {column_names}): {error}") from error
     for field in schema:
@@ -176,7 +178,7 @@ def _in_order(rows: DataFrame, parallel: int) -> DataFrame:
     """One entry for each key of each message; all entries of one key and source are in one task, sorted by position."""
     source_and_key = ["topic", "partition", "generation", "key"]
     position = ["offset", "child"]
-    # One shuffle is enough: the groupings are finer than the partitions, so they need no other.
+    # The groupings are finer than these partitions, so most versions of Spark don't shuffle again for them.
     entries = (
         rows.repartition(parallel, *source_and_key)
         .groupBy(*source_and_key, *position, "row")
@@ -186,7 +188,10 @@ def _in_order(rows: DataFrame, parallel: int) -> DataFrame:
     messages = entries.groupBy(*source_and_key, *position).agg(
         sf.min("delta").alias("delta"), sf.max("delta").alias("most")
     )
-    return messages.sortWithinPartitions("topic", "partition", "generation", *position, "key")
+    # But PySpark 3.5 does if a column is a constant. Its shuffle would separate the entries of a key, and the service
+    # would take the earlier ones for repeats. So the last shuffle is always this one.
+    partitioned = messages.repartition(parallel, *source_and_key)
+    return partitioned.sortWithinPartitions("topic", "partition", "generation", *position, "key")
 
 
 @dataclass(slots=True)
@@ -204,8 +209,7 @@ def _sent(gathered: DataFrame, connection: Connection, tally: str, most: int) ->
         return _send(rows, connection, tally, most)
 
     total = _Sent()
-    # A plain RDD of pickled rows: Arrow needs pyarrow, which a bare cluster does not have.
-    for task_result in gathered.rdd.mapPartitions(send_partition).collect():
+    for task_result in on_partitions(gathered, send_partition):
         total.entries += task_result.entries
         total.applied += task_result.applied
         total.repeated += task_result.repeated

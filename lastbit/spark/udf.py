@@ -1,4 +1,4 @@
-"""An Arrow UDF that acks by id and returns each row's result."""
+"""A UDF that acks by id and returns each row's result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ack_udf(
     timeout: float = 30.0,
     retry: Retry | None = None,
 ) -> Callable[..., Column]:
-    """An Arrow UDF: item id → `accepted`, `rejected: unknown_batch` (or another reason) or `malformed`, for each row.
+    """A pandas UDF: item id → `accepted`, `rejected: unknown_batch` (or another reason) or `malformed`, for each row.
 
         df.withColumn("ack", ack_udf(url=url)("item_id"))
 
@@ -35,31 +35,31 @@ def ack_udf(
     unless the batch ended in between. It sends ids, not bits: for whole frames `ack` is many times faster.
 
     `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver. Raises `MissingExtra` if pyarrow or pandas
-    is missing; a task raises `ServiceUnreachable` or `ServiceError`, after the retries. Requires PySpark 4.1.
+    is missing; a task raises `ServiceUnreachable` or `ServiceError`, after the retries.
     """
     _arrow.require("ack_udf")
-    from pyspark.sql.functions import arrow_udf
+    import pandas as pd
+    from pyspark.sql.functions import pandas_udf
 
     if reason is not None and not fail:
         raise InvalidArgument("a reason is possible only with fail=True")
     connection = Connection.named(url, token, timeout, retry)
     verb = "failures" if fail else "acks"
 
-    def answers(arrays: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
+    def answers(columns: Iterator[Any]) -> Iterator[Any]:
+        import pandas as pd
 
         driver = connection.driver()
-        for array in arrays:
+        for column in columns:
+            texts = [text if isinstance(text, str) else None for text in column]
             results: list[str] = []
-            for first in range(0, len(array), MOST_ITEMS):
-                results += _answers(driver, verb, array[first : first + MOST_ITEMS].to_pylist(), reason)
-            yield pa.array(results, pa.string())
+            for first in range(0, len(texts), MOST_ITEMS):
+                results += _answers(driver, verb, texts[first : first + MOST_ITEMS], reason)
+            yield pd.Series(results, dtype=object)
 
-    # Set here, as the annotations of this module are text, and pyarrow's names are not among its globals.
-    import pyarrow as pa
-
-    answers.__annotations__ = {"arrays": Iterator[pa.Array], "return": Iterator[pa.Array]}
-    udf: Callable[..., Column] = arrow_udf(answers, "string").asNondeterministic()
+    # Set here, as the annotations of this module are text, and the names of pandas are not among its globals.
+    answers.__annotations__ = {"columns": Iterator[pd.Series], "return": Iterator[pd.Series]}
+    udf: Callable[..., Column] = pandas_udf(answers, "string").asNondeterministic()
     return udf
 
 

@@ -1,5 +1,8 @@
 """One small Spark session on the loopback for all tests of a process, and job submission as users do it.
 
+With LASTBIT_SPARK=connect the session is a client of Spark Connect, and the executors get the package as an artifact;
+`make test-spark-connect` runs the tests of what works there. A process has sessions of one kind only.
+
 Every module here sets `pytestmark = pytest.mark.xdist_group("spark")`, so that a single test process runs all of them.
 """
 
@@ -14,12 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from lastbit import Client
 from scripts import zip_sdk
 from tests.sdk.conftest import scripted, unused_port  # noqa: F401  # fixtures
-from tests.support.servers import ROOT
+from tests.support import profiles
+from tests.support.servers import ROOT, running_service, sqlite_file
 
 LOOPBACK = {
     "spark.ui.enabled": "false",
@@ -35,6 +40,19 @@ LOOPBACK = {
 }
 
 
+PYSPARK_35 = pyspark.__version__.startswith("3.5.")
+
+if PYSPARK_35:  # its environment lacks what tests/conftest.py imports
+    profiles.load()
+    # PySpark 3.5 has no data sources in Python.
+    collect_ignore = ["test_source.py"]
+
+    @pytest.fixture(scope="module")
+    def service_url() -> Iterator[str]:
+        with sqlite_file() as url, running_service(url) as running:
+            yield running.url
+
+
 @pytest.fixture(scope="session")
 def java() -> None:
     """Require a Java for Spark: without one, tests fail in CI and are skipped elsewhere."""
@@ -42,20 +60,48 @@ def java() -> None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("a JDK 17 or later is not installed")
 
 
+CONNECT = os.environ.get("LASTBIT_SPARK") == "connect"
+
+
 @pytest.fixture(scope="session")
-def spark(java: None) -> Iterator[Any]:
+def spark(java: None, sdk_zip: Path) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    if CONNECT:
+        os.environ["SPARK_TESTING"] = "1"  # the server takes any free port, and the client finds it
     folder = tempfile.mkdtemp(prefix="lastbit-spark-")
-    builder = SparkSession.builder.master("local[2]").appName("lastbit tests")
+    builder = SparkSession.builder.remote("local[2]") if CONNECT else SparkSession.builder.master("local[2]")
+    builder = builder.appName("lastbit tests")
     settings = {**LOOPBACK, "spark.sql.warehouse.dir": f"{folder}/warehouse", "spark.local.dir": f"{folder}/local"}
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
+    if CONNECT:
+        assert type(session).__module__.startswith("pyspark.sql.connect")
+        session.addArtifacts(str(sdk_zip), pyfile=True)
+        _start_queries_on_a_busy_machine()
     yield session
     session.stop()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_queries_on_a_busy_machine() -> None:
+    """Start a query again if its Python process did not connect within the ten seconds that Spark always allows it."""
+    from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
+
+    start_once = DataStreamWriter.start
+
+    def start(self: Any, *arguments: Any, **options: Any) -> Any:
+        for _ in range(9):
+            try:
+                return start_once(self, *arguments, **options)
+            except Exception as error:
+                if "Python worker failed to connect back" not in str(error):
+                    raise
+        return start_once(self, *arguments, **options)
+
+    DataStreamWriter.start = start
 
 
 @pytest.fixture
@@ -76,7 +122,6 @@ def sdk_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare_python(java: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python as on a bare cluster node: PySpark and py4j, without httpx, pyarrow or pandas."""
     import py4j
-    import pyspark
 
     bare = tmp_path_factory.mktemp("bare")
     for package in (pyspark, py4j):
@@ -104,8 +149,6 @@ def submit(
 ) -> subprocess.CompletedProcess[str]:
     """Run `spark-submit --py-files lastbit.zip script …` in a folder where this checkout is not importable. `bare` is
     the Python of the driver and the executors, by default this one."""
-    import pyspark
-
     assert pyspark.__file__ is not None
     home = Path(pyspark.__file__).parent
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
@@ -127,6 +170,13 @@ def submit(
             text=True,
             timeout=240,
         )
+
+
+def outside_this_session() -> dict[str, str]:
+    """The environment without what a session of this process has added."""
+    added = ("SPARK_", "PYSPARK_", "PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(added)}
+    return {**kept, "PYSPARK_PYTHON": sys.executable}
 
 
 BULK_ACK = ROOT / "jobs" / "bulk_ack.py"

@@ -14,7 +14,7 @@ import pytest
 from jobs import tally_stream as job
 from lastbit import Client, InvalidArgument, OutOfOrder, SourceChain
 from lastbit.spark import TallyReport, apply_tally, tally_stream
-from tests.spark.conftest import submit
+from tests.spark.conftest import CONNECT, submit
 from tests.support.servers import ROOT
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -90,16 +90,18 @@ def test_a_stream_is_counted_once_whatever_is_replayed(
 ) -> None:
     """The last commit is lost and its micro-batch replayed; then a new checkpoint on the same tally, with other
     micro-batch boundaries, whose batch ids start again."""
-    reports: list[tuple[int, TallyReport]] = []
+    reports = tmp_path / "reports"
+
+    def report_to_file(report: TallyReport, epoch: int) -> None:
+        with reports.open("a") as file:  # on Connect, another process calls this
+            file.write(json.dumps([epoch, report.to_dict()]) + "\n")
 
     def run(checkpoint: str, files: int) -> list[tuple[int, TallyReport]]:
-        reports.clear()
-        query = start(
-            *(spark, screws, "replayed", client.url, tmp_path / checkpoint, files),
-            on_report=lambda report, epoch: reports.append((epoch, report)),
-        )
+        reports.write_text("")
+        query = start(*(spark, screws, "replayed", client.url, tmp_path / checkpoint, files), on_report=report_to_file)
         query.awaitTermination()
-        return list(reports)
+        lines = map(json.loads, reports.read_text().splitlines())
+        return [(epoch, TallyReport(**report)) for epoch, report in lines]
 
     first = run("one", 3)
     assert [epoch for epoch, _ in first] == [0, 1]
@@ -135,13 +137,15 @@ def test_a_driver_that_dies_in_a_micro_batch_continues_exactly(
 def test_two_concurrent_drivers_count_each_message_once(
     spark: Any, client: Client, screws: Screws, tmp_path: Path
 ) -> None:
-    """Each with its own checkpoint and boundaries, interleaved with the other."""
-    barrier = threading.Barrier(2, timeout=120)
-    reports: list[TallyReport] = []
+    """Each with its own checkpoint and boundaries, interleaved with the other. On Connect each reports from a process
+    of its own, and they are not made to alternate."""
+    barrier = None if CONNECT else threading.Barrier(2, timeout=120)
+    reports = tmp_path / "reports"
 
     def meet(report: TallyReport, _: int) -> None:
-        reports.append(report)
-        if len(reports) < 5:
+        with reports.open("a") as file:
+            file.write(f"{report.applied}\n")
+        if barrier is not None and len(reports.read_text().splitlines()) < 5:
             barrier.wait()
 
     queries = [
@@ -151,7 +155,7 @@ def test_two_concurrent_drivers_count_each_message_once(
     for query in queries:
         query.awaitTermination()
     assert totals(client, "both") == screws.truth
-    assert sum(report.applied for report in reports) == screws.entries
+    assert sum(map(int, reports.read_text().split())) == screws.entries
 
 
 @pytest.mark.slow
@@ -266,9 +270,10 @@ def test_the_job_counts_its_input_once(
 
 
 def test_the_job_distinguishes_wrong_use_from_failure(
-    spark: Any, arguments: list[str], unused_port: int, tmp_path: Path, capsys: Any
+    spark: Any, scripted: Any, arguments: list[str], unused_port: int, tmp_path: Path, capsys: Any
 ) -> None:
-    """2: no such input, column or SQL, bad names; 1: an unreachable service. Nothing on standard output."""
+    """2: no such input, column or SQL, bad names; 1: a service that refuses or is unreachable. Nothing on standard
+    output."""
     for more_arguments in (
         ["--input", str(tmp_path / "nowhere")],
         ["--key", "no such column"],
@@ -282,9 +287,15 @@ def test_the_job_distinguishes_wrong_use_from_failure(
     with pytest.raises(SystemExit) as error_info:
         job.main(arguments)
     assert error_info.value.code == 2
-    unreachable = ["--url", f"http://127.0.0.1:{unused_port}", "--checkpoint", str(tmp_path / "gone")]
-    assert _impatient([*arguments, "--tally", "wrong", *unreachable]) == 1
-    assert capsys.readouterr().out == ""
+    scripted.reply = lambda _: (401, {}, {"code": "unauthorized", "detail": "no such token"})
+    refused = ["--url", scripted.url, "--checkpoint", str(tmp_path / "refused")]
+    assert job.main([*arguments, "--tally", "wrong", *refused]) == 1
+    if not CONNECT:  # there another process sends, with the usual retries
+        unreachable = ["--url", f"http://127.0.0.1:{unused_port}", "--checkpoint", str(tmp_path / "gone")]
+        assert _impatient([*arguments, "--tally", "wrong", *unreachable]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "no such token" in output.err
 
 
 def _impatient(arguments: list[str]) -> int:
