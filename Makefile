@@ -126,7 +126,7 @@ test: $(READY) ## run all tests but the slow ones, on real servers
 	$(BIN)/$(QUICK_TESTS) --durations 25
 
 test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
-	@scripts/need.sh mariadb-server galera-4 rsync postgresql sqlite3 default-jre-headless faketime nginx openssl
+	@scripts/need.sh $(TEST_SERVERS) galera-4 rsync faketime
 	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
 
 test-postgresql: $(READY) ## run the tests that use a server on PostgreSQL, not MariaDB

@@ -141,7 +141,8 @@ def test_the_servers_wheel_ships_its_programs_in_one_package(wheels: list[Path])
     assert "Requires-Dist: sqlalchemy<3,>=2.0.30" in metadata
 
 
-@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_installed_server_runs_next_to_packages_with_the_same_names(
     wheels: list[Path], tmp_path: Path, workers: str
 ) -> None:
@@ -187,6 +188,7 @@ def test_the_installed_server_runs_next_to_packages_with_the_same_names(
     assert all(line.startswith("{") for line in log.splitlines()), log
 
 
+@pytest.mark.slow
 def test_the_installed_server_names_its_own_commands(wheels: list[Path], tmp_path: Path) -> None:
     """Help and hints name commands that this user can type."""
     python = install(tmp_path / "environment", *wheels)

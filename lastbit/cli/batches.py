@@ -183,9 +183,9 @@ def update(
     idempotency_key: str | None,
     **options: Any,
 ) -> None:
-    """Change the tolerance, deadline or labels of BATCH, which is open or sealed.
+    """Change the tolerance, deadline or labels of BATCH.
 
-    What is not given stays as it is; `none` removes a deadline or a limit.
+    It must be open or sealed. What is not given stays as it is; `none` removes a deadline or a limit.
     """
     changes = {name: None if value == NONE else value for name, value in options.items() if value is not None}
     if label_pairs or removed:

@@ -136,9 +136,10 @@ def _show(s: Session, ranges: Iterable[PendingRange]) -> None:
 )
 @session
 def reasons(s: Session, batch: int, limit: int) -> None:
-    """Show why items of BATCH failed: each reason with its count, times and some ids.
+    """Show why items of BATCH failed, by reason.
 
-    It takes the same time for a million failures, of which it examines a sample.
+    Each reason has its count, times and some ids. It takes the same time for a million failures, of which it examines
+    a sample.
     """
     found = s.client.batch(batch).failure_reasons(limit=limit)
     s.output.answer(found, *rendering.reasons(found))

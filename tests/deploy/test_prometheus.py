@@ -34,6 +34,7 @@ def test_prometheus_accepts_the_rules() -> None:
     assert f"{len(rules())} rules found" in process.stdout
 
 
+@pytest.mark.slow
 def test_each_rule_is_silent_or_fires_as_in_its_test(tmp_path: Path) -> None:
     process = promtool("test", "rules", TESTS)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -189,6 +189,7 @@ def test_two_dispatchers_share_the_work(server_service: Service, receiver: Recei
     }
 
 
+@pytest.mark.slow
 def test_each_event_arrives_though_dispatchers_are_killed(server_service: Service, receiver: Receiver) -> None:
     """At least once, under its own id, validly signed and logged; one dispatcher after the other is killed at work
     while another goes on."""

@@ -20,6 +20,7 @@ def session(spark: Any) -> Any:
     return spark
 
 
+@pytest.mark.slow
 def test_a_written_frame_acks_and_the_rest_is_read_back(session: Any, client: Client) -> None:
     """Pending items come back as ids, split by groups, and a join runs exactly the missing ones."""
     batch = client.open(items=30_000)

@@ -94,6 +94,6 @@ def consuming(rabbitmq: RabbitMQ, client: Client) -> Consuming:
 
 
 def left(channel: Any, queue: str) -> int:
-    """The number of messages that are ready."""
+    """The number of messages that are ready. The server returns those of a closed connection a moment later."""
     count: int = channel.queue_declare(queue, passive=True).method.message_count
     return count

@@ -18,6 +18,7 @@ from lastbit.integrations import rabbitmq as adapter
 from lastbit.integrations.rabbitmq._publisher import Sender
 from tests.integrations.rabbitmq.conftest import Consuming, left, over
 from tests.support.brokers import RabbitMQ, Wire
+from tests.support.exposition import eventually
 
 pytestmark = pytest.mark.xdist_group("rabbitmq")
 
@@ -101,7 +102,7 @@ def test_unroutable_messages_are_published_until_they_are_routed(
         assert len(send([("1:0:0", b"0"), ("1:0:1", b"1")])) == 2
         channel.queue_declare("late")
         assert send([("1:0:0", b"0"), ("1:0:1", b"1")]) == []
-    assert left(channel, "late") == 2
+    eventually(lambda: left(channel, "late"), 2)
     channel.queue_delete("late")
 
 
