@@ -49,7 +49,7 @@ def _overload(kind: overload.Kind) -> Round:
         items = 10**9 if kind.in_order else scale.items
         batch, _ = acks.new_batch(port, items, [])
         size = measure.call(port, "GET", f"/v1/batches/{batch}")["group_size"]
-        seconds = FLOOD if scale.rounds > 2 else 1.0
+        seconds = FLOOD if scale.items >= Scale.full().items else 1.0
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             phase = pool.apply(overload.flood, (port, (kind, batch, size, items, 0), seconds))
         return len(phase.took) / seconds

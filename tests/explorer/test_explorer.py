@@ -74,13 +74,18 @@ FOUND_BEFORE = [
 ]
 
 
+def find_nothing(arena: Arena, text: str, preemptions: int | None) -> None:
+    """Search the combination; fail if there is a finding."""
+    combination, _ = parse(text)
+    findings = Search(arena, combination, preemptions).run()
+    assert not findings.findings, "\n".join(map(str, findings.findings))
+
+
 @pytest.mark.mariadb
 @pytest.mark.parametrize("text", FOUND_BEFORE)
 def test_earlier_findings_stay_fixed(arena: Arena, text: str) -> None:
     """Each combination in which the explorer has found a bug."""
-    combination, _ = parse(text)
-    findings = Search(arena, combination, 2).run()
-    assert not findings.findings, "\n".join(map(str, findings.findings))
+    find_nothing(arena, text, 2)
 
 
 @pytest.mark.mariadb
@@ -125,9 +130,7 @@ POLICIES = [
 @pytest.mark.parametrize("text", POLICIES)
 def test_updates_and_redrives_have_a_serial_outcome(arena: Arena, text: str) -> None:
     """The pairs with the races that matter most to them; the slow tests have all pairs of rare operations."""
-    combination, _ = parse(text)
-    findings = Search(arena, combination, None).run()
-    assert not findings.findings, "\n".join(map(str, findings.findings))
+    find_nothing(arena, text, None)
 
 
 @pytest.mark.slow

@@ -171,6 +171,6 @@ def _connections(settings: dict[str, str], database: Database, workers: int) -> 
     return Finding(
         "connections",
         Verdict.UNSAFE,
-        f"the server allows {limit} connections besides the reserved ones, and the service may use {needed}",
+        f"the service may use {needed} connections, but the server allows it only {limit}",
         f"set max_connections = {needed + reserved + 50} or more in the server's configuration, and restart it",
     )
