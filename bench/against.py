@@ -1,4 +1,4 @@
-"""`python -m bench.against COMMIT [--rounds N]`: acks, bulk acks and overload, beside the code of an earlier commit.
+"""`python -m bench.against COMMIT [--rounds N] [--only overload]`: acks, bulk acks, overload, beside an earlier commit.
 
 Both services run on one server, each with its own database and with the packages of this environment. Their rounds
 alternate, and the order within a pair changes, so that a drift of the machine's speed doesn't favour either.
@@ -85,15 +85,16 @@ def _service(server: MariaDB, root: Path) -> Iterator[ServiceProcess]:
         service.remove()
 
 
-def run(commit: str, scale: Scale) -> None:
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ROUNDS}
+def run(commit: str, scale: Scale, beginning: str = "") -> None:
+    """Compare the cases whose names begin so."""
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ROUNDS if name.startswith(beginning)}
     with (
         _code_of(commit) as earlier,
         measure.mariadb() as server,
         _service(server, earlier) as old,
         _service(server, ROOT) as new,
     ):
-        for number, name in itertools.product(range(scale.rounds), ROUNDS):
+        for number, name in itertools.product(range(scale.rounds), rates):
             services = [old, new][:: -1 if number % 2 else 1]
             found = {service: ROUNDS[name](service.port, scale) for service in services}
             rates[name].append((found[old], found[new]))
@@ -115,9 +116,12 @@ def main() -> None:
     parser.add_argument("commit")
     parser.add_argument("--quick", action="store_true", help="a small run, to check that everything works")
     parser.add_argument("--rounds", type=int, help="instead of five, or two with --quick")
+    parser.add_argument("--only", metavar="NAME", default="", help="only cases whose names begin with NAME")
     options = parser.parse_args()
+    if not any(name.startswith(options.only) for name in ROUNDS):
+        parser.error(f"no case begins with {options.only!r}: the cases are {', '.join(ROUNDS)}")
     scale = Scale.quick() if options.quick else Scale.full()
-    run(options.commit, dataclasses.replace(scale, rounds=options.rounds or scale.rounds))
+    run(options.commit, dataclasses.replace(scale, rounds=options.rounds or scale.rounds), options.only)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ import sqlalchemy as sa
 from bench import measure
 from bench.measure import Scale
 from bench.overload import Memory
-from core import tables
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit.ids import DEFAULT_GROUP_SIZE, item_id
 from tests.support.servers import ServiceProcess

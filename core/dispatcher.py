@@ -35,12 +35,13 @@ from typing import Final
 
 import structlog
 
-from core import errors, metrics, tables
+from core import errors, metrics
 from core.acks import parents
 from core.commits.combiner import Combiner
 from core.commits.lanes import Pending
 from core.commits.operation import Done
 from core.processes import timers
+from core.storage import tables
 from core.storage.database import Database
 from core.webhooks import callbacks, deliveries, message
 from core.webhooks.backoff import Backoff

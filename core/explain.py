@@ -14,13 +14,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import tables
 from core.batches import batch as batches
 from core.batches import ranges
 from core.batches.batch import Batch
 from core.batches.lifecycle import LIVE, State, Verb, is_overdue
 from core.batches.tolerance import NONE
 from core.bits import journal
+from core.storage import tables
 from core.webhooks import delivery_log
 from lastbit.ids import item_id
 

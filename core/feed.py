@@ -26,8 +26,8 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
-from core.storage import dialects, galera, limits, statements
+from core import errors
+from core.storage import dialects, galera, limits, statements, tables
 from core.storage.database import APPENDED, Database
 from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
 

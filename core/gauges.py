@@ -13,9 +13,10 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from sqlalchemy.engine import Connection
 
-from core import feed, tables
+from core import feed
 from core.batches.lifecycle import State
 from core.processes.inbox import Status
+from core.storage import tables
 from core.webhooks import callbacks
 from core.webhooks.delivery_log import Progress
 from core.webhooks.subscriptions import State as WebhookState

@@ -57,8 +57,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
-from core.storage import dialects, faults, statements
+from core import errors
+from core.storage import dialects, faults, statements, tables
 from core.storage.statements import LIST, Pipeline, chunks, packets
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES

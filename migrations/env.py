@@ -9,8 +9,7 @@ from alembic import context
 from alembic.ddl.mysql import MySQLImpl
 from sqlalchemy.exc import DBAPIError
 
-from core import tables
-from core.storage import faults
+from core.storage import faults, tables
 from core.storage.database import Database
 
 

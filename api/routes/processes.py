@@ -32,12 +32,13 @@ from api.routes.models import Body, Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Writes
 from api.server.bodies import DEPTH
-from core import errors, tables
+from core import errors
 from core.commits.operation import Done
 from core.consumer_groups import groups
 from core.processes import definitions, instances, outbox, timers
 from core.processes.handling import HandleMany, handle_many_of, handle_of
 from core.service import Service
+from core.storage import tables
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
 from lastbit.tokens import Role

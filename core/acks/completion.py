@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.acks.call import Completed, Unit
 from core.batches import batch as batches
 from core.batches import batch_rows, nesting
 from core.batches.lifecycle import LIVE, TAKES_ACKS, State, completes
 from core.batches.tolerance import NONE, OnExceeded, Tolerance
-from core.storage import dialects, faults, statements
+from core.storage import dialects, faults, statements, tables
 from core.storage.statements import Pipeline, chunks
 
 PREFIX_STEP: Final = 64

@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.batches import nesting
 from core.batches.callbacks import Callback, Issued
 from core.batches.lifecycle import State, judge
 from core.batches.tolerance import OnExceeded, Tolerance
-from core.storage import dialects, statements
+from core.storage import dialects, statements, tables
 from core.storage.dialects import Rows
 from core.storage.statements import LIST, as_time, chunks
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemId, item_id

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import feed, tables
+from core import feed
 from core.batches.lifecycle import State
-from core.storage import dialects
+from core.storage import dialects, tables
 from core.storage.statements import LIST, Pipeline, chunks, literal, packets
 
 DEFAULT_TYPES: Final = tuple(

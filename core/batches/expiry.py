@@ -17,11 +17,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
 from core.batches import batch as batches
 from core.batches import nesting, purge
 from core.batches.lifecycle import LIVE, Cause, State, is_idle, is_overdue
-from core.storage import dialects, statements
+from core.storage import dialects, statements, tables
 from core.storage.database import Database
 
 PAGE: Final = 500

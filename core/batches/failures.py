@@ -17,11 +17,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import tables
 from core.batches import ranges
 from core.batches.batch import Batch
 from core.bits import bitfield
-from core.storage import limits
+from core.storage import limits, tables
 
 MOST: Final = 5_000
 """Maximum failures that are examined one by one. Decoding a row takes the driver about ten microseconds."""

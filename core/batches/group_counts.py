@@ -13,9 +13,10 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
 from core.batches.batch import Batch
 from core.bits import bitfield, journal
+from core.storage import tables
 from core.storage.statements import LIST, chunks
 
 GROUPS: Final = 131_072

@@ -22,9 +22,10 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
 from core.batches.lifecycle import LIVE, State, Verb, judge
 from core.bits import bitfield, journal
+from core.storage import tables
 from lastbit.ids import ItemId
 
 PAGE: Final = 500

@@ -17,7 +17,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed
+from core.storage import tables
 
 _feed = tables.feed.c
 

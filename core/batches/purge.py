@@ -20,10 +20,10 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import tables
 from core.batches import batch as batches
 from core.batches import callbacks
 from core.batches.lifecycle import LIVE, State
+from core.storage import tables
 from core.storage.database import Database
 
 CHUNK: Final = 500

@@ -19,10 +19,9 @@ import sqlalchemy as sa
 from bitarray import bitarray
 from sqlalchemy.engine import Connection
 
-from core import tables
 from core.batches.batch import Batch
 from core.bits import bitfield, group_rows, journal
-from core.storage import limits, statements
+from core.storage import limits, statements, tables
 from lastbit.watermark import Piece, first_unresolved
 
 SCAN: Final = 4096

@@ -25,12 +25,13 @@ import sqlalchemy as sa
 from bitarray import bitarray
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.batches import batch as batches
 from core.batches import once, ranges
 from core.batches.batch import Batch
 from core.batches.lifecycle import judge
 from core.bits import bitfield
+from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import LIST, chunks
 from lastbit.ids import ItemId

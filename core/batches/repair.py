@@ -56,7 +56,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.batches import batch as batches
 from core.batches import nesting, verify
 from core.batches.batch import Batch
@@ -64,7 +64,7 @@ from core.batches.lifecycle import LIVE, TERMINAL, State, completes
 from core.batches.tolerance import OnExceeded
 from core.batches.verify import StoredGroup
 from core.bits import bitfield, group_rows, journal
-from core.storage import schema, statements
+from core.storage import schema, statements, tables
 from core.storage.statements import LIST, chunks
 
 SINCE: Final = "0009"

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
 from core.batches.batch import COLUMNS, Batch, from_row
 from core.batches.lifecycle import State
-from core.storage import limits
+from core.storage import limits, tables
 from lastbit.ids import ItemId
 
 SCAN: Final = 10_000

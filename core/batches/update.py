@@ -26,12 +26,13 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.batches import batch as batches
 from core.batches import nesting, once, writing
 from core.batches.batch import Batch
 from core.batches.lifecycle import State, judge
 from core.batches.tolerance import NONE, OnExceeded
+from core.storage import tables
 from core.storage.database import Database
 
 MAX_LABELS: Final = 64

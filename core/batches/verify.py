@@ -16,12 +16,12 @@ from bitarray import bitarray
 from bitarray.util import zeros
 from sqlalchemy.engine import Connection
 
-from core import tables
 from core.batches import batch as batches
 from core.batches.batch import Batch
 from core.batches.lifecycle import LIVE, State
 from core.batches.ranges import STEP
 from core.bits import bitfield, journal
+from core.storage import tables
 
 
 @dataclass(frozen=True, slots=True)

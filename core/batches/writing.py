@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.batches import batch as batches
 from core.batches import batch_rows, callbacks, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
@@ -44,7 +44,7 @@ from core.batches.lifecycle import State, completes, judge
 from core.batches.tolerance import OnExceeded
 from core.bits import folding
 from core.commits.operation import Done, Operation
-from core.storage import dialects, schema
+from core.storage import dialects, schema, tables
 from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
 from lastbit.ids import MAX_ITEMS
 

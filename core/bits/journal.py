@@ -48,9 +48,8 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from core import tables
 from core.bits.bitfield import Group
-from core.storage import statements
+from core.storage import statements, tables
 
 SINCE: Final = "0008"
 """The revision of the schema that introduced the journal."""

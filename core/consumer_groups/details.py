@@ -9,10 +9,10 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import tables
 from core.consumer_groups import groups, positions
 from core.consumer_groups.groups import ConsumerGroup
 from core.consumer_groups.positions import Position
+from core.storage import tables
 
 _consumers = tables.consumers.c
 

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from core import errors, tables
-from core.storage import faults, galera
+from core import errors
+from core.storage import faults, galera, tables
 
 MOST_PARTITIONS: Final = 4096
 OWN_NAMES: Final = "lastbit."

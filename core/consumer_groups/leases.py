@@ -42,8 +42,9 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
 from core.consumer_groups import groups, shares
+from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import LIST, chunks
 

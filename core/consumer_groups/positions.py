@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, metrics, tables
+from core import errors, metrics
 from core.consumer_groups import groups
-from core.storage import dialects, galera
+from core.storage import dialects, galera, tables
 from core.storage.statements import LIST, Pipeline, among, as_text, chunks, literal, packets
 from lastbit.streams.errors import CorruptSnapshot
 from lastbit.streams.snapshot import Snapshot

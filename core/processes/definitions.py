@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.consumer_groups import groups
 from core.processes import inbox
-from core.storage import faults
+from core.storage import faults, tables
 from core.storage.database import Database
 from core.storage.statements import LIST, among, as_text, chunks, run
 

@@ -24,8 +24,8 @@ from typing import Final, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
-from core.storage import dialects
+from core import errors, feed
+from core.storage import dialects, tables
 from core.storage.database import Database
 from core.storage.statements import LIST, Pipeline, among, as_text, chunks, literal, packets
 

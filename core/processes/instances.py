@@ -16,9 +16,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
 from core.processes import definitions, inbox, outbox, timers
-from core.storage import dialects, limits
+from core.storage import dialects, limits, tables
 from core.storage.statements import LIST, Pipeline, among, as_text, as_time, chunks, literal, packets
 
 SHOWN: Final = 200

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
-from core.storage import limits
+from core import errors, feed
+from core.storage import limits, tables
 from core.storage.statements import LIST, Pipeline, as_text, chunks, literal, packets
 
 NAMESPACE: Final = uuid.UUID("6b1a5b0e-6c1f-5d0b-9a53-0d2a3a2c7b11")

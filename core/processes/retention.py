@@ -26,9 +26,10 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import feed, tables
+from core import feed
 from core.processes import definitions, inbox
 from core.processes.instances import Status
+from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import LIST
 

@@ -19,7 +19,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import feed, tables
+from core import feed
+from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import LIST, Pipeline, among, chunks, literal, packets
 

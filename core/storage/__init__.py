@@ -3,8 +3,8 @@
 Only `database` begins, commits, rolls back and retries transactions. `dialects` has the differences between databases,
 one file per database, and `engines` the code that their connection pools share. `faults` classifies the drivers'
 errors. `continuity` detects that a connection leads to another database. `galera` has the additions for clusters.
-`statements` sends several statements at once, `limits` limits a page in bytes, `schema` migrates, and `checks` reports
-unsafe settings of a database.
+`statements` sends several statements at once, `limits` limits a page in bytes, `tables` defines the tables, `schema`
+migrates them, and `checks` reports unsafe settings of a database.
 
 The other packages work with a transaction, and never ask which database they use.
 """

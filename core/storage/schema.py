@@ -21,8 +21,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core import errors, programs, tables
-from core.storage import dialects, faults
+from core import errors, programs
+from core.storage import dialects, faults, tables
 from core.storage.database import LOCK_WAIT, Database
 
 PATIENCE: Final = 60

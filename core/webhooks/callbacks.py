@@ -18,7 +18,8 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import feed, tables
+from core import feed
+from core.storage import tables
 from core.webhooks.delivery_log import Progress
 from core.webhooks.subscriptions import State
 

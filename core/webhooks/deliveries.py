@@ -32,9 +32,9 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import feed, tables
+from core import feed
 from core.commits.operation import Operation
-from core.storage import dialects
+from core.storage import dialects, tables
 from core.storage.database import Database
 from core.storage.statements import LIST, Pipeline, chunks, literal, packets
 from core.webhooks import callbacks, subscriptions

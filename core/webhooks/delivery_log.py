@@ -11,7 +11,8 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed
+from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import LIST, chunks
 from core.webhooks import subscriptions

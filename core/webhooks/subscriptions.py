@@ -19,7 +19,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, tables
+from core import errors, feed
+from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import LIST, chunks
 from core.webhooks import addresses, message

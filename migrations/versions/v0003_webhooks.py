@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import mysql
 
-from core.tables import MYSQL_OPTIONS
+from core.storage.tables import MYSQL_OPTIONS
 
 revision = "0003"
 down_revision = "0002"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from core.tables import MYSQL_OPTIONS
+from core.storage.tables import MYSQL_OPTIONS
 
 revision = "0008"
 down_revision = "0007"

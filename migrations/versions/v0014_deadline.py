@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from core.tables import Timestamp
+from core.storage.tables import Timestamp
 
 revision = "0014"
 down_revision = "0013"

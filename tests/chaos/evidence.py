@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from core import tables
+from core.storage import tables
 from core.storage.database import Database
 from tests.chaos.plans import Plan
 from tests.support.receivers import Got

@@ -17,8 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core import errors, tables
+from core import errors
 from core.batches.lifecycle import State
+from core.storage import tables
 from core.storage.database import Database
 from tests.chaos.plans import GROWING_SIZE
 

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core import tables
 from core.errors import CoreError
+from core.storage import tables
 from core.storage.database import Database
 from lastbit import Client, errors
 from lastbit.ids import ItemIds

@@ -19,8 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from core import tables
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit import Client, Retry
 from lastbit.errors import ServiceUnreachable, Unavailable

@@ -24,7 +24,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from core import tables
+from core.storage import tables
 
 NEW_IDS: Final = 1_000_000
 """The first id that the server generates; the scene's own ids are far below."""

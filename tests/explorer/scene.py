@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from bitarray import bitarray
 from bitarray.util import zeros
 
-from core import tables
 from core.batches.lifecycle import State
 from core.bits import bitfield, journal
 from core.processes import definitions
+from core.storage import tables
 from lastbit.streams.snapshot import Snapshot
 from tests.explorer.sessions import normalized
 

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, janitor, tables, writes
+from core import errors, janitor, writes
 from core.acks import flush
 from core.acks.call import AckResult, Call, Unit
 from core.batches import batch as batches
@@ -24,7 +24,7 @@ from core.batches.writing import Extend
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from tests.guarantees.models.service import LONG_AGO
 from tests.support.servers import MariaDB

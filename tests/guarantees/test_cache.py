@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from core import tables
 from core.acks.call import AckResult, Call
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
@@ -20,7 +19,7 @@ from core.bits.cache import BitfieldCache
 from core.bits.journal import JournalState
 from core.commits.combiner import Inline
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from tests.conftest import Server
 from tests.support.proxies import proxied

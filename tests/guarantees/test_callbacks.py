@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.acks.call import Call
 from core.batches import purge
 from core.batches.batch import Opened, Opening
@@ -23,6 +23,7 @@ from core.commits.combiner import Inline
 from core.feed import NewEvent
 from core.service import Service
 from core.service.batches import opening_of
+from core.storage import tables
 from core.storage.database import Database
 from core.webhooks import callbacks, deliveries
 from core.webhooks.delivery_log import Progress

@@ -21,12 +21,12 @@ import httpx
 import pytest
 from sqlalchemy.engine import Connection
 
-from core import janitor, tables
+from core import janitor
 from core.batches import expiry
 from core.commits.combiner import Inline
 from core.processes import timers
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from core.storage.statements import Pipeline
 from lastbit import Client

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from prometheus_client import REGISTRY
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
 from core.acks import apply, flush
 from core.acks.call import AckResult, Call, Outcome, Unit
 from core.batches import batch as batches
@@ -29,7 +29,7 @@ from core.commits.admission import Admission
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.commits.lanes import FLUSH_COST, UNIT_GROUPS
 from core.service import Service
-from core.storage import database, schema
+from core.storage import database, schema, tables
 from core.storage.database import Database
 from tests.guarantees.drivers.strangers import locked
 

@@ -23,13 +23,13 @@ import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.commits.combiner import Inline
 from core.consumer_groups import shares
 from core.consumer_groups.leases import Caller, Held, Synced
 from core.consumer_groups.positions import Fence, Position, fence
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
 from tests.conftest import KINDS

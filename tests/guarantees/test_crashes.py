@@ -17,12 +17,11 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from core import tables
 from core.acks import parents
 from core.batches import nesting
 from core.commits.combiner import Inline
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from tests.guarantees.drivers import journaled
 from tests.guarantees.models.service import Model, Request, assert_equal, bits, perform

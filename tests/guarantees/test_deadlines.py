@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, janitor, tables, writes
+from core import errors, janitor, writes
 from core.acks.call import AckResult
 from core.batches import expiry
 from core.batches.batch import Opening
@@ -23,7 +23,7 @@ from core.batches.lifecycle import State
 from core.commits.combiner import Inline
 from core.service import Service
 from core.service.batches import opening_of
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit import Client
 from lastbit.ids import ItemId

@@ -10,10 +10,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, janitor, tables
+from core import errors, feed, janitor
 from core.batches import batch as batches
 from core.batches import expiry
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import Pipeline
 from tests.guarantees.drivers.rounds import ROUNDS

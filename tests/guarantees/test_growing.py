@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from core import errors, tables
+from core import errors
 from core.acks.call import AckResult, Call
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
 from core.commits.combiner import Inline
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ack

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, explain, tables
+from core import errors, explain
 from core.acks.call import AckResult, Call
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
@@ -17,7 +17,7 @@ from core.bits import cache, journal
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Combiner, Commit, Inline
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from tests.guarantees.drivers import journaled
 from tests.guarantees.drivers.rounds import recount

@@ -24,12 +24,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from core import errors, tables
+from core import errors
 from core.batches.lifecycle import State
 from core.batches.search import Filter
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.service import Service
-from core.storage import statements
+from core.storage import statements, tables
 from core.storage.database import Database
 from core.storage.dialects import Rows
 from tests.guarantees import mutants

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, janitor, tables
+from core import errors, janitor
 from core.acks import flush, parents
 from core.acks.call import AckResult, Call
 from core.batches import batch as batches
@@ -20,6 +20,7 @@ from core.batches.lifecycle import State, Verb
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Combiner
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays

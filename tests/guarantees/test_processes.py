@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, feed, tables
+from core import errors, feed
 from core.commits.combiner import Inline
 from core.processes import definitions, inbox, outbox, retention, timers
 from core.processes.inbox import Status
 from core.processes.instances import Handling
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from tests.guarantees.drivers.rounds import race
 from tests.guarantees.models.orders import (

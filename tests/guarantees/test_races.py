@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, janitor, tables
+from core import errors, janitor
 from core.acks import flush
 from core.acks.call import AckResult, Rejected
 from core.batches import batch as batches
@@ -20,6 +20,7 @@ from core.batches import expiry, purge
 from core.batches.lifecycle import State, Verb
 from core.commits.combiner import Inline
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, completion_of, newly, prepare, race, recount
 

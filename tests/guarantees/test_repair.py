@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, tables
+from core import errors
 from core.batches import nesting, verify
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers import journaled

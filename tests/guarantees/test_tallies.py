@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, tables, tallies
+from core import errors, tallies
 from core.commits.combiner import Inline
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from core.storage.statements import Pipeline
 from lastbit import Client, Retry, ServiceUnreachable, SourceChain

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, tables
+from core import errors
 from core.acks.call import AckResult, Completed
 from core.batches.batch import Batch, Opening
 from core.batches.lifecycle import State, Verb
 from core.batches.tolerance import OnExceeded
 from core.commits.combiner import Inline
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, race, recount

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, janitor, tables
+from core import errors, janitor
 from core.acks.call import AckResult
 from core.batches.lifecycle import State, Verb
 from core.batches.redrive import Redriven, Wish
@@ -17,7 +17,7 @@ from core.batches.tolerance import OnExceeded
 from core.batches.update import Patch, Updated
 from core.commits.combiner import Inline
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, race, recount

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, tables
+from core import errors
 from core.acks import parents as payments
 from core.acks.call import Call
 from core.acks.parents import sweep
@@ -29,6 +29,7 @@ from core.dispatcher import Dispatcher
 from core.feed import NewEvent
 from core.processes import timers
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from core.webhooks.backoff import Backoff
 from core.webhooks.delivery_log import Delivery, Progress

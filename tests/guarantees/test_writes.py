@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core import errors, feed, tables, tallies, writes
+from core import errors, feed, tallies, writes
 from core.batches.batch import Opened, Opening
 from core.batches.lifecycle import State
 from core.batches.writing import Extend, Open, Seal
@@ -32,6 +32,7 @@ from core.service import Service
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
 from core.service.tallies import apply_of
+from core.storage import tables
 from core.storage.database import Database
 from core.writes import Append
 from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS

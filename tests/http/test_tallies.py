@@ -10,8 +10,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from core import tables
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from tests.http.test_batches import code
 from tests.support.servers import running_service

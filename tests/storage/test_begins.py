@@ -12,7 +12,7 @@ from core.batches.batch import Opening
 from core.batches.search import Filter
 from core.service import Service
 from core.storage.database import Database
-from core.tables import types
+from core.storage.tables import types
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
 LAST = chr(sys.maxunicode)

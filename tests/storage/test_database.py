@@ -18,11 +18,11 @@ import sqlalchemy as sa
 from alembic.migration import MigrationContext
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
 from core.batches.batch import Opening
 from core.batches.search import Filter
 from core.service import Service
-from core.storage import faults, schema
+from core.storage import faults, schema, tables
 from core.storage.database import Database
 from core.storage.engines import MOST_AGE, MOST_IDLE
 from tests.support import templates

@@ -14,14 +14,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 import core.dispatcher
-from core import errors, feed, janitor, tables
+from core import errors, feed, janitor
 from core.batches import expiry
 from core.batches.batch import Opening
 from core.commits.combiner import Inline
 from core.dispatcher import Dispatcher
 from core.feed import NewEvent
 from core.service import Service
-from core.storage import statements
+from core.storage import statements, tables
 from core.storage.database import Database
 from core.webhooks import deliveries, delivery_log, message, subscriptions
 from core.webhooks.addresses import Unfit

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, janitor, tables
+from core import errors, janitor
 from core.acks.call import Call
 from core.batches import batch as batches
 from core.batches import expiry
@@ -18,6 +18,7 @@ from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.explain import CHILDREN, COUNTED, SCAN, Explanation, Reason
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from core.webhooks import deliveries, subscriptions
 from lastbit.ids import ItemId

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, janitor, tables
+from core import errors, janitor
 from core.acks.call import Call
 from core.batches import expiry, purge
 from core.batches.batch import Opening
@@ -21,6 +21,7 @@ from core.batches.lifecycle import State, Verb
 from core.commits.combiner import Inline
 from core.janitor import run_once
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 from tests.support.servers import run_module
 

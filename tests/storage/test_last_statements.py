@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables
+from core import errors
+from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import Pipeline
 from tests.support.packets import COMMIT

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import feed, tables
+from core import feed
 from core.acks.call import Call
 from core.batches import ranges
 from core.batches.batch import Opening
@@ -20,7 +20,7 @@ from core.commits.combiner import Inline
 from core.processes import outbox
 from core.processes.instances import Instance
 from core.service import Service
-from core.storage import limits
+from core.storage import limits, tables
 from core.storage.database import Database
 
 PAGE_BYTES = 100_000

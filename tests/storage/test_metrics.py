@@ -10,12 +10,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from api.metrics import DatabaseGauges
-from core import errors, gauges, tables
+from core import errors, gauges
 from core.acks.call import Call
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from core.webhooks import deliveries, subscriptions
 from tests.support.exposition import Change

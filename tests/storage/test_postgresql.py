@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 from alembic.migration import MigrationContext
 
-from core import errors, tables
-from core.storage import schema
+from core import errors
+from core.storage import schema, tables
 from core.storage.database import Database
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL

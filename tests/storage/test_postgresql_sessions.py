@@ -16,12 +16,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors, tables, tallies
+from core import errors, tallies
 from core.batches.batch import Opening
 from core.batches.search import Filter
 from core.commits.combiner import Inline
 from core.service import Service
-from core.storage import dialects, schema, statements
+from core.storage import dialects, schema, statements, tables
 from core.storage.database import Database
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core import errors, tables
-from core.storage import schema
+from core import errors
+from core.storage import schema, tables
 from core.storage.checks.findings import Finding, Verdict
 
 CLOCKS: Final = 2.0

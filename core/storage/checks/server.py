@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core import errors, tables
-from core.storage import faults
+from core import errors
+from core.storage import faults, tables
 from core.storage.checks import every, galera
 from core.storage.checks.findings import Finding, Verdict
 from core.storage.database import LOCK_WAIT, Database

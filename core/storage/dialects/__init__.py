@@ -1,7 +1,8 @@
 """All differences between databases, one file per database. `dialect` lists the differences.
 
 No other package asks which database it uses. A new database is a file here that implements `Dialect`, and a line in
-`_DIALECTS`; a new difference is a member of `Dialect`. Column types are SQLAlchemy's and stay in `core.tables`.
+`_DIALECTS`; a new difference is a member of `Dialect`. SQLAlchemy selects a column's type by database; those types are
+in `core.storage.tables`.
 """
 
 from __future__ import annotations

@@ -24,13 +24,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, tables
+from core import errors
 from core.acks import parents
 from core.acks.call import AckResult, Call, Completed
 from core.batches.lifecycle import State, Verb
 from core.bits import journal
 from core.commits.combiner import Inline
 from core.service import Service
+from core.storage import tables
 from core.storage.database import Database
 
 ROUNDS = 40_000 if os.environ.get("LASTBIT_SOAK") == "1" else 400

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from core import errors, janitor, tables, tallies
+from core import errors, janitor, tallies
 from core.acks import parents
 from core.acks.call import Call
 from core.batches import batch as batches
@@ -27,6 +27,7 @@ from core.batches.redrive import Wish
 from core.batches.tolerance import OnExceeded
 from core.batches.update import Patch
 from core.service import Service
+from core.storage import tables
 from lastbit.ids import ItemId
 
 Request = dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from core.tables.types import ByteText, Timestamp, begins, blob, clock, holds, utc_now
+from core.storage.tables.types import ByteText, Timestamp, begins, blob, clock, holds, utc_now
 
 __all__ = ["MYSQL_OPTIONS", "Timestamp", "begins", "clock", "holds", "metadata", "utc_now"]
 
