@@ -184,13 +184,22 @@ def _serve(settings: Settings, database: str) -> None:
     greeting = functools.partial(_greet, settings, database, sockets[0].getsockname()[1])
     if settings.workers > 1:
         threading.Thread(target=_greet_once_listening, args=(sockets[0], greeting), daemon=True).start()
-        Multiprocess(config, sockets=sockets).run()
+        _Supervisor(config, sockets=sockets).run()
         return
     server = _Server(config, greeting)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=sockets)
     if not server.started:
         sys.exit(STARTUP_FAILURE)
+
+
+class _Supervisor(Multiprocess):
+    """Replaces a worker that dies while its response is awaited at once, and not after `WORKER_SILENCE`."""
+
+    def keep_subprocess_alive(self) -> None:
+        for worker in self.processes:
+            worker.child_conn.close()  # as long as the parent has it too, the parent's end of the pipe reads no end
+        super().keep_subprocess_alive()
 
 
 class _Server(uvicorn.Server):

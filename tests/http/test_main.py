@@ -26,6 +26,7 @@ from api.__main__ import LISTENERS, _greet_once_listening, configuration, listen
 from core.settings import Settings
 from core.storage import schema
 from core.storage.database import Database
+from tests.support.exposition import eventually
 from tests.support.servers import ROOT, free_port, run_module, running_service
 
 
@@ -129,6 +130,22 @@ def test_a_worker_may_take_its_time_to_start(quiet: None) -> None:
     """On a slow machine; with uvicorn's own time-out each worker would be killed during its imports, and none would
     serve."""
     assert configuration(Settings(workers=2)).timeout_worker_healthcheck >= 60
+
+
+def test_a_worker_that_dies_while_its_response_is_awaited_is_replaced_at_once(mariadb_url: str) -> None:
+    """And not after the minute that a slow worker may take."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    with running_service(mariadb_url, workers=2) as running:
+        assert running.process is not None
+        eventually(lambda: len(running.worker_ids()), 2)
+        worker, other = running.worker_ids()
+        os.kill(worker, signal.SIGSTOP)
+        parent = Path(f"/proc/{running.process.pid}/wchan")
+        eventually(lambda: "poll" in parent.read_text(), True)  # the parent awaits the response
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: len({*running.worker_ids()} - {worker}), 2)
+        assert other in running.worker_ids()
 
 
 def test_many_connections_are_accepted_in_one_iteration(quiet: None) -> None:

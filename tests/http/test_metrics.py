@@ -21,7 +21,7 @@ from core.storage.database import Database
 from tests.http.test_acks import bits, send
 from tests.http.test_batches import open_batch
 from tests.support.exposition import eventually, families, value
-from tests.support.servers import ROOT, MariaDB, ServiceProcess, running_service, sqlite_file
+from tests.support.servers import ROOT, MariaDB, running_service, sqlite_file
 
 
 def acks(http: httpx.Client) -> dict[tuple[str, str], float]:
@@ -134,13 +134,6 @@ def test_metrics_are_answered_without_the_database(mariadb: MariaDB, mariadb_url
         assert value(client, "lastbit_open_batches") == 1
 
 
-def workers(running: ServiceProcess) -> list[int]:
-    """The process ids of the service's workers."""
-    assert running.process is not None
-    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
-    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
 @contextlib.contextmanager
 def stopped_process(pid: int) -> Iterator[None]:
     """Stop this process, so that others accept its connections."""
@@ -167,8 +160,8 @@ def test_a_scrape_of_any_worker_includes_all_workers(mariadb_url: str, tmp_path:
 
         with client() as http:
             batch = open_batch(http, items=10)["id"]
-        eventually(lambda: len(workers(running)), 2)
-        pair = workers(running)
+        eventually(lambda: len(running.worker_ids()), 2)
+        pair = running.worker_ids()
         for other, numbers in zip(pair, ((0, 1, 2), (3, 4)), strict=True):
             with stopped_process(other), client() as http:
                 for number in numbers:
@@ -181,7 +174,7 @@ def test_a_scrape_of_any_worker_includes_all_workers(mariadb_url: str, tmp_path:
                 assert [sample.value for sample in result["lastbit_open_batches"].samples] == [1]
                 assert [sample.labels for sample in result["lastbit_database_up"].samples] == [{}]
         os.kill(pair[0], signal.SIGKILL)
-        eventually(lambda: len(set(workers(running)) - {pair[0]}), 2)
+        eventually(lambda: len(set(running.worker_ids()) - {pair[0]}), 2)
         assert applied() == 5
         assert list(tmp_path.iterdir())
         running.stop(signal.SIGTERM)

@@ -270,6 +270,12 @@ class ServiceProcess:
                 pause.wait(0.05)
         raise AssertionError(f"the service at {self.url} did not become ready (exit code {self.process.poll()})")
 
+    def worker_ids(self) -> list[int]:
+        """The process ids of its workers, if it has several."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send the signal to the service (SIGKILL: to its workers too) and wait for its end."""
         assert self.process is not None
