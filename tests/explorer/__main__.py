@@ -30,8 +30,10 @@ from tests.support.servers import ROOT
 
 RACES = ("test_races.py", "test_growing.py::test_a_batch", "test_growing.py::test_no_child")
 """The tests that cover one race each; the explorer must find all of these races."""
-BOUND = 2
-"""Preemptions of a schedule of three operations."""
+BOUNDS = {2: None, 3: 2}
+"""The most preemptions of a schedule of two or three operations; with None, any number."""
+PASSES = ((2, 1), (2, None), (3, 1), (3, 2))
+"""How a mutant is looked for: operations, and preemptions. Most races need one."""
 PLACES = {
     2: [Scene(name, variant) for name in SCENES for variant in VARIANTS],
     3: [Scene("growing", "cold"), Scene("growing", "journaled-warm"), Scene("ending", "warm")],
@@ -45,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     all_command = commands.add_parser("all", help="every combination")
     all_command.add_argument("--of", type=int, choices=(2, 3), help="only of two, or only of three operations")
+    all_command.add_argument("--preemptions", type=int, metavar="N", help="at most this many in a schedule")
     all_command.add_argument(
         "--share", default="0/1", metavar="K/N", help="only every N-th combination, starting with the K-th"
     )
@@ -82,11 +85,12 @@ def _find_mutants(names: Sequence[str], database: str, processes: int) -> int:
     misses = 0
     for mutant in races:
         start = time.monotonic()
-        for size in (2, 3):
+        for size, preemptions in PASSES:
             process = subprocess.run(
                 [
-                    *(sys.executable, "-m", "tests.explorer", f"--database={database}", "all"),
-                    *("--first", f"--of={size}", f"--processes={processes}"),
+                    *(sys.executable, "-m", "tests.explorer", f"--database={database}", "all", "--first"),
+                    *(f"--of={size}", f"--processes={processes}"),
+                    *([] if preemptions is None else [f"--preemptions={preemptions}"]),
                 ],
                 env={**os.environ, mutants.VARIABLE: mutant.name},
                 capture_output=True,
@@ -107,12 +111,13 @@ def _find_mutants(names: Sequence[str], database: str, processes: int) -> int:
 
 def _explore(options: argparse.Namespace) -> int:
     start = time.monotonic()
-    progress = _Progress(options.progress)
+    bounds = BOUNDS if options.preemptions is None else dict.fromkeys(BOUNDS, options.preemptions)
+    progress = _Progress(options.progress, bounds)
     place, step = map(int, options.share.split("/"))
     with explored(), workers.DATABASES[options.database]() as database:
         arena = Arena(database)
         tasks = [
-            (combination, None if size == 2 else BOUND)
+            (combination, bounds[size])
             for size in ([options.of] if options.of else [2, 3])
             for combination in combinations(
                 arena, size, PLACES[size], in_one=size > 2, excluded_names=LONG if size > 2 else ()
@@ -139,12 +144,12 @@ def _explore(options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """The combinations that were searched with this version of the code, one a line."""
+    """The combinations that were searched with this version of the code and these bounds, one a line."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, bounds: dict[int, int | None]) -> None:
         self._path = path
         self.results: dict[str, dict[str, Any]] = {}
-        self._code = hashlib.sha256()
+        self._code = hashlib.sha256(repr(bounds).encode())
         for source in sorted([*ROOT.glob("core/**/*.py"), *ROOT.glob("tests/explorer/*.py")]):
             self._code.update(source.read_bytes())
         if path is None:

@@ -140,16 +140,17 @@ class Footprints:
 def combinations(
     arena: Arena, size: int, places: Sequence[Scene], *, in_one: bool = False, excluded_names: Collection[str] = ()
 ) -> Iterator[Combination]:
-    """All combinations of `size` operations, including an operation with itself, in every scene; combinations that
-    touch no item group, which is all that differs between scenes, only in the first one. With `in_one`, each
-    combination in one scene only, and the next combination in the next scene. Operations in `excluded_names` are left
-    out."""
+    """All combinations of `size` operations, including an operation with itself, in the first scene, then in the next:
+    few races need one certain scene. Combinations that touch no item group, which is all that differs between scenes,
+    only in the first one. With `in_one`, each combination in one scene only, and the next combination in the next
+    scene. Operations in `excluded_names` are left out."""
     footprints = arena.footprints
     names = [name for name in OPERATIONS if name not in excluded_names]
-    for number, operations in enumerate(itertools.combinations_with_replacement(names, size)):
-        scenes = [places[number % len(places)]] if in_one else places
-        if not any(footprints.touches(places[0], operation, "item_groups") for operation in operations):
-            scenes = places[:1]
-        for scene in scenes:
+    for place, scene in enumerate(places):
+        for number, operations in enumerate(itertools.combinations_with_replacement(names, size)):
+            touches_groups = any(footprints.touches(places[0], name, "item_groups") for name in operations)
+            home = number % len(places) if in_one and touches_groups else 0
+            if place != home and (in_one or not touches_groups):
+                continue
             if footprints.connected(scene, operations):
                 yield Combination(scene, operations)

@@ -98,8 +98,7 @@ class Search:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self.begin()
-                while not self._finds() and self._grows():
-                    pass
+                self._search()
                 break
             except Diverged as error:
                 self._memory, self.found = None, Searched()
@@ -113,9 +112,23 @@ class Search:
         """Run whole transactions, in the orders with the fewest switches. The stops of the search depend on what they
         touch."""
         self._allowed = set()
-        self._switches = list(SWITCHES if len(self._combination.operations) > 2 else SWITCHES[-1:])
+        self._await_orders()
         self._run_whole_transactions()
         self._grows()
+
+    def _await_orders(self) -> None:
+        """Run the orders of whole transactions again when an outcome needs them."""
+        self._switches = list(SWITCHES if len(self._combination.operations) > 2 else SWITCHES[-1:])
+
+    def _search(self) -> None:
+        while True:
+            finds = self._finds()
+            if not self._grows():
+                return
+            if finds:
+                # The orders stopped at too few places, so one with this outcome may have been missed.
+                self.found.findings.clear()
+                self._allowed.clear()
 
     def allows(self, outcome: Outcome) -> bool:
         """Whether an order of whole transactions has this outcome."""
@@ -159,6 +172,7 @@ class Search:
         grows = self._arena.footprints.grow(self._combination)
         if grows:
             self._memory = None
+            self._await_orders()
         return grows
 
     def _outcome(self, state: State) -> tuple[Outcome, list[str]]:

@@ -100,6 +100,12 @@ def test_orders_of_transactions_are_run_in_the_end_whatever_their_number_of_swit
     assert len(search.found.findings) == 0
 
 
+@pytest.mark.mariadb
+def test_orders_of_transactions_stop_wherever_the_operations_were_seen_to_meet(arena: Arena) -> None:
+    """The janitor pays a debt first, and only then the other operation touches what the janitor reads later."""
+    find_nothing(arena, "growing/cold:remove-ended+janitor", 1)
+
+
 def explore(arena: Arena, size: int, first: int, step: int) -> None:
     """Search each `step`th combination of `size` operations, starting with the one numbered `first`."""
     excluded = MANIFOLD | RARE
