@@ -83,8 +83,7 @@ def test_modules_exist(page: Path) -> None:
 
 @functools.cache
 def help_of(module: str) -> str:
-    answer = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True)
-    return answer.stdout
+    return run_module(module, "--help").stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -220,7 +220,8 @@ def index(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("tool", [pytest.param("pip", marks=pytest.mark.slow), "uv"])
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["pip", "uv"])
 def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
     index: Path, tmp_path: Path, tool: str
 ) -> None:
@@ -338,6 +339,7 @@ def commands() -> Iterator[list[str]]:
                 yield service["command"]
 
 
+@pytest.mark.slow
 def test_every_command_that_a_container_runs_exists_and_takes_its_arguments() -> None:
     """Each is the service or one of its commands, and answers to --help."""
     commands_: set[tuple[str, ...]] = set()

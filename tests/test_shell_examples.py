@@ -23,6 +23,7 @@ PAGES: Final = (
         for name in ("access", "cli", "consumer-groups", "database", "events", "jobs", "runbook", "webhooks")
     ),
 )
+"""The slow tests run all pages but the first."""
 PROGRAMS: Final = {"lastbit": "lastbit", "lastbit-server": "lastbit_server"}
 LEFT_OUT: Final = (
     r"lastbit-server *(#.*)?",  # the service runs already
@@ -49,7 +50,7 @@ def commands(page: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [PAGES[0], *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])])
 def test_the_commands_of_a_page_succeed(page: str, sqlite_url: str, tmp_path: Path) -> None:
     """On a service with the batches 1 to 7, the last one called catalog-42, as docs/cli.md asks for."""
     bin_folder = tmp_path / "bin"

@@ -341,7 +341,13 @@ def _die_everywhere(
 
 
 @pytest.mark.parametrize(
-    "scenario", [expires_idle_batches, expires_overdue_batches, deletes, removes_what_ended_long_ago]
+    "scenario",
+    [
+        expires_idle_batches,
+        deletes,
+        pytest.param(expires_overdue_batches, marks=pytest.mark.slow),
+        pytest.param(removes_what_ended_long_ago, marks=pytest.mark.slow),
+    ],
 )
 def test_the_janitor_finishes_what_a_crash_left_half_done(
     database: Database, dying: Mortals, scenario: Callable[[Ground], Request]
