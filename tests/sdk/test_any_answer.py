@@ -266,6 +266,21 @@ def test_the_unchanged_answers_are_valid(name: str) -> None:
         ask_once(call, 200, encoded(answer))
 
 
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_one_wrong_value_anywhere_is_a_lastbit_error_or_harmless(name: str) -> None:
+    """Each value in turn is replaced by one of each type."""
+    call, answer = CALLS[name]
+    for *outer, last in list(places([answer]))[1:]:
+        for wrong in (None, True, 0.5, "x", [], {"a": [1]}, HUGE):
+            changed: Any = [copy.deepcopy(answer)]
+            inner = changed
+            for key in outer:
+                inner = inner[key]
+            inner[last] = wrong
+            with suppress(LastbitError, TimeoutError):
+                ask_once(call, 200, encoded(changed[0]))
+
+
 @settings(max_examples=EXAMPLES)
 @given(wrong_answers())
 def test_an_answer_of_any_shape_is_a_value_or_a_lastbit_error(wrong: tuple[str, bytes]) -> None:
