@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from tests.explorer import workers
 from tests.explorer.arena import Arena
 from tests.explorer.combinations import combinations, parse
 from tests.explorer.operations import LONG
-from tests.explorer.scene import SCENES, VARIANTS, Scene
+from tests.explorer.scene import SCENES, Scene
 from tests.explorer.search import replay
 from tests.explorer.sessions import explored
 from tests.guarantees import mutants
@@ -34,9 +36,9 @@ BOUNDS = {2: None, 3: 2}
 """The most preemptions of a schedule of two or three operations; with None, any number."""
 PASSES = ((2, 1), (2, None), (3, 1), (3, 2))
 """How a mutant is looked for: operations, and preemptions. Most races need one."""
-PLACES = {
-    2: [Scene(name, variant) for name in SCENES for variant in VARIANTS],
-    3: [Scene("growing", "cold"), Scene("growing", "journaled-warm"), Scene("ending", "warm")],
+PLACES: dict[int, Sequence[Scene]] = {
+    2: SCENES,
+    3: (Scene("growing", "cold"), Scene("growing", "journaled-warm"), Scene("ending", "warm"), Scene("fresh", "cold")),
 }
 """The scenes of pairs and of triples."""
 
@@ -56,9 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     all_command.add_argument("--progress", type=Path, metavar="FILE", help="resume where it stopped")
     all_command.add_argument("--first", action="store_true", help="stop at the first finding")
+    all_command.add_argument("--minutes", type=float, default=math.inf, help="stop after that time")
     all_command.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     mutants_command = commands.add_parser("mutants", help="break the code as the tests of races do; each must be found")
     mutants_command.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    mutants_command.add_argument("--minutes", type=float, default=math.inf, help="give each up after that time")
     mutants_command.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     replay_command = commands.add_parser("replay", help="run one schedule and print its steps")
     replay_command.add_argument("schedule", help="as a finding prints it: SCENE/VARIANT:OPERATION+OPERATION:STEPS")
@@ -73,23 +77,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(finding)
         return 1 if finding.problems else 0
     if options.command == "mutants":
-        return _find_mutants(options.names, options.database, options.processes)
+        return _find_mutants(options)
     return _explore(options)
 
 
-def _find_mutants(names: Sequence[str], database: str, processes: int) -> int:
+def _find_mutants(options: argparse.Namespace) -> int:
     """Explore the code with each mutant that a race test kills, until the explorer finds it."""
     races = [
-        mutant for mutant in mutants.MUTANTS if mutant.test.startswith(RACES) and (not names or mutant.name in names)
+        mutant
+        for mutant in mutants.MUTANTS
+        if mutant.test.startswith(RACES) and (not options.names or mutant.name in options.names)
     ]
     misses = 0
     for mutant in races:
         start = time.monotonic()
         for size, preemptions in PASSES:
+            minutes = max(0, options.minutes - (time.monotonic() - start) / 60)
             process = subprocess.run(
                 [
-                    *(sys.executable, "-m", "tests.explorer", f"--database={database}", "all", "--first"),
-                    *(f"--of={size}", f"--processes={processes}"),
+                    *(sys.executable, "-m", "tests.explorer", f"--database={options.database}", "all", "--first"),
+                    *(f"--of={size}", f"--processes={options.processes}", f"--minutes={minutes}"),
                     *([] if preemptions is None else [f"--preemptions={preemptions}"]),
                 ],
                 env={**os.environ, mutants.VARIABLE: mutant.name},
@@ -128,7 +135,14 @@ def _explore(options: argparse.Namespace) -> int:
     remaining = [task for task in tasks if str(task[0]) not in progress.results]
     print(f"{len(tasks):,} combinations, {len(tasks) - len(remaining):,} of them done before", flush=True)
     with multiprocessing.get_context("spawn").Pool(options.processes, workers.begin, (options.database,)) as pool:
-        for count, (name, result) in enumerate(pool.imap_unordered(workers.search, remaining), 1):
+        results = pool.imap_unordered(workers.search, remaining)
+        for count in range(1, len(remaining) + 1):
+            try:
+                rest = min(start + options.minutes * 60 - time.monotonic(), threading.TIMEOUT_MAX)
+                name, result = results.next(max(0, rest))
+            except multiprocessing.TimeoutError:
+                print(f"{len(remaining) - count + 1:,} combinations are left", flush=True)
+                break
             progress.add(name, result)
             for finding in result["findings"]:
                 print(finding, flush=True)

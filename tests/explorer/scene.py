@@ -7,6 +7,7 @@ tally, a process with an instance, a feed with old events, and a webhook with de
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,17 +27,21 @@ SIZE: Final = 64
 ITEMS: Final = SIZE + 8
 OLD: Final = "2026-01-01 00:00:00.000000"
 LATER: Final = "2099-01-01 00:00:00.000000"
-SCENES: Final = ("growing", "ending")
 VARIANTS: Final = ("cold", "warm", "journaled", "journaled-warm")
 
 
 @dataclass(frozen=True)
 class Scene:
-    """`growing`: batch 2 is open and has few resolved items. `ending`: it is sealed, and two items are pending. One
-    more failure passes its tolerance in one of them when it is sealed, and cancels it in the other."""
+    """`growing`: batch 2 is open and has few resolved items. `fresh`: likewise, but no item of its second group was
+    acked, so the group has no row. `ending`: it is sealed, and two items are pending. One more failure passes its
+    tolerance when it is sealed, and cancels it in `ending`."""
 
     name: str
     variant: str = "cold"
+
+    @property
+    def is_open(self) -> bool:
+        return self.name != "ending"
 
     @property
     def journaled(self) -> bool:
@@ -49,6 +54,19 @@ class Scene:
 
     def __str__(self) -> str:
         return f"{self.name}/{self.variant}"
+
+
+_FIRST: Final = (Scene("growing", "cold"), Scene("fresh", "cold"), Scene("ending", "journaled-warm"))
+SCENES: Final = (
+    *_FIRST,
+    Scene("fresh", "journaled"),
+    *(
+        scene
+        for scene in itertools.starmap(Scene, itertools.product(("growing", "ending"), VARIANTS))
+        if scene not in _FIRST
+    ),
+)
+"""All scenes, the most different ones first."""
 
 
 def empty(names: Collection[str] | None = None) -> list[str]:
@@ -71,8 +89,8 @@ def lay(scene: Scene, names: Collection[str] | None = None) -> list[str]:
 
 def groups_of(scene: Scene) -> dict[int, tuple[set[int], set[int]]]:
     """The resolved and the failed indexes in the rows of batch 2's groups."""
-    if scene.name == "growing":
-        return {0: ({3, 9}, {9}), 1: ({5}, set())}
+    if scene.is_open:
+        return {0: ({3, 9}, {9}), **({} if scene.name == "fresh" else {1: ({5}, set())})}
     groups = {0: (set(range(SIZE)) - {63}, {9}), 1: (set(range(7)), set[int]())}
     if scene.journaled:
         groups[0][0].discard(20)
@@ -83,7 +101,9 @@ def _named(scene: Scene) -> list[int]:
     """The numbers that are in batch 2's journal but not in its groups."""
     if not scene.journaled:
         return []
-    return [11, SIZE + 6] if scene.name == "growing" else [20]
+    if scene.is_open:
+        return [11] if scene.name == "fresh" else [11, SIZE + 6]
+    return [20]
 
 
 def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
@@ -92,7 +112,7 @@ def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
     resolved = sum(len(resolved) for resolved, _ in groups.values()) + len(entries)
     yield tables.batches, _batch(1, "sealed", items=8, acked=7, deadline=OLD)
     yield tables.item_groups, _group(1, 0, set(range(8)) - {5}, set())
-    state = "open" if scene.name == "growing" else "sealed"
+    state = "open" if scene.is_open else "sealed"
     parent = {"parent_batch": 1, "parent_number": 5, "parent_group_size": SIZE}
     counts = {"items": ITEMS, "acked": resolved - failed, "failed": failed}
     policy = {"tolerated_failures": 2, "tolerated_failure_percentage": 2, "on_exceeded": "continue"}

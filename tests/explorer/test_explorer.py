@@ -25,7 +25,7 @@ mutants.from_environment()
 
 PARTS = 3
 """Tests among which the combinations are divided, so that processes can share them."""
-SCENES = [Scene("growing", "cold"), Scene("ending", "journaled-warm")]
+SCENES = [Scene("growing", "cold"), Scene("ending", "journaled-warm"), Scene("fresh", "cold")]
 EVERY_PAIR = 9
 """On SQLite, one of this many pairs is run."""
 EVERY_TRIPLE = 1000
