@@ -43,7 +43,7 @@ from api.routes.route import guarded
 from api.routes.writes import Reads, Writes
 from api.server.bodies import Room
 from api.server.watchdog import Connections
-from core import janitor, logs
+from core import janitor, logs, traces
 from core.batches import expiry
 from core.commits.admission import Admission
 from core.commits.combiner import Combiner
@@ -144,6 +144,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
             gc.freeze()
             yield
         await asyncio.to_thread(service.stop)
+        await asyncio.to_thread(traces.flush)
 
     app = FastAPI(
         title="Lastbit",

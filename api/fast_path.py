@@ -32,7 +32,7 @@ from api.routes.writes import Reads, Shared, Writes
 from api.server import bodies
 from api.server.connection import WatchedProtocol
 from api.server.middleware import WIRE_HEADER, request_id
-from core import errors, feed
+from core import errors, feed, traces
 from core.batches.writing import Extend
 from core.commits.operation import Done
 from core.consumer_groups import groups
@@ -219,6 +219,8 @@ class FastProtocol(AckProtocol):
         call = Call(self, verb, target, caller, head.key)
         call.length = head.length
         call.request_id = head.request_id
+        if head.has_trace and verb.start is _open:
+            call.trace = traces.in_headers(self.headers)
         return call
 
     def take_ordinary_path(self, content: bytes) -> None:
@@ -236,7 +238,7 @@ def _open(call: Call) -> None:
     body: models.OpenBody = call.parsed(models.OpenBody)
     if body.parent is not None or body.callback is not None:
         raise _NotPlain
-    call.write(opening_of(body.opening(), call.idempotency_key), batches.opened)
+    call.write(opening_of(body.opening(), call.idempotency_key, trace=call.trace), batches.opened)
 
 
 def _extend(call: Call) -> None:

@@ -35,7 +35,7 @@ from typing import Final
 
 import structlog
 
-from core import errors, metrics
+from core import errors, metrics, traces
 from core.acks import parents
 from core.commits.combiner import Combiner
 from core.commits.lanes import Pending
@@ -288,11 +288,14 @@ class Dispatcher:
     def _send(self, claim: Claim) -> SendResult:
         content = message.body(claim.event)
         headers = message.headers(claim.secret, claim.event.id, claim.at, content)
-        try:
-            return self._sender.send(claim.url, headers, content)
-        except Exception:  # a bug of the sender: counted as an attempt, or it would be retried forever
-            log.exception("sender_failed", delivery=claim.delivery)
-            return SendResult(None, "the sender failed; its log has the error", 0)
+        with traces.delivering(message.happening(claim.event), claim.webhook) as delivery:
+            try:
+                result = self._sender.send(claim.url, headers | delivery.headers, content)
+            except Exception:  # a bug of the sender: counted as an attempt, or it would be retried forever
+                log.exception("sender_failed", delivery=claim.delivery)
+                result = SendResult(None, "the sender failed; its log has the error", 0)
+            delivery.end(result.status, result.error)
+            return result
 
     def _record(self, claim: Claim, answer: SendResult | None) -> None:
         record = Record(batch=claim.delivery, claim=claim, answer=answer, chance=self._chance())

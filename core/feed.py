@@ -21,15 +21,17 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from core import errors
+from core import errors, traces
 from core.storage import dialects, galera, limits, statements, tables
-from core.storage.database import APPENDED, Database
+from core.storage.database import APPENDED, Database, after_commit
 from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
+from core.traces import TraceContext
 
 CHUNK: Final = 1000
 """Events that are removed in one transaction."""
@@ -75,6 +77,10 @@ class NewEvent:
     key: str | None = None
     data: str | None = None
     batch: int | None = None
+    trace: TraceContext | None = None
+    """The context of the event's batch; the event becomes a span of that trace."""
+    cause: TraceContext | None = None
+    """The context of the request that caused the event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,18 @@ def _insert(pipeline: Pipeline, events: Sequence[NewEvent], position: int) -> No
     pipeline.later(*(f"INSERT INTO feed ({columns}) VALUES {','.join(part)}" for part in packets(rows)))  # noqa: S608
     pipeline.later(f"UPDATE feed_head SET position = {last} WHERE id = 1")  # noqa: S608
     pipeline.tx.info[APPENDED] = last
+    _trace(pipeline.tx, events, position)
+
+
+def _trace(tx: Connection, events: Sequence[NewEvent], position: int) -> None:
+    """Create the events' spans after the commit."""
+    happenings = [
+        traces.Happening(event.type, event.id, position + place, event.batch, event.key, event.trace, event.cause)
+        for place, event in enumerate(events, 1)
+        if event.trace is not None
+    ]
+    if happenings:
+        after_commit(tx, partial(traces.record, happenings, traces.now()))
 
 
 def head(tx: Connection) -> int:

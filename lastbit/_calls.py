@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from types import EllipsisType
 from typing import Any
 
-from lastbit import _masks, errors, failures, models
+from lastbit import _masks, _traces, errors, failures, models
 from lastbit._protocol import Emit, Flow, Pause, Service, T, utf8, visible_ascii
 from lastbit._shapes import expect
 from lastbit.ids import MAX_ITEMS, ItemId, ItemIds
@@ -92,7 +92,9 @@ def open_batch(
     }
     # Omitted, not null, so that the service's defaults apply.
     body = {name: value for name, value in body.items() if value is not None}
-    answer = yield from service.call("POST", "/v1/batches", body=body, idempotency_key=_key(idempotency_key))
+    answer = yield from service.call(
+        "POST", "/v1/batches", body=body, idempotency_key=_key(idempotency_key), headers=_traces.current()
+    )
     batch = service.decoded("POST /v1/batches", answer, models.Opened.from_json)
     return batch, answer.headers.get("idempotency-replayed", "").lower() == "true"
 

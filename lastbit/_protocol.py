@@ -28,6 +28,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """Exceptions of parsing and decoding when a response does not follow the contract."""
 
+_NONE: Mapping[str, str] = {}
 Params = tuple[tuple[str, str], ...]
 
 
@@ -167,6 +168,7 @@ class Service:
         params: Params = (),
         body: Json | None = None,
         idempotency_key: str | None = None,
+        headers: Mapping[str, str] = _NONE,
         hold: float = 0.0,
         within: float | None = None,
     ) -> Flow[Answer]:
@@ -178,7 +180,7 @@ class Service:
         """
         for name, value in params:
             utf8(name, value)
-        headers = {"accept": "application/json, application/problem+json"}
+        headers = {"accept": "application/json, application/problem+json", **headers}
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"
         if method in ("POST", "PATCH"):

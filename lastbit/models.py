@@ -23,7 +23,8 @@ TERMINAL_STATES = frozenset({"complete", "expired", "cancelled"})
 class Batch:
     """A batch's state at the time of the response. `state` is `open`, `sealed`, `complete`, `expired` or `cancelled`;
     `expires_in` is in seconds of idleness. An unfinished batch also expires at its `deadline`. `exceeded`: the failures
-    have passed the tolerance at some time."""
+    have passed the tolerance at some time. `traceparent` and `tracestate`: the W3C Trace Context in which it was
+    opened."""
 
     id: int
     key: str | None
@@ -47,6 +48,8 @@ class Batch:
     updated_at: datetime
     sealed_at: datetime | None
     ended_at: datetime | None
+    traceparent: str | None
+    tracestate: str | None
 
     @property
     def ended(self) -> bool:
@@ -83,6 +86,8 @@ class Batch:
             "updated_at": timestamp(data["updated_at"]),
             "sealed_at": timestamp_or_none(data["sealed_at"]),
             "ended_at": timestamp_or_none(data["ended_at"]),
+            "traceparent": data.get("traceparent"),
+            "tracestate": data.get("tracestate"),
         }
 
     @classmethod

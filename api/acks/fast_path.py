@@ -31,11 +31,12 @@ from api.problems import Problem
 from api.server import bodies
 from api.server.connection import USUAL_LINES, WatchedProtocol
 from api.server.middleware import WIRE_HEADER
-from core import errors
+from core import errors, traces
 from core.acks.call import Call
 from core.batches.lifecycle import Verb
 from core.commits.combiner import TOO_MANY
 from core.commits.lanes import Pending
+from core.traces import TraceContext
 from lastbit.tokens import Token
 
 _VERBS: Final = {path.encode(): verb for path, verb in PATHS.items()}
@@ -57,6 +58,7 @@ class Exchange(abc.ABC):
         "parts",
         "request_id",
         "response_complete",
+        "trace",
     )
 
     def __init__(self, protocol: AckProtocol, caller: Token, key: bytes | None) -> None:
@@ -65,6 +67,7 @@ class Exchange(abc.ABC):
         self.key = key
         self.request_id: bytes | None = None
         """The request id that the client sent."""
+        self.trace: TraceContext | None = None
         self.length = 0
         self.parts: list[bytes] = []
         self.held = 0
@@ -191,6 +194,7 @@ class Plain(NamedTuple):
     request_id: bytes | None
     names_site: bool
     """A browser named the site whose page sent it."""
+    has_trace: bool
 
 
 class AckProtocol(WatchedProtocol):
@@ -232,6 +236,7 @@ class AckProtocol(WatchedProtocol):
             and data.startswith(b"POST ")
             and type(cycle) is _Exchange
             and cycle.key is cycle.request_id is None
+            and cycle.trace is None
             and len(data) == end + cycle.length
         ):
             if len(_heads) >= _MOST_HEADS:
@@ -256,6 +261,8 @@ class AckProtocol(WatchedProtocol):
         exchange = _Exchange(self, verb, caller, head.key)
         exchange.length = head.length
         exchange.request_id = head.request_id
+        if head.has_trace and traces.HAS_API:
+            exchange.trace = traces.in_headers(self.headers)
         self.cycle = exchange  # type: ignore[assignment]  # as above
         return True
 
@@ -276,7 +283,7 @@ class AckProtocol(WatchedProtocol):
         content_type = b""
         length = b"0"
         key = request_id = authorization = None
-        names_site = False
+        names_site = has_trace = False
         for name, value in self.headers:
             if name == b"content-type":
                 content_type = value
@@ -292,9 +299,11 @@ class AckProtocol(WatchedProtocol):
                 request_id = value
             elif name in SITE:
                 names_site = True
+            elif name in traces.HEADERS:
+                has_trace = True
         if not length.isdigit() or int(length) > bodies.LIMIT:
             return None
-        return Plain(int(length), content_type, key, authorization, request_id, names_site)
+        return Plain(int(length), content_type, key, authorization, request_id, names_site, has_trace)
 
     def on_body(self, body: bytes) -> None:
         cycle: Any = self.cycle
@@ -336,6 +345,7 @@ class AckProtocol(WatchedProtocol):
             if exchange.caller.requests is not None:
                 self.acks.access.rates.charge_call(exchange.caller)
             call, check = self.acks.parse(exchange.verb, exchange.key, content, exchange.caller)
+            call.trace = exchange.trace
             if check is None:
                 self.acks.submit(call, exchange)
                 return

@@ -25,7 +25,7 @@ from api.metrics import ACK_REQUESTS, ACKS, RESULTS
 from api.problems import Problem
 from api.server import bodies
 from api.server.middleware import USUAL, Requests, given_id
-from core import errors
+from core import errors, traces
 from core.acks.call import Call
 from core.batches.lifecycle import Verb
 from core.commits.combiner import TOO_MANY
@@ -83,6 +83,8 @@ class AckRoutes:
             raise errors.Overloaded(TOO_MANY)
         async with bodies.reading(scope, receive, self.state.room) as content:
             call, check = self.parse(verb, key, content, caller)
+            if traces.HAS_API:
+                call.trace = traces.in_headers(scope["headers"])
             if check is not None:
                 await run_in_threadpool(check)
         loop: asyncio.AbstractEventLoop = self.state.loop

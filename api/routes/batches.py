@@ -19,6 +19,7 @@ from api.routes.long_polls import Waiting
 from api.routes.models import BatchId, Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Reads, Writes
+from core import traces
 from core.batches import group_counts, ranges
 from core.batches.batch import Batch, Extended, Opened, Sealed
 from core.batches.lifecycle import TERMINAL
@@ -38,6 +39,11 @@ IdempotencyKey = Annotated[
         description="1 to 255 visible ASCII characters; the same key again has no further effect",
     ),
 ]
+TRACEPARENT = (
+    "the W3C Trace Context in which the batch is opened: it is stored, and the batch's events and webhooks belong to "
+    "its trace. A malformed one is ignored, and a replay keeps the first"
+)
+TRACESTATE = "belongs to `traceparent`; ignored if it is malformed or has more than 512 characters"
 Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
 REPLAYED = {
     "headers": {"Idempotency-Replayed": {"schema": {"const": "true"}, "description": "this key was answered before"}}
@@ -77,7 +83,13 @@ def _waiting(request: Request) -> Waiting:
     },
 )
 @needs(Role.PRODUCE, is_limited=True)
-async def open_batch(body: models.OpenBody, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+async def open_batch(
+    body: models.OpenBody,
+    request: Request,
+    idempotency_key: IdempotencyKey = None,
+    traceparent: Annotated[str | None, Header(description=TRACEPARENT)] = None,
+    tracestate: Annotated[str | None, Header(description=TRACESTATE)] = None,
+) -> Response:
     """Open a batch; extend it by `items` and seal it in the same transaction."""
     caller = caller_of(request)
     if not caller.covers(body.key):
@@ -85,7 +97,9 @@ async def open_batch(body: models.OpenBody, request: Request, idempotency_key: I
     opening = body.opening()
     if caller.prefix is not None and opening.parent is not None:
         await run_in_threadpool(service_of(request).batches.check_parent, opening.parent, caller.prefix)
-    operation = opening_of(opening, idempotency_key, prefix=caller.prefix)
+    operation = opening_of(
+        opening, idempotency_key, prefix=caller.prefix, trace=traces.in_headers(request.scope["headers"])
+    )
     if opening.callback is not None:
         await run_in_threadpool(service_of(request).batches.check_callback, operation)
     result: Opened = await _writes(request).run(operation)

@@ -272,6 +272,8 @@ class Batch(BaseModel):
     updated_at: datetime
     sealed_at: datetime | None
     ended_at: datetime | None
+    traceparent: str | None = Field(description="the W3C Trace Context of the open; null if it had none")
+    tracestate: str | None
 
 
 class OpenedCallback(BaseModel):

@@ -22,6 +22,7 @@ from core import errors
 from core.batches.lifecycle import Verb
 from core.bits.bitfield import widen
 from core.commits.lanes import FLUSH_COST, UNIT_GROUPS
+from core.traces import TraceContext
 from lastbit.ids import MAX_GROUP_SIZE, ItemId
 
 MAX_REASON: Final = 4_000
@@ -286,6 +287,8 @@ class Call:
     units: dict[int, Unit] = field(default_factory=dict)
     withheld: Set[int] = frozenset()
     """Batches that the caller has no access to. They are reported as unknown."""
+    trace: TraceContext | None = None
+    """The context of the request, for links of spans."""
     _fingerprint: bytes | None = None
 
     @classmethod

@@ -22,6 +22,7 @@ from core.batches.lifecycle import LIVE, TAKES_ACKS, State, completes
 from core.batches.tolerance import NONE, OnExceeded, Tolerance
 from core.storage import dialects, faults, statements, tables
 from core.storage.statements import Pipeline, chunks
+from core.traces import TraceContext
 
 PREFIX_STEP: Final = 64
 """The maximum number of groups by which one transaction advances the full-prefix hint."""
@@ -58,6 +59,8 @@ class Verdict:
     cancelled_now: bool = False
     owes: bool = False
     """This transaction made the batch owe its parent's item an ack or a failure."""
+    cause: TraceContext | None = None
+    """The context of the request that changed the last bit."""
 
     def events(self) -> list[str]:
         """The names of the transitions of this transaction."""
@@ -243,6 +246,8 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
                 change.exceeded,
                 change.cancelled,
             )
+            if delta.last_changer is not None:
+                verdicts[batch].cause = delta.last_changer.call.trace
         writes.append(change)
     pipeline.later(*(_update(dialects.of(tx), part) for part in chunks(writes, _ROWS)))
     _announce(pipeline, [verdict for verdict in verdicts.values() if verdict.events()])
@@ -266,7 +271,7 @@ def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
             if batch.parent_batch is not None and (verdict.complete or verdict.cancelled_now):
                 debts.append((batch, replace(batch, parent_due=nesting.owed(succeeded=verdict.succeeded))))
                 verdict.owes = True
-            new += batches.events(batch, verdict.events())
+            new += batches.events(batch, verdict.events(), cause=verdict.cause)
         pipeline.later(*batch_rows.updates(dialect, debts))
         return new
 

@@ -21,6 +21,7 @@ from core.batches.tolerance import OnExceeded, Tolerance
 from core.storage import dialects, statements, tables
 from core.storage.dialects import Rows
 from core.storage.statements import LIST, as_time, chunks
+from core.traces import TraceContext
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemId, item_id
 
 _ENDS: Final = frozenset(
@@ -62,6 +63,8 @@ class Batch:
     updated_at: datetime
     sealed_at: datetime | None
     ended_at: datetime | None
+    traceparent: str | None
+    tracestate: str | None
 
     @property
     def pending(self) -> int:
@@ -85,6 +88,11 @@ class Batch:
         return self.tolerance.is_passed(self.items, self.failed, sealed=self.state is not State.OPEN)
 
     @property
+    def trace(self) -> TraceContext | None:
+        """The context that the open brought."""
+        return None if self.traceparent is None else TraceContext(self.traceparent, self.tracestate)
+
+    @property
     def parent(self) -> str | None:
         """The id of the parent's item that this batch stands for."""
         if self.parent_batch is None or self.parent_number is None or self.parent_group_size is None:
@@ -95,7 +103,7 @@ class Batch:
 _table = tables.batches.c
 COLUMNS = [_table.batch_key.label("key") if f.name == "key" else _table[f.name] for f in fields(Batch)]
 _NAMES: Final = [f.name for f in fields(Batch)]
-_TEXTS: Final = frozenset({"key", "labels"})
+_TEXTS: Final = frozenset({"key", "labels", "traceparent", "tracestate"})
 _HASHES: Final = frozenset({"open_hash", "completed_by", "succeeded_by"})
 _TIMES: Final = frozenset({"deadline", "created_at", "updated_at", "sealed_at", "ended_at"})
 _NULL: Final = "-"
@@ -135,8 +143,12 @@ def _labels(digits: str) -> Mapping[str, str]:
     return labels
 
 
+def _text(digits: str) -> str:
+    return bytes.fromhex(digits).decode()
+
+
 _SPECIAL: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "key": lambda digits: bytes.fromhex(digits).decode(),
+    **dict.fromkeys(("key", "traceparent", "tracestate"), _text),
     "labels": _labels,
     "state": State,
     "parent_due": str,
@@ -266,8 +278,12 @@ def event(batch: Batch, name: str, **more: Any) -> feed.NewEvent:
     return events(batch, [name], **more)[0]
 
 
-def events(batch: Batch, names: Sequence[str], **more: Any) -> list[feed.NewEvent]:
-    """The events of transitions of the batch, with the batch's current counts and `more` data."""
+def events(
+    batch: Batch, names: Sequence[str], *, cause: TraceContext | None = None, **more: Any
+) -> list[feed.NewEvent]:
+    """The events of transitions of the batch, with the batch's current counts and `more` data. `cause` is the context
+    of the request that caused them."""
+    trace = batch.trace
     data = _json(
         {
             "labels": dict(batch.labels),
@@ -276,13 +292,16 @@ def events(batch: Batch, names: Sequence[str], **more: Any) -> list[feed.NewEven
             "failed": batch.failed,
             "pending": batch.pending,
             "parent": batch.parent,
+            **(trace.headers() if trace is not None else {}),
             **more,
         }
     )
     # A repair can revoke a completion that was announced. The true completion is another event, with an id of its own.
     suffix = f":{batch.repairs}" if batch.repairs else ""
     return [
-        feed.NewEvent(f"{feed.BATCH}:{batch.id}:{name}{suffix}", f"{feed.BATCH}.{name}", batch.key, data, batch.id)
+        feed.NewEvent(
+            f"{feed.BATCH}:{batch.id}:{name}{suffix}", f"{feed.BATCH}.{name}", batch.key, data, batch.id, trace, cause
+        )
         for name in names
     ]
 

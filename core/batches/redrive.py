@@ -126,7 +126,7 @@ def _append(
     if not found.ranges:
         raise errors.NothingFailed(batch_id)
     data = _data(batch, wish, found)
-    position = feed.append(tx, [feed.NewEvent(request.event_id, TYPE, batch.key, data, batch_id)])[0]
+    position = feed.append(tx, [feed.NewEvent(request.event_id, TYPE, batch.key, data, batch_id, batch.trace)])[0]
     return Redriven(batch, found.count, found.ranges, found.more, position, replayed=False)
 
 
@@ -139,6 +139,7 @@ def _data(batch: Batch, wish: Wish, found: _Found) -> str:
         "more": found.more,
         "reason": wish.reason,
         "note": wish.note,
+        **(batch.trace.headers() if batch.trace is not None else {}),
     }
     return json.dumps(facts, ensure_ascii=False)
 

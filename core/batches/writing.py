@@ -46,6 +46,7 @@ from core.bits import folding
 from core.commits.operation import Done, Operation
 from core.storage import dialects, schema, tables
 from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
+from core.traces import TraceContext
 from lastbit.ids import MAX_ITEMS
 
 POLICIES: Final = "0014"
@@ -55,7 +56,7 @@ _INSERTED: Final = (
     "deadline",
     *("tolerated_failures", "tolerated_failure_percentage", "on_exceeded"),
     *("open_key", "open_hash", "open_count", "completed_by", "succeeded_by", "created_at", "updated_at", "sealed_at"),
-    *("ended_at", "parent_due", "parent_batch", "parent_number", "parent_group_size"),
+    *("ended_at", "parent_due", "parent_batch", "parent_number", "parent_group_size", "traceparent", "tracestate"),
 )
 
 
@@ -75,6 +76,9 @@ class Open(Operation):
     prefix: str | None = None
     secret: str | None = field(default=None, repr=False)
     """The secret of the opening's callback, if the batch is new."""
+    trace: TraceContext | None = None
+    """The context of the request. It is no part of the opening, as each repeat may have another one: the batch keeps
+    the first."""
     cost: int = 8
 
     @property
@@ -454,4 +458,6 @@ def _new_row(operation: Open, parent_columns: Mapping[str, Any]) -> dict[str, An
         "parent_batch": parent_columns.get("parent_batch"),
         "parent_number": parent_columns.get("parent_number"),
         "parent_group_size": parent_columns.get("parent_group_size"),
+        "traceparent": None if operation.trace is None else operation.trace.traceparent,
+        "tracestate": None if operation.trace is None else operation.trace.tracestate,
     }

@@ -30,6 +30,7 @@ from core.service.reads import ReadService
 from core.service.webhooks import WebhookService
 from core.service.writes import WriteService
 from core.storage.database import Database
+from core.traces import TraceContext
 from core.webhooks import subscriptions
 from lastbit.ids import ItemId
 
@@ -37,9 +38,13 @@ log = structlog.get_logger(__name__)
 
 
 def opening_of(
-    opening: batches.Opening, idempotency_key: str | None = None, *, prefix: str | None = None
+    opening: batches.Opening,
+    idempotency_key: str | None = None,
+    *,
+    prefix: str | None = None,
+    trace: TraceContext | None = None,
 ) -> writing.Open:
-    """The operation of `BatchService.open`."""
+    """The operation of `BatchService.open`. `trace`: the context of the request."""
     content = b"" if idempotency_key is None else opening.fingerprint()
     fingerprint = request_fingerprint("open", idempotency_key, content)
     return writing.Open(
@@ -48,6 +53,7 @@ def opening_of(
         fingerprint=fingerprint,
         prefix=prefix,
         secret=None if opening.callback is None else subscriptions.new_secret(),
+        trace=trace,
     )
 
 
@@ -77,14 +83,19 @@ class BatchService:
         self._webhooks = webhooks
 
     def open(
-        self, opening: batches.Opening, idempotency_key: str | None = None, *, prefix: str | None = None
+        self,
+        opening: batches.Opening,
+        idempotency_key: str | None = None,
+        *,
+        prefix: str | None = None,
+        trace: TraceContext | None = None,
     ) -> batches.Opened:
         """`prefix` limits the caller: for it, the keys of others' opens, and others' parents, don't exist. Raises
         `errors.IdempotencyKeyReused`; `InvalidRequest`, `BatchEnded` for an impossible parent; `InvalidRequest` for a
         callback to which nothing may be sent."""
         if prefix is not None and opening.parent is not None:
             self.check_parent(opening.parent, prefix)
-        operation = opening_of(opening, idempotency_key, prefix=prefix)
+        operation = opening_of(opening, idempotency_key, prefix=prefix, trace=trace)
         self.check_callback(operation)
         opened: batches.Opened = self._writes.run(operation)
         return opened

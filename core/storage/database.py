@@ -39,6 +39,8 @@ Args = TypeVarTuple("Args")
 
 APPENDED: Final = "lastbit.appended"
 """The key in a connection's `info` for the feed's last position, set by a transaction that appends."""
+_AFTER: Final = "lastbit.after_commit"
+"""The key in a connection's `info` for the calls of `after_commit`."""
 LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
 
@@ -55,6 +57,11 @@ def _count(retry: tenacity.RetryCallState) -> None:
     trouble = retry.outcome.exception() if retry.outcome else None
     if isinstance(trouble, _Faulted):
         metrics.RETRIED[trouble.fault].inc()
+
+
+def after_commit(tx: Connection, react: Callable[[], None]) -> None:
+    """Call `react` after this transaction's commit, in the thread that committed. It must not block or raise."""
+    tx.info.setdefault(_AFTER, []).append(react)
 
 
 class Database:
@@ -151,9 +158,11 @@ class Database:
                     # Explicitly, because SQLAlchemy doesn't see the statements that `statements` executes.
                     tx.begin()
                     tx.info.pop(APPENDED, None)
+                    tx.info.pop(_AFTER, None)
                     tx.info.pop(statements.LAST, None)
                     result = work(tx, *args)
                     position = tx.info.get(APPENDED)
+                    reactions: list[Callable[[], None]] = tx.info.get(_AFTER, [])
                     committing = True
                     statements.commit(tx)
                 except BaseException as error:
@@ -163,6 +172,8 @@ class Database:
             if position is not None:
                 for react in self._on_append:
                     react(position)
+            for reaction in reactions:
+                reaction()
             return result
         except _Faulted as trouble:
             outcome = metrics.TROUBLED[trouble.fault]

@@ -7,7 +7,17 @@ from datetime import datetime
 
 import standardwebhooks
 
-from core import feed
+from core import feed, traces
+
+
+def happening(event: feed.Event) -> traces.Happening | None:
+    """The event for its span, if its batch has a trace context."""
+    if event.batch is None or event.data is None or '"traceparent"' not in event.data:
+        return None
+    context = traces.stored(json.loads(event.data))
+    if context is None:
+        return None
+    return traces.Happening(event.type, event.id, event.position, event.batch, event.key, context)
 
 
 def body(event: feed.Event) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from lastbit import progress
+from lastbit import _traces, progress
 from lastbit.cli import batch_list, rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, NONE, OrNone, labels
@@ -83,21 +83,22 @@ def open_batch(
     """Open a batch."""
     if callback_types and callback is None:
         raise click.UsageError("--callback-type needs --callback")
-    batch = s.client.open(
-        key=key,
-        labels=labels(label_pairs),
-        items=items,
-        sealed=sealed,
-        group_size=group_size,
-        parent=parent,
-        expires_in=expires_in,
-        deadline=deadline,
-        tolerated_failures=tolerated_failures,
-        tolerated_failure_percentage=tolerated_failure_percentage,
-        on_exceeded=on_exceeded,
-        callback=None if callback is None else Callback(callback, callback_types or None),
-        idempotency_key=idempotency_key,
-    )
+    with _traces.from_environment():
+        batch = s.client.open(
+            key=key,
+            labels=labels(label_pairs),
+            items=items,
+            sealed=sealed,
+            group_size=group_size,
+            parent=parent,
+            expires_in=expires_in,
+            deadline=deadline,
+            tolerated_failures=tolerated_failures,
+            tolerated_failure_percentage=tolerated_failure_percentage,
+            on_exceeded=on_exceeded,
+            callback=None if callback is None else Callback(callback, callback_types or None),
+            idempotency_key=idempotency_key,
+        )
     if s.output.as_json:
         head = {**plain(batch.info), "replayed": batch.replayed}
         if ids_only:

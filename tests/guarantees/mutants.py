@@ -71,6 +71,7 @@ _EXPIRE = _RACES + "test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected"
 _CANCEL = _RACES + "test_an_ack_comes_before_the_cancel_or_is_rejected"
 _PURGE = _RACES + "test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twice"
 _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
+_TRACES = "../http/test_traces.py::"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
 _TOLERANCE = "test_tolerance.py::"
 _DEADLINES = "test_deadlines.py::"
@@ -1335,6 +1336,35 @@ MUTANTS = [
         "newly = batch.completed_by == operation.fingerprint",
         "newly = False",
         _OPENS,
+    ),
+    # The trace context of an open.
+    Mutant(
+        "a-replay-with-another-context-conflicts",
+        "core.batches.writing:_replayed",
+        "batch.open_hash != operation.opening.fingerprint()",
+        "batch.open_hash != operation.opening.fingerprint() or batch.trace != operation.trace",
+        _TRACES + "test_a_replay_keeps_the_first_context_and_never_conflicts",
+    ),
+    Mutant(
+        "a-replay-shows-its-own-context",
+        "core.batches.writing:_replayed",
+        "Opened(batch, 0, batch.open_count",
+        "Opened(replace(batch, traceparent=operation.trace and operation.trace.traceparent), 0, batch.open_count",
+        _TRACES + "test_a_replay_keeps_the_first_context_and_never_conflicts",
+    ),
+    Mutant(
+        "the-fast-path-forgets-the-context",
+        "api.fast_path:_open",
+        "trace=call.trace",
+        "trace=None",
+        _TRACES + "test_the_context_of_an_open_is_stored_and_shown",
+    ),
+    Mutant(
+        "events-forget-the-context",
+        "core.batches.batch:events",
+        "trace.headers() if trace is not None else {}",
+        "{}",
+        _TRACES + "test_the_context_of_an_open_is_stored_and_shown",
     ),
     # The retried completing request.
     Mutant(

@@ -40,7 +40,7 @@ FIELDS = [
         "on_exceeded",
         "exceeded",
     ),
-    *("created_at", "updated_at", "sealed_at", "ended_at"),
+    *("created_at", "updated_at", "sealed_at", "ended_at", "traceparent", "tracestate"),
 ]
 
 

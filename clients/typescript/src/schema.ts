@@ -1071,6 +1071,9 @@ export interface components {
             sealed_at: string | null;
             /** Format: date-time */
             ended_at: string | null;
+            /** @description the W3C Trace Context of the open; null if it had none */
+            traceparent: string | null;
+            tracestate: string | null;
         };
         /** BatchCallback */
         BatchCallback: {
@@ -1779,6 +1782,9 @@ export interface components {
             sealed_at: string | null;
             /** Format: date-time */
             ended_at: string | null;
+            /** @description the W3C Trace Context of the open; null if it had none */
+            traceparent: string | null;
+            tracestate: string | null;
             /**
              * Format: int64
              * @description the first number that was issued
@@ -2224,6 +2230,9 @@ export interface components {
             sealed_at: string | null;
             /** Format: date-time */
             ended_at: string | null;
+            /** @description the W3C Trace Context of the open; null if it had none */
+            traceparent: string | null;
+            tracestate: string | null;
             /** @description this call completed the batch */
             newly: boolean;
             /** @description this call made `succeeded` true */
@@ -2785,6 +2794,10 @@ export interface operations {
             header?: {
                 /** @description 1 to 255 visible ASCII characters; the same key again has no further effect */
                 "idempotency-key"?: string;
+                /** @description the W3C Trace Context in which the batch is opened: it is stored, and the batch's events and webhooks belong to its trace. A malformed one is ignored, and a replay keeps the first */
+                traceparent?: string;
+                /** @description belongs to `traceparent`; ignored if it is malformed or has more than 512 characters */
+                tracestate?: string;
             };
             path?: never;
             cookie?: never;

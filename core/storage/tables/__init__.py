@@ -68,6 +68,8 @@ batches = sa.Table(
     sa.Column("updated_at", Timestamp, nullable=False),
     sa.Column("sealed_at", Timestamp),
     sa.Column("ended_at", Timestamp),
+    sa.Column("traceparent", ByteText(55, ascii_only=True)),
+    sa.Column("tracestate", ByteText(512, ascii_only=True)),
     sa.UniqueConstraint("open_key", name="batches_open_key"),
     sa.UniqueConstraint("parent_batch", "parent_number", name="batches_parent"),
     sa.Index("batches_state", "state", "id"),
