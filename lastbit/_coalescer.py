@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from lastbit._masks import MOST_ITEMS
@@ -30,8 +31,40 @@ class Kind(NamedTuple):
     reason: str | None
 
 
-Waiting = dict[str, list[F]]
-"""Item id → the futures that wait for it. An id that was passed twice is sent once, and both futures get the result."""
+@dataclass(slots=True)
+class Waiting(Generic[F]):
+    """The futures that wait for each item id. An id that was passed twice is sent once, and both futures get the
+    result.
+
+    Few ids have several futures. A list for each id would be one more object for the garbage collector, which costs
+    more than everything else here.
+    """
+
+    first: dict[str, F] = field(default_factory=dict)
+    others: dict[str, list[F]] = field(default_factory=dict)
+
+    def add(self, item: str, future: F) -> None:
+        if item in self.first:
+            self.others.setdefault(item, []).append(future)
+        else:
+            self.first[item] = future
+
+    def split(self, count: int) -> Waiting[F]:
+        """Remove the first `count` ids, and return them."""
+        items = list(islice(self.first, count))
+        first = {item: self.first.pop(item) for item in items}
+        return Waiting(first, {item: self.others.pop(item) for item in items if item in self.others})
+
+    def __len__(self) -> int:
+        """The number of ids."""
+        return len(self.first)
+
+    def futures(self) -> Iterator[tuple[str, F]]:
+        """Each future with its item."""
+        yield from self.first.items()
+        for item, futures in self.others.items():
+            for future in futures:
+                yield item, future
 
 
 @dataclass(slots=True)
@@ -43,36 +76,36 @@ class Call(Generic[F]):
 
     @property
     def items(self) -> list[str]:
-        return list(self.waiting)
+        return list(self.waiting.first)
 
     @property
     def size(self) -> int:
         """Number of futures, not of ids."""
-        return sum(map(len, self.waiting.values()))
+        return len(self.waiting) + sum(map(len, self.waiting.others.values()))
 
-    def failed(self, error: BaseException) -> Iterator[tuple[F, BaseException]]:
-        """Pairs of a future and the error, when the whole call failed."""
-        for futures in self.waiting.values():
-            for future in futures:
-                yield future, error
+    def failed(self, error: BaseException) -> Iterator[tuple[list[F], BaseException]]:
+        """All futures and the error, when the whole call failed."""
+        yield [future for _, future in self.waiting.futures()], error
 
     def outcomes(
         self, result: AckResult, callback_errors: Mapping[int, BaseException]
-    ) -> Iterator[tuple[F, Completed | BaseException | None]]:
-        """Each future with its outcome: the exception that `on_completed` raised for the item's batch, the rejection,
-        the item's batch if it is complete, or None."""
+    ) -> Iterator[tuple[list[F], Completed | BaseException | None]]:
+        """All futures, together with those of the same outcome: the exception that `on_completed` raised for the item's
+        batch, the rejection, the item's batch if it is complete, or None."""
         rejected = {rejection.item: rejection.reason for rejection in result.rejected if rejection.item is not None}
         completed = {completion.batch: completion for completion in result.completed}
-        for item, futures in self.waiting.items():
-            outcome: Completed | BaseException | None = None
+        others: list[F] = []
+        of_batches: dict[int, list[F]] = {batch: [] for batch in completed}
+        for item, future in self.waiting.futures():
             if item in rejected:
-                outcome = ItemRejected(item, rejected[item])
+                yield [future], ItemRejected(item, rejected[item])
             elif completed:
-                batch = ItemId.parse(item).batch
-                # Not `or`: an exception may be false.
-                outcome = callback_errors[batch] if batch in callback_errors else completed.get(batch)
-            for future in futures:
-                yield future, outcome
+                of_batches.get(ItemId.parse(item).batch, others).append(future)
+            else:
+                others.append(future)
+        for batch, completion in completed.items():
+            yield of_batches[batch], callback_errors.get(batch, completion)
+        yield others, None
 
 
 @dataclass(slots=True)
@@ -96,7 +129,10 @@ class Coalescer(Generic[F]):
             self._rounds.append(_Round())
         last = self._rounds[-1]
         last.items[item] = kind
-        last.kinds.setdefault(kind, {}).setdefault(item, []).append(future)
+        waiting = last.kinds.get(kind)
+        if waiting is None:
+            waiting = last.kinds[kind] = Waiting()
+        waiting.add(item, future)
 
     def take(self) -> Call[F] | None:
         """The next call, or None if nothing waits. The kind that has waited longest is first. If it has too many ids
@@ -107,12 +143,13 @@ class Coalescer(Generic[F]):
         kind = next(iter(first.kinds))
         waiting = first.kinds.pop(kind)
         if len(waiting) > self._most:
-            selected = {item: waiting.pop(item) for item in list(waiting)[: self._most]}
+            selected = waiting.split(self._most)
             first.kinds[kind] = waiting
         else:
             selected = waiting
-        for item in selected:
-            del first.items[item]
-        if not first.kinds:
+        if first.kinds:
+            for item in selected.first:
+                del first.items[item]
+        else:
             self._rounds.popleft()
         return Call(kind, selected)

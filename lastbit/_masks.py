@@ -48,7 +48,7 @@ def checked(item: str | ItemId, position: int = 0) -> str:
     """The id as text. Raises `MalformedItem`."""
     text = str(item) if isinstance(item, ItemId) else item
     try:
-        ItemId.parse(text)
+        ItemId.check(text)
     except InvalidItemId as cause:
         raise MalformedItem(item, position) from cause
     return text

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -70,6 +71,17 @@ def _running() -> Future[Told]:
     return future
 
 
+def _tell_each(receivers: list[Receiver], outcome: Told | BaseException) -> None:
+    for receiver in receivers:
+        try:
+            if isinstance(outcome, BaseException):
+                receiver.set_exception(outcome)
+            else:
+                receiver.set_result(outcome)
+        except BaseException:  # such as a SystemExit of a callback; the others must get their outcomes
+            log.exception("a callback of an acker's future ended with an exception")
+
+
 def _failures(reason: str | None) -> Kind:
     return Kind("failures", None if reason is None else utf8("a reason", reason))
 
@@ -92,7 +104,7 @@ class Acker:
     `on_completed` is called with a `Completed` for each complete batch in a result, in the acker's own thread. It may
     pass more items to the acker, but must not wait for their futures. At most `max_pending` futures are open at a time;
     beyond that, `ack` and `fail` block. Before each call the acker waits up to `linger` seconds for more items, unless
-    a hundred wait.
+    `gathered` wait. `tell` passes an outcome to receivers, by default to each by its methods, in the acker's thread.
     """
 
     def __init__(
@@ -101,18 +113,23 @@ class Acker:
         on_completed: Callable[[Completed], object] | None = None,
         max_pending: int = DEFAULT_MAX_PENDING,
         linger: float = 0.0,
+        *,
+        gathered: int = GATHERED,
+        tell: Callable[[list[Any], Told | BaseException], object] | None = None,
     ) -> None:
         self._driver = driver
         self._on_completed = on_completed
         self._max_pending = _bound(max_pending)
         self._linger = _lingering(linger)
-        self._coalescer: Coalescer[Receiver] = Coalescer()
+        self._gathered = min(gathered, max_pending)
+        self._tell = tell or _tell_each
+        self._coalescer: Coalescer[Any] = Coalescer()
         self._open = 0
         self._closed = False
         self._lock = threading.Lock()
         self._work_waits = threading.Condition(self._lock)
-        self._wake_at = 1
-        """The number of open futures at which the thread wakes up."""
+        self._wake_at = math.inf
+        """The number of open futures at which the thread is woken; infinite while it does not wait."""
         self._room_waits = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._process: int | None = None
@@ -143,7 +160,7 @@ class Acker:
         with self._lock:
             # The acker's own thread, in `on_completed`, must not wait for itself. Items that it passes while the acker
             # is closing are sent before `close` returns.
-            if threading.current_thread() is not self._thread:
+            if (self._open >= self._max_pending or self._closed) and threading.current_thread() is not self._thread:
                 while self._open >= self._max_pending and not self._closed:
                     self._room_waits.wait()
                 if self._closed:
@@ -155,6 +172,7 @@ class Acker:
             self._coalescer.put(text, kind, receiver)
             self._open += 1
             if self._open >= self._wake_at:
+                self._wake_at = math.inf
                 self._work_waits.notify()
         return receiver
 
@@ -186,6 +204,7 @@ class Acker:
         while True:
             with self._lock:
                 while not self._coalescer and not self._closed:
+                    self._wake_at = 1
                     self._work_waits.wait()
                 self._gather()
                 call = self._coalescer.take()
@@ -199,24 +218,21 @@ class Acker:
     def _gather(self) -> None:
         """Wait for more items, for at most `linger` seconds. Called under the lock; no call is in progress."""
         if self._linger:
-            self._wake_at = min(GATHERED, self._max_pending)
-            self._work_waits.wait_for(lambda: self._open >= self._wake_at or self._closed, self._linger)
-            self._wake_at = 1
+            self._wake_at = self._gathered
+            self._work_waits.wait_for(lambda: self._open >= self._gathered or self._closed, self._linger)
+        self._wake_at = math.inf
 
     def _settle(self, call: Call[Receiver]) -> None:
         try:
             result = self._driver.run(_resolve, call)
-            outcomes = list(call.outcomes(result, self._notify(result)))
+            told = list(call.outcomes(result, self._notify(result)))
         except BaseException as error:  # noqa: BLE001  # the futures raise it
-            outcomes = list(call.failed(error))
-        for receiver, outcome in outcomes:
+            told = list(call.failed(error))
+        for receivers, outcome in told:
             try:
-                if isinstance(outcome, BaseException):
-                    receiver.set_exception(outcome)
-                else:
-                    receiver.set_result(outcome)
-            except BaseException:  # such as a SystemExit of a callback; the others must get their outcomes
-                log.exception("a callback of an acker's future ended with an exception")
+                self._tell(receivers, outcome)
+            except BaseException:  # the acker goes on
+                log.exception("the outcome of a call was not passed on")
 
     def _notify(self, result: AckResult) -> dict[int, BaseException]:
         """Call `on_completed` for each complete batch; returns its exceptions, by batch."""
@@ -311,9 +327,10 @@ class AsyncAcker:
             # This happens only when the event loop ends. Cancel all futures, so that no caller waits forever.
             call = call or self._coalescer.take()
             while call is not None:
-                for future, _ in call.failed(error):
-                    with contextlib.suppress(RuntimeError):  # the loop is closed, and can't run callbacks
-                        future.cancel()
+                for futures, _ in call.failed(error):
+                    for future in futures:
+                        with contextlib.suppress(RuntimeError):  # the loop is closed, and can't run callbacks
+                            future.cancel()
                 call = self._coalescer.take()
             self._open = 0
             self._room.set()
@@ -339,13 +356,14 @@ class AsyncAcker:
     async def _settle(self, call: Call[asyncio.Future[Told]]) -> None:
         try:
             result = await self._driver.run(_resolve, call)
-            outcomes = list(call.outcomes(result, await self._notify(result)))
+            told = list(call.outcomes(result, await self._notify(result)))
         except BaseException as error:  # the futures raise it
             if isinstance(error, KeyboardInterrupt | SystemExit) or self._is_ended():
                 raise
-            outcomes = list(call.failed(error))
-        for future, outcome in outcomes:
-            _finish(future, outcome)
+            told = list(call.failed(error))
+        for futures, outcome in told:
+            for future in futures:
+                _finish(future, outcome)
 
     async def _notify(self, result: AckResult) -> dict[int, BaseException]:
         """Call `on_completed` for each complete batch; returns its exceptions, by batch."""

@@ -26,6 +26,8 @@ INTEGER_LIMIT: Final = 2**53
 # The limited lengths protect int() from very long input. 16 digits may exceed 2^53, so the value is checked too.
 _INTEGER = "(0|[1-9][0-9]{0,15})"
 _ITEM_ID = re.compile(f"{_INTEGER}:{_INTEGER}:{_INTEGER}")
+# Three integers of at most 15 digits, whose values need no check: a quick test for almost every id.
+_SHORT_ID = re.compile("(?:0|[1-9][0-9]{0,14}):(?:0|[1-9][0-9]{0,14}):(?:0|[1-9][0-9]{0,14})")
 # Possessive quantifiers, so that a long text is scanned only once. An id contains no \n.
 _ONE = "(?>0|[1-9][0-9]{0,15}+)"
 _ITEM_IDS = re.compile(f"(?>{_ONE}:{_ONE}:{_ONE}\n)*+{_ONE}:{_ONE}:{_ONE}")
@@ -65,6 +67,12 @@ class ItemId(NamedTuple):
         if batch >= INTEGER_LIMIT or group >= INTEGER_LIMIT or index >= INTEGER_LIMIT:
             raise InvalidItemId(text)
         return cls(batch, group, index)
+
+    @classmethod
+    def check(cls, text: str) -> None:
+        """Raises `InvalidItemId` where `parse` does, and is several times as fast."""
+        if not isinstance(text, str) or _SHORT_ID.fullmatch(text) is None:
+            cls.parse(text)
 
     @classmethod
     def parse_all(cls, texts: Sequence[str]) -> list[tuple[int, int, int]] | None:

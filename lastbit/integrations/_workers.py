@@ -21,14 +21,15 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from lastbit import errors
-from lastbit.acker import Told
+from lastbit.acker import Acker, Told
 from lastbit.client import Client
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._resolving import reason_of
@@ -40,6 +41,8 @@ ITEM: Final = "lastbit-item"
 """The name of the header with the item's id."""
 LINGER: Final = 0.01
 """Seconds that an ack may wait for others; no handler waits for it."""
+GATHERED: Final = 100
+"""The number of waiting acks that are sent at once."""
 PAUSE: Final = 1.0
 """Seconds before acks are sent again that failed, in addition to the client's own retries."""
 GRACE: Final = 30.0
@@ -76,6 +79,14 @@ class Delivery(Protocol):
 D = TypeVar("D", bound=Delivery)
 
 
+def settle_each(deliveries: Sequence[Delivery], outcome: Outcome) -> None:
+    for delivery in deliveries:
+        try:
+            delivery.settle(outcome)
+        except Exception:  # the others must be settled
+            log.exception("the message of item %s was not settled", delivery.item)
+
+
 def passes(error: BaseException) -> bool:
     """Whether the same ack may succeed later."""
     if isinstance(error, errors.ServiceError):
@@ -101,9 +112,14 @@ class Workers(Generic[D]):
         handle: Callable[[Any], object],
         count: int,
         on_completed: Callable[[Completed], object] | None,
+        *,
+        gathered: int = GATHERED,
+        settle: Callable[[Sequence[D], Outcome], None] = settle_each,
     ) -> None:
+        """`settle` gets deliveries whose items one call to Lastbit has resolved; it must not block."""
         self._handle = handle
-        self._acker = client.acker(on_completed, linger=LINGER)
+        self._settle = settle
+        self._acker = Acker(client.driver, on_completed, linger=LINGER, gathered=gathered, tell=self._told)
         self._inbox: SimpleQueue[D | None] = SimpleQueue()
         self._stopping = False
         self._again: list[Callable[[], None]] = []
@@ -165,20 +181,35 @@ class Workers(Generic[D]):
             return
         try:
             if failure is None:
-                self._acker.ack_for(_Receipt(self, delivery, None), item)
+                # The acker passes it to `_told`, and calls no method of it.
+                self._acker.ack_for(delivery, item)  # type: ignore[arg-type]
             else:
-                self._acker.fail_for(_Receipt(self, delivery, failure), item, reason_of(failure))
+                self._acker.fail_for(_Failing(delivery, failure), item, reason_of(failure))  # type: ignore[arg-type]
         except errors.MalformedItem as error:
             log.error("the message was handled, but no item was resolved: its header %s: %s", ITEM, error)
             delivery.settle(_outcome(failure))
         except errors.AckerClosed:
             pass  # the handler outlived the stop; the message returns
 
-    def _not_resolved(self, delivery: D, failure: Failed | None, error: BaseException) -> None:
+    def _told(self, receivers: list[D | _Failing[D]], outcome: Told | BaseException) -> None:
         """Called in the acker's thread."""
+        acked = [receiver for receiver in receivers if not isinstance(receiver, _Failing)]
+        failed = [receiver for receiver in receivers if isinstance(receiver, _Failing)]
+        if isinstance(outcome, BaseException):
+            for delivery in acked:
+                self._not_resolved(delivery, None, outcome)
+            for failing in failed:
+                self._not_resolved(failing.delivery, failing.failure, outcome)
+            return
+        if acked:
+            self._settle(acked, Outcome.DONE)
+        if failed:
+            self._settle([failing.delivery for failing in failed], Outcome.FAILED)
+
+    def _not_resolved(self, delivery: D, failure: Failed | None, error: BaseException) -> None:
         if isinstance(error, errors.ItemRejected):
             log.warning("%s; its message is removed", error)
-            delivery.settle(Outcome.DONE)
+            settle_each([delivery], Outcome.DONE)
         elif passes(error):
             if not self._stopping:
                 self._send_later(partial(self._resolve, delivery, failure), error)
@@ -186,7 +217,7 @@ class Workers(Generic[D]):
             self._end(error)
         else:
             log.error("on_completed raised; the message of item %s is handled again", delivery.item, exc_info=error)
-            delivery.settle(Outcome.AGAIN)
+            settle_each([delivery], Outcome.AGAIN)
 
     def _send_later(self, send: Callable[[], None], error: BaseException) -> None:
         with self._lock:
@@ -208,21 +239,13 @@ class Workers(Generic[D]):
         self.failure = self.failure or error
 
 
-class _Receipt(Generic[D]):
-    """Gets the outcome of a delivery's item. A future in its place doubles the processor time of a message."""
+@dataclass(frozen=True, slots=True)
+class _Failing(Generic[D]):
+    """A delivery whose item is being failed. Those whose items are being acked are passed to the acker as they are: one
+    more object for each message would cost more than all that is done with it."""
 
-    __slots__ = ("_delivery", "_failure", "_workers")
-
-    def __init__(self, workers: Workers[D], delivery: D, failure: Failed | None) -> None:
-        self._workers = workers
-        self._delivery = delivery
-        self._failure = failure
-
-    def set_result(self, _told: Told) -> None:
-        self._delivery.settle(_outcome(self._failure))
-
-    def set_exception(self, error: BaseException) -> None:
-        self._workers._not_resolved(self._delivery, self._failure, error)
+    delivery: D
+    failure: Failed
 
 
 class _Raised(Exception):

@@ -408,7 +408,7 @@ MUTANTS = [
     Mutant(
         "a-thread-is-expected-after-a-fork",
         "lastbit._forks:is_forked",
-        "process != os.getpid()",
+        "process != _process",
         "False",
         _SDK + "test_acker.py::test_an_acker_of_the_parent_process_raises_in_the_child",
     ),

@@ -53,7 +53,7 @@ def test_an_item_acked_twice_is_sent_once() -> None:
     assert call is not None
     assert call.items == ["7:0:1"]
     assert call.size == 2
-    assert dict(call.outcomes(AckResult(applied=1), {})) == {1: None, 2: None}
+    assert list(call.outcomes(AckResult(applied=1), {})) == [([1, 2], None)]
 
 
 def test_a_flood_of_acks_does_not_delay_failures() -> None:
@@ -100,11 +100,10 @@ def test_nothing_is_lost_and_each_items_order_is_kept(
     for place, call in enumerate(calls):
         assert call is not None
         assert 1 <= len(call.waiting) <= limit
-        for item, futures in call.waiting.items():
-            for future in futures:
-                assert future not in call_number
-                call_number[future] = place
-                assert (item, call.kind) == (f"7:0:{given_items[future][0]}", given_items[future][1])
+        for item, future in call.waiting.futures():
+            assert future not in call_number
+            call_number[future] = place
+            assert (item, call.kind) == (f"7:0:{given_items[future][0]}", given_items[future][1])
     assert len(call_number) == len(given_items)
     for earlier, (item, kind) in enumerate(given_items):
         for second in range(earlier + 1, len(given_items)):
@@ -123,7 +122,7 @@ def test_each_future_gets_its_own_outcome() -> None:
     eight = Completed(8, None, True, True, True)
     own_error = ValueError("mine")
     result = AckResult(3, 0, (seven, eight), (Rejected("unknown_item", item="7:0:2"),))
-    outcomes = dict(call.outcomes(result, {8: own_error}))
+    outcomes = {future: outcome for futures, outcome in call.outcomes(result, {8: own_error}) for future in futures}
     rejection = outcomes.pop("7:0:2")
     assert isinstance(rejection, errors.ItemRejected)
     assert rejection.reason == "unknown_item"

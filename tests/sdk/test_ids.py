@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,20 @@ one_text = st.one_of(
     st.text("0123456789:\n", max_size=30),
     st.sampled_from(["1:2:3\n4:5:6", "1:2:3\n", "1:2:03", "", "1:2", "1:2:3:4", "\u0661:2:3"]),
 )
+
+
+@given(st.one_of(one_text, st.builds("{}:{}:{}".format, *[integers] * 3)))
+def test_a_quick_check_refuses_what_parsing_refuses(text: str) -> None:
+    """It skips the values of short integers."""
+
+    def refuses(accept: Callable[[str], object]) -> bool:
+        try:
+            accept(text)
+        except InvalidItemId:
+            return True
+        return False
+
+    assert refuses(ItemId.check) == refuses(ItemId.parse)
 
 
 @given(st.lists(st.builds("{}:{}:{}".format, *[integers] * 3), min_size=1), st.lists(one_text, max_size=3))

@@ -26,7 +26,7 @@ from lastbit.integrations import CHUNK, Failed
 from lastbit.integrations._resolving import reason_of
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations._workers import ITEM, Workers, checked_workers
-from lastbit.integrations.rabbitmq._consumer import Delivery, OnError, Options, run
+from lastbit.integrations.rabbitmq._consumer import Delivery, OnError, Options, run, settle_together
 from lastbit.integrations.rabbitmq._messages import Body, Outgoing, death_of, item_of
 from lastbit.integrations.rabbitmq._publisher import Sender
 from lastbit.models import Completed
@@ -186,7 +186,14 @@ def _consume(
 ) -> None:
     stop = stop or threading.Event()
     with _client(lastbit) as client, stopped_by_signals(stop):
-        workers: Workers[Delivery] = Workers(client, handle, options.workers, on_completed)
+        workers: Workers[Delivery] = Workers(
+            client,
+            handle,
+            options.workers,
+            on_completed,
+            gathered=options.gathered,
+            settle=settle_together,
+        )
         run(broker, queue, options, workers, stop)
 
 

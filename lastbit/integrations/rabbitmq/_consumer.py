@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -33,6 +33,7 @@ log = logging.getLogger("lastbit.rabbitmq")
 
 PAUSES: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Seconds before each attempt to connect again; the last one repeats."""
+MOST_GATHERED: Final = 500
 LOOK: Final = 0.1
 """Seconds between checks for a stop."""
 
@@ -49,6 +50,12 @@ class Options:
     retry_delay: float
     reject_failed: bool
 
+    @property
+    def gathered(self) -> int:
+        """The number of waiting acks that are sent at once: half of the prefetch, so that the other half is handled
+        meanwhile."""
+        return min(MOST_GATHERED, max(1, self.prefetch // 2))
+
     def __post_init__(self) -> None:
         if not isinstance(self.prefetch, int) or not 1 <= self.prefetch <= 65_535:
             raise InvalidArgument(f"prefetch is 1 to 65,535, not {self.prefetch!r}")
@@ -61,16 +68,25 @@ class Options:
 class Delivery:
     """A message of a session."""
 
-    __slots__ = ("_session", "_tag", "item", "message")
+    __slots__ = ("item", "message", "session", "tag")
 
     def __init__(self, session: QueueSession, tag: int, message: Message) -> None:
-        self._session = session
-        self._tag = tag
+        self.session = session
+        self.tag = tag
         self.message = message
         self.item = item_of(message.headers)
 
     def settle(self, outcome: Outcome) -> None:
-        self._session.settle(self._tag, outcome)
+        self.session.settle([self.tag], outcome)
+
+
+def settle_together(deliveries: Sequence[Delivery], outcome: Outcome) -> None:
+    """Pass the outcome to the thread of each session, which is woken once."""
+    by_session: dict[QueueSession, list[int]] = {}
+    for delivery in deliveries:
+        by_session.setdefault(delivery.session, []).append(delivery.tag)
+    for session, tags in by_session.items():
+        session.settle(tags, outcome)
 
 
 class QueueSession(Consumer):
@@ -82,7 +98,7 @@ class QueueSession(Consumer):
         self._options = options
         self._deliver = deliver
         self._tags = Tags()
-        self._settled: list[tuple[int, Outcome]] = []
+        self._settled: list[tuple[list[int], Outcome]] = []
         self._settling = threading.Lock()
         super().__init__(broker, queue, options.prefetch, purpose="a consumer of RabbitMQ")
 
@@ -95,13 +111,13 @@ class QueueSession(Consumer):
     def has_ended(self) -> bool:
         return self._ended is not None
 
-    def settle(self, tag: int, outcome: Outcome) -> None:
+    def settle(self, tags: list[int], outcome: Outcome) -> None:
         """Pass the outcome to the session's thread, which sends all that wait together."""
         if self.has_ended:
             return
         with self._settling:
-            self._settled.append((tag, outcome))
-            is_first = len(self._settled) == 1
+            is_first = not self._settled
+            self._settled.append((tags, outcome))
         if is_first:
             self._hand_over(self._send)
 
@@ -115,14 +131,16 @@ class QueueSession(Consumer):
         if not self._channel.is_open:
             return
         acks: list[int] = []
-        for tag, outcome in settled:
+        for tags, outcome in settled:
             if outcome is Outcome.DONE or (outcome is Outcome.FAILED and not self._options.reject_failed):
-                acks.append(tag)
+                acks += tags
             elif outcome is Outcome.FAILED or (outcome is Outcome.ERROR and self._options.on_error == "reject"):
-                self._return(tag, requeue=False)
+                for tag in tags:
+                    self._return(tag, requeue=False)
             else:
-                requeue = partial(self._return, tag, requeue=True)
-                self._connection.ioloop.call_later(self._options.retry_delay, requeue)
+                for tag in tags:
+                    requeue = partial(self._return, tag, requeue=True)
+                    self._connection.ioloop.call_later(self._options.retry_delay, requeue)
         for tag, multiple in self._tags.acks(acks):
             self._channel.basic_ack(tag, multiple)
 
