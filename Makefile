@@ -17,7 +17,7 @@ TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
 PYTHONS ?= python3.11 python3.12 python3.13
 # In each kind of session. The other tests of Spark run in classic sessions of PySpark 4.
-SPARK_TESTS := tests/spark/test_table.py tests/spark/test_acks.py
+SPARK_TESTS := tests/spark/test_table.py tests/spark/test_acks.py tests/spark/test_progress.py
 TEST_SERVERS := mariadb-server mariadb-backup postgresql sqlite3 rabbitmq-server redis-server default-jre-headless chromium \
 	nginx openssl prometheus systemd curl jq
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup

@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--strict", action="store_true", help="send nothing if a row has no item id")
     parser.add_argument("--dry-run", action="store_true", help="count, and send nothing")
+    parser.add_argument("--progress", action="store_true", help="show the tasks, rows and rate (needs lastbit[cli])")
     add_service(parser, "maximum number of requests at a time")
     add_connect(parser)
     return parser
@@ -113,6 +114,7 @@ def _ack(frame: DataFrame, options: argparse.Namespace, token: str | None) -> di
         failed=options.failed_when,
         strict=options.strict,
         parallel=options.parallel,
+        progress=options.progress,
     )
     return report.to_dict()
 

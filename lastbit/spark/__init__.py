@@ -10,6 +10,7 @@ from lastbit.spark.acks import AckReport, MalformedRows, ack, ack_stream, malfor
 from lastbit.spark.columns import is_item_id, item_batch, item_group, item_id, item_index, item_number
 from lastbit.spark.masks import item_masks
 from lastbit.spark.numbering import with_item_ids
+from lastbit.spark.progress import AckProgress
 from lastbit.spark.ranges import explain
 from lastbit.spark.registration import register
 from lastbit.spark.tallies import TallyReport, apply_tally, tally_stream
@@ -17,6 +18,7 @@ from lastbit.spark.udf import ack_udf
 from lastbit.spark.versions import PySparkTooOld
 
 __all__ = [
+    "AckProgress",
     "AckReport",
     "MalformedRows",
     "PySparkTooOld",

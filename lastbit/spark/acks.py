@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from lastbit.retry import Retry
 from lastbit.spark._partitions import on_partitions
 from lastbit.spark.masks import Failed, item_masks
 from lastbit.spark.posting import GROUPS_A_CALL, Posted, Posting, post
+from lastbit.spark.progress import Progress, Watcher, labelled, stages, watched
 
 
 class MalformedRows(LastbitError):
@@ -72,6 +74,7 @@ def ack(
     timeout: float = 30.0,
     retry: Retry | None = None,
     idempotency_key: str | None = None,
+    progress: bool | Watcher = False,
 ) -> AckReport:
     """Ack the items of `df`. The JVM combines them into bitfields, one row per group, and the executors send these.
 
@@ -84,6 +87,11 @@ def ack(
     It is safe to repeat the call, wholly or in part, as acks are idempotent. `idempotency_key` identifies the run to
     the service; by default each call has its own.
 
+    `progress=True` draws a bar with the tasks of the running stage, what was sent, the rate and an estimate on standard
+    error (needs `lastbit[cli]`); a function is called with an `AckProgress` whenever it changes, possibly by another
+    thread. In a classic session the jobs have the description "lastbit.ack" unless the caller has set one; on Connect
+    their tag is "lastbit.ack".
+
     Raises `InvalidArgument` (no such column, not text), `ServiceUnreachable`, `ServiceError`; then some items may be
     acked, no report is returned, and repeating the call is safe.
     """
@@ -93,15 +101,16 @@ def ack(
     posting = Posting(connection, idempotency_key or uuid.uuid4().hex, reason, groups)
     masks = item_masks(df, column, failed=failed)
     _greet(connection, ["acks", "failures"] if failed is not None else ["acks"])
-    if strict:
-        masks = masks.persist()
-    try:
+    with labelled(df.sparkSession), _watched(progress) as watching, stages(df.sparkSession, watching):
         if strict:
-            _refuse_malformed(masks)
-        return _posted(masks, posting, parallel)
-    finally:
-        if strict:
-            masks.unpersist()
+            masks = masks.persist()
+        try:
+            if strict:
+                _refuse_malformed(masks)
+            return _posted(masks, posting, parallel, watching)
+        finally:
+            if strict:
+                masks.unpersist()
 
 
 def ack_stream(
@@ -141,6 +150,16 @@ def malformed_rows(df: DataFrame, column: str | Column = "item_id") -> DataFrame
     return df.where(~is_item_id(column))
 
 
+def _watched(option: bool | Watcher) -> AbstractContextManager[Progress | None]:
+    if callable(option):
+        return watched(nullcontext(option))
+    if not option:
+        return nullcontext()
+    from lastbit.spark.bar import bar  # needs more than executors have
+
+    return watched(bar())
+
+
 def _greet(connection: Connection, verbs: list[str]) -> None:
     """Send an empty request before Spark computes anything, to check the address and the token."""
     driver = connection.driver()
@@ -157,13 +176,19 @@ def _refuse_malformed(masks: DataFrame) -> None:
         raise MalformedRows(malformed, rows)
 
 
-def _posted(masks: DataFrame, posting: Posting, parallel: int) -> AckReport:
+def _posted(masks: DataFrame, posting: Posting, parallel: int, watching: Progress | None) -> AckReport:
     def post_partition(rows: Any) -> Any:
         masks_of_rows: Any = map(tuple, rows)
         return post(masks_of_rows, posting)
 
-    total = Posted()
-    for partial in on_partitions(masks.coalesce(parallel), post_partition):
+    total, so_far = Posted(), Posted()
+
+    def receive(partial: Posted) -> None:
+        so_far.add(partial)
+        if watching is not None:
+            watching.sent(so_far.rows, so_far.groups)
+
+    for partial in on_partitions(masks.coalesce(parallel), post_partition, receive if watching else None):
         total.add(partial)
     if total.error is not None:
         raise total.error

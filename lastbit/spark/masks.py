@@ -89,14 +89,14 @@ def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) ->
         selection = df.select(*columns)
         schema = selection.schema
     except (AnalysisException, ParseException) as error:
-        shown = ", ".join(df.columns) or "none"
-        raise InvalidArgument(f"there is no such column (the columns are {shown}): {error}") from error
+        column_names = ", ".join(df.columns) or "none"
+        raise InvalidArgument(f"there is no such column (the columns are {column_names}): {error}") from error
     if not isinstance(schema["id"].dataType, StringType):
-        found = schema["id"].dataType.simpleString()
-        raise InvalidArgument(f"the column of item ids has the type {found}, not string; ids are text, like 7:0:42")
+        kind = schema["id"].dataType.simpleString()
+        raise InvalidArgument(f"the column of item ids has the type {kind}, not string; ids are text, like 7:0:42")
     if failed is not None and not isinstance(schema["failed"].dataType, BooleanType):
-        found = schema["failed"].dataType.simpleString()
-        raise InvalidArgument(f"the condition for failed rows has the type {found}, not boolean")
+        kind = schema["failed"].dataType.simpleString()
+        raise InvalidArgument(f"the condition for failed rows has the type {kind}, not boolean")
     return selection
 
 

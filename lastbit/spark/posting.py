@@ -48,11 +48,13 @@ class Posting:
 
 @dataclass(slots=True)
 class Posted:
-    """One partition's counts and results. `error` is set if it failed before its end."""
+    """One partition's counts and results. `groups` counts the bitfields that the service has answered. `error` is set
+    if the partition failed before its end."""
 
     rows: int = 0
     items: int = 0
     malformed: int = 0
+    groups: int = 0
     applied: int = 0
     repeated: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
@@ -63,6 +65,7 @@ class Posted:
         self.rows += other.rows
         self.items += other.items
         self.malformed += other.malformed
+        self.groups += other.groups
         self.applied += other.applied
         self.repeated += other.repeated
         self.rejected += other.rejected
@@ -158,6 +161,7 @@ class Poster:
         reason = self._posting.reason if verb == "failures" else None
         key = _key(self._posting.run, verb, waiting.groups)
         result = self._driver.run(_calls.resolve, verb, iter([{"groups": waiting.groups}]), reason, key)
+        self.posted.groups += len(waiting.groups)
         self.posted.applied += result.applied
         self.posted.repeated += result.repeated
         for rejection in result.rejected:
