@@ -83,7 +83,7 @@ def _looped(receiver: Receiver, secret: str, count: int) -> Received:
 
     def post(id: str) -> None:
         content = message.body(Event(1, id, TYPE, None, None, '{"x":1}', now))
-        sender.send(f"http://127.0.0.1:{receiver.port}/hook", message.headers(secret, id, now, content), content)
+        sender.send(f"http://127.0.0.1:{receiver.port}/hook", message.headers([secret], id, now, content), content)
 
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(post, ids):

@@ -287,7 +287,7 @@ class Dispatcher:
 
     def _send(self, claim: Claim) -> SendResult:
         content = message.body(claim.event)
-        headers = message.headers(claim.secret, claim.event.id, claim.at, content)
+        headers = message.headers(claim.secrets, claim.event.id, claim.at, content)
         with traces.delivering(message.happening(claim.event), claim.webhook) as delivery:
             try:
                 result = self._sender.send(claim.url, headers | delivery.headers, content)

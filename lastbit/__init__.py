@@ -87,7 +87,16 @@ _HOMES: Final = {
     "lastbit.tallies.buffer": ("AsyncTallyBuffer", "TallyBuffer"),
     "lastbit.tallies.models": ("SubCounter", "TallyApplied", "TallyTotal", "TallyValue"),
     "lastbit.tallies.tally": ("AsyncTally", "Tally"),
-    "lastbit.webhooks": ("AsyncWebhooks", "Attempt", "CreatedWebhook", "Delivery", "Tested", "Webhook", "Webhooks"),
+    "lastbit.webhooks": (
+        "AsyncWebhooks",
+        "Attempt",
+        "CreatedWebhook",
+        "Delivery",
+        "RotatedWebhook",
+        "Tested",
+        "Webhook",
+        "Webhooks",
+    ),
 }
 
 __all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -88,6 +88,7 @@ from lastbit.webhooks import (
     Attempt as Attempt,
     CreatedWebhook as CreatedWebhook,
     Delivery as Delivery,
+    RotatedWebhook as RotatedWebhook,
     Tested as Tested,
     Webhook as Webhook,
     Webhooks as Webhooks,

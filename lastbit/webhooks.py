@@ -1,4 +1,5 @@
-"""Webhooks: `client.webhooks` creates and lists them, shows their deliveries, and sends deliveries again.
+"""Webhooks: `client.webhooks` creates and lists them, shows their deliveries, sends deliveries again, and rotates
+secrets.
 
 The service sends each event of the feed at least once, signed by the Standard Webhooks specification.
 """
@@ -7,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 from lastbit import errors
 from lastbit._calls import ask, pages
 from lastbit._drivers import AsyncDriver, Driver
-from lastbit._protocol import Flow, Service
+from lastbit._protocol import Flow, Service, visible_ascii
 from lastbit._shapes import expect, timestamp, timestamp_or_none
 from lastbit.models import Json
 
@@ -25,7 +26,7 @@ LONGEST_SEND = 60
 class Webhook:
     """A URL that receives events of these `types`, or of all. `state` is `active`, or `disabled` after a 410 Gone
     response. `position`: the last event of the feed for which deliveries were planned. `batch`: the batch whose
-    callback it is."""
+    callback it is. `overlap_until`: until then, secrets from before a rotation sign too."""
 
     id: int
     url: str
@@ -35,6 +36,7 @@ class Webhook:
     position: int
     created_at: datetime
     batch: int | None = field(default=None, kw_only=True)
+    overlap_until: datetime | None = field(default=None, kw_only=True)
 
     @classmethod
     def _fields(cls, data: Json) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class Webhook:
             "position": data["position"],
             "created_at": timestamp(data["created_at"]),
             "batch": data.get("batch"),
+            "overlap_until": timestamp_or_none(data.get("overlap_until")),
         }
 
     @classmethod
@@ -57,6 +60,17 @@ class Webhook:
 @dataclass(frozen=True, slots=True)
 class CreatedWebhook(Webhook):
     """A new webhook with its secret, which is shown only once: store it for the receiver."""
+
+    secret: str = field(repr=False)
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(**cls._fields(data), secret=data["secret"])
+
+
+@dataclass(frozen=True, slots=True)
+class RotatedWebhook(Webhook):
+    """A webhook with its new secret: store it for the receiver. No other call returns it."""
 
     secret: str = field(repr=False)
 
@@ -167,6 +181,17 @@ def _test(service: Service, webhook: int) -> Flow[Tested]:
     return ask(service, "POST", _path(webhook, "test"), Tested.from_json, hold=LONGEST_SEND, within=0.0)
 
 
+def _rotate_secret(
+    service: Service, webhook: int, overlap: int | timedelta | None, idempotency_key: str | None
+) -> Flow[RotatedWebhook]:
+    if isinstance(overlap, timedelta):
+        overlap = int(overlap.total_seconds())
+    key = None if idempotency_key is None else visible_ascii("an idempotency key", idempotency_key, 255)
+    path = _path(webhook, "rotate-secret")
+    body = _given({"overlap_seconds": overlap})
+    return ask(service, "POST", path, RotatedWebhook.from_json, body=body, idempotency_key=key)
+
+
 def _given(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
@@ -209,6 +234,13 @@ class Webhooks:
         """Send a test event now and wait for the outcome."""
         return self._driver.run(_test, webhook)
 
+    def rotate_secret(
+        self, webhook: int, *, overlap: int | timedelta | None = None, idempotency_key: str | None = None
+    ) -> RotatedWebhook:
+        """Give the webhook a new secret. The earlier ones sign too for `overlap` seconds, by default for a day, so that
+        the receiver can change its own meanwhile; with 0 they end at once."""
+        return self._driver.run(_rotate_secret, webhook, overlap, idempotency_key)
+
 
 class AsyncWebhooks:
     """`Webhooks`, awaited."""
@@ -245,3 +277,9 @@ class AsyncWebhooks:
     async def test(self, webhook: int) -> Tested:
         """Send a test event now and wait for the outcome."""
         return await self._driver.run(_test, webhook)
+
+    async def rotate_secret(
+        self, webhook: int, *, overlap: int | timedelta | None = None, idempotency_key: str | None = None
+    ) -> RotatedWebhook:
+        """Give the webhook a new secret; see `Webhooks.rotate_secret`."""
+        return await self._driver.run(_rotate_secret, webhook, overlap, idempotency_key)

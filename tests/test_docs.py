@@ -362,7 +362,7 @@ def test_the_receiver_acts_once_on_signed_events(capsys: pytest.CaptureFixture[s
     secret = subscriptions.new_secret()
     now = datetime.now(UTC)
     body = message.body(feed.Event(1, "batch:7:completed", "batch.completed", 7, "catalog-42", None, now))
-    headers = message.headers(secret, "batch:7:completed", now, body)
+    headers = message.headers([secret], "batch:7:completed", now, body)
     namespace: dict[str, Any] = {}
     (snippet,) = blocks(ROOT / "docs/webhooks.md", "python")
     exec(snippet, namespace)

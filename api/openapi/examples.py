@@ -153,6 +153,10 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "create_webhook": {
         "Completed batches": {"url": "https://hooks.example.com/lastbit", "types": ["batch.completed"], "label": "ops"}
     },
+    "rotate_webhook_secret": {
+        "A day for the receivers": {},
+        "The old secret is known to others": {"overlap_seconds": 0},
+    },
     "redeliver_webhook": {"All that are dead": {}, "One event": {"position": 1}},
     "send_test_event": {"No fields": {}},
 }

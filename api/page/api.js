@@ -38,6 +38,9 @@ const get = (path, parameters = {}, signal) => call(path + query(parameters), { 
 const post = (path, body, headers = {}) =>
   call(path, { method: "POST", headers: { "Content-Type": "application/json", ...headers }, body: JSON.stringify(body) });
 
+// An Idempotency-Key. Not crypto.randomUUID, which browsers offer only over TLS.
+export const newKey = () => `page-${[...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+
 export const session = () => get("/session");
 export const signIn = (token) => post("/session", { token });
 export const signOut = () => call("/session", { method: "DELETE" });
@@ -67,6 +70,8 @@ export const webhooks = (cursor, signal) => get("/v1/webhooks", { limit: 100, cu
 export const webhook = (id, signal) => get(`/v1/webhooks/${id}`, {}, signal);
 export const createWebhook = (body) => post("/v1/webhooks", body);
 export const deleteWebhook = (id) => call(`/v1/webhooks/${id}`, { method: "DELETE" });
+export const rotateSecret = (id, overlap, key) =>
+  post(`/v1/webhooks/${id}/rotate-secret`, { overlap_seconds: overlap }, { "Idempotency-Key": key });
 export const testWebhook = (id) => post(`/v1/webhooks/${id}/test`, {});
 export const webhookLog = (id, filter, signal) => get(`/v1/webhooks/${id}/deliveries`, filter, signal);
 export const redeliverDead = (id) => post(`/v1/webhooks/${id}/redeliver`, {});

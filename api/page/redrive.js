@@ -9,15 +9,12 @@ import { field } from "./views.js";
 
 export const canRedrive = (batch) => batch.failed > 0 && !["expired", "cancelled"].includes(batch.state) && may("produce");
 
-// Not crypto.randomUUID, which browsers offer only over TLS.
-const newKey = () => `page-${[...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-
 // `reason` is null for all failed items. `many` is their number; of a sample, the least that there can be. `done` gets the
 // service's answer; `refresh` is called when the reasons turn out to be old.
 export function askToRedrive(batch, { reason, many, isExact }, { done, refresh }) {
   // One key for the dialog: neither a second click nor a retry after a lost answer redrives twice. For that, a retry
   // must send the same note, so it can't be changed any more.
-  const key = newKey();
+  const key = api.newKey();
   const note = field("note", "Note", { maxlength: 4000, placeholder: "what the producer should know" }, "optional");
   const amount = isExact ? count(many, "failed item") : `At least ${count(many, "failed item")}`;
   askFor({

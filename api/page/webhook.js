@@ -1,7 +1,7 @@
-// One webhook: its log of deliveries with all attempts, a test, redelivery, and its end.
+// One webhook: its log of deliveries with all attempts, a test, redelivery, a new secret, and its end.
 
 import * as api from "./api.js";
-import { ask } from "./dialogs.js";
+import { ask, askFor, showSecret } from "./dialogs.js";
 import { dotted, fill, make, say } from "./dom.js";
 import { count, number, since, until } from "./format.js";
 import { address, choices, drawn, polled } from "./views.js";
@@ -10,6 +10,7 @@ import { typesOf, webhookState } from "./webhooks.js";
 const STEP = 50;
 const MOST = 1000;
 const STATES = ["pending", "delivered", "dead"];
+const OVERLAPS = [["86400", "a day"], ["604800", "seven days"], ["3600", "an hour"], ["0", "no time: it ends now"]];
 
 export function webhookView(main, id) {
   let state = "";
@@ -23,7 +24,7 @@ export function webhookView(main, id) {
   const button = (word, act, kind = "button") => make(kind, { type: "button", onclick: act }, word);
   const test = button("Send a test", sendTest);
   const redeliver = button("Redeliver dead…", askToRedeliver);
-  const actions = [test, redeliver, button("Delete…", askToDelete, "button.cancel")];
+  const actions = [test, redeliver, button("Rotate secret…", askToRotate), button("Delete…", askToDelete, "button.cancel")];
   const draw = drawn(list, line);
   const seen = polled(main, { heading: `Webhook ${id}`, up: make("a", { href: "#/webhooks" }, "All webhooks"), actions }, look);
   main.append(about, result, states.node, list, empty, more);
@@ -39,6 +40,7 @@ export function webhookView(main, id) {
       typesOf(webhook),
       `planned up to position ${number(webhook.position)}`,
       make("span", {}, "created ", since(webhook.created_at)),
+      webhook.overlap_until && make("span", {}, "the old secret ends ", until(webhook.overlap_until)),
     ];
     fill(about, dotted(facts.filter(Boolean)));
     redeliver.hidden = test.hidden = webhook.state === "disabled";
@@ -114,6 +116,26 @@ export function webhookView(main, id) {
         const { redelivered } = await api.redeliverDead(id);
         showResult(`${count(redelivered, "delivery", "deliveries")} will be sent again.`, true);
         seen.looking.now();
+      },
+    });
+  }
+
+  function askToRotate() {
+    const key = api.newKey(); // so that a retry after a lost answer gets the same secret
+    const overlap = make("select", { id: "overlap", name: "overlap" }, OVERLAPS.map(([value, word]) => make("option", { value }, word)));
+    askFor({
+      heading: "Rotate the secret?",
+      body: [
+        make("p", {}, "The new secret is shown once. Meanwhile each message is signed with the old one too, so that you can change the receiver’s."),
+        make("label.field-line", { for: "overlap" }, make("span", {}, "The old secret stays valid for"), overlap),
+      ],
+      confirm: "Rotate the secret",
+      keep: "Keep the old one",
+      async act({ overlap: seconds }) {
+        overlap.inert = true; // a retry must ask for the same
+        const rotated = await api.rotateSecret(id, Number(seconds), key);
+        seen.looking.now();
+        return () => showSecret(rotated.secret, "Give it to the receiver. It is never shown again.");
       },
     });
   }

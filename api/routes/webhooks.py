@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import Path, Query, Request, Response
@@ -12,11 +12,12 @@ from api import patterns
 from api.access.rules import needs
 from api.problems import BODY, documented
 from api.routes import cursors, models
+from api.routes.batches import REPLAYED, IdempotencyKey
 from api.routes.events import Name
 from api.routes.models import BatchId, Body, Key
 from api.routes.route import JsonRoute, PrefixedRouter
 from core.service import Service
-from core.webhooks import addresses, delivery_log, subscriptions
+from core.webhooks import addresses, delivery_log, rotation, subscriptions
 from core.webhooks.delivery_log import Progress
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
@@ -64,6 +65,15 @@ class Redelivery(Body):
         return self
 
 
+class Rotation(Body):
+    overlap_seconds: int = Field(
+        int(rotation.OVERLAP.total_seconds()),
+        ge=0,
+        le=int(rotation.LONGEST_OVERLAP.total_seconds()),
+        description="how long the earlier secrets sign too; 0 ends them at once",
+    )
+
+
 class Webhook(BaseModel):
     id: int
     url: str
@@ -72,11 +82,18 @@ class Webhook(BaseModel):
     state: Literal["active", "disabled"] = Field(description="disabled: its receiver responded with 410 Gone")
     position: int = Field(description="the position in the feed up to which its deliveries were planned")
     batch: int | None = Field(description="the batch whose callback it is; null for other webhooks")
+    overlap_until: datetime | None = Field(
+        description="until then, earlier secrets sign too; null: only the newest one signs"
+    )
     created_at: datetime
 
 
 class CreatedWebhook(Webhook):
     secret: str = Field(description="receivers verify signatures with it; it is never shown again")
+
+
+class RotatedWebhook(Webhook):
+    secret: str = Field(description="the new secret; only this response and its replays contain it")
 
 
 class WebhookPage(BaseModel):
@@ -198,6 +215,32 @@ def list_deliveries(
     page, before = _service(request).webhooks.deliveries(webhook, progress, cursors.decode(subject, cursor), limit)
     following = None if before is None else cursors.encode(subject, before)
     return {"deliveries": [_delivery(delivery) for delivery in page], "next": following}
+
+
+@router.post(
+    "/{id}/rotate-secret",
+    response_model=RotatedWebhook,
+    responses={
+        200: REPLAYED,
+        **documented("webhook_not_found", "upgrade_not_finished", "idempotency_key_reused", *BODY),
+    },
+)
+@needs(Role.ADMIN)
+def rotate_webhook_secret(
+    webhook: WebhookId,
+    body: Rotation,
+    request: Request,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Give a webhook a new secret. Until the overlap ends, each message has a signature by each valid secret. A repeat
+    of the last rotation, under its Idempotency-Key, returns the same secret."""
+    overlap = timedelta(seconds=body.overlap_seconds)
+    result = _service(request).webhooks.rotate_secret(webhook, overlap, idempotency_key)
+    response.headers["Cache-Control"] = "no-store"
+    if result.replayed:
+        response.headers["Idempotency-Replayed"] = "true"
+    return {**_webhook(result.webhook), "secret": result.secret}
 
 
 @router.post(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
+import structlog
 from sqlalchemy.engine import Connection
 
 from core import errors
 from core.batches import batch as batches
 from core.storage.database import Database
-from core.webhooks import delivery_log, subscriptions
+from core.webhooks import delivery_log, rotation, subscriptions
 from core.webhooks.delivery_log import Progress
 from core.webhooks.sender import Sender, SendResult
+
+log = structlog.get_logger(__name__)
 
 
 class WebhookService:
@@ -40,6 +44,19 @@ class WebhookService:
 
     def delete(self, webhook: int) -> None:
         subscriptions.delete(self._database, webhook)
+
+    def rotate_secret(
+        self, webhook: int, overlap: timedelta = rotation.OVERLAP, idempotency_key: str | None = None
+    ) -> subscriptions.Created:
+        """Give the webhook a new secret. For the time of `overlap`, the earlier ones sign too. Raises
+        `errors.IdempotencyKeyReused`, `UpgradeNotFinished`."""
+        secret = subscriptions.new_secret()
+        result = self._database.write(
+            subscriptions.rotate_secret, webhook, secret, overlap, idempotency_key, repeatable=True
+        )
+        if not result.replayed:
+            log.info("secret_rotated", webhook=webhook, overlap=overlap.total_seconds())
+        return result
 
     def deliveries(
         self, webhook: int, state: Progress | None, before: int | None, limit: int

@@ -37,7 +37,7 @@ from core.commits.operation import Operation
 from core.storage import dialects, tables
 from core.storage.database import Database
 from core.storage.statements import LIST, Pipeline, chunks, literal, packets
-from core.webhooks import callbacks, subscriptions
+from core.webhooks import callbacks, rotation, subscriptions
 from core.webhooks.backoff import Backoff
 from core.webhooks.delivery_log import Progress
 from core.webhooks.sender import SendResult
@@ -74,7 +74,8 @@ class Claim:
     token: bytes = field(repr=False)
     webhook: int
     url: str
-    secret: str = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
+    """Those that were valid at that time, the newest first."""
     event: feed.Event
     at: datetime
     lane: int
@@ -160,7 +161,8 @@ def claim(
     for part in chunks(claimed, LIST):
         rows = (
             sa.select(
-                *(_deliveries.id, _deliveries.webhook_id, _webhooks.url, _webhooks.secret, _webhooks.lane),
+                *(_deliveries.id, _deliveries.webhook_id),
+                *(_webhooks.url, _webhooks.secret, _webhooks.rotation, _webhooks.lane),
                 tables.feed,
             )
             .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id)
@@ -168,7 +170,16 @@ def claim(
             .where(_deliveries.id.in_(part))
         )
         claims += [
-            Claim(row.id, token, row.webhook_id, row.url, row.secret, feed.event(row), now, row.lane or row.webhook_id)
+            Claim(
+                row.id,
+                token,
+                row.webhook_id,
+                row.url,
+                rotation.valid(row.secret, row.rotation, now),
+                feed.event(row),
+                now,
+                row.lane or row.webhook_id,
+            )
             for row in tx.execute(rows)
         ]
     pipeline = Pipeline(tx)

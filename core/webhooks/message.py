@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 
 import standardwebhooks
@@ -26,10 +27,13 @@ def body(event: feed.Event) -> bytes:
     return b'%b,"data":%b}' % (head[:-1], feed.encoded(event))
 
 
-def headers(secret: str, event: str, time: datetime, content: bytes) -> dict[str, str]:
-    """The headers of the specification. The id is the event's, so it is the same for each try."""
+def headers(secrets: Sequence[str], event: str, time: datetime, content: bytes) -> dict[str, str]:
+    """The headers of the specification, with one signature by each secret. A receiver accepts the message if one of
+    them fits. The id is the event's, so it is the same for each try."""
+    text = content.decode()
+    signatures = (standardwebhooks.Webhook(secret).sign(event, time, text) for secret in secrets)
     return {
         "webhook-id": event,
         "webhook-timestamp": str(int(time.timestamp())),
-        "webhook-signature": standardwebhooks.Webhook(secret).sign(event, time, content.decode()),
+        "webhook-signature": " ".join(signatures),
     }

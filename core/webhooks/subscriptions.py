@@ -2,7 +2,7 @@
 
 A webhook's `position` is the last event of the feed for which its deliveries were planned; it begins at the feed's
 head. Each event of its types becomes one delivery, a row that is kept as long as its event (see `deliveries`). Only
-`create` returns the secret. No other response, log or error contains it.
+`create` and `rotate_secret` return the secret. No other response, log or error contains it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from core import errors, feed
 from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import LIST, chunks
-from core.webhooks import addresses, message
+from core.webhooks import addresses, message, rotation
 from core.webhooks.sender import Sender, SendResult
 
 CHUNK: Final = 500
@@ -53,6 +53,8 @@ class Webhook:
     position: int
     batch: int | None
     """The batch whose callback it is."""
+    overlap_until: datetime | None
+    """When the last earlier secret ends (see `rotation`)."""
     created_at: datetime
 
 
@@ -60,6 +62,7 @@ class Webhook:
 class Created:
     webhook: Webhook
     secret: str = field(repr=False)
+    replayed: bool = False
 
 
 def new_secret() -> str:
@@ -96,7 +99,7 @@ def create(tx: Connection, url: str, types: Sequence[str] | None, label: str | N
 
 _SHOWN: Final = (
     *(_webhooks.id, _webhooks.url, _webhooks.types, _webhooks.label, _webhooks.state, _webhooks.batch_id),
-    _webhooks.created_at,
+    *(_webhooks.rotation, _webhooks.created_at, tables.utc_now().label("now")),
     # All callbacks share a position.
     sa.case(
         (_webhooks.batch_id.is_(None), _webhooks.position),
@@ -113,7 +116,8 @@ def types_of(row: Any) -> list[str] | None:
 
 def _webhook(row: Any) -> Webhook:
     types, state = types_of(row), State(row.state)
-    return Webhook(row.id, row.url, types, row.label, state, row.position, row.batch_id, row.created_at)
+    until = rotation.overlap_until(row.rotation, row.now)
+    return Webhook(row.id, row.url, types, row.label, state, row.position, row.batch_id, until, row.created_at)
 
 
 def get(tx: Connection, webhook: int) -> Webhook:
@@ -122,6 +126,14 @@ def get(tx: Connection, webhook: int) -> Webhook:
     if row is None:
         raise errors.WebhookNotFound(webhook)
     return _webhook(row)
+
+
+def rotate_secret(
+    tx: Connection, webhook: int, secret: str, overlap: timedelta, idempotency_key: str | None
+) -> Created:
+    """Give the webhook a new secret. Raises what `rotation.rotate` raises."""
+    result = rotation.rotate(tx, webhook, secret, overlap, idempotency_key)
+    return Created(get(tx, webhook), result.secret, result.replayed)
 
 
 def of_batch(tx: Connection, batch: int) -> Webhook | None:
@@ -164,7 +176,9 @@ def test(database: Database, sender: Sender, webhook: int) -> tuple[str, SendRes
     """Send an event that is not in the feed. Return its id and the result. Raises `errors.WebhookNotFound`."""
     row = database.read(
         lambda tx: tx.execute(
-            sa.select(_webhooks.url, _webhooks.secret, tables.utc_now().label("now")).where(_webhooks.id == webhook)
+            sa.select(_webhooks.url, _webhooks.secret, _webhooks.rotation, tables.utc_now().label("now")).where(
+                _webhooks.id == webhook
+            )
         ).first()
     )
     if row is None:
@@ -172,4 +186,5 @@ def test(database: Database, sender: Sender, webhook: int) -> tuple[str, SendRes
     data = json.dumps({"webhook": webhook})
     event = feed.Event(0, f"test:{webhook}:{secrets.token_hex(8)}", TEST, None, None, data, row.now)
     content = message.body(event)
-    return event.id, sender.send(row.url, message.headers(row.secret, event.id, row.now, content), content)
+    valid = rotation.valid(row.secret, row.rotation, row.now)
+    return event.id, sender.send(row.url, message.headers(valid, event.id, row.now, content), content)

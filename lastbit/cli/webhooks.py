@@ -1,4 +1,4 @@
-"""`lastbit webhooks`: create webhooks, show their deliveries, and send events again."""
+"""`lastbit webhooks`: create webhooks, show their deliveries, send events again, and rotate secrets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from lastbit import webhooks as model
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import WEBHOOK
+from lastbit.cli.arguments import DURATION, WEBHOOK
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 
@@ -93,6 +93,33 @@ def test(s: Session, webhook: int) -> None:
         s.output.say(f"{safe(outcome.event)}  {verdict}: {_answer(outcome)}")
     if not outcome.delivered:
         end(NOT_SUCCEEDED)
+
+
+@webhooks.command(
+    epilog=examples("lastbit webhooks rotate-secret 1", "lastbit webhooks rotate-secret 1 --overlap 0 --yes")
+)
+@click.argument("webhook", type=WEBHOOK)
+@click.option("--overlap", type=DURATION, metavar="TIME", default="1d", show_default=True, help="At most 7d.")
+@yes_option
+@session
+def rotate_secret(s: Session, webhook: int, overlap: int, yes: bool) -> None:
+    """Give WEBHOOK a new secret, which is shown only once.
+
+    Each event is signed with the earlier secrets too until the overlap is over. With 0, they end at once.
+    """
+    confirm(yes, lambda: f"Give webhook {webhook} a new secret?")
+    result = s.client.webhooks.rotate_secret(webhook, overlap=overlap)
+    until = result.overlap_until
+    end = (
+        "The earlier secrets have ended."
+        if until is None
+        else f"Earlier secrets sign until {until:%Y-%m-%d %H:%M} UTC."
+    )
+    s.output.answer(
+        result,
+        _line(result),
+        f"secret {result.secret}\n[dim]Keep it for the receiver: it is not shown again. {end}[/]",
+    )
 
 
 def _state(state: str) -> str:

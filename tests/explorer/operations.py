@@ -105,7 +105,9 @@ def record(session: Session) -> Any:
     event = feed.Event(2, "e2", "paid", None, "o1", None, datetime(2026, 1, 1, tzinfo=UTC))
     records = [
         deliveries.Record(
-            claim=deliveries.Claim(delivery, b"claimed-claimed-", 1, "http://127.0.0.1/", "whsec_", event, event.at, 1),
+            claim=deliveries.Claim(
+                delivery, b"claimed-claimed-", 1, "http://127.0.0.1/", ("whsec_",), event, event.at, 1
+            ),
             answer=SendResult(200, None, 1),
             chance=0.5,
         )

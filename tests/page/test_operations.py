@@ -88,6 +88,36 @@ def test_a_webhook_is_created_tested_and_deleted(
     assert created["id"] not in [webhook["id"] for webhook in api.get("/v1/webhooks").json()["webhooks"]]
 
 
+def test_a_secret_is_rotated_and_shown_once(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int, complaints: list[str]
+) -> None:
+    """The receiver accepts messages with its old secret and with the new one; a rotation without overlap ends both."""
+    old = receiver.secrets[0]
+    page.goto(f"{service_url}/#/webhooks/{webhook}")
+    page.get_by_role("button", name="Rotate secret…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("The old secret stays valid for")).to_have_value("86400")
+    dialog.get_by_role("button", name="Rotate the secret").click()
+    secret = page.locator(".secret")
+    expect(secret).to_contain_text("whsec_")
+    new = secret.inner_text().strip()
+    page.get_by_role("button", name="Close").click()
+    expect(secret).to_have_count(0)
+    expect(page.locator(".about.facts")).to_contain_text("the old secret ends in")
+    for known in (old, new):
+        receiver.secrets[:] = [known]
+        api.post(f"/v1/webhooks/{webhook}/test").raise_for_status()
+    page.get_by_role("button", name="Rotate secret…").click()
+    page.get_by_label("The old secret stays valid for").select_option("0")
+    page.get_by_role("button", name="Rotate the secret").click()
+    expect(secret).to_contain_text("whsec_")
+    page.keyboard.press("Escape")
+    expect(page.locator(".about.facts")).not_to_contain_text("the old secret")
+    api.post(f"/v1/webhooks/{webhook}/test").raise_for_status()
+    assert [request.valid for request in receiver.got] == [True, True, False]
+    assert complaints == []
+
+
 def test_a_webhook_that_the_service_refuses_is_explained(page: Page, service_url: str, complaints: list[str]) -> None:
     """In the dialog, which stays open."""
     page.goto(f"{service_url}/#/webhooks")
@@ -317,3 +347,7 @@ def test_axe_finds_nothing_in_the_operators_views(
         result = Axe().run(page)
         assert result.violations_count == 0, f"{path}: {result.generate_report()}"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+    page.goto(f"{service_url}/#/webhooks/{webhook}")
+    page.get_by_role("button", name="Rotate secret…").click()
+    expect(page.get_by_label("The old secret stays valid for")).to_be_visible()
+    assert Axe().run(page).violations_count == 0

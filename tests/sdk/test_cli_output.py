@@ -368,6 +368,10 @@ def test_a_terminal_asks_before_other_deletions(lastbit: Lastbit, client: Client
         screen = on_terminal(lastbit.url, [kind, "delete", name], typed="n\n")
         assert (screen.code, "nothing was changed" in screen.text) == (1, True), kind
         lastbit.ok(kind, "delete", name)
+    webhook = str(client.webhooks.create("https://1.1.1.1/", types=["never"]).id)
+    screen = on_terminal(lastbit.url, ["webhooks", "rotate-secret", webhook], typed="n\n")
+    assert f"Give webhook {webhook} a new secret? [y/N]" in screen.text
+    assert "whsec_" not in screen.text
     screen = on_terminal(lastbit.url, ["processes", "delete", "asked"], typed="n\n")
     assert "Delete the process asked with its instances? [y/N]" in screen.text
     assert "[y/N]" not in on_terminal(lastbit.url, ["processes", "delete", "asked", "--yes"]).text

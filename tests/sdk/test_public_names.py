@@ -78,6 +78,7 @@ EXPORTED = [
     "Rejected",
     "Repair",
     "Retry",
+    "RotatedWebhook",
     "Sealed",
     "ServiceError",
     "ServiceUnreachable",

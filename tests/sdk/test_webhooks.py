@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from lastbit import (
     AsyncClient,
     Callback,
     Client,
+    IdempotencyKeyReused,
     InvalidArgument,
     InvalidRequest,
     Retry,
@@ -90,6 +92,33 @@ def test_a_webhook_from_its_creation_to_its_end(url: str, client: Client, receiv
         client.webhooks.get(webhook.id)
 
 
+def test_a_secret_is_rotated(client: Client, receiver: Receiver) -> None:
+    """The receiver accepts messages with either secret, and a repeat returns the same one."""
+    created = client.webhooks.create(receiver.url)
+    assert created.overlap_until is None
+    rotated = client.webhooks.rotate_secret(created.id, overlap=timedelta(hours=1), idempotency_key="may")
+    assert rotated.secret not in {created.secret, *repr(rotated).split("'")}
+    assert rotated.overlap_until is not None
+    assert client.webhooks.rotate_secret(created.id, overlap=3600, idempotency_key="may") == rotated
+    assert client.webhooks.get(created.id).overlap_until == rotated.overlap_until
+    receiver.secrets[:] = [created.secret]
+    assert client.webhooks.test(created.id).delivered
+    receiver.secrets[:] = [rotated.secret]
+    assert client.webhooks.test(created.id).delivered
+    assert [request.valid for request in receiver.got] == [True, True]
+    assert client.webhooks.rotate_secret(created.id, overlap=0).overlap_until is None
+    assert client.webhooks.test(created.id).delivered
+    assert not receiver.got[-1].valid
+    client.webhooks.rotate_secret(created.id, idempotency_key="june")
+    with pytest.raises(IdempotencyKeyReused):
+        client.webhooks.rotate_secret(created.id, overlap=7, idempotency_key="june")
+    with pytest.raises(InvalidRequest, match="overlap_seconds"):
+        client.webhooks.rotate_secret(created.id, overlap=timedelta(days=8))
+    with pytest.raises(WebhookNotFound):
+        client.webhooks.rotate_secret(10**6)
+    client.webhooks.delete(created.id)
+
+
 def test_the_async_client_does_the_same(url: str, receiver: Receiver) -> None:
     """With await."""
 
@@ -101,6 +130,7 @@ def test_the_async_client_does_the_same(url: str, receiver: Receiver) -> None:
             assert (await client.webhooks.test(webhook.id)).delivered
             assert [item async for item in client.webhooks.deliveries(webhook.id)] == []
             assert await client.webhooks.redeliver(webhook.id) == 0
+            assert (await client.webhooks.rotate_secret(webhook.id)).secret != webhook.secret
             await client.webhooks.delete(webhook.id)
 
     asyncio.run(run())
@@ -143,6 +173,10 @@ def test_the_command_line(url: str, receiver: Receiver) -> None:
     assert receiver.url in text
     assert secret not in text
     assert json.loads(lastbit("list", "--json"))["webhooks"][0]["types"] == ["card.charged"]
+    text = lastbit("rotate-secret", webhook, "--overlap", "2h")
+    assert text.split("secret ")[1].split()[0] != secret
+    assert "Earlier secrets sign until" in text
+    assert json.loads(lastbit("rotate-secret", webhook, "--overlap", "0", "--json"))["overlap_until"] is None
     assert "delivered: 204" in lastbit("test", webhook)
     receiver.reply = status(500)
     assert json.loads(lastbit("test", webhook, "--json", code=3))["status"] == 500

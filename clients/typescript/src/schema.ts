@@ -491,6 +491,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/webhooks/{id}/rotate-secret": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Rotate webhook secret
+         * @description Give a webhook a new secret. Until the overlap ends, each message has a signature by each valid secret. A repeat
+         *     of the last rotation, under its Idempotency-Key, returns the same secret.
+         */
+        post: operations["rotate_webhook_secret"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/webhooks/{id}/redeliver": {
         parameters: {
             query?: never;
@@ -1194,6 +1215,11 @@ export interface components {
              * @description the batch whose callback it is; null for other webhooks
              */
             batch: number | null;
+            /**
+             * Format: date-time
+             * @description until then, earlier secrets sign too; null: only the newest one signs
+             */
+            overlap_until: string | null;
             /** Format: date-time */
             created_at: string;
             /** @description receivers verify signatures with it; it is never shown again */
@@ -2185,6 +2211,47 @@ export interface components {
             /** @description the event's id; null: all parked events, at most 1,000 */
             event?: string | null;
         };
+        /** RotatedWebhook */
+        RotatedWebhook: {
+            /** Format: int64 */
+            id: number;
+            url: string;
+            types: string[] | null;
+            label: string | null;
+            /**
+             * @description disabled: its receiver responded with 410 Gone
+             * @enum {string}
+             */
+            state: "active" | "disabled";
+            /**
+             * Format: int64
+             * @description the position in the feed up to which its deliveries were planned
+             */
+            position: number;
+            /**
+             * Format: int64
+             * @description the batch whose callback it is; null for other webhooks
+             */
+            batch: number | null;
+            /**
+             * Format: date-time
+             * @description until then, earlier secrets sign too; null: only the newest one signs
+             */
+            overlap_until: string | null;
+            /** Format: date-time */
+            created_at: string;
+            /** @description the new secret; only this response and its replays contain it */
+            secret: string;
+        };
+        /** Rotation */
+        Rotation: {
+            /**
+             * Format: int64
+             * @description how long the earlier secrets sign too; 0 ends them at once
+             * @default 86400
+             */
+            overlap_seconds?: number;
+        };
         /** SealedBatch */
         SealedBatch: {
             /** Format: int64 */
@@ -2405,6 +2472,11 @@ export interface components {
              * @description the batch whose callback it is; null for other webhooks
              */
             batch: number | null;
+            /**
+             * Format: date-time
+             * @description until then, earlier secrets sign too; null: only the newest one signs
+             */
+            overlap_until: string | null;
             /** Format: date-time */
             created_at: string;
         };
@@ -5499,6 +5571,123 @@ export interface operations {
                 };
             };
             /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    rotate_webhook_secret: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description 1 to 255 visible ASCII characters; the same key again has no further effect */
+                "idempotency-key"?: string;
+            };
+            path: {
+                /** @example 7 */
+                id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["Rotation"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    /** @description this key was answered before */
+                    "Idempotency-Replayed"?: "true";
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RotatedWebhook"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `webhook_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `upgrade_not_finished` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `idempotency_key_reused` or `invalid_request` */
             422: {
                 headers: {
                     [name: string]: unknown;

@@ -159,6 +159,7 @@ webhooks = sa.Table(
     sa.Column("types", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
     sa.Column("label", ByteText(255)),
     sa.Column("secret", ByteText(255, ascii_only=True), nullable=False),
+    sa.Column("rotation", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("position", _BIGINT, nullable=False),
     sa.Column("batch_id", _BIGINT),
@@ -170,7 +171,8 @@ webhooks = sa.Table(
 )
 """A row with a `batch_id` is the callback of that batch. Its `position` is unused: all callbacks share that of
 `callback_cursor`. `lane` is negative, and the same for callbacks to one host; the deliveries to it share a lane of the
-dispatcher. NULL: a lane of its own."""
+dispatcher. NULL: a lane of its own. `rotation` is JSON (see `core.webhooks.rotation`). NULL: the secret was never
+rotated."""
 
 callback_cursor = sa.Table(
     "callback_cursor",
