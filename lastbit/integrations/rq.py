@@ -19,15 +19,18 @@ pending. `fan_out` refuses the option `ttl` for that reason.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
-from lastbit import errors
+from lastbit import _calls, errors
+from lastbit._protocol import Answer, Flow, Service
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.ids import ItemId
@@ -88,9 +91,11 @@ class LastbitMixin:
         return self._own_client
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
-        # A client is made before the fork, which saves its cost in each work-horse. It has no connections here.
+        # A client is made before the fork, which saves its cost in each work-horse. It has no connections here. Modules
+        # and caches that a first call fills are filled here too, with a call of the worker's own client.
         if self._horse_client is None:
             self._horse_client = self.lastbit_client()
+            self._client().driver.run(_first_call)
         super().fork_work_horse(job, queue)  # type: ignore[misc]
 
     def handle_job_success(self, job: Job, queue: Queue, started_job_registry: Any) -> None:
@@ -135,6 +140,14 @@ class LastbitMixin:
                 _warn(self._client().fail(item, _reason(exc_string)))
             except errors.LastbitError as error:
                 log.warning("item %s is not failed yet, the next maintenance will fail it: %s", item, error)
+
+
+def _first_call(service: Service) -> Flow[None]:
+    """Send one request, without retries, and decode a result as that of an ack. What the service answers does not
+    matter."""
+    answer = Answer(200, {}, json.dumps(asdict(AckResult())).encode())
+    service.decoded("POST /v1/acks", answer, AckResult.from_json)
+    yield next(_calls.get(service, 0))
 
 
 class LastbitWorker(LastbitMixin, Worker):
