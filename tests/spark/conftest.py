@@ -8,10 +8,12 @@ Every module here sets `pytestmark = pytest.mark.xdist_group("spark")`, so that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from lastbit import Client
 from scripts import zip_sdk
 from tests.sdk.conftest import scripted, unused_port  # noqa: F401  # fixtures
 from tests.support import profiles
-from tests.support.servers import ROOT, running_service, sqlite_file
+from tests.support.servers import ROOT, free_port, running_service, sqlite_file, wait_until_it_prints
 
 LOOPBACK = {
     "spark.ui.enabled": "false",
@@ -148,7 +150,10 @@ def submit(
     zipped: Path, script: Path, *arguments: str, bare: Path | None = None, **settings: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `spark-submit --py-files lastbit.zip script …` in a folder where this checkout is not importable. `bare` is
-    the Python of the driver and the executors, by default this one."""
+    the Python of the driver and the executors, by default this one. On Connect, run the script as a client of a server
+    of its own, with this Python, as a client needs more packages."""
+    if CONNECT:
+        return _run_as_client(zipped, script, *arguments, **settings)
     assert pyspark.__file__ is not None
     home = Path(pyspark.__file__).parent
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
@@ -170,6 +175,55 @@ def submit(
             text=True,
             timeout=240,
         )
+
+
+def _run_as_client(zipped: Path, script: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory(prefix="lastbit-connect-") as folder, connect_server(folder, **settings) as url:
+        return subprocess.run(
+            [sys.executable, str(script), *arguments, "--artifact", str(zipped)],
+            cwd=folder,
+            env={**outside_this_session(), "SPARK_REMOTE": url, "PYTHONPATH": str(zipped)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+
+@contextlib.contextmanager
+def connect_server(folder: str, **settings: str) -> Iterator[str]:
+    """The address of a new server of Spark Connect, which has neither this checkout nor the zip."""
+    assert pyspark.__file__ is not None
+    port = free_port()
+    # Without the package that an editable installation adds: -S ignores .pth files.
+    launcher = Path(folder) / "python"
+    packages = sysconfig.get_path("purelib")
+    launcher.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec {sys.executable} -S "$@"\n')
+    launcher.chmod(0o755)
+    environment = {**outside_this_session(), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": str(launcher)}
+    check = [str(launcher), "-c", "import pyarrow, lastbit"]
+    importing = subprocess.run(check, cwd=folder, env=environment, capture_output=True, text=True)
+    assert "No module named 'lastbit'" in importing.stderr
+    spark_settings = {"spark.master": "local[2]"} | {name.replace("_", "."): value for name, value in settings.items()}
+    # The server logs at INFO when it has started.
+    spark_settings |= {name: value for name, value in LOOPBACK.items() if name != "spark.log.level"}
+    spark_settings |= {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
+    process = subprocess.Popen(
+        [
+            str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+            *(part for name, value in spark_settings.items() for part in ("--conf", f"{name}={value}")),
+            *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
+        ],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until_it_prints(process, "Spark Connect server started")
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 def outside_this_session() -> dict[str, str]:

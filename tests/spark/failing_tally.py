@@ -1,16 +1,17 @@
 """Counts rows into a tally with a task that dies once, after its first call was applied and the answer lost. Run by
-spark-submit with a master that retries tasks; the report is one line of JSON."""
+spark-submit, or a client of Connect, with a master that retries tasks; the report is one line of JSON."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from lastbit.retry import Retry
 from lastbit.spark import apply_tally
+from lastbit.spark.arguments import add_connect, send_artifact
 from lastbit.spark.driver_output import keep_standard_output_clean
 
 
@@ -27,8 +28,14 @@ class DiesOnce(Retry):
 
 if __name__ == "__main__":
     keep_standard_output_clean()
-    url, count = sys.argv[1], int(sys.argv[2])
-    frame = SparkSession.builder.getOrCreate().range(count)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("count", type=int)
+    add_connect(parser)
+    options = parser.parse_args()
+    spark = SparkSession.builder.getOrCreate()
+    send_artifact(spark, options.artifact)
+    url, frame = options.url, spark.range(options.count)
     report = apply_tally(
         frame,
         "retried",
