@@ -5,6 +5,8 @@ The event is looked up under the batch's lock and before the state is judged. So
 appends the event and the other one finds it, and a repeat gets its answer even if the batch has ended since. A request
 without a key gets a random one: it repeats nothing, but its transaction can run again after a COMMIT whose result is
 unknown.
+
+The key lives as long as its event. When the janitor has trimmed the event, the same request acts again.
 """
 
 from __future__ import annotations
