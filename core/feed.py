@@ -195,13 +195,13 @@ def _insert(pipeline: Pipeline, events: Sequence[NewEvent], position: int) -> No
 
 
 def _trace(tx: Connection, events: Sequence[NewEvent], position: int) -> None:
-    """Create the events' spans after the commit."""
+    """Create the events' spans after the commit, if there is an SDK."""
     happenings = [
         traces.Happening(event.type, event.id, position + place, event.batch, event.key, event.trace, event.cause)
         for place, event in enumerate(events, 1)
         if event.trace is not None
     ]
-    if happenings:
+    if happenings and traces.has_sdk():
         after_commit(tx, partial(traces.record, happenings, traces.now()))
 
 

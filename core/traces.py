@@ -112,11 +112,14 @@ class Happening:
         return {name: value for name, value in values.items() if value is not None}
 
 
+def has_sdk() -> bool:
+    """Whether spans go anywhere. An SDK sets the provider when it is configured."""
+    return HAS_API and not isinstance(otel.get_tracer_provider(), otel.ProxyTracerProvider)
+
+
 def record(happenings: Sequence[Happening], started: int) -> None:
     """Create a span for each event, from the time `started`, in nanoseconds since 1970, until now. Never raises: the
-    transaction has committed."""
-    if not HAS_API:
-        return
+    transaction has committed. Needs an SDK."""
     try:
         for happening in happenings:
             _tracer().start_span(
@@ -162,8 +165,8 @@ def delivering(happening: Happening | None, webhook: int) -> Iterator[Delivery]:
 
 def _begin(happening: Happening, webhook: int) -> Delivery:
     headers = happening.context.headers()
-    if not HAS_API:
-        return Delivery(headers)
+    if not has_sdk():
+        return Delivery(headers)  # then the receiver continues the trace of the open
     try:
         span = _tracer().start_span(
             f"webhook {happening.type}",
@@ -171,7 +174,6 @@ def _begin(happening: Happening, webhook: int) -> Delivery:
             kind=otel.SpanKind.CLIENT,
             attributes={**happening.attributes(), "lastbit.webhook.id": webhook, "http.request.method": "POST"},
         )
-        # Without an SDK, this is the stored context: then the receiver continues the trace of the open.
         TraceContextTextMapPropagator().inject(headers, otel.set_span_in_context(span))
     except Exception:  # a webhook must not depend on an SDK
         log.exception("span_failed")
@@ -199,7 +201,7 @@ def _links(happening: Happening) -> list[Any]:
 def flush() -> None:
     """Export the spans that an SDK still holds. A service that is stopped by a signal runs none of its exit handlers.
     Waits for at most `FLUSH` milliseconds."""
-    if HAS_API:
+    if has_sdk():
         with contextlib.suppress(Exception):
             force_flush = getattr(otel.get_tracer_provider(), "force_flush", None)
             if force_flush is not None:

@@ -261,7 +261,7 @@ class AckProtocol(WatchedProtocol):
         exchange = _Exchange(self, verb, caller, head.key)
         exchange.length = head.length
         exchange.request_id = head.request_id
-        if head.has_trace and traces.HAS_API:
+        if head.has_trace and traces.has_sdk():
             exchange.trace = traces.in_headers(self.headers)
         self.cycle = exchange  # type: ignore[assignment]  # as above
         return True

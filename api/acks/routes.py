@@ -83,7 +83,7 @@ class AckRoutes:
             raise errors.Overloaded(TOO_MANY)
         async with bodies.reading(scope, receive, self.state.room) as content:
             call, check = self.parse(verb, key, content, caller)
-            if traces.HAS_API:
+            if traces.has_sdk():
                 call.trace = traces.in_headers(scope["headers"])
             if check is not None:
                 await run_in_threadpool(check)
