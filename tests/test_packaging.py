@@ -301,7 +301,7 @@ def test_every_path_of_the_dockerfile_exists_and_reaches_the_build() -> None:
 
 
 def test_the_image_has_all_that_the_service_imports() -> None:
-    """requirements/server.txt has each foreign package that this project imports."""
+    """requirements/server.txt has each foreign package that this project imports, except an optional one."""
     required = {
         re.split(r"[^A-Za-z0-9_.-]", line)[0].lower().replace("_", "-")
         for line in (ROOT / "requirements/server.txt").read_text().splitlines()
@@ -313,6 +313,8 @@ def test_the_image_has_all_that_the_service_imports() -> None:
             for module in imported_by(path):
                 if module in sys.stdlib_module_names or module in SERVER:
                     continue
+                if (module, path.name) == ("opentelemetry", "traces.py"):
+                    continue  # optional: http/test_traces.py runs it without the package
                 names = {name.lower().replace("_", "-") for name in distributions[module]}
                 # Starlette and anyio are dependencies of FastAPI, which chooses their versions.
                 assert names & (required | {"starlette", "anyio"}), f"{path.name} imports {module}"
