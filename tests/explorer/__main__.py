@@ -92,7 +92,9 @@ def _find_mutants(options: argparse.Namespace) -> int:
     for mutant in races:
         start = time.monotonic()
         for size, preemptions in PASSES:
-            minutes = max(0, options.minutes - (time.monotonic() - start) / 60)
+            minutes = options.minutes - (time.monotonic() - start) / 60
+            if minutes <= 0:
+                break
             process = subprocess.run(
                 [
                     *(sys.executable, "-m", "tests.explorer", f"--database={options.database}", "all", "--first"),

@@ -297,8 +297,11 @@ def test_each_follower_gets_its_events_once_and_in_order(
 
     async def scene() -> None:
         waiters = Waiting(asked)
+        progress = asyncio.Condition()
+        newest = 0  # the last position that a follower has received
 
         async def follow(wanted_types: list[str], prefix: str | None) -> list[int]:
+            nonlocal newest
             received: list[int] = []
             after = 0
             while not received or received[-1] < len(new):
@@ -307,18 +310,26 @@ def test_each_follower_gets_its_events_once_and_in_order(
                 async for message in stream:
                     received += positions(message)
                     after = received[-1] if received else after
+                    async with progress:
+                        newest = max(newest, after)
+                        progress.notify_all()
                     left -= 1
                     if not left or after == len(new):
                         break
                 await stream.aclose()  # type: ignore[attr-defined]
             return received
 
-        def append() -> None:
+        async def append() -> None:
+            """Append all events; now and then, some followers have received all and wait for more."""
             for start in range(0, len(new), 3):
-                asked.feed.append(new[start : start + 3])
+                await asyncio.to_thread(asked.feed.append, new[start : start + 3])
+                if start % 30 == 0:
+                    async with progress:
+                        while newest < min(start + 3, len(new)):
+                            await progress.wait()
 
         tasks = [asyncio.create_task(follow(*entry)) for entry in filters * 5]
-        await asyncio.to_thread(append)
+        await asyncio.wait_for(append(), 60)
         for (wanted_types, prefix), received in zip(
             filters * 5, await asyncio.wait_for(asyncio.gather(*tasks), 60), strict=True
         ):
