@@ -17,7 +17,7 @@ TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
 PYTHONS ?= python3.11 python3.12 python3.13
 # In each kind of session. The other tests of Spark run in classic sessions of PySpark 4.
-SPARK_TESTS := $(addprefix tests/spark/test_, table.py acks.py progress.py tallies.py)
+SPARK_TESTS := $(addprefix tests/spark/test_, table.py acks.py progress.py tallies.py pipeline.py)
 TEST_SERVERS := mariadb-server mariadb-backup postgresql sqlite3 rabbitmq-server redis-server default-jre-headless chromium \
 	nginx openssl prometheus systemd curl jq
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
@@ -143,7 +143,7 @@ test-spark-connect: $(READY) ## run the tests of what works on Spark Connect, on
 
 test-spark-35: $(RUNS) $(SPARK35)/.ready ## run the tests of what works on PySpark 3.5, on 3.5
 	@scripts/need.sh default-jre-headless
-	$(SPARK35)/bin/python -m pytest --confcutdir tests/spark $(SPARK_TESTS) tests/spark/test_pipeline.py
+	$(SPARK35)/bin/python -m pytest --confcutdir tests/spark $(SPARK_TESTS)
 
 test-airflow: $(RUNS) $(AIRFLOW)/.ready ## run the tests of lastbit.integrations.airflow, on Airflow
 	LASTBIT_SERVICE_PYTHON=$(BIN)/python $(AIRFLOW)/bin/python -m pytest --confcutdir tests/integrations/airflow \
