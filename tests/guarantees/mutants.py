@@ -1527,7 +1527,7 @@ MUTANTS = [
         "core.acks.apply:_forget_reason",
         "state.redriven.append((batch, number))",
         "pass",
-        _MACHINE,
+        "../storage/test_ranges.py::test_a_reason_is_removed_when_its_item_is_acked",
     ),
     Mutant(
         "the-watermark-hint-runs-ahead",
@@ -1876,7 +1876,7 @@ MUTANTS = [
         "core.acks.parents:Payer._pay_level",
         "= pay(",
         "= (lambda *_: PaymentResult())(",
-        _MACHINE,
+        "test_nesting.py::test_a_childs_end_resolves_its_item_in_the_parent",
     ),
     Mutant(
         "a-flush-waits-for-payments",
@@ -1927,13 +1927,19 @@ MUTANTS = [
         "",
         "test_nesting.py::test_a_childs_end_resolves_its_item_in_the_parent",
     ),
-    Mutant("a-resolved-item-gets-a-child", "core.batches.nesting:adopt", "    if resolved:", "    if False:", _MACHINE),
+    Mutant(
+        "a-resolved-item-gets-a-child",
+        "core.batches.nesting:adopt",
+        "    if resolved:",
+        "    if False:",
+        "test_nesting.py::test_an_open_for_an_item_that_can_have_no_child_is_refused",
+    ),
     Mutant(
         "a-parent-with-live-children-is-idle",
         "core.batches.nesting:has_live_children",
         "is not None",
         "is not None and False",
-        _MACHINE,
+        "test_nesting.py::test_a_parent_with_live_children_is_not_idle",
     ),
     Mutant(
         "every-payment-clears-every-debt",
@@ -2520,7 +2526,7 @@ MUTANTS = [
         "lastbit.streams.window:AckWindow._track_again",
         "return True",
         "return False",
-        _WINDOW,
+        _STREAMS + "test_window.py::test_parallel_consumer_62_the_first_record_after_a_restore_is_not_skipped",
     ),
     Mutant(
         "a-full-window-takes-more",
