@@ -79,7 +79,7 @@ class NewEvent:
     batch: int | None = None
     trace: TraceContext | None = None
     """The context of the event's batch; the event becomes a span of that trace."""
-    cause: TraceContext | None = None
+    trigger: TraceContext | None = None
     """The context of the request that caused the event."""
 
 
@@ -197,7 +197,7 @@ def _insert(pipeline: Pipeline, events: Sequence[NewEvent], position: int) -> No
 def _trace(tx: Connection, events: Sequence[NewEvent], position: int) -> None:
     """Create the events' spans after the commit, if there is an SDK."""
     happenings = [
-        traces.Happening(event.type, event.id, position + place, event.batch, event.key, event.trace, event.cause)
+        traces.Happening(event.type, event.id, position + place, event.batch, event.key, event.trace, event.trigger)
         for place, event in enumerate(events, 1)
         if event.trace is not None
     ]

@@ -91,7 +91,7 @@ def stored(facts: Mapping[str, Any]) -> TraceContext | None:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """An event of a batch, as its span describes it. `cause` is the context of the request that caused it, if known."""
+    """An event of a batch, as its span describes it. `trigger` is the context of the request that caused it."""
 
     type: str
     id: str
@@ -99,7 +99,7 @@ class Happening:
     batch: int | None
     key: str | None
     context: TraceContext
-    cause: TraceContext | None = None
+    trigger: TraceContext | None = None
 
     def attributes(self) -> dict[str, str | int]:
         values = {
@@ -192,9 +192,9 @@ def _remote(context: TraceContext) -> Any:
 
 
 def _links(happening: Happening) -> list[Any]:
-    if happening.cause is None:
+    if happening.trigger is None:
         return []
-    span = otel.get_current_span(_remote(happening.cause))
+    span = otel.get_current_span(_remote(happening.trigger))
     return [otel.Link(span.get_span_context(), {"lastbit.link": "request"})]
 
 

@@ -59,7 +59,7 @@ class Verdict:
     cancelled_now: bool = False
     owes: bool = False
     """This transaction made the batch owe its parent's item an ack or a failure."""
-    cause: TraceContext | None = None
+    trigger: TraceContext | None = None
     """The context of the request that changed the last bit."""
 
     def events(self) -> list[str]:
@@ -247,7 +247,7 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
                 change.cancelled,
             )
             if delta.last_changer is not None:
-                verdicts[batch].cause = delta.last_changer.call.trace
+                verdicts[batch].trigger = delta.last_changer.call.trace
         writes.append(change)
     pipeline.later(*(_update(dialects.of(tx), part) for part in chunks(writes, _ROWS)))
     _announce(pipeline, [verdict for verdict in verdicts.values() if verdict.events()])
@@ -271,7 +271,7 @@ def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
             if batch.parent_batch is not None and (verdict.complete or verdict.cancelled_now):
                 debts.append((batch, replace(batch, parent_due=nesting.owed(succeeded=verdict.succeeded))))
                 verdict.owes = True
-            new += batches.events(batch, verdict.events(), cause=verdict.cause)
+            new += batches.events(batch, verdict.events(), trigger=verdict.trigger)
         pipeline.later(*batch_rows.updates(dialect, debts))
         return new
 

@@ -279,9 +279,9 @@ def event(batch: Batch, name: str, **more: Any) -> feed.NewEvent:
 
 
 def events(
-    batch: Batch, names: Sequence[str], *, cause: TraceContext | None = None, **more: Any
+    batch: Batch, names: Sequence[str], *, trigger: TraceContext | None = None, **more: Any
 ) -> list[feed.NewEvent]:
-    """The events of transitions of the batch, with the batch's current counts and `more` data. `cause` is the context
+    """The events of transitions of the batch, with the batch's current counts and `more` data. `trigger` is the context
     of the request that caused them."""
     trace = batch.trace
     data = _json(
@@ -300,7 +300,7 @@ def events(
     suffix = f":{batch.repairs}" if batch.repairs else ""
     return [
         feed.NewEvent(
-            f"{feed.BATCH}:{batch.id}:{name}{suffix}", f"{feed.BATCH}.{name}", batch.key, data, batch.id, trace, cause
+            f"{feed.BATCH}:{batch.id}:{name}{suffix}", f"{feed.BATCH}.{name}", batch.key, data, batch.id, trace, trigger
         )
         for name in names
     ]
