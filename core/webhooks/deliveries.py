@@ -75,7 +75,7 @@ class Claim:
     webhook: int
     url: str
     secrets: tuple[str, ...] = field(repr=False)
-    """Those that were valid at that time, the newest first."""
+    """The secrets that were valid when the delivery was claimed, the newest first."""
     event: feed.Event
     at: datetime
     lane: int
