@@ -122,7 +122,7 @@ class Meter:
 
 
 def _median(rounds: list[Resources]) -> Resources:
-    return Resources(*(statistics.median(getattr(each, name) for each in rounds) for name in vars(rounds[0])))
+    return Resources(*(statistics.median(getattr(resources, name) for resources in rounds) for name in vars(rounds[0])))
 
 
 def life(costs: Mapping[str, Cost], connections: int) -> Resources:

@@ -89,7 +89,7 @@ def measured(name: str, broker: RedisServer, scale: Scale) -> list[str]:
     ratio = statistics.median(with_items / plain for plain, with_items in rounds)
     return [
         f"{count:,} tasks, {name}",
-        *(f"{statistics.median(each):.2f}" for each in (untracked, tracked)),
+        *(f"{statistics.median(rates):.2f}" for rates in (untracked, tracked)),
         f"{ratio:.2f}",
     ]
 

@@ -56,12 +56,12 @@ def _prepare(port: int, batches: int, failures: int, connections: int) -> Prepar
     middle = json.loads(answers[-1])["created_at"]
     answers += load.drive(port, opens[half:], connections)[1]
     ids = sorted(json.loads(answer)["id"] for answer in answers)
-    ended = [id for id in ids if id % 3]
-    load.drive(port, [load.encoded(f"/v1/batches/{id}/seal", None) for id in ended], connections)
-    items = [item_id(id, 0) for id in ended if id % 3 == 1]
+    ended_ids = [id for id in ids if id % 3]
+    load.drive(port, [load.encoded(f"/v1/batches/{id}/seal", None) for id in ended_ids], connections)
+    items = [item_id(id, 0) for id in ended_ids if id % 3 == 1]
     acks = [load.encoded("/v1/acks", {"items": items[start : start + 100]}) for start in range(0, len(items), 100)]
     load.drive(port, acks, 2)  # each call ends a hundred batches
-    _fail(port, [item_id(id, 0) for id in ended if id % 3 == 2], REASONS[0], 100)
+    _fail(port, [item_id(id, 0) for id in ended_ids if id % 3 == 2], REASONS[0], 100)
     failing = measure.call(port, "POST", "/v1/batches", {"key": "failing", "items": failures})["id"]
     for place, reason in enumerate(REASONS):
         _fail(port, [item_id(failing, number) for number in range(place, failures, len(REASONS))], reason, CALL)
@@ -85,8 +85,8 @@ def _questions(service: Prepared) -> dict[str, str]:
     questions = {f"list: {name}": f"/v1/batches?{urlencode(given)}" for name, given in searches.items()}
     counted = ("newest", "a prefix of all keys", "a prefix of ten keys", "outcome", "opened before", "parent")
     for name in (*counted, "label, in a tenth"):
-        shown = "all" if name == "newest" else name
-        questions[f"counts: {shown}"] = f"/v1/batches/counts?{urlencode(searches[name])}"
+        title = "all" if name == "newest" else name
+        questions[f"counts: {title}"] = f"/v1/batches/counts?{urlencode(searches[name])}"
     questions["failures by reason"] = f"/v1/batches/{service.failing}/failed/reasons"
     questions["failed items"] = f"/v1/batches/{service.failing}/failed"
     return questions

@@ -172,20 +172,20 @@ def _pending(_: Connection, subject: _Subject) -> Iterator[Reason]:
     if batch.state not in LIVE or not batch.pending:
         return
     pending_ranges = subject.pending.ranges
-    shown = [
+    lines = [
         {"first": subject.name(part.start), "last": subject.name(part.end - 1), "count": part.end - part.start}
         for part in pending_ranges[:SHOWN]
     ]
-    more_count, all_counted = len(pending_ranges) - len(shown), subject.pending.next is None
+    more_count, all_counted = len(pending_ranges) - len(lines), subject.pending.next is None
     places = ""
-    if shown:
+    if lines:
         places = ": " + ", ".join(
-            str(part["first"]) if part["count"] == 1 else f"{part['first']} to {part['last']}" for part in shown
+            str(part["first"]) if part["count"] == 1 else f"{part['first']} to {part['last']}" for part in lines
         )
     if more_count:
         places += f" and {'' if all_counted else 'at least '}{_count(more_count, 'more range')}"
     idle, facts = _idle(subject)
-    facts = {"pending": batch.pending, "ranges": shown, "more_ranges": more_count, "all_counted": all_counted, **facts}
+    facts = {"pending": batch.pending, "ranges": lines, "more_ranges": more_count, "all_counted": all_counted, **facts}
     amount = f"{batch.pending:,} of {_count(batch.items, 'item')}"
     # For an open batch, `_not_sealed` reports the idle time.
     since = "" if batch.state is State.OPEN else f" ({idle})"

@@ -151,13 +151,13 @@ def write(pipeline: Pipeline, calls: Sequence[tuple[str, Sequence[Entry]]]) -> l
         pipeline.later("SAVEPOINT tallies")
         _write(pipeline, judged.after, rows, literals)
         earlier, others = others, _others(pipeline, judged, literals, rows, others)
-        again = _judge(requests, rows, others) if others else judged
-        if again.refused == judged.refused:
+        rejudged = _judge(requests, rows, others) if others else judged
+        if rejudged.refused == judged.refused:
             return judged.outcomes
         if others.keys() == earlier.keys():
             raise faults.BeginAgain
         pipeline.later("ROLLBACK TO SAVEPOINT tallies")
-        judged = again
+        judged = rejudged
     _write(pipeline, judged.after, rows, literals)
     return judged.outcomes
 

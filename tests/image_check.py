@@ -207,7 +207,7 @@ def test_the_image_has_the_files_of_the_wheels_and_no_more_of_the_checkout(layer
     """No tests, no documents, nothing for developers; each module is compiled, as nothing can be written later."""
     own_paths = [path for path in layer.changed() if path.is_relative_to(SITE) and path.parts[4].startswith("lastbit")]
     own_files = {path.relative_to(SITE).as_posix() for path in own_paths if ".dist-info" not in path.parts[4]}
-    compiled = {each for each in own_files if each.endswith(".pyc")}
+    compiled = {file_name for file_name in own_files if file_name.endswith(".pyc")}
     expected = {
         name
         for wheel in (context / "dist").glob("*.whl")
@@ -215,7 +215,7 @@ def test_the_image_has_the_files_of_the_wheels_and_no_more_of_the_checkout(layer
         if ".dist-info/" not in name
     }
     assert own_files - compiled == expected
-    assert len(compiled) == len([each for each in expected if each.endswith(".py")])
+    assert len(compiled) == len([file_name for file_name in expected if file_name.endswith(".py")])
 
 
 def test_the_image_has_the_locked_packages_and_no_others(layer: Layer) -> None:

@@ -122,9 +122,9 @@ def test_every_command_is_documented() -> None:
         section = re.search(rf"^## `lastbit {name}[^`]*`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
         assert section, name
         subcommands = command.commands if isinstance(command, click.Group) else {}
-        for each in subcommands:
-            assert f"`lastbit {name} {each}" in section[1], each
-        for option in [option for each in (command, *subcommands.values()) for option in each.params]:
+        for subcommand in subcommands:
+            assert f"`lastbit {name} {subcommand}" in section[1], subcommand
+        for option in [option for subcommand in (command, *subcommands.values()) for option in subcommand.params]:
             if isinstance(option, click.Option) and option.name not in ("url", "token", "token_file", "as_json"):
                 assert f"`{option.opts[0]}" in section[1], f"{name} {option.opts[0]}"
 

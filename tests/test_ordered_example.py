@@ -68,4 +68,4 @@ def test_an_inconsistent_run_is_reported(different: dict[str, Any], fault: str) 
     """Every condition is checked."""
     assert ledger().faults() == []
     assert ledger().replayed == 1
-    assert any(fault in each for each in ledger(**different).faults())
+    assert any(fault in line for line in ledger(**different).faults())

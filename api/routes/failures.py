@@ -79,13 +79,13 @@ def list_failure_reasons(
     state, page = service_of(request).batches.failures(batch, start, limit)
     reasons = [
         {
-            "reason": each.reason,
-            "count": each.count,
-            "first_at": each.first_at,
-            "last_at": each.last_at,
-            "items": [item_id(batch, number, state.group_size) for number in each.numbers],
+            "reason": reason.reason,
+            "count": reason.count,
+            "first_at": reason.first_at,
+            "last_at": reason.last_at,
+            "items": [item_id(batch, number, state.group_size) for number in reason.numbers],
         }
-        for each in page.reasons
+        for reason in page.reasons
     ]
     following = None if page.next is None else cursors.encode(subject, page.next)
     return {
@@ -118,9 +118,9 @@ def redrive_batch(
 ) -> Response:
     """Ask the producer to send failed items again: append an event that names them. Their acks override the
     failures."""
-    done = service_of(request).batches.redrive(batch, body.wish(), idempotency_key)
+    redrive = service_of(request).batches.redrive(batch, body.wish(), idempotency_key)
 
-    spans = [models.named_range(done.batch, span.start, span.end) for span in done.ranges]
-    answer = {"count": done.count, "ranges": spans, "more": done.more, "position": done.position}
-    headers = {"Idempotency-Replayed": "true"} if done.replayed else models.EMPTY
+    spans = [models.named_range(redrive.batch, span.start, span.end) for span in redrive.ranges]
+    answer = {"count": redrive.count, "ranges": spans, "more": redrive.more, "position": redrive.position}
+    headers = {"Idempotency-Replayed": "true"} if redrive.replayed else models.EMPTY
     return Reply.of(answer, headers=headers).response()

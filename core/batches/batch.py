@@ -327,12 +327,12 @@ def locked(tx: Connection, ids: Collection[int]) -> frozenset[int]:
     """Those of the batches whose row is locked by another transaction. Never waits; the caller must roll back."""
     if not dialects.of(tx).locks_rows:
         return frozenset()
-    found: set[int] = set()
+    ids_found: set[int] = set()
     for part in chunks(sorted(ids), LIST):
         query = sa.select(_table.id).where(_table.id.in_(part))
         free = set(tx.scalars(query.with_for_update(skip_locked=True)))
-        found |= set(tx.scalars(query)) - free
-    return frozenset(found)
+        ids_found |= set(tx.scalars(query)) - free
+    return frozenset(ids_found)
 
 
 def update(tx: Connection, batch: int, **values: Any) -> None:

@@ -67,29 +67,29 @@ class Reasons:
 
 def by_reason(snapshot: Connection, batch: Batch, start: int, limit: int) -> Reasons:
     """At most `limit` of the batch's reasons, from the place `start` on. `batch` must be from the same snapshot."""
-    found: dict[str | None, Reason] = {}
-    exact = _examine_all(snapshot, batch, found)
+    reasons: dict[str | None, Reason] = {}
+    exact = _examine_all(snapshot, batch, reasons)
     if not exact:
-        found.clear()
-        _examine_some(snapshot, batch, found)
-    order = sorted(found.values(), key=lambda each: (-each.count, each.reason is None, each.reason))
-    page, _ = limits.within(order[start:], lambda each: len(each.reason or ""), limit)
+        reasons.clear()
+        _examine_some(snapshot, batch, reasons)
+    order = sorted(reasons.values(), key=lambda row: (-row.count, row.reason is None, row.reason))
+    page, _ = limits.within(order[start:], lambda row: len(row.reason or ""), limit)
     end = start + len(page)
-    examined = sum(each.count for each in order)
+    examined = sum(row.count for row in order)
     return Reasons(page, examined, exact, end if end < len(order) else None)
 
 
-def _examine_all(tx: Connection, batch: Batch, found: dict[str | None, Reason]) -> bool:
+def _examine_all(tx: Connection, batch: Batch, reasons: dict[str | None, Reason]) -> bool:
     """Return whether there were few enough failures for that."""
     if batch.failed > MOST:
         return False
     rows, has_more = _rows(tx, batch, 0, batch.items, MOST + 1)
     if has_more:  # their reasons are too long
         return False
-    _collect(rows, found)
+    _collect(rows, reasons)
     if batch.failed > len(rows):
         known = {row.number for row in rows}
-        without = found[None] = Reason(None, batch.failed - len(rows))
+        without = reasons[None] = Reason(None, batch.failed - len(rows))
         numbers = (number for number in _failed_numbers(tx, batch) if number not in known)
         without.numbers += [number for _, number in zip(range(EXAMPLES), numbers, strict=False)]
     return True
@@ -100,7 +100,7 @@ def _failed_numbers(tx: Connection, batch: Batch) -> Iterator[int]:
         yield from range(part.start, part.end)
 
 
-def _examine_some(tx: Connection, batch: Batch, found: dict[str | None, Reason]) -> None:
+def _examine_some(tx: Connection, batch: Batch, reasons: dict[str | None, Reason]) -> None:
     size = batch.group_size
     chosen = _spread(tx, batch)
     for group in chosen:
@@ -108,13 +108,13 @@ def _examine_some(tx: Connection, batch: Batch, found: dict[str | None, Reason])
         rows, has_more = _rows(tx, batch, first, end, SAMPLE // len(chosen))
         if has_more:
             end = rows[-1].number + 1
-        _collect(rows, found)
+        _collect(rows, reasons)
         stored = tx.scalar(sa.select(_groups.failed).where(_groups.batch_id == batch.id, _groups.group_no == group))
         known = {row.number for row in rows}
         for run in bitfield.runs(bitfield.widen(stored or b"", size), True, 0, end - first):
             numbers = [number for number in range(first + run[0], first + run[1]) if number not in known]
             if numbers:
-                without = found.setdefault(None, Reason(None))
+                without = reasons.setdefault(None, Reason(None))
                 without.count += len(numbers)
                 without.numbers += numbers[: EXAMPLES - len(without.numbers)]
 
@@ -152,9 +152,9 @@ def _rows(tx: Connection, batch: Batch, first: int, end: int, limit: int) -> tup
     return limits.within(limits.stepwise(above, size, first=min(limit, 1000), most=most), size, limit, most)
 
 
-def _collect(rows: Sequence[Any], found: dict[str | None, Reason]) -> None:
+def _collect(rows: Sequence[Any], reasons: dict[str | None, Reason]) -> None:
     for row in rows:
-        reason = found.get(row.reason)
+        reason = reasons.get(row.reason)
         if reason is None:
-            reason = found[row.reason] = Reason(row.reason)
+            reason = reasons[row.reason] = Reason(row.reason)
         reason.add(row.number, row.failed_at)

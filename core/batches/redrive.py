@@ -118,7 +118,7 @@ def _append(
     earlier = request.event(tx)
     if earlier is not None:
         data = json.loads(earlier.data)
-        spans = [Span(each["start"], each["end"]) for each in data["ranges"]]
+        spans = [Span(span["start"], span["end"]) for span in data["ranges"]]
         return Redriven(batch, data["count"], spans, data["more"], earlier.position, replayed=True)
     judge("redrive", batch_id, batch.state)
     if version is not None and version != _version(batch):
@@ -157,7 +157,7 @@ def _find(tx: Connection, batch_id: int, wish: Wish) -> tuple[Batch, _Found]:
     while start is not None and len(spans) < RANGES:
         # A page may be empty, and not the last.
         page = ranges.bare_page(tx, batch, "failed", start, RANGES - len(spans))
-        spans += [Span(each.start, each.end) for each in page.ranges]
+        spans += [Span(span.start, span.end) for span in page.ranges]
         start = page.next
     return batch, _Found(batch.failed, spans, more=start is not None)
 
@@ -183,12 +183,12 @@ def _those_failed(tx: Connection, batch: Batch, numbers: Sequence[int], reason: 
 
 def _having(tx: Connection, batch: Batch, numbers: Collection[int], reason: str) -> set[int]:
     """Those of the numbers that failed for the reason."""
-    found: set[int] = set()
+    numbers_found: set[int] = set()
     for part in chunks(list(numbers), LIST):
         query = sa.select(_failures.number, _failures.reason)
         rows = tx.execute(query.where(_failures.batch_id == batch.id, _failures.number.in_(part)))
-        found |= {row.number for row in rows if row.reason == reason}
-    return found
+        numbers_found |= {row.number for row in rows if row.reason == reason}
+    return numbers_found
 
 
 def _of_reason(tx: Connection, batch: Batch, reason: str) -> _Found:

@@ -65,8 +65,8 @@ class WriteService:
             if isinstance(operation, Handle):
                 handling.report(operation, outcome)
             elif isinstance(operation, HandleMany):
-                for handle, done in zip(operation.handles, outcome.value, strict=True):
-                    handling.report(handle, done)
+                for handle, handled in zip(operation.handles, outcome.value, strict=True):
+                    handling.report(handle, handled)
             if isinstance(outcome.value, Opened | Sealed) and outcome.value.batch.parent_due is not None:
                 outcome.paid = self._acks.payment(outcome.value.batch.id)
         return outcomes

@@ -46,8 +46,8 @@ def render(self: Any, product: int) -> None:
 
 def main() -> None:
     batch = lastbit.fan_out((render.s(product) for product in range(PRODUCTS)), key="catalog-42", chunk=100)
-    done = batch.wait(timeout=120)
-    print(f"{done.acked} rendered, {done.failed} failed")
+    completed = batch.wait(timeout=120)
+    print(f"{completed.acked} rendered, {completed.failed} failed")
     for failed in batch.failed():
         for item, reason in failed.reasons.items():
             print(f"{item}: {reason}")

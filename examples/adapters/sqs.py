@@ -50,8 +50,8 @@ def main() -> None:
             sqs.fail_dead_letters(client, dead_letters, wait_seconds=1, until_empty=True, lastbit=lastbit)
             batch.wait(60)
             print(f"dead letters: {batch.info.acked} acked, {batch.info.failed} failed, the batch is {batch.state}")
-            for found in batch.failed():
-                for item, reason in found.reasons.items():
+            for failure in batch.failed():
+                for item, reason in failure.reasons.items():
                     print(f"  item {item.rpartition(':')[2]}: {reason}")
     finally:
         for url in (pictures, dead_letters):

@@ -72,8 +72,8 @@ class Reader:
         keeps only these in memory."""
         key, is_descending = ORDERS[order]
         pick = heapq.nlargest if is_descending != is_reversed else heapq.nsmallest
-        found = pick(limit + 1, self._matching(None), key=key)
-        return found[:limit], len(found) > limit
+        batches = pick(limit + 1, self._matching(None), key=key)
+        return batches[:limit], len(batches) > limit
 
     def _matching(self, cursor: str | None) -> Iterator[Batch]:
         while True:

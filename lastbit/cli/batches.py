@@ -333,13 +333,13 @@ def list_batches(
 @session
 def counts(s: Session, filters: Filters) -> None:
     """Count batches by state."""
-    found = s.client.counts(**filters)
-    width = max(len(f"{number:,}") for number in (*found.states.values(), found.total))
-    rows = [*found.states.items(), ("total", found.total)]
+    counts = s.client.counts(**filters)
+    width = max(len(f"{number:,}") for number in (*counts.states.values(), counts.total))
+    rows = [*counts.states.items(), ("total", counts.total)]
     lines = [f"{safe(name):9}  {number:>{width},}" for name, number in rows]
-    if not found.exact:
+    if not counts.exact:
         lines.append("[dim]There are more batches: the service did not count all of them.[/]")
-    s.output.answer(found, *lines)
+    s.output.answer(counts, *lines)
 
 
 def _counter(s: Session, noun: str) -> AbstractContextManager[Callable[[int], None]]:

@@ -49,16 +49,16 @@ def events(
                 s.output.answer(event, rendering.event(event))
         return
     page = s.client.events(after=after, types=types, batch=batch, limit=min(limit or 50, 1000))
-    found, next_after = list(page.events), page.next
-    while len(found) < (limit or 50) and next_after < page.last:
-        page = s.client.events(after=next_after, types=types, batch=batch, limit=min((limit or 50) - len(found), 1000))
-        found, next_after = found + list(page.events), page.next
+    events, next_after = list(page.events), page.next
+    while len(events) < (limit or 50) and next_after < page.last:
+        page = s.client.events(after=next_after, types=types, batch=batch, limit=min((limit or 50) - len(events), 1000))
+        events, next_after = events + list(page.events), page.next
     if s.output.as_json:
-        s.output.document({"events": found, "next": next_after, "last": page.last})
+        s.output.document({"events": events, "next": next_after, "last": page.last})
         return
-    for event in found:
+    for event in events:
         s.output.say(rendering.event(event))
-    if not found:
+    if not events:
         s.output.say("no events")
     elif next_after < page.last:
         s.output.say(f"[dim]There are more: continue with --after {next_after}.[/]")

@@ -24,8 +24,8 @@ def groups() -> None:
 @session
 def list_groups(s: Session) -> None:
     """List consumer groups by name."""
-    found = list(s.client.groups.list())
-    s.output.listing("groups", found, _summary, "no consumer groups")
+    group_list = list(s.client.groups.list())
+    s.output.listing("groups", group_list, _summary, "no consumer groups")
 
 
 @groups.command(

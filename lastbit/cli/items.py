@@ -141,8 +141,8 @@ def reasons(s: Session, batch: int, limit: int) -> None:
     Each reason has its count, times and some ids. It takes the same time for a million failures, of which it examines
     a sample.
     """
-    found = s.client.batch(batch).failure_reasons(limit=limit)
-    s.output.answer(found, *rendering.reasons(found))
+    reasons = s.client.batch(batch).failure_reasons(limit=limit)
+    s.output.answer(reasons, *rendering.reasons(reasons))
 
 
 @click.command(
@@ -163,9 +163,9 @@ def redrive(s: Session, batch: int, reason: str | None, note: str | None, yes: b
     """
     chosen = "all failed items" if reason is None else f"the items that failed for {reason!r}"
     confirm(yes, lambda: f"Ask for {chosen} of batch {batch} again?")
-    done = s.client.batch(batch).redrive(reason=reason, note=note)
+    redrive = s.client.batch(batch).redrive(reason=reason, note=note)
     s.output.answer(
-        done,
-        f"[bold]batch {batch}[/]  asked for {rendering.number(done.count, 'failed item')} again, "
-        f"at position {done.position:,} of the feed",
+        redrive,
+        f"[bold]batch {batch}[/]  asked for {rendering.number(redrive.count, 'failed item')} again, "
+        f"at position {redrive.position:,} of the feed",
     )

@@ -32,8 +32,8 @@ def processes() -> None:
 @session
 def list_processes(s: Session) -> None:
     """List processes, with the numbers of their instances."""
-    found = s.client.processes.list()
-    s.output.listing("processes", found, _summary, "no processes")
+    process_list = s.client.processes.list()
+    s.output.listing("processes", process_list, _summary, "no processes")
 
 
 @processes.command(epilog=examples("lastbit processes instances ship-order --status parked"))
@@ -47,8 +47,8 @@ def instances(s: Session, process: str, status: str | None, limit: int) -> None:
     With --status parked, those that have parked events.
     """
     matching = s.client.processes.instances(process, status=status, page_size=min(limit, 1000))
-    found = list(islice(matching, limit))
-    s.output.listing("instances", found, _line, "no instances")
+    instances = list(islice(matching, limit))
+    s.output.listing("instances", instances, _line, "no instances")
 
 
 @processes.command(epilog=examples("lastbit processes show ship-order order-1045"))
@@ -57,20 +57,20 @@ def instances(s: Session, process: str, status: str | None, limit: int) -> None:
 @session
 def show(s: Session, process: str, instance: str) -> None:
     """Show the state of INSTANCE, its events, timers and commands."""
-    found = s.client.processes.get(process, instance)
+    instance_read = s.client.processes.get(process, instance)
     if s.output.as_json:
-        s.output.document(found)
+        s.output.document(instance_read)
         return
-    s.output.say(_line(found))
-    s.output.say(f"state {safe(json.dumps(found.state, ensure_ascii=False))}")
-    for event in reversed(found.history):
+    s.output.say(_line(instance_read))
+    s.output.say(f"state {safe(json.dumps(instance_read.state, ensure_ascii=False))}")
+    for event in reversed(instance_read.history):
         s.output.say(f"[bold]{event.position:,}[/] {safe(event.event)}  {_status(event.status)}")
         if event.error is not None:
             error = safe(event.error.rstrip(), keep="\n")
             s.output.say(f"[dim]{error}[/]")
-    for timer in found.timers:
+    for timer in instance_read.timers:
         s.output.say(f"timer {safe(timer.timer)}  due {timer.due_at:%Y-%m-%d %H:%M:%S} UTC")
-    for command in reversed(found.commands):
+    for command in reversed(instance_read.commands):
         s.output.say(_command(command))
 
 

@@ -159,23 +159,23 @@ def fitted(layout: Layout, rows: Sequence[Mapping[str, Text]], width: int) -> Ta
     widths = {name: max(map(cell_len, [name, *(row[name].plain for row in rows)])) for name in layout.columns}
     least = {name: min(size, TEXT_WIDTH) if name in layout.texts else size for name, size in widths.items()}
     room = width - 2 + GAP  # a column at each edge, and no gap behind the last column of the table
-    shown = set()
+    names_shown = set()
     for name in layout.importance:
         if least[name] + GAP <= room or name in layout.always:
-            shown.add(name)
+            names_shown.add(name)
             room -= least[name] + GAP
     for name in layout.texts:
-        if name in shown:
+        if name in names_shown:
             more = min(max(room, 0), widths[name] - least[name])
             least[name] += more
             room -= more
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for name in (name for name in layout.columns if name in shown):
+    for name in (name for name in layout.columns if name in names_shown):
         justify: JustifyMethod = "right" if name in layout.numbers else "left"
         style = "bold" if name == layout.columns[0] else ""
         table.add_column(name, justify=justify, style=style, no_wrap=True, overflow="ellipsis", width=least[name])
     for row in rows:
-        table.add_row(*(row[name] for name in layout.columns if name in shown))
+        table.add_row(*(row[name] for name in layout.columns if name in names_shown))
     return table
 
 
@@ -261,13 +261,13 @@ def reasons(found: FailureReasons) -> list[str]:
     if not found.failed:
         return ["nothing failed"]
     lines: list[str] = []
-    for each in found.reasons:
-        text = "[dim]no reason given[/]" if each.reason is None else f"[red]{safe(each.reason, keep=LINES)}[/]"
-        lines.append(f"[bold]{number(each.count, 'item')}[/]  {text}")
-        times = "" if each.first_at is None or each.last_at is None else _period(each.first_at, each.last_at)
-        more = " …" if each.count > len(each.items) else ""
-        lines.append(f"  [dim]{times}[/]{' '.join(each.items)}{more}")
-    counted = sum(each.count for each in found.reasons)
+    for reason in found.reasons:
+        text = "[dim]no reason given[/]" if reason.reason is None else f"[red]{safe(reason.reason, keep=LINES)}[/]"
+        lines.append(f"[bold]{number(reason.count, 'item')}[/]  {text}")
+        times = "" if reason.first_at is None or reason.last_at is None else _period(reason.first_at, reason.last_at)
+        more = " …" if reason.count > len(reason.items) else ""
+        lines.append(f"  [dim]{times}[/]{' '.join(reason.items)}{more}")
+    counted = sum(reason.count for reason in found.reasons)
     if counted < found.examined:
         lines.append(f"[bold]{number(found.examined - counted, 'item')}[/]  [dim]for other reasons; see --limit[/]")
     if not found.exact:

@@ -99,7 +99,7 @@ class Settler:
     def _resolve(self, entry: _Open) -> None:
         item, reason = entry.resolution.item, entry.resolution.reason
         future = self._acker.fail(item, reason) if entry.resolution.failed else self._acker.ack(item)
-        future.add_done_callback(lambda done: self._answered(entry, done))
+        future.add_done_callback(lambda answer: self._answered(entry, answer))
 
     def _answered(self, entry: _Open, future: Future[Any]) -> None:
         """Called in the acker's thread, which must not wait for the broker."""

@@ -187,8 +187,8 @@ class _Resolving(BasePartialBatchProcessor):
 
     def _announce(self, result: AckResult) -> None:
         if self._on_completed is not None:
-            for done in result.completed:
-                self._on_completed(done)
+            for completion in result.completed:
+                self._on_completed(completion)
 
     def _valid_item(self, record: Record) -> str | None:
         item = self._item_of(record)

@@ -151,16 +151,16 @@ def _decided(result: Any, state: Any) -> dict[str, Any]:
         raise TypeError(f"the function returns (state, commands), Finish(commands) or None, not {result!r}")
     commands: list[dict[str, Any]] = []
     timers: list[dict[str, Any]] = []
-    for each in actions:
-        if isinstance(each, Command):
-            commands.append({"type": each.type, "step": each.step, "data": each.data})
-        elif isinstance(each, Timer):
-            after = each.after.total_seconds() if isinstance(each.after, timedelta) else each.after
-            timers.append({"timer": each.name, "after": after, "data": each.data})
-        elif isinstance(each, CancelTimer):
-            timers.append({"timer": each.name, "after": None})
+    for action in actions:
+        if isinstance(action, Command):
+            commands.append({"type": action.type, "step": action.step, "data": action.data})
+        elif isinstance(action, Timer):
+            after = action.after.total_seconds() if isinstance(action.after, timedelta) else action.after
+            timers.append({"timer": action.name, "after": after, "data": action.data})
+        elif isinstance(action, CancelTimer):
+            timers.append({"timer": action.name, "after": None})
         else:
-            raise TypeError(f"the function returns Command, Timer and CancelTimer objects, not {each!r}")
+            raise TypeError(f"the function returns Command, Timer and CancelTimer objects, not {action!r}")
     return {"state": new, "commands": commands, "timers": timers, "finish": isinstance(result, Finish)}
 
 

@@ -218,7 +218,7 @@ class ProcessWorker:
         # If the window is empty, nothing was committed: start at the process's first position.
         position = assignment.floor if assignment.window.high >= 0 else self._after
         with self._changed:
-            lanes_in_use = [each.lane for each in self._ours.values()]
+            lanes_in_use = [instance.lane for instance in self._ours.values()]
             lane = min(range(len(self._lanes)), key=lanes_in_use.count)
             outstanding = set(assignment.window.outstanding)
             self._ours[assignment.partition] = _Partition(assignment, position, lane, outstanding)

@@ -65,7 +65,7 @@ def item_number(column: ColumnOrName, group_size: int = DEFAULT_GROUP_SIZE) -> C
 def _part(column: ColumnOrName, part: int) -> Column:
     text = _column(column)
     # regexp_extract returns '' if nothing matches. An id with a too large integer has no parts.
-    parts = [sf.nullif(sf.regexp_extract(text, ITEM_ID, each), sf.lit("")).cast("bigint") for each in (1, 2, 3)]
+    parts = [sf.nullif(sf.regexp_extract(text, ITEM_ID, group), sf.lit("")).cast("bigint") for group in (1, 2, 3)]
     small = (parts[0] < INTEGER_LIMIT) & (parts[1] < INTEGER_LIMIT) & (parts[2] < INTEGER_LIMIT)
     return sf.when(small, parts[part - 1])
 

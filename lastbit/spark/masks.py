@@ -138,7 +138,9 @@ def _words(rows: DataFrame) -> DataFrame:
 
     def gathered(name: str, condition: str) -> list[Column]:
         here = f"{condition}shiftright(index, 6) & {LONGS - 1}L"
-        return [sf.expr(f"bit_or(IF({here} = {each}, {bit}, 0L))").alias(f"{name}{each}") for each in range(LONGS)]
+        return [
+            sf.expr(f"bit_or(IF({here} = {number}, {bit}, 0L))").alias(f"{name}{number}") for number in range(LONGS)
+        ]
 
     sums = gathered("acked", "NOT failed AND " if with_failed else "")
     if with_failed:
@@ -150,7 +152,7 @@ def _words(rows: DataFrame) -> DataFrame:
     # Check the heads, once for each word: two integers below 2^53, or the whole word is malformed.
     texts = [sf.regexp_extract("head", rf"\A{INTEGER}:{INTEGER}\z", part) for part in (1, 2)]
     parts = [sf.nullif(text, sf.lit("")).cast("bigint") for text in texts]
-    acked = sf.array(*[f"acked{each}" for each in range(LONGS)])
+    acked = sf.array(*[f"acked{number}" for number in range(LONGS)])
     judged = gathered_words.select(
         "word",
         "rows",
@@ -174,16 +176,16 @@ def _words(rows: DataFrame) -> DataFrame:
 
 def _without(acked: Column) -> Column:
     """The failed longs without items that are also acked: ack wins."""
-    failed = sf.array(*[f"failed{each}" for each in range(LONGS)])
+    failed = sf.array(*[f"failed{number}" for number in range(LONGS)])
     return sf.zip_with(failed, acked, lambda ours, theirs: ours.bitwiseAND(sf.bitwise_not(theirs)))
 
 
 def _count(name: str) -> Column:
-    return sum((sf.bit_count(sf.get(sf.col(name), sf.lit(each))) for each in range(LONGS)), sf.lit(0))
+    return sum((sf.bit_count(sf.get(sf.col(name), sf.lit(number))) for number in range(LONGS)), sf.lit(0))
 
 
 def _any(longs: Column) -> Column:
-    return sf.exists(longs, lambda each: each != 0)
+    return sf.exists(longs, lambda long: long != 0)
 
 
 def _bitfield(name: str) -> Column:
@@ -193,7 +195,7 @@ def _bitfield(name: str) -> Column:
     def text(word: Column, position: Column) -> Column:
         before = sf.coalesce(sf.get(words, position - 1)["word"], sf.lit(-1))
         gap = sf.call_function("repeat", sf.lit("0"), ((word["word"] - before - 1) * (WORD // 4)).cast("int"))
-        longs = sf.array_join(sf.transform(word[name], lambda each: sf.lpad(sf.hex(each), 16, "0")), "")
+        longs = sf.array_join(sf.transform(word[name], lambda long: sf.lpad(sf.hex(long), 16, "0")), "")
         return sf.concat(gap, longs)
 
     return sf.unhex(sf.array_join(sf.transform(words, text), ""))

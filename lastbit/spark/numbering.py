@@ -92,8 +92,8 @@ def with_item_ids(
         )
     ).cast("string")
     fits = sf.col(_RANK) < sf.col(_COUNT)
-    found = sf.when(fits, item_id(ids.batch, sf.col(_START) + sf.col(_RANK), ids.group_size)).otherwise(error)
-    return ranked.select(*(_name(name) for name in df.columns), found.alias(column))
+    number = sf.when(fits, item_id(ids.batch, sf.col(_START) + sf.col(_RANK), ids.group_size)).otherwise(error)
+    return ranked.select(*(_name(name) for name in df.columns), number.alias(column))
 
 
 def _extend(batch: int | Extends, count: int, idempotency_key: str | None, connection: Connection) -> ItemIds:

@@ -125,7 +125,7 @@ class _Reader(DataSourceReader):
         batch = self.connection.driver().run(_calls.get, self.batch)
         groups = -(-batch.items // batch.group_size)
         count = max(1, min(self.most, groups))
-        edges = [groups * each // count * batch.group_size for each in range(count)] + [batch.items]
+        edges = [groups * number // count * batch.group_size for number in range(count)] + [batch.items]
         return [_Range(start, end, batch.group_size) for start, end in pairwise(edges)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -72,8 +72,8 @@ def test_a_callback_gets_the_promised_events_of_its_batch_alone(service: Service
     complete(service, first.batch.id)
     complete(service, other.batch.id)
     service.batches.cancel(third.batch.id)
-    opened = [first, other, third]
-    receiver.secrets += [entry.callback.secret for entry in opened if entry.callback is not None]
+    batches = [first, other, third]
+    receiver.secrets += [entry.callback.secret for entry in batches if entry.callback is not None]
     once(service)
     assert len(set(receiver.secrets)) == 3
     assert all(post.valid for post in receiver.got)
@@ -88,19 +88,19 @@ def test_a_callback_gets_the_promised_events_of_its_batch_alone(service: Service
 def test_a_callback_reaches_a_receiver_that_was_down(service: Service) -> None:
     """It is refused, logged and tried again, like every webhook; a redelivery goes by the callback's id."""
     port = free_port()
-    opened = open_batch(service, f"http://127.0.0.1:{port}/hook", *COMPLETED)
-    assert opened.callback is not None
-    complete(service, opened.batch.id)
+    batch = open_batch(service, f"http://127.0.0.1:{port}/hook", *COMPLETED)
+    assert batch.callback is not None
+    complete(service, batch.batch.id)
     poll = threading.Event()
     with running(service):
-        while not any(delivery.log for delivery in log(service, opened.callback.id)):
+        while not any(delivery.log for delivery in log(service, batch.callback.id)):
             poll.wait(0.05)
-        with receiving(port=port, secrets=[opened.callback.secret]) as receiver:
-            service.webhooks.redeliver(opened.callback.id, event=f"batch:{opened.batch.id}:completed")
+        with receiving(port=port, secrets=[batch.callback.secret]) as receiver:
+            service.webhooks.redeliver(batch.callback.id, event=f"batch:{batch.batch.id}:completed")
             receiver.wait_for(1)
-            wait_until_delivered(service, opened.callback.id)
-            assert {(post.id, post.valid) for post in receiver.got} == {(f"batch:{opened.batch.id}:completed", True)}
-    (delivery,) = log(service, opened.callback.id)
+            wait_until_delivered(service, batch.callback.id)
+            assert {(post.id, post.valid) for post in receiver.got} == {(f"batch:{batch.batch.id}:completed", True)}
+    (delivery,) = log(service, batch.callback.id)
     assert (delivery.log[0].error, delivery.log[-1].status) == ("the connection was refused", 204)
 
 
@@ -112,7 +112,7 @@ def test_a_dispatcher_that_dies_at_any_point_loses_no_callback(database: Databas
     deaths: list[str] = []
     with mortals() as dying:
         while True:
-            opened = [
+            batches = [
                 service.batches.open(Opening(sealed=True, callback=Callback("https://receiver.example", COMPLETED)))
                 for _ in range(2)
             ]
@@ -122,7 +122,7 @@ def test_a_dispatcher_that_dies_at_any_point_loses_no_callback(database: Databas
             end_leases(service)
             dispatch(database, sent_log)
             counts = Counter(sent_log.read_text().split())
-            for entry in opened:
+            for entry in batches:
                 assert 1 <= counts[f"batch:{entry.batch.id}:completed"] <= 2
                 (delivery,) = service.webhooks.deliveries_of_batch(entry.batch.id)
                 assert entry.callback is not None
@@ -137,9 +137,9 @@ def test_a_dispatcher_that_dies_at_any_point_loses_no_callback(database: Databas
 def test_a_repeated_open_returns_the_same_secret(service: Service, database: Database, receiver: Receiver) -> None:
     """Also if both are in one transaction. Another callback under the key is another request."""
     first = open_batch(service, receiver.url, key="k")
-    again = open_batch(service, receiver.url, key="k")
+    reopened = open_batch(service, receiver.url, key="k")
     assert first.callback is not None
-    assert (again.replayed, again.batch.id, again.callback) == (True, first.batch.id, first.callback)
+    assert (reopened.replayed, reopened.batch.id, reopened.callback) == (True, first.batch.id, first.callback)
     with pytest.raises(errors.IdempotencyKeyReused):
         open_batch(service, receiver.url, "batch.sealed", key="k")
     with pytest.raises(errors.IdempotencyKeyReused):
@@ -172,12 +172,12 @@ def test_a_callback_goes_with_its_batch(service: Service, database: Database, re
     """With its deliveries and their attempts, and without another request; the other callback stays."""
     receiver.secrets += ["whsec_" + "A" * 44]
     kept = open_batch(service, receiver.url, "batch.opened")
-    opened = open_batch(service, receiver.url, "batch.opened", "batch.completed")
+    batch = open_batch(service, receiver.url, "batch.opened", "batch.completed")
     once(service)
     assert len(receiver.got) == 2
-    complete(service, opened.batch.id)
+    complete(service, batch.batch.id)
     plan_all(database)
-    service.batches.delete(opened.batch.id)
+    service.batches.delete(batch.batch.id)
     once(service)
     assert len(receiver.got) == 2
     (webhook,) = database.read(lambda tx: list(tx.scalars(sa.select(tables.webhooks.c.batch_id))))
@@ -190,12 +190,12 @@ def test_a_batch_that_is_being_deleted_sends_nothing_more(
     service: Service, database: Database, receiver: Receiver
 ) -> None:
     """The purge may be interrupted after its first step."""
-    opened = open_batch(service, receiver.url, *COMPLETED)
-    complete(service, opened.batch.id)
-    database.write(purge.condemn, opened.batch.id)
+    batch = open_batch(service, receiver.url, *COMPLETED)
+    complete(service, batch.batch.id)
+    database.write(purge.condemn, batch.batch.id)
     once(service)
     assert receiver.got == []
-    purge.purge(database, opened.batch.id)
+    purge.purge(database, batch.batch.id)
     assert count(database, tables.webhooks) == 0
 
 
@@ -238,15 +238,15 @@ def test_events_are_kept_until_they_are_planned_for_a_callback(
     service.feed.append([NewEvent(str(number), "x") for number in range(3)])
     now = timedelta(0)
     assert feed.trim(database, now, needed=deliveries.needed) == 3
-    opened = open_batch(service, receiver.url, *COMPLETED)
-    complete(service, opened.batch.id)
+    batch = open_batch(service, receiver.url, *COMPLETED)
+    complete(service, batch.batch.id)
     assert feed.trim(database, now, needed=deliveries.needed) == 0
     plan_all(database)
     assert feed.trim(database, now, needed=deliveries.needed) == 2  # opened, sealed
-    assert opened.callback is not None
-    receiver.secrets.append(opened.callback.secret)
+    assert batch.callback is not None
+    receiver.secrets.append(batch.callback.secret)
     once(service)
-    assert [post.id for post in receiver.got] == [f"batch:{opened.batch.id}:completed"]
+    assert [post.id for post in receiver.got] == [f"batch:{batch.batch.id}:completed"]
 
 
 def test_the_first_callback_does_not_wait_for_the_whole_feed(
@@ -260,10 +260,10 @@ def test_the_first_callback_does_not_wait_for_the_whole_feed(
     assert database.read(callbacks.behind)
     plan_all(database)
     assert database.read(lambda tx: tx.scalar(sa.select(tables.callback_cursor.c.position))) == 8
-    opened = open_batch(service, "https://127.0.0.1/", "batch.opened")
+    batch = open_batch(service, "https://127.0.0.1/", "batch.opened")
     plan_all(database)
-    (delivery,) = service.webhooks.deliveries_of_batch(opened.batch.id)
-    assert delivery.event == f"batch:{opened.batch.id}:opened"
+    (delivery,) = service.webhooks.deliveries_of_batch(batch.batch.id)
+    assert delivery.event == f"batch:{batch.batch.id}:opened"
 
 
 def test_callbacks_to_one_host_share_a_lane(service: Service, database: Database) -> None:

@@ -142,10 +142,10 @@ def test_a_deadline_in_the_past_is_refused_unless_the_open_is_a_replay(service: 
     with pytest.raises(errors.InvalidRequest, match="in the future"):
         open_batch(service, 1, deadline=now(service) - timedelta(seconds=0.001))
     opening = Opening(items=1, deadline=deadline)
-    opened = service.batches.open(opening, "once")
-    pass_deadline(service, opened.batch.id)
-    again = service.batches.open(opening, "once")
-    assert (again.batch.id, again.replayed) == (opened.batch.id, True)
+    first = service.batches.open(opening, "once")
+    pass_deadline(service, first.batch.id)
+    replay = service.batches.open(opening, "once")
+    assert (replay.batch.id, replay.replayed) == (first.batch.id, True)
     for other in (None, deadline + timedelta(microseconds=1)):
         with pytest.raises(errors.IdempotencyKeyReused):
             service.batches.open(Opening(items=1, deadline=other), "once")
@@ -155,10 +155,10 @@ def test_opens_that_share_a_transaction_have_their_own_deadlines(service: Servic
     """One of them is refused, and the others are stored as they were given."""
     start = now(service)
     deadlines: Sequence[datetime | None] = [start + HOUR, None, start - HOUR, start + 2 * HOUR]
-    done = writes.commit(service.database, [opening_of(Opening(items=1, deadline=at)) for at in deadlines])
-    assert [None if one.error else one.value.batch.deadline for one in done] == [*deadlines[:2], None, deadlines[3]]
-    assert isinstance(done[2].error, errors.InvalidRequest)
-    assert service.batches.get(done[3].value.batch.id).deadline == deadlines[3]
+    outcomes = writes.commit(service.database, [opening_of(Opening(items=1, deadline=at)) for at in deadlines])
+    assert [None if one.error else one.value.batch.deadline for one in outcomes] == [*deadlines[:2], None, deadlines[3]]
+    assert isinstance(outcomes[2].error, errors.InvalidRequest)
+    assert service.batches.get(outcomes[3].value.batch.id).deadline == deadlines[3]
 
 
 def test_a_release_that_would_ignore_a_deadline_must_be_gone(database: Database, service: Service) -> None:

@@ -24,7 +24,7 @@ from lastbit.ids import INTEGER_LIMIT
 from tests.guarantees.models.service import tally_entry
 from tests.guarantees.models.streams import World
 from tests.guarantees.programs.dying import Mortals, mortals
-from tests.sdk.conftest import scripted  # noqa: F401  # a fixture
+from tests.sdk.conftest import scripted_service  # noqa: F401  # a fixture
 from tests.support.waits import waiting_sessions
 
 SOAK = os.environ.get("LASTBIT_SOAK") == "1"
@@ -313,7 +313,7 @@ class _Window:
         self.acked.append(offset)
 
 
-def test_a_buffer_acks_a_message_only_after_its_answer(scripted: Any) -> None:  # noqa: F811
+def test_a_buffer_acks_a_message_only_after_its_answer(scripted_service: Any) -> None:  # noqa: F811
     """Also for a message whose first answer was lost; unanswered messages stay unacked, and the buffer reports why."""
     applied = 0
     losses = iter([True, False, False, True, False])
@@ -326,10 +326,10 @@ def test_a_buffer_acks_a_message_only_after_its_answer(scripted: Any) -> None:  
         applied = max(applied, offsets[-1] + 1)
         return None if next(losses, False) else (200, {}, {"applied": len(offsets), "repeated": 0})
 
-    scripted.reply = reply
+    scripted_service.reply = reply
     window = _Window(lambda: applied)
     retry = Retry(attempts=3, base=0.001, cap=0.001)
-    with Client(scripted.url, retry=retry) as client:
+    with Client(scripted_service.url, retry=retry) as client:
         buffer = client.tally("t").buffer(window, every=60, most=10)
         for offset in range(40):
             buffer.add({"k": 1}, SourceChain().hop("t", 0, offset))
@@ -343,7 +343,7 @@ def test_a_buffer_acks_a_message_only_after_its_answer(scripted: Any) -> None:  
         with pytest.raises(ServiceUnreachable):
             buffer.close()
     assert window.acked == list(range(40))
-    for request in scripted.seen:
+    for request in scripted_service.seen:
         offsets = [entry["source"]["offset"] for entry in request.body["entries"]]
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
         assert all(entry["delta"] == 1 for entry in request.body["entries"])

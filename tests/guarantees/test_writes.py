@@ -342,7 +342,8 @@ def test_each_handling_of_a_call_of_many_has_an_outcome_of_its_own(database: Dat
         *(("parked", False), ("handled", True), ("handled", False), ("handled", True), "ProcessNotFound"),
     ]
     assert [
-        (each.instance, each.version, each.status) for each in service.processes.page(PROCESS, None, None, 9)[0]
+        (instance.instance, instance.version, instance.status)
+        for instance in service.processes.page(PROCESS, None, None, 9)[0]
     ] == [*(("i", 2, "finished"), ("j", 1, "running"))]
 
 
@@ -459,8 +460,8 @@ def test_commits_of_positions_share_a_transaction_and_a_stale_one_changes_nothin
     assert [type(error) for error in (stale, other, absent)] == [
         *(errors.StaleEpoch, errors.StaleEpoch, errors.ConsumerGroupNotFound)
     ]
-    stored = [(row.floor, row.high, row.token, row.head) for row in service.consumer_groups.get("g").positions]
-    assert stored == [(5, 9, "five", 20), (None, None, None, None), (1, 1, None, None)]
+    rows = [(row.floor, row.high, row.token, row.head) for row in service.consumer_groups.get("g").positions]
+    assert rows == [(5, 9, "five", 20), (None, None, None, None), (1, 1, None, None)]
 
 
 def test_many_callers_at_once_count_each_entry_once(any_service: Service) -> None:

@@ -122,12 +122,12 @@ def test_many_positions_are_committed_with_one_call(http: httpx.Client) -> None:
         assert [tuple(result.values()) for result in answer.json()["results"]] == [
             *((2, None), (0, "stale_epoch"), (1, None), (4, "stale_epoch"), (2, None))
         ]
-        stored = [
+        positions = [
             (position["floor"], position["high"], position["outstanding"], position["token"], position["head"])
             for position in http.get(path("many")).json()["positions"]
         ]
         nothing = (None,) * 5
-        assert stored == [nothing, (1, 1, 0, None, None), (7, 9, 1, "ö", 20), nothing]
+        assert positions == [nothing, (1, 1, 0, None, None), (7, 9, 1, "ö", 20), nothing]
     other = http.put(path("many", "positions"), json={"worker": "two", "positions": entries[2:3]})
     assert other.json() == {"results": [{"partition": 1, "code": "stale_epoch"}]}
 

@@ -36,13 +36,13 @@ def batch(http: httpx.Client) -> int:
 
 def test_failures_are_counted_by_reason(http: httpx.Client, batch: int) -> None:
     """The most frequent first, with times and up to five items; in pages."""
-    found = http.get(f"/v1/batches/{batch}/failed/reasons").json()
-    slow, without, other = found["reasons"]
+    answer = http.get(f"/v1/batches/{batch}/failed/reasons").json()
+    slow, without, other = answer["reasons"]
     assert (slow["reason"], slow["count"], slow["items"]) == ("slow", 4, ids(batch, 2, 3, 4, 70))
     assert slow["first_at"] <= slow["last_at"]
     assert without == {"reason": None, "count": 2, "first_at": None, "last_at": None, "items": ids(batch, 100, 199)}
     assert (other["reason"], other["count"], other["items"]) == ("Slow", 1, ids(batch, 5))
-    assert (found["failed"], found["examined"], found["exact"], found["next"]) == (7, 7, True, None)
+    assert (answer["failed"], answer["examined"], answer["exact"], answer["next"]) == (7, 7, True, None)
     page = http.get(f"/v1/batches/{batch}/failed/reasons", params={"limit": 2}).json()
     assert page["reasons"] == [slow, without]
     page = http.get(f"/v1/batches/{batch}/failed/reasons", params={"limit": 2, "cursor": page["next"]}).json()
@@ -51,8 +51,8 @@ def test_failures_are_counted_by_reason(http: httpx.Client, batch: int) -> None:
 
 def test_a_batch_without_failures_has_no_reasons(http: httpx.Client) -> None:
     empty = open_batch(http, items=3)["id"]
-    found = http.get(f"/v1/batches/{empty}/failed/reasons").json()
-    assert found == {"reasons": [], "failed": 0, "examined": 0, "exact": True, "next": None}
+    answer = http.get(f"/v1/batches/{empty}/failed/reasons").json()
+    assert answer == {"reasons": [], "failed": 0, "examined": 0, "exact": True, "next": None}
     assert code(http.get("/v1/batches/999999/failed/reasons")) == (404, "batch_not_found")
     assert code(http.get(f"/v1/batches/{empty}/failed/reasons", params={"cursor": "x"})) == (422, "invalid_request")
 
@@ -83,17 +83,17 @@ def test_a_redrive_names_failed_items(
     if "items" in body:
         body = {**body, "items": ids(batch, *body["items"])}
     before = http.get(f"/v1/batches/{batch}").json()
-    done = redrive(http, batch, **body).json()
-    assert spans(done) == expected
-    assert (done["count"], done["more"]) == (sum(end - start for start, end in expected), False)
-    assert done["ranges"][0]["first"] == ids(batch, expected[0][0])[0]
-    assert done["ranges"][-1]["last"] == ids(batch, expected[-1][1] - 1)[0]
+    answer = redrive(http, batch, **body).json()
+    assert spans(answer) == expected
+    assert (answer["count"], answer["more"]) == (sum(end - start for start, end in expected), False)
+    assert answer["ranges"][0]["first"] == ids(batch, expected[0][0])[0]
+    assert answer["ranges"][-1]["last"] == ids(batch, expected[-1][1] - 1)[0]
     (event,) = http.get("/v1/events", params={"batch": batch, "type": "batch.redrive"}).json()["events"]
-    assert event["position"] == done["position"]
+    assert event["position"] == answer["position"]
     assert spans(event["data"]) == expected
     facts = {name: event["data"][name] for name in ("count", "more", "reason", "note", "group_size")}
     assert facts == {
-        "count": done["count"],
+        "count": answer["count"],
         "more": False,
         "reason": body.get("reason"),
         "note": body.get("note"),

@@ -126,8 +126,8 @@ def test_another_sites_page_cannot_ack(wire: Wire, batch: int) -> None:
         for accepted in (plain, same_origin, with_token):
             wire.send(accepted)
             assert wire.answer()[2]["repeated"] == number
-        for refused in (other_origin, other_site):
-            wire.send(refused)
+        for answer in (other_origin, other_site):
+            wire.send(answer)
             status, _, content = wire.answer()
             assert (status, content["code"]) == (403, "forbidden")
     wire.send(request([f"{batch}:0:21"]))

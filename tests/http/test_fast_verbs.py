@@ -230,12 +230,12 @@ def test_both_paths_give_the_same_response(
     method, path, body, headers = case
     responses = []
     for ordinary in (False, True):
-        _, _, opened = ask(service_.port, request("POST", OPEN, {"items": 1}))
-        batch = opened["id"]
+        _, _, batch_document = ask(service_.port, request("POST", OPEN, {"items": 1}))
+        batch = batch_document["id"]
         text = json.dumps(body) if body is not None and not isinstance(body, bytes) else body
         own_body = text.replace("{b}", str(batch)).encode() if isinstance(text, str) else text
-        sent = request(method, path.replace("{b}", str(batch)), own_body, headers)
-        status, received, document = ask(service_.port, sent, ordinary=ordinary)
+        message = request(method, path.replace("{b}", str(batch)), own_body, headers)
+        status, received, document = ask(service_.port, message, ordinary=ordinary)
         if not ordinary:
             assert took_the_fast_path(received) is is_fast
         assert received.pop("x-request-id") == "mine" or "mine" not in headers
@@ -274,8 +274,8 @@ def test_a_repeat_on_either_path_is_replayed(service_: ServiceProcess) -> None:
     """The paths share their keys."""
     documents = []
     for place, ordinary in enumerate((False, True, False)):
-        sent = request("POST", OPEN, {"items": 7}, JSON + "Idempotency-Key: shared\r\n")
-        status, headers, document = ask(service_.port, sent, ordinary=ordinary)
+        message = request("POST", OPEN, {"items": 7}, JSON + "Idempotency-Key: shared\r\n")
+        status, headers, document = ask(service_.port, message, ordinary=ordinary)
         assert status == 201
         assert headers.get("idempotency-replayed") == ("true" if place else None)
         documents.append(document)
@@ -284,8 +284,8 @@ def test_a_repeat_on_either_path_is_replayed(service_: ServiceProcess) -> None:
 
 def test_requests_that_arrive_together_are_answered_in_their_order(service_: ServiceProcess) -> None:
     """The later ones wait, whichever path each of them takes."""
-    _, _, opened = ask(service_.port, request("POST", OPEN, {}))
-    batch = opened["id"]
+    _, _, document = ask(service_.port, request("POST", OPEN, {}))
+    batch = document["id"]
     extend = f"/v1/batches/{batch}/items"
     wire = Wire(service_.port)
     try:

@@ -70,10 +70,10 @@ def test_a_port_in_use_is_named_with_the_option_that_changes_it(sqlite_url: str,
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        refused = run("--database-url", sqlite_url, "--port", port, "--workers", workers)
-    assert refused.returncode == STARTUP_FAILURE
-    assert f"can't listen on 127.0.0.1 at port {port}" in refused.stderr
-    assert "--port (LASTBIT_PORT)" in refused.stderr
+        process = run("--database-url", sqlite_url, "--port", port, "--workers", workers)
+    assert process.returncode == STARTUP_FAILURE
+    assert f"can't listen on 127.0.0.1 at port {port}" in process.stderr
+    assert "--port (LASTBIT_PORT)" in process.stderr
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -92,8 +92,8 @@ def test_on_a_terminal_it_prints_its_url_and_the_next_command(tmp_path: Path, wo
     try:
         with open(terminal, encoding="utf-8") as reader:  # noqa: PTH123  # a file descriptor
             # The log of a worker that starts faster may come first.
-            shown = itertools.dropwhile(lambda line: "(batches: " not in line, iter(reader.readline, ""))
-            lines = [line.rstrip() for line in itertools.islice(shown, 3)]
+            output = itertools.dropwhile(lambda line: "(batches: " not in line, iter(reader.readline, ""))
+            lines = [line.rstrip() for line in itertools.islice(output, 3)]
         socket.create_connection(("127.0.0.1", port)).close()  # refused if the greeting came too early
     finally:
         process.terminate()

@@ -68,10 +68,10 @@ def test_an_event_takes_effect_once(process: Process) -> None:
     assert (answer["status"], answer["repeated"], answer["commands"]) == ("handled", False, [])
     assert (answer["instance"]["version"], answer["instance"]["state"]) == (1, {"seen": ["card"]})
     outcome: dict[str, Any] = {"commands": [{"type": "ship", "data": {"to": "Ülm"}}], "finish": True}
-    done = process.handle(second, version=1, state=None, **outcome).json()
-    [command] = done["commands"]
+    outcome_read = process.handle(second, version=1, state=None, **outcome).json()
+    [command] = outcome_read["commands"]
     assert command["repeated"] is False
-    assert (done["instance"]["status"], done["instance"]["version"]) == ("finished", 2)
+    assert (outcome_read["instance"]["status"], outcome_read["instance"]["version"]) == ("finished", 2)
     repeat = process.handle(second, version=1, state="other", **outcome).json()
     assert (repeat["status"], repeat["repeated"], repeat["commands"]) == ("handled", True, [])
     result = process.get()

@@ -68,12 +68,12 @@ def test_labels_are_compared_whole_and_by_bytes(http: httpx.Client, name: str) -
 
 def test_batches_are_found_by_the_time_of_their_open(http: httpx.Client, name: str) -> None:
     """From `opened_after` on, and before `opened_before`, to the microsecond; with any offset."""
-    opened = [open_batch(http, key=f"{name}{n}") for n in range(3)]
-    ids = [batch["id"] for batch in opened]
-    middle = opened[1]["created_at"]
+    batches = [open_batch(http, key=f"{name}{n}") for n in range(3)]
+    ids = [batch["id"] for batch in batches]
+    middle = batches[1]["created_at"]
     assert found(http, key_prefix=name, opened_after=middle) == ids[:0:-1]
     assert found(http, key_prefix=name, opened_before=middle) == ids[:1]
-    assert found(http, key_prefix=name, opened_after=middle, opened_before=opened[2]["created_at"]) == ids[1:2]
+    assert found(http, key_prefix=name, opened_after=middle, opened_before=batches[2]["created_at"]) == ids[1:2]
     assert found(http, key_prefix=name, opened_before=middle.replace("Z", "+00:00")) == ids[:1]
     assert found(http, key_prefix=name, opened_before=middle.replace("Z", "-01:00")) == ids[::-1]
 

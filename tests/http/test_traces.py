@@ -57,14 +57,14 @@ def test_the_context_of_an_open_is_stored_and_shown(http: httpx.Client, ordinary
     plain = open_batch(http, ordinary=ordinary)
     assert http.post("/v1/acks", json={"items": [f"{batch['id']}:0:0"]}).json()["applied"] == 1
     read, listed = http.get(f"/v1/batches/{batch['id']}").json(), http.get("/v1/batches?limit=2").json()["batches"][1]
-    for shown in (batch, read, listed):
-        assert (shown["id"], shown["traceparent"], shown["tracestate"]) == (batch["id"], PARENT, STATE)
+    for document in (batch, read, listed):
+        assert (document["id"], document["traceparent"], document["tracestate"]) == (batch["id"], PARENT, STATE)
     assert (plain["traceparent"], plain["tracestate"]) == (None, None)
     events = http.get("/v1/events", params={"batch": batch["id"]}).json()["events"]
     assert [event["type"].partition(".")[2] for event in events] == ["opened", "sealed", "completed", "succeeded"]
     assert {(event["data"]["traceparent"], event["data"]["tracestate"]) for event in events} == {(PARENT, STATE)}
-    (opened,) = http.get("/v1/events", params={"batch": plain["id"]}).json()["events"]
-    assert not {"traceparent", "tracestate"} & opened["data"].keys()
+    (first_event,) = http.get("/v1/events", params={"batch": plain["id"]}).json()["events"]
+    assert not {"traceparent", "tracestate"} & first_event["data"].keys()
 
 
 @pytest.mark.parametrize("ordinary", [False, True])
@@ -73,12 +73,12 @@ def test_a_replay_keeps_the_first_context_and_never_conflicts(http: httpx.Client
     key = ("idempotency-key", f"trace-{ordinary}")
     first = open_batch(http, '{"items": 2}', key, ("traceparent", PARENT), ("tracestate", STATE), ordinary=ordinary)
     for headers in ([("traceparent", OTHER)], []):
-        again = open_batch(http, '{"items": 2}', key, *headers, ordinary=ordinary)
-        assert (again["id"], again["traceparent"], again["tracestate"]) == (first["id"], PARENT, STATE)
+        replay = open_batch(http, '{"items": 2}', key, *headers, ordinary=ordinary)
+        assert (replay["id"], replay["traceparent"], replay["tracestate"]) == (first["id"], PARENT, STATE)
     bare_key = ("idempotency-key", f"bare-{ordinary}")
     bare = open_batch(http, "{}", bare_key, ordinary=ordinary)
-    again = open_batch(http, "{}", bare_key, ("traceparent", PARENT), ordinary=ordinary)
-    assert (again["id"], again["traceparent"]) == (bare["id"], None)
+    replay = open_batch(http, "{}", bare_key, ("traceparent", PARENT), ordinary=ordinary)
+    assert (replay["id"], replay["traceparent"]) == (bare["id"], None)
 
 
 @pytest.mark.parametrize("ordinary", [False, True])
@@ -143,17 +143,17 @@ def test_without_an_sdk_a_webhook_has_the_stored_context(database: Database, rec
     """The receiver can continue the trace. A webhook of a batch without a context has none."""
     service = Service(database, combiner=Inline, sender=WebhookSender(allow_private=True))
     context = TraceContext(PARENT, STATE)
-    opened = [
+    batches = [
         service.batches.open(
             Opening(items=1, sealed=True, callback=Callback(f"{receiver.url}/{name}", ("batch.completed",))),
             trace=trace,
         )
         for name, trace in (("traced", context), ("plain", None))
     ]
-    for each in opened:
-        service.acks.ack(Call.of(Verb.ACK, [(each.batch.id, 0, 0)])).result()
-        assert each.callback is not None
-        receiver.secrets.append(each.callback.secret)
+    for batch in batches:
+        service.acks.ack(Call.of(Verb.ACK, [(batch.batch.id, 0, 0)])).result()
+        assert batch.callback is not None
+        receiver.secrets.append(batch.callback.secret)
     once(service)
     service.stop()
     traced, plain = sorted(receiver.got, key=lambda got: got.path.endswith("/plain"))
@@ -211,8 +211,8 @@ def test_the_trace_of_an_open_has_its_events_and_webhooks(
             ack = {"items": [f"{batch}:0:0"]}
             (completed,) = http.post("/v1/acks", json=ack, headers={"traceparent": OTHER}).json()["completed"]
             assert completed["newly"]
-            again = http.post("/v1/acks", json=ack).json()
-            assert not again["completed"][0]["newly"]
+            answer = http.post("/v1/acks", json=ack).json()
+            assert not answer["completed"][0]["newly"]
         if not is_embedded:
             while len(receiver.got) < 2:
                 traces.dispatch(database_url, spans, **settings)
@@ -220,13 +220,13 @@ def test_the_trace_of_an_open_has_its_events_and_webhooks(
     finally:
         service.stop()
         service.remove()
-    found = traces.read(spans)
-    assert unsampled not in {span["attributes"]["lastbit.batch.id"] for span in found}
-    assert {span["context"]["trace_id"] for span in found} == {f"0x{TRACE}"}
-    assert {span["parent_id"] for span in found} == {"0x00f067aa0ba902b7"}
-    events = {span["name"]: span for span in found if span["name"].startswith("batch.")}
+    spans_read = traces.read(spans)
+    assert unsampled not in {span["attributes"]["lastbit.batch.id"] for span in spans_read}
+    assert {span["context"]["trace_id"] for span in spans_read} == {f"0x{TRACE}"}
+    assert {span["parent_id"] for span in spans_read} == {"0x00f067aa0ba902b7"}
+    events = {span["name"]: span for span in spans_read if span["name"].startswith("batch.")}
     assert events.keys() == {"batch.opened", "batch.sealed", "batch.completed", "batch.succeeded"}
-    assert len(found) == len(events) + 2
+    assert len(spans_read) == len(events) + 2
     attributes = events["batch.completed"]["attributes"]
     assert attributes["lastbit.batch.id"] == batch
     assert attributes["lastbit.batch.key"] == "k"
@@ -236,7 +236,7 @@ def test_the_trace_of_an_open_has_its_events_and_webhooks(
     assert link["context"]["trace_id"] == "0x" + OTHER.split("-")[1]
     assert not events["batch.opened"]["links"]
     sends = sorted(
-        (span for span in found if span["name"] == "webhook batch.completed"), key=lambda span: span["start_time"]
+        (span for span in spans_read if span["name"] == "webhook batch.completed"), key=lambda span: span["start_time"]
     )
     statuses = [(send["attributes"]["http.response.status_code"], send["status"]["status_code"]) for send in sends]
     assert statuses == [(500, "ERROR"), (204, "UNSET")]

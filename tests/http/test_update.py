@@ -23,8 +23,8 @@ def fail(http: httpx.Client, batch: int, *numbers: int) -> None:
 
 
 def events(http: httpx.Client, batch: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = http.get("/v1/events", params={"batch": batch}).json()["events"]
-    return found
+    events: list[dict[str, Any]] = http.get("/v1/events", params={"batch": batch}).json()["events"]
+    return events
 
 
 def types(http: httpx.Client, batch: int) -> list[str]:
@@ -66,8 +66,8 @@ def test_what_the_patch_names_is_changed_and_null_removes(http: httpx.Client) ->
 def test_labels_are_found_as_they_are_now(http: httpx.Client) -> None:
     batch = open_batch(http, labels={"team": "before"})["id"]
     update(http, batch, labels={"team": "after"})
-    for label, found in (("team:before", []), ("team:after", [batch])):
-        assert [each["id"] for each in http.get("/v1/batches", params={"label": label}).json()["batches"]] == found
+    for label, expected in (("team:before", []), ("team:after", [batch])):
+        assert [row["id"] for row in http.get("/v1/batches", params={"label": label}).json()["batches"]] == expected
 
 
 @pytest.mark.parametrize("limit", [{"tolerated_failures": 1}, {"tolerated_failure_percentage": 49}])

@@ -74,9 +74,9 @@ def test_a_secret_is_shown_once(http: httpx.Client, receiver: Receiver) -> None:
     assert webhook.headers["location"] == f"/v1/webhooks/{body['id']}"
     assert webhook.headers["cache-control"] == "no-store"
     assert (body["types"], body["label"], body["state"]) == (None, "ö", "active")
-    stored = http.get(f"/v1/webhooks/{body['id']}")
-    assert stored.json() == {name: value for name, value in body.items() if name != "secret"}
-    assert stored.json() in http.get("/v1/webhooks").json()["webhooks"]
+    answer = http.get(f"/v1/webhooks/{body['id']}")
+    assert answer.json() == {name: value for name, value in body.items() if name != "secret"}
+    assert answer.json() in http.get("/v1/webhooks").json()["webhooks"]
     http.post(f"/v1/webhooks/{body['id']}/test")
     for path in (f"/{body['id']}", "", f"/{body['id']}/deliveries", f"/{body['id']}/nothing"):
         assert body["secret"][6:] not in http.get(f"/v1/webhooks{path}").text
@@ -303,9 +303,9 @@ def test_a_callback_arrives_signed_and_is_found_by_its_batch(http: httpx.Client,
     wait_for_state(http, callback["id"], f"batch:{batch}:succeeded", "delivered")
     assert {post.id for post in receiver.wait_for(2)} == {f"batch:{batch}:completed", f"batch:{batch}:succeeded"}
     assert all(post.valid for post in receiver.got)
-    shown = http.get(f"/v1/batches/{batch}/callback").json()["callback"]
-    assert shown == http.get(f"/v1/webhooks/{callback['id']}").json()
-    assert (shown["batch"], shown["types"], "secret" in shown) == (batch, callback["types"], False)
+    document = http.get(f"/v1/batches/{batch}/callback").json()["callback"]
+    assert document == http.get(f"/v1/webhooks/{callback['id']}").json()
+    assert (document["batch"], document["types"], "secret" in document) == (batch, callback["types"], False)
     assert callback["id"] not in {entry["id"] for entry in http.get("/v1/webhooks").json()["webhooks"]}
     assert http.post(f"/v1/webhooks/{callback['id']}/test", json={}).json()["delivered"]
     http.delete(f"/v1/batches/{batch}")

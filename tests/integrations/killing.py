@@ -49,8 +49,8 @@ def fan_out_among_kills(
             process.kill()
             process.wait()
         subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=600)
-        (found,) = client.batches(key=key)
-        batch = client.batch(found.id)
+        (batch_found,) = client.batches(key=key)
+        batch = client.batch(batch_found.id)
         try:
             wait_while_it_proceeds(batch, idle)
         except WaitTimeout:

@@ -24,8 +24,8 @@ def follow(page: str, folder: Path, redis_url: str, command: Sequence[str], prin
     assert REDIS in tasks
     (folder / "tasks.py").write_text(tasks.replace(REDIS, redis_url))
     (folder / "produce.py").write_text(producer)
-    shown = " ".join(command).replace("rq.cli", "rq")
-    assert f"\n{shown}\n" in path.read_text(), "the page starts the worker with this command"
+    line = " ".join(command).replace("rq.cli", "rq")
+    assert f"\n{line}\n" in path.read_text(), "the page starts the worker with this command"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
     with workers.running(*command, prints=prints, folder=folder):
         process = subprocess.run(

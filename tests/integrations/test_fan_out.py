@@ -34,16 +34,16 @@ class Broker:
 
     def send(self, pairs: Any) -> Any:
         self.calls.append(len(pairs))
-        refused = []
+        refused_items = []
         for item, message in pairs:
             if self.dies_at is not None and len(self.sent) >= self.dies_at:
                 raise Died
             if self.refused.get(message, 0) > 0:
                 self.refused[message] -= 1
-                refused.append((item, message))
+                refused_items.append((item, message))
             else:
                 self.sent.append((item, message))
-        return refused
+        return refused_items
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_exactly_the_previewed_batches_are_cancelled(
     """One fails at first and is tried again; one has ended in the meantime; one was opened later and stays."""
     word = uuid.uuid4().hex[:8]
     batches = [open_batch(api, key=f"{word}-{number}", items=2, sealed=number % 2 == 0) for number in range(10)]
-    done = open_batch(api, key=f"{word}-done", sealed=True)
+    complete_batch = open_batch(api, key=f"{word}-done", sealed=True)
     other = open_batch(api, key="other")
     page.goto(f"{service_url}/#/")
     expect(page.locator(".batch").first).to_be_visible()
@@ -71,7 +71,7 @@ def test_exactly_the_previewed_batches_are_cancelled(
     dialog.get_by_role("button", name="Close").click()
     expect(page.locator(".states [data-value='cancelled']")).to_have_text("cancelled 9")
     assert {state(api, batch) for batch in batches[1:]} == {"cancelled"}
-    assert (state(api, late), state(api, done), state(api, other)) == ("open", "complete", "open")
+    assert (state(api, late), state(api, complete_batch), state(api, other)) == ("open", "complete", "open")
     assert len(complaints) == 2
     assert all("503" in complaint or "409" in complaint for complaint in complaints)
     complaints.clear()

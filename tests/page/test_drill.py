@@ -91,7 +91,7 @@ def check_end(batch: BatchHandle, receiver: Receiver) -> None:
     assert called(succeeded) == (True, "batch.succeeded", batch.id)
     info = batch.refresh()
     assert (info.acked, info.failed, info.succeeded, info.exceeded) == (18_500, 1500, True, True)
-    assert {each.reason: each.count for each in batch.failure_reasons().reasons} == dict(
+    assert {reason.reason: reason.count for reason in batch.failure_reasons().reasons} == dict(
         zip(OTHERS, (1000, 500), strict=True)
     )
     assert batch.verify().ok
@@ -137,15 +137,13 @@ def test_an_operator_works_on_the_command_line(
 ) -> None:
     key = str(failed.info.key)
     with producer(service_url, client.events(batch=failed.id).next):
-        (found,) = lastbit(service_url, "list", "--key-prefix", key[:-2], "--outcome", "exceeded")["batches"]
-        assert (found["id"], found["failed"]) == (failed.id, 3000)
+        (row,) = lastbit(service_url, "list", "--key-prefix", key[:-2], "--outcome", "exceeded")["batches"]
+        assert (row["id"], row["failed"]) == (failed.id, 3000)
         reasons = lastbit(service_url, "reasons", key)["reasons"]
-        assert [(each["reason"], each["count"]) for each in reasons] == list(
-            zip(CAUSES, (1500, 1000, 500), strict=True)
-        )
-        asked = lastbit(service_url, "redrive", key, "--reason", RENDERER, "--note", "the renderer is back", "--yes")
-        assert (asked["count"], asked["more"]) == (1500, True)
-        following = ("--follow", "--after", str(asked["position"]), "--limit", "1")
+        assert [(row["reason"], row["count"]) for row in reasons] == list(zip(CAUSES, (1500, 1000, 500), strict=True))
+        process = lastbit(service_url, "redrive", key, "--reason", RENDERER, "--note", "the renderer is back", "--yes")
+        assert (process["count"], process["more"]) == (1500, True)
+        following = ("--follow", "--after", str(process["position"]), "--limit", "1")
         event = lastbit(service_url, "events", "--batch", key, "--type", "batch.succeeded", *following)
         assert event["type"] == "batch.succeeded"
         assert lastbit(service_url, "status", key)["succeeded"]

@@ -194,7 +194,7 @@ def test_the_feed_shows_the_newest_events_and_follows_new_ones(page: Page, api: 
     api.post("/v1/events", json={"events": [event]}).raise_for_status()
     many = [{"id": uuid.uuid4().hex, "type": "common"} for _ in range(1000)]
     for start in range(2):
-        repeated = [{**each, "id": f"{each['id']}-{start}"} for each in many]
+        repeated = [{**line, "id": f"{line['id']}-{start}"} for line in many]
         api.post("/v1/events", json={"events": repeated}).raise_for_status()
     page.goto(f"{service_url}/#/feed")
     lines = page.locator(".log > li")

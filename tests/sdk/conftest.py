@@ -48,7 +48,7 @@ class ScriptedService:
 
 
 @pytest.fixture
-def scripted() -> Iterator[ScriptedService]:
+def scripted_service() -> Iterator[ScriptedService]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

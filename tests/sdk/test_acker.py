@@ -135,14 +135,14 @@ def test_each_future_gets_its_own_outcome() -> None:
 class Gate:
     """Holds each request until the test releases it, and records the requests."""
 
-    def __init__(self, scripted: Any) -> None:
+    def __init__(self, scripted_service: Any) -> None:
         self.arrived: Any = threading.Semaphore(0)
         self.open = threading.Semaphore(0)
         self.sent: list[tuple[str, list[str]]] = []
         self.completes: set[int] = set()
         self.refuses: set[str] = set()
         self.rejects: set[str] = set()
-        scripted.reply = self.reply
+        scripted_service.reply = self.reply
 
     def reply(self, request: Any) -> Any:
         items = request.body["items"]
@@ -169,13 +169,13 @@ class Gate:
 
 
 @pytest.fixture
-def gate(scripted: Any) -> Gate:
-    return Gate(scripted)
+def gate(scripted_service: Any) -> Gate:
+    return Gate(scripted_service)
 
 
-def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted: Any, gate: Gate) -> None:
+def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted_service: Any, gate: Gate) -> None:
     """There is no timer: acks made during a call go into the next one."""
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         first = acker.ack("7:0:0")
         gate.arrived.acquire()
         rest = [acker.ack(f"7:0:{number}") for number in range(1, 500)]
@@ -189,10 +189,10 @@ def test_an_idle_acker_sends_at_once_and_a_busy_one_gathers(scripted: Any, gate:
     assert [len(items) for _, items in gate.sent] == [1, 499]
 
 
-def test_a_lingering_acker_gathers_before_it_sends(scripted: Any, gate: Gate) -> None:
+def test_a_lingering_acker_gathers_before_it_sends(scripted_service: Any, gate: Gate) -> None:
     """It sends when a hundred items wait, or when it is closed; a minute is far from over."""
     gate.open.release(3)
-    with Client(scripted.url) as client, client.acker(linger=60) as acker:
+    with Client(scripted_service.url) as client, client.acker(linger=60) as acker:
         futures = [acker.ack(f"7:0:{number}") for number in range(99)]
         assert not gate.arrived.acquire(timeout=0.05)
         futures.append(acker.ack("7:0:99"))
@@ -202,10 +202,10 @@ def test_a_lingering_acker_gathers_before_it_sends(scripted: Any, gate: Gate) ->
     assert [len(items) for _, items in gate.sent] == [100, 1]
 
 
-def test_an_acker_lingers_no_longer_than_it_may(scripted: Any, gate: Gate) -> None:
+def test_an_acker_lingers_no_longer_than_it_may(scripted_service: Any, gate: Gate) -> None:
     """Nor until more items wait than may be open at a time."""
     gate.open.release(3)
-    with Client(scripted.url) as client:
+    with Client(scripted_service.url) as client:
         with client.acker(linger=0.02) as acker:
             assert acker.ack("7:0:0").result() is None
         with client.acker(linger=60, max_pending=2) as acker:
@@ -214,18 +214,21 @@ def test_an_acker_lingers_no_longer_than_it_may(scripted: Any, gate: Gate) -> No
 
 
 @pytest.mark.parametrize("linger", [-0.1, 61, float("nan")])
-def test_a_wrong_linger_is_refused(scripted: Any, linger: float) -> None:
+def test_a_wrong_linger_is_refused(scripted_service: Any, linger: float) -> None:
     """The message says what was expected."""
-    with Client(scripted.url) as client, pytest.raises(errors.InvalidArgument, match="linger is 0 to 60 seconds"):
+    with (
+        Client(scripted_service.url) as client,
+        pytest.raises(errors.InvalidArgument, match="linger is 0 to 60 seconds"),
+    ):
         client.acker(linger=linger)
 
 
-def test_a_lingering_asynchronous_acker_gathers_before_it_sends(scripted: Any, gate: Gate) -> None:
+def test_a_lingering_asynchronous_acker_gathers_before_it_sends(scripted_service: Any, gate: Gate) -> None:
     """It sends when a hundred items wait, when the time is over, or when it is closed."""
     gate.open.release(4)
 
     async def run() -> None:
-        async with AsyncClient(scripted.url) as client:
+        async with AsyncClient(scripted_service.url) as client:
             async with client.acker(linger=60) as acker:
                 futures = [await acker.ack(f"7:0:{number}") for number in range(99)]
                 await asyncio.sleep(0)
@@ -241,12 +244,12 @@ def test_a_lingering_asynchronous_acker_gathers_before_it_sends(scripted: Any, g
     assert [len(items) for _, items in gate.sent] == [100, 1, 1]
 
 
-def test_the_futures_of_a_lingering_acker_end_with_the_event_loop(scripted: Any, gate: Gate) -> None:
+def test_the_futures_of_a_lingering_acker_end_with_the_event_loop(scripted_service: Any, gate: Gate) -> None:
     """They are cancelled, and nothing is sent."""
     futures: list[asyncio.Future[Any]] = []
 
     async def run() -> None:
-        acker = AsyncClient(scripted.url).acker(linger=60)
+        acker = AsyncClient(scripted_service.url).acker(linger=60)
         futures.append(await acker.ack("7:0:0"))
         await asyncio.sleep(0)
 
@@ -255,7 +258,7 @@ def test_the_futures_of_a_lingering_acker_end_with_the_event_loop(scripted: Any,
     assert gate.sent == []
 
 
-def test_on_completed_runs_before_the_futures_are_done(scripted: Any, gate: Gate) -> None:
+def test_on_completed_runs_before_the_futures_are_done(scripted_service: Any, gate: Gate) -> None:
     """The callback runs once for each batch and answer. The message may be removed only after it."""
     gate.completes = {7}
     gate.open.release()
@@ -267,14 +270,14 @@ def test_on_completed_runs_before_the_futures_are_done(scripted: Any, gate: Gate
         future_set.wait()
         completions.append((completed, future.done()))
 
-    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
+    with Client(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
         future = acker.ack("7:0:0")
         future_set.set()
         assert future.result() == completions[0][0]
     assert [(completed.batch, was_done) for completed, was_done in completions] == [(7, False)]
 
 
-def test_an_error_of_on_completed_reaches_the_futures_of_its_batch(scripted: Any, gate: Gate) -> None:
+def test_an_error_of_on_completed_reaches_the_futures_of_its_batch(scripted_service: Any, gate: Gate) -> None:
     """Other futures don't get the error. The message stays, and its redelivery reports the completion again."""
     gate.completes = {7, 8}
 
@@ -282,7 +285,7 @@ def test_an_error_of_on_completed_reaches_the_futures_of_its_batch(scripted: Any
         if completed.batch == 7:
             raise OSError("disk full")
 
-    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
+    with Client(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
         acker.ack("9:0:0")
         gate.arrived.acquire()
         seven, also_seven, eight, nine = (acker.ack(item) for item in ("7:0:0", "7:0:1", "8:0:0", "9:0:1"))
@@ -296,11 +299,11 @@ def test_an_error_of_on_completed_reaches_the_futures_of_its_batch(scripted: Any
         assert nine.result() is None
 
 
-def test_a_rejected_item_fails_only_its_own_future(scripted: Any, gate: Gate) -> None:
+def test_a_rejected_item_fails_only_its_own_future(scripted_service: Any, gate: Gate) -> None:
     """The error has the service's reason."""
     gate.rejects = {"7:0:1"}
     gate.open.release(9)
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         accepted, rejected = acker.ack("7:0:0"), acker.ack("7:0:1")
         assert accepted.result() is None
         with pytest.raises(errors.ItemRejected, match="unknown_item") as excinfo:
@@ -321,13 +324,13 @@ class Inbox:
     set_exception = set_result
 
 
-def test_a_receiver_gets_what_a_future_would_get(scripted: Any, gate: Gate) -> None:
+def test_a_receiver_gets_what_a_future_would_get(scripted_service: Any, gate: Gate) -> None:
     """In the acker's thread, and before `close` returns. An error of a receiver is its own."""
     gate.completes = {8}
     gate.rejects = {"7:0:2"}
     gate.open.release(9)
     inboxes = [Inbox() for _ in range(3)]
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         acker.ack_for(object(), "7:0:3")  # type: ignore[arg-type]
         acker.ack_for(inboxes[0], "7:0:0")
         acker.ack_for(inboxes[1], "8:0:0")
@@ -340,34 +343,34 @@ def test_a_receiver_gets_what_a_future_would_get(scripted: Any, gate: Gate) -> N
         acker.ack_for(Inbox(), "7:0:4")
 
 
-def test_a_refused_call_fails_only_its_own_futures(scripted: Any, gate: Gate) -> None:
+def test_a_refused_call_fails_only_its_own_futures(scripted_service: Any, gate: Gate) -> None:
     """The acker continues."""
     gate.refuses = {"7:0:0"}
     gate.open.release(9)
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         with pytest.raises(errors.Forbidden):
             acker.ack("7:0:0").result()
         assert acker.ack("7:0:1").result() is None
 
 
-def test_a_malformed_id_is_refused_at_once(scripted: Any, gate: Gate) -> None:
+def test_a_malformed_id_is_refused_at_once(scripted_service: Any, gate: Gate) -> None:
     """It never shares a call with valid ids."""
-    with Client(scripted.url) as client, client.acker() as acker, pytest.raises(errors.MalformedItem):
+    with Client(scripted_service.url) as client, client.acker() as acker, pytest.raises(errors.MalformedItem):
         acker.ack("7:0")
     assert gate.sent == []
 
 
 @pytest.mark.parametrize("reason", [["moved"], b"moved", "\ud800"], ids=repr)
-def test_a_reason_that_is_not_a_text_is_refused_at_once(scripted: Any, gate: Gate, reason: Any) -> None:
+def test_a_reason_that_is_not_a_text_is_refused_at_once(scripted_service: Any, gate: Gate, reason: Any) -> None:
     """The acker continues."""
     gate.open.release()
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         with pytest.raises(errors.InvalidArgument, match="a reason is a text"):
             acker.fail("7:0:0", reason)
         assert acker.fail("7:0:1", "moved").result(20) is None
 
 
-def test_closing_sends_waiting_acks_and_then_nothing_more(scripted: Any, gate: Gate) -> None:
+def test_closing_sends_waiting_acks_and_then_nothing_more(scripted_service: Any, gate: Gate) -> None:
     """Pending acks are sent even if the block ends with an error, because their items were processed."""
     futures = []
 
@@ -379,7 +382,7 @@ def test_closing_sends_waiting_acks_and_then_nothing_more(scripted: Any, gate: G
             gate.open.release(3)
             raise KeyError("mine")
 
-    with Client(scripted.url) as client:
+    with Client(scripted_service.url) as client:
         acker = client.acker()
         with pytest.raises(KeyError, match="mine"):
             consume(acker)
@@ -389,9 +392,9 @@ def test_closing_sends_waiting_acks_and_then_nothing_more(scripted: Any, gate: G
         acker.ack("7:0:3")
 
 
-def test_a_full_acker_blocks_until_there_is_room(scripted: Any, gate: Gate) -> None:
+def test_a_full_acker_blocks_until_there_is_room(scripted_service: Any, gate: Gate) -> None:
     """This bounds memory: the consumer slows down to the service's pace."""
-    with Client(scripted.url) as client, client.acker(max_pending=2) as acker:
+    with Client(scripted_service.url) as client, client.acker(max_pending=2) as acker:
         futures = [acker.ack("7:0:0"), acker.ack("7:0:1")]
         filling = threading.Event()
 
@@ -409,30 +412,30 @@ def test_a_full_acker_blocks_until_there_is_room(scripted: Any, gate: Gate) -> N
         assert futures[2].result() is None
 
 
-def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted: Any, gate: Gate) -> None:
+def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted_service: Any, gate: Gate) -> None:
     """A batch that completes another batch's item must not wait for itself."""
     gate.completes = {7}
     gate.open.release(9)
     parents = []
-    with Client(scripted.url) as client:
+    with Client(scripted_service.url) as client:
         with client.acker(on_completed=lambda completed: parents.append(acker.ack("6:0:0")), max_pending=1) as acker:
             acker.ack("7:0:0").result()
         assert parents[0].result() is None
 
 
-def test_an_unreachable_service_fails_the_futures(scripted: Any) -> None:
+def test_an_unreachable_service_fails_the_futures(scripted_service: Any) -> None:
     """They get the error of the call; nothing hangs."""
-    scripted.replies(None)
-    with Client(scripted.url, retry=Retry(attempts=2, base=0)) as client, client.acker() as acker:
+    scripted_service.replies(None)
+    with Client(scripted_service.url, retry=Retry(attempts=2, base=0)) as client, client.acker() as acker:
         future = acker.ack("7:0:0")
         with pytest.raises(errors.ServiceUnreachable):
             future.result()
 
 
-def test_many_threads_share_one_acker(scripted: Any, gate: Gate) -> None:
+def test_many_threads_share_one_acker(scripted_service: Any, gate: Gate) -> None:
     """Every future is done and every id is sent, once."""
     gate.open.release(10_000)
-    with Client(scripted.url) as client, client.acker(max_pending=50) as acker:
+    with Client(scripted_service.url) as client, client.acker(max_pending=50) as acker:
         futures: list[Future[Any]] = []
 
         def consume(worker: int) -> None:
@@ -461,14 +464,14 @@ class Falsy(Exception):
 
 @pytest.mark.parametrize("error", ANYTHING)
 def test_whatever_a_callback_raises_the_other_futures_finish(
-    scripted: Any, gate: Gate, error: type[BaseException]
+    scripted_service: Any, gate: Gate, error: type[BaseException]
 ) -> None:
     """This holds for futures of the same call and for those in the queue."""
 
     def callback(_: object) -> None:
         raise error
 
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         first = acker.ack("7:0:0")
         gate.arrived.acquire()
         with_callback, neighbour = acker.ack("7:0:1"), acker.ack("7:0:2")
@@ -483,7 +486,7 @@ def test_whatever_a_callback_raises_the_other_futures_finish(
 
 @pytest.mark.parametrize("error", [*ANYTHING, Falsy])
 def test_whatever_on_completed_raises_reaches_the_futures_and_the_acker_continues(
-    scripted: Any, gate: Gate, error: type[BaseException]
+    scripted_service: Any, gate: Gate, error: type[BaseException]
 ) -> None:
     """This holds for every exception class."""
     gate.completes = {7}
@@ -492,7 +495,7 @@ def test_whatever_on_completed_raises_reaches_the_futures_and_the_acker_continue
     def publish(_: Completed) -> None:
         raise error
 
-    with Client(scripted.url) as client, client.acker(on_completed=publish) as acker:
+    with Client(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
         assert isinstance(acker.ack("7:0:0").exception(60), error)
         assert acker.ack("8:0:0").result(20) is None
 
@@ -500,7 +503,7 @@ def test_whatever_on_completed_raises_reaches_the_futures_and_the_acker_continue
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("exception", [*ANYTHING, Falsy])
 def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_acker_continues(
-    scripted: Any, gate: Gate, exception: type[BaseException], asynchronous: bool
+    scripted_service: Any, gate: Gate, exception: type[BaseException], asynchronous: bool
 ) -> None:
     """A future cannot carry `StopIteration`, and `CancelledError` would look like a cancellation of its reader: they
     are raised as a `RuntimeError`."""
@@ -516,7 +519,7 @@ def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_ack
         raise exception
 
     async def consume() -> None:
-        async with AsyncClient(scripted.url) as client, client.acker(on_completed=publish) as acker:
+        async with AsyncClient(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
             first = await acker.ack("6:0:0")
             await asyncio.to_thread(gate.arrived.acquire)
             failed = await acker.ack("7:0:0")
@@ -535,7 +538,7 @@ def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_ack
     asyncio.run(consume())
 
 
-def test_an_acker_of_the_parent_process_raises_in_the_child(scripted: Any, gate: Gate) -> None:
+def test_an_acker_of_the_parent_process_raises_in_the_child(scripted_service: Any, gate: Gate) -> None:
     """Its thread does not exist in the child, where futures would never finish. An exception that leaves the block
     there is not replaced."""
     gate.open.release(9)
@@ -544,7 +547,7 @@ def test_an_acker_of_the_parent_process_raises_in_the_child(scripted: Any, gate:
         with acker:
             raise SystemExit(3)
 
-    with Client(scripted.url) as client, client.acker() as acker:
+    with Client(scripted_service.url) as client, client.acker() as acker:
         acker.ack("7:0:0").result(20)
         for use in (lambda: acker.ack("7:0:1"), lambda: acker.fail("7:0:1"), acker.close):
             assert in_a_child(use) == "UsedAfterFork"
@@ -555,7 +558,7 @@ def test_an_acker_of_the_parent_process_raises_in_the_child(scripted: Any, gate:
 # awaited
 
 
-def test_the_async_acker_has_the_same_guarantees(scripted: Any, gate: Gate) -> None:
+def test_the_async_acker_has_the_same_guarantees(scripted_service: Any, gate: Gate) -> None:
     """The guarantees are the same: one call at a time, completions first, errors only where they belong."""
     gate.completes = {7, 8}
     gate.rejects = {"9:0:1"}
@@ -568,7 +571,7 @@ def test_the_async_acker_has_the_same_guarantees(scripted: Any, gate: Gate) -> N
             raise OSError("disk full")
 
     async def consume() -> None:
-        async with AsyncClient(scripted.url) as client, client.acker(on_completed=publish) as acker:
+        async with AsyncClient(scripted_service.url) as client, client.acker(on_completed=publish) as acker:
             first = await acker.ack("9:0:0")
             await asyncio.to_thread(gate.arrived.acquire)
             seven, eight, nine = [await acker.ack(item) for item in ("7:0:0", "8:0:0", "9:0:1")]
@@ -595,7 +598,7 @@ def test_the_async_acker_has_the_same_guarantees(scripted: Any, gate: Gate) -> N
     ]
 
 
-def test_a_full_async_acker_makes_its_task_wait(scripted: Any, gate: Gate) -> None:
+def test_a_full_async_acker_makes_its_task_wait(scripted_service: Any, gate: Gate) -> None:
     """Tasks continue in the order of the service's answers; on_completed itself never waits for room."""
     gate.open.release(1000)
     gate.completes = {6}
@@ -606,7 +609,7 @@ def test_a_full_async_acker_makes_its_task_wait(scripted: Any, gate: Gate) -> No
         async def publish(completed: Completed) -> None:
             own_acks.append(await acker.ack("5:0:0"))
 
-        async with AsyncClient(scripted.url) as client:
+        async with AsyncClient(scripted_service.url) as client:
             async with client.acker(on_completed=publish, max_pending=3) as acker:
                 futures = [await acker.ack(f"6:0:{number}") for number in range(20)]
             results = await asyncio.gather(*futures)
@@ -616,11 +619,11 @@ def test_a_full_async_acker_makes_its_task_wait(scripted: Any, gate: Gate) -> No
     asyncio.run(consume())
 
 
-def test_cancelling_a_task_does_not_cancel_its_ack(scripted: Any, gate: Gate) -> None:
+def test_cancelling_a_task_does_not_cancel_its_ack(scripted_service: Any, gate: Gate) -> None:
     """The ack that the task awaited continues, and so does the acker."""
 
     async def consume() -> None:
-        async with AsyncClient(scripted.url) as client, client.acker() as acker:
+        async with AsyncClient(scripted_service.url) as client, client.acker() as acker:
             first = await acker.ack("7:0:0")
             await asyncio.to_thread(gate.arrived.acquire)
             first.cancel()
@@ -632,12 +635,12 @@ def test_cancelling_a_task_does_not_cancel_its_ack(scripted: Any, gate: Gate) ->
     assert [items for _, items in gate.sent] == [["7:0:0"], ["7:0:1"]]
 
 
-def test_the_end_of_the_event_loop_leaves_no_future_waiting(scripted: Any, gate: Gate) -> None:
+def test_the_end_of_the_event_loop_leaves_no_future_waiting(scripted_service: Any, gate: Gate) -> None:
     """The futures of a call in flight are cancelled."""
     futures = []
 
     async def consume() -> None:
-        client = AsyncClient(scripted.url)
+        client = AsyncClient(scripted_service.url)
         acker = client.acker()
         futures.append(await acker.ack("7:0:0"))
         await asyncio.to_thread(gate.arrived.acquire)

@@ -363,12 +363,12 @@ def test_a_terminal_shows_a_progress_bar(lastbit: Lastbit) -> None:
     assert "2 of 2" in screen.text
 
 
-def test_counts_that_disagree_with_the_bits_are_exit_code_3(scripted: Any) -> None:
+def test_counts_that_disagree_with_the_bits_are_exit_code_3(scripted_service: Any) -> None:
     """The output shows both counts and the service's faults."""
     report = {"ok": False, "items": 5, "acked": 4, "failed": 1, "pending": 0, "counted": {"acked": 3, "failed": 1}}
     report["faults"] = ["group 0: resolved_count is 5, but 4 bits are set"]
-    scripted.replies((200, {}, report))
-    result = Lastbit(scripted.url)("verify", "7")
+    scripted_service.replies((200, {}, report))
+    result = Lastbit(scripted_service.url)("verify", "7")
     assert result.returncode == 3
     assert "inconsistent" in result.stdout
     assert "group 0: resolved_count is 5" in result.stdout
@@ -396,12 +396,12 @@ def test_all_batches_are_verified(sqlite_url: str) -> None:
         assert "3 batches, 6 items: 1 inconsistent" in result.stdout
 
 
-def test_a_batch_deleted_while_all_are_verified_is_not_a_fault(scripted: Any) -> None:
+def test_a_batch_deleted_while_all_are_verified_is_not_a_fault(scripted_service: Any) -> None:
     """The batch is in the list but deleted before it is verified."""
     batch = {**BATCH, "id": 7}
     problem = {"code": "batch_not_found", "detail": "there is no batch 7", "status": 404}
-    scripted.replies((200, {}, {"batches": [batch], "next": None}), (404, {}, problem))
-    report = Lastbit(scripted.url).json("verify", "--all")
+    scripted_service.replies((200, {}, {"batches": [batch], "next": None}), (404, {}, problem))
+    report = Lastbit(scripted_service.url).json("verify", "--all")
     assert (report["ok"], report["batches"], report["gone"]) == (True, 0, 1)
 
 
@@ -441,11 +441,11 @@ def test_verify_wants_a_batch_or_all(lastbit: Lastbit, arguments: tuple[str, ...
     assert lastbit("verify", *arguments).returncode == 2
 
 
-def test_the_token_is_sent_and_a_missing_one_is_explained(scripted: Any) -> None:
+def test_the_token_is_sent_and_a_missing_one_is_explained(scripted_service: Any) -> None:
     """The message names the option and the variable."""
-    scripted.replies((401, {}, {"code": "unauthorized", "detail": "a token is needed", "status": 401}))
-    result = Lastbit(scripted.url)("status", "7", "--token", "s3cret")
-    assert scripted.seen[0].headers["authorization"] == "Bearer s3cret"
+    scripted_service.replies((401, {}, {"code": "unauthorized", "detail": "a token is needed", "status": 401}))
+    result = Lastbit(scripted_service.url)("status", "7", "--token", "s3cret")
+    assert scripted_service.seen[0].headers["authorization"] == "Bearer s3cret"
     assert result.returncode == 1
     assert "LASTBIT_TOKEN" in result.stderr
     assert "s3cret" not in result.stderr

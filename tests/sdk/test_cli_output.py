@@ -55,9 +55,9 @@ def client(service_url: str) -> Iterator[Client]:
 def test_markup_in_user_texts_is_plain_text(text: str) -> None:
     """Between and after markup of the command's own, too."""
     line = styled(f"[bold]a[/]{safe(text)}[dim]b[/]{safe(text)}")
-    shown = plain_text(text)
-    assert line.plain == f"a{shown}b{shown}"
-    assert [(span.start, span.end) for span in line.spans] == [(0, 1), (1 + len(shown), 2 + len(shown))]
+    plain = plain_text(text)
+    assert line.plain == f"a{plain}b{plain}"
+    assert [(span.start, span.end) for span in line.spans] == [(0, 1), (1 + len(plain), 2 + len(plain))]
 
 
 @given(st.text(max_size=40))
@@ -193,17 +193,17 @@ def test_a_list_and_counts_are_filtered_by_the_service(lastbit: Lastbit, client:
     assert "query.outcome" in contradiction.stderr
 
 
-def test_inexact_counts_say_so(scripted: ScriptedService) -> None:
+def test_inexact_counts_say_so(scripted_service: ScriptedService) -> None:
     """A service with more batches than it counts in one call answers so."""
     counted = {"states": {"open": 1500, "sealed": 0}, "total": 1500, "exact": False}
-    scripted.replies((200, {}, counted))
-    assert Lastbit(scripted.url).json("counts") == counted
-    lines = Lastbit(scripted.url).ok("counts").splitlines()
+    scripted_service.replies((200, {}, counted))
+    assert Lastbit(scripted_service.url).json("counts") == counted
+    lines = Lastbit(scripted_service.url).ok("counts").splitlines()
     assert [line.split() for line in lines[:3]] == [["open", "1,500"], ["sealed", "0"], ["total", "1,500"]]
     assert lines[3:] == ["There are more batches: the service did not count all of them."]
 
 
-def test_failed_batches_are_selected_page_by_page(scripted: ScriptedService) -> None:
+def test_failed_batches_are_selected_page_by_page(scripted_service: ScriptedService) -> None:
     """In pages of a thousand. A batch that is opened between two calls changes nothing."""
     start = datetime(2026, 5, 4, 12, tzinfo=UTC)
     batches: list[dict[str, Any]] = [
@@ -217,7 +217,7 @@ def test_failed_batches_are_selected_page_by_page(scripted: ScriptedService) -> 
     ]
 
     def reply(request: Seen) -> Reply:
-        if len(scripted.seen) == 2 and batches[0]["id"] == 5000:
+        if len(scripted_service.seen) == 2 and batches[0]["id"] == 5000:
             batches.insert(0, {**batches[1], "id": 5001})
         query = dict(parse_qsl(urlsplit(request.path).query))
         older = [batch for batch in batches if batch["id"] < int(query.get("cursor", 9999))]
@@ -225,12 +225,12 @@ def test_failed_batches_are_selected_page_by_page(scripted: ScriptedService) -> 
         return 200, {}, {"batches": page, "next": str(page[-1]["id"]) if len(page) < len(older) else None}
 
     def listed(*options: str) -> tuple[list[int], str | None, list[str]]:
-        scripted.seen.clear()
-        document = Lastbit(scripted.url).json("list", *options)
-        queries = [request.path.removeprefix("/v1/batches?") for request in scripted.seen]
+        scripted_service.seen.clear()
+        document = Lastbit(scripted_service.url).json("list", *options)
+        queries = [request.path.removeprefix("/v1/batches?") for request in scripted_service.seen]
         return [batch["id"] for batch in document["batches"]], document["next"], queries
 
-    scripted.reply = reply
+    scripted_service.reply = reply
     assert listed("--failed", "--limit", "1") == (
         [5000],
         "5000",
@@ -305,7 +305,7 @@ def test_a_thousand_reasons_are_counted_separately() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_a_group_never_cuts_numbers(scripted: ScriptedService, width: int) -> None:
+def test_a_group_never_cuts_numbers(scripted_service: ScriptedService, width: int) -> None:
     """The names of workers are shortened first, then less important columns are dropped."""
     time = "2026-01-02T03:04:05Z"
     worker = {"worker": "w" * 40, "live": True, "capacity": None, "started_at": time, "last_seen": time}
@@ -323,10 +323,10 @@ def test_a_group_never_cuts_numbers(scripted: ScriptedService, width: int) -> No
         "created_at": time,
     }
     group |= {"workers": [worker], "positions": positions}
-    scripted.replies((200, {}, group))
+    scripted_service.replies((200, {}, group))
     uncut = {"64", "1,234,567", "8,765,432,109", "45,678", "1,111,111,101", "71,111,110,464"}
     for option, first, lag in ((["--partitions"], "126", "1,111,111,101"), ([], "w", "71,111,110,464")):
-        screen = on_terminal(scripted.url, ["groups", "show", "orders", *option], width=width)
+        screen = on_terminal(scripted_service.url, ["groups", "show", "orders", *option], width=width)
         assert screen.code == 0, screen.text
         lines = screen.text.rstrip().splitlines()[1:]
         assert max(map(len, lines)) <= width

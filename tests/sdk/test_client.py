@@ -49,7 +49,7 @@ def client(service_url: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def losing_answers(scripted: Any, service_url: str) -> Iterator[Any]:
+def losing_answers(scripted_service: Any, service_url: str) -> Iterator[Any]:
     """In front of the real service: the first answer to each distinct request is lost."""
     lost_answers: set[str] = set()
     with httpx.Client(base_url=service_url, timeout=60) as real:
@@ -68,8 +68,8 @@ def losing_answers(scripted: Any, service_url: str) -> Iterator[Any]:
             answer_headers = {name: answer.headers[name] for name in ("content-type",) if name in answer.headers}
             return answer.status_code, answer_headers, answer.json() if answer.content else None
 
-        scripted.reply = reply
-        yield scripted
+        scripted_service.reply = reply
+        yield scripted_service
 
 
 # -- a batch's life
@@ -213,16 +213,16 @@ def test_batches_are_found_and_counted_with_the_same_filters(client: Client) -> 
     parent = client.open(key=f"{prefix}-0", items=1)
     failed = client.open(key=f"{prefix}-1", items=4, sealed=True, parent=parent.ids[0])
     tolerant = client.open(key=f"{prefix}-2", items=2, sealed=True, tolerated_failures=0, labels={"a": "b"})
-    done = client.open(key=f"{prefix}-3", sealed=True)
+    complete_batch = client.open(key=f"{prefix}-3", sealed=True)
     client.fail([*failed.ids, tolerant.ids[0]])
-    opened = tolerant.refresh().created_at
+    created_at = tolerant.refresh().created_at
     searches: list[tuple[Filters, list[BatchHandle]]] = [
-        ({}, [done, tolerant, failed, parent]),
+        ({}, [complete_batch, tolerant, failed, parent]),
         ({"key": f"{prefix}-0"}, [parent]),
         ({"labels": {"a": "b"}}, [tolerant]),
-        ({"opened_after": opened}, [done, tolerant]),
-        ({"opened_before": opened.astimezone(timezone(timedelta(hours=5)))}, [failed, parent]),
-        ({"outcome": "succeeded"}, [done]),
+        ({"opened_after": created_at}, [complete_batch, tolerant]),
+        ({"opened_before": created_at.astimezone(timezone(timedelta(hours=5)))}, [failed, parent]),
+        ({"outcome": "succeeded"}, [complete_batch]),
         ({"outcome": "failed"}, [failed]),
         ({"outcome": "exceeded"}, [tolerant]),
         ({"parent": parent.id}, [failed]),
@@ -230,8 +230,8 @@ def test_batches_are_found_and_counted_with_the_same_filters(client: Client) -> 
         ({"parent": "0:0:1", "key": None}, []),
     ]
     for filters, expected in searches:
-        found = [batch.id for batch in client.batches(page_size=3, **{"key_prefix": prefix, **filters})]
-        assert found == [batch.id for batch in expected], filters
+        ids = [batch.id for batch in client.batches(page_size=3, **{"key_prefix": prefix, **filters})]
+        assert ids == [batch.id for batch in expected], filters
         assert client.counts(**{"key_prefix": prefix, **filters}).total == len(expected), filters
     assert client.counts(key_prefix=prefix) == StateCounts(
         {"open": 1, "sealed": 1, "complete": 2, "expired": 0, "cancelled": 0}, 4, True
@@ -248,9 +248,9 @@ def test_filters_that_no_batch_can_meet_are_refused(client: Client) -> None:
     ]
     for place, filters in contradictions:
         for call in (lambda filters: list(client.batches(**filters)), lambda filters: client.counts(**filters)):
-            with pytest.raises(InvalidRequest) as refused:
+            with pytest.raises(InvalidRequest) as error_info:
                 call(filters)
-            assert [error["place"] for error in refused.value.errors] == [place]
+            assert [error["place"] for error in error_info.value.errors] == [place]
     with pytest.raises(InvalidRequest, match=r"query\.outcome"):
         next(client.batches(state="open", outcome="failed"))
     with pytest.raises(InvalidArgument, match="opened_after must be a datetime with a time zone"):
@@ -379,16 +379,16 @@ def test_a_retried_seal_of_an_empty_batch_gets_newly(losing_answers: Any) -> Non
         assert (sealed.complete, sealed.newly) == (True, True)
 
 
-def test_an_overloaded_service_is_retried_after_its_pause(scripted: Any) -> None:
+def test_an_overloaded_service_is_retried_after_its_pause(scripted_service: Any) -> None:
     """The client waits as long as Retry-After asks; the final error has the service's message."""
     problem = {"code": "unavailable", "detail": "the database is away", "status": 503}
-    scripted.replies((503, {"retry-after": "0", "content-type": "application/problem+json"}, problem))
+    scripted_service.replies((503, {"retry-after": "0", "content-type": "application/problem+json"}, problem))
     with (
-        Client(scripted.url, retry=FAST) as client,
+        Client(scripted_service.url, retry=FAST) as client,
         pytest.raises(Unavailable, match="the database is away") as excinfo,
     ):
         client.ack("7:0:1")
-    assert len(scripted.seen) == 4
+    assert len(scripted_service.seen) == 4
     assert excinfo.value.retry_after == 0
 
 
@@ -405,13 +405,13 @@ def test_an_unreachable_service_is_named(unused_port: int) -> None:
     assert "LASTBIT_URL" in message
 
 
-def test_a_missing_answer_times_out(scripted: Any) -> None:
+def test_a_missing_answer_times_out(scripted_service: Any) -> None:
     """The error gives the timeout in seconds."""
     release = threading.Event()
-    scripted.reply = lambda _: (release.wait(), None)[1]
+    scripted_service.reply = lambda _: (release.wait(), None)[1]
     try:
         with (
-            Client(scripted.url, timeout=0.05, retry=Retry(attempts=1)) as client,
+            Client(scripted_service.url, timeout=0.05, retry=Retry(attempts=1)) as client,
             pytest.raises(ServiceUnreachable, match=r"no response within 0\.05 s"),
         ):
             client.ack("7:0:1")
@@ -419,15 +419,15 @@ def test_a_missing_answer_times_out(scripted: Any) -> None:
         release.set()
 
 
-def test_the_token_is_sent_and_its_refusal_is_an_error(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_and_its_refusal_is_an_error(scripted_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the argument, or else from the environment."""
-    scripted.replies((403, {}, {"code": "forbidden", "detail": "this token may only read", "status": 403}))
+    scripted_service.replies((403, {}, {"code": "forbidden", "detail": "this token may only read", "status": 403}))
     monkeypatch.setenv("LASTBIT_TOKEN", "from-the-environment")
-    monkeypatch.setenv("LASTBIT_URL", scripted.url)
+    monkeypatch.setenv("LASTBIT_URL", scripted_service.url)
     for token in (None, "given"):
         with Client(token=token) as client, pytest.raises(Forbidden):
             client.ack("7:0:1")
-    tokens = [request.headers["authorization"] for request in scripted.seen]
+    tokens = [request.headers["authorization"] for request in scripted_service.seen]
     assert tokens == ["Bearer from-the-environment", "Bearer given"]
 
 

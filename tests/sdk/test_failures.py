@@ -34,10 +34,10 @@ def batch(client: Client) -> BatchHandle:
 
 
 def test_failures_are_counted_by_reason(client: Client, batch: BatchHandle) -> None:
-    found = batch.failure_reasons()
+    summary = batch.failure_reasons()
     assert batch.ids is not None
-    assert (found.failed, found.examined, found.exact) == (11, 11, True)
-    slow, without = found.reasons
+    assert (summary.failed, summary.examined, summary.exact) == (11, 11, True)
+    slow, without = summary.reasons
     assert (slow.reason, slow.count, slow.items) == ("slow", 10, tuple(batch.ids[:5]))
     assert slow.first_at is not None
     assert slow.last_at is not None
@@ -50,8 +50,8 @@ def test_a_follower_sends_the_items_again_until_the_batch_succeeds(client: Clien
     """It gets the redrives after its position, in order, with all that the operator gave."""
     assert batch.ids is not None
     before = client.events(batch=batch.id).next
-    done = batch.redrive(reason="slow", note="the disk is back")
-    assert (done.count, done.more, [part.count for part in done.ranges]) == (10, False, [10])
+    answer = batch.redrive(reason="slow", note="the disk is back")
+    assert (answer.count, answer.more, [part.count for part in answer.ranges]) == (10, False, [10])
     batch.redrive(items=batch.ids[100])
     batch.seal()
     client.ack(id for id in batch.ids if id not in (*batch.ids[:10], batch.ids[100]))
@@ -64,7 +64,7 @@ def test_a_follower_sends_the_items_again_until_the_batch_succeeds(client: Clien
             break
     first, second = sent
     assert (first.position, first.key, first.labels, first.count) == (
-        done.position,
+        answer.position,
         batch.info.key,
         {"team": "search"},
         10,
@@ -72,9 +72,9 @@ def test_a_follower_sends_the_items_again_until_the_batch_succeeds(client: Clien
     assert (first.reason, first.note, first.spans) == ("slow", "the disk is back", ((0, 10),))
     assert (second.reason, second.note, second.spans) == (None, None, ((100, 101),))
     assert batch.verify().ok
-    with pytest.raises(Conflict, match="nothing to redrive") as refused:
+    with pytest.raises(Conflict, match="nothing to redrive") as error:
         batch.redrive()
-    assert refused.value.code == "nothing_failed"
+    assert error.value.code == "nothing_failed"
 
 
 def test_more_ranges_than_an_event_has_are_fetched(client: Client) -> None:
@@ -86,9 +86,9 @@ def test_more_ranges_than_an_event_has_are_fetched(client: Client) -> None:
     client.fail(odd, reason="odd")
     client.fail(others, reason="other")
     for reason, expected in (("odd", odd), (None, sorted({*odd, *others}, key=batch_order))):
-        done = batch.redrive(reason=reason)
-        assert (done.count, done.more) == (len(expected), True)
-        redrive = next(iter(client.redrives(after=done.position - 1, batch=batch.id)))
+        answer = batch.redrive(reason=reason)
+        assert (answer.count, answer.more) == (len(expected), True)
+        redrive = next(iter(client.redrives(after=answer.position - 1, batch=batch.id)))
         assert list(batch.redriven(redrive)) == expected
     client.ack(odd[-1])
     assert odd[-1] not in set(batch.redriven(redrive))
@@ -103,9 +103,9 @@ def test_the_async_client_does_the_same(service_url: str, batch: BatchHandle) ->
         async with AsyncClient(service_url) as client:
             handle = client.batch(batch.id)
             assert (await handle.failure_reasons()).failed == 11
-            done = await handle.redrive(idempotency_key="again")
-            assert await handle.redrive(idempotency_key="again") == done
-            async for redrive in client.redrives(after=done.position - 1):
+            answer = await handle.redrive(idempotency_key="again")
+            assert await handle.redrive(idempotency_key="again") == answer
+            async for redrive in client.redrives(after=answer.position - 1):
                 return [id async for id in handle.redriven(redrive)]
         return []
 
@@ -119,15 +119,15 @@ def lastbit(service_url: str, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def test_an_operator_redrives_on_the_command_line(service_url: str, client: Client, batch: BatchHandle) -> None:
-    shown = lastbit(service_url, "reasons", str(batch.id))
-    assert shown.returncode == 0, shown.stderr
+    process = lastbit(service_url, "reasons", str(batch.id))
+    assert process.returncode == 0, process.stderr
     for text in ("10 items  slow", "1 item  no reason given", f"{batch.id}:0:0 {batch.id}:0:1"):
-        assert text in shown.stdout
+        assert text in process.stdout
     assert json.loads(lastbit(service_url, "reasons", str(batch.id), "--json").stdout)["examined"] == 11
-    done = lastbit(service_url, "redrive", str(batch.id), "--reason", "slow", "--note", "again", "--yes")
-    assert "asked for 10 failed items again, at position" in done.stdout
+    process = lastbit(service_url, "redrive", str(batch.id), "--reason", "slow", "--note", "again", "--yes")
+    assert "asked for 10 failed items again, at position" in process.stdout
     redrive = next(itertools.islice(client.redrives(batch=batch.id), 1))
     assert (redrive.count, redrive.note) == (10, "again")
-    refused = lastbit(service_url, "redrive", str(batch.id), "--reason", "fast", "--yes")
-    assert refused.returncode == 1
-    assert "nothing to redrive" in refused.stderr
+    process = lastbit(service_url, "redrive", str(batch.id), "--reason", "fast", "--yes")
+    assert process.returncode == 1
+    assert "nothing to redrive" in process.stderr

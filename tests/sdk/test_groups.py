@@ -692,14 +692,14 @@ def test_one_call_commits_the_partitions_of_all_streams(url: str, client: Client
             return value(http, "lastbit_http_request_seconds_count", method="PUT", route=route, status="200")
 
         before = calls(MANY), calls(SINGLE)
-        ended = pool.submit(consume)
+        outcome = pool.submit(consume)
         try:
-            eventually(lambda: [each.floor for each in client.groups.get(group).positions], [RECORDS - 1] * 6)
+            eventually(lambda: [position.floor for position in client.groups.get(group).positions], [RECORDS - 1] * 6)
             assert 1 <= calls(MANY) - before[0] < 6
             assert calls(SINGLE) - before[1] <= 1  # if only one partition had begun when the first interval ended
         finally:
             worker.stop()
-        ended.result(PATIENCE)
+        outcome.result(PATIENCE)
 
 
 def test_a_commit_that_is_refused_for_good_ends_the_run(url: str, client: Client, group: str) -> None:

@@ -207,7 +207,7 @@ def test_events_of_many_instances_share_calls_and_those_of_one_keep_their_order(
     original = Processes.handle_many
 
     def counted(self: Processes, name: str, handlings: Sequence[Any]) -> Any:
-        instances = [each["instance"] for each in handlings]
+        instances = [handling["instance"] for handling in handlings]
         assert len(set(instances)) == len(instances)
         calls["calls"] += 1
         return original(self, name, handlings)
@@ -288,7 +288,10 @@ def test_an_entry_that_is_refused_for_now_is_tried_again(url: str, client: Clien
         thread.start()
         try:
             eventually(
-                lambda: {each.instance: (each.version, each.state) for each in client.processes.instances("busy")},
+                lambda: {
+                    instance.instance: (instance.version, instance.state)
+                    for instance in client.processes.instances("busy")
+                },
                 {f"busy-{order}": (3, list(NEEDED)) for order in range(8)},
             )
         finally:
@@ -297,7 +300,7 @@ def test_an_entry_that_is_refused_for_now_is_tried_again(url: str, client: Clien
     assert len(busy.refused) == 4 * len(NEEDED)
     for (order, _), count in calls.items():
         assert count == 1 + int(order.rpartition("-")[2]) % 2
-    assert [each.parked for each in client.processes.instances("busy")] == [0] * 8
+    assert [instance.parked for instance in client.processes.instances("busy")] == [0] * 8
 
 
 def test_a_time_out_arrives_as_an_event(url: str, client: Client) -> None:

@@ -264,7 +264,7 @@ def test_a_worker_reports_the_epoch_that_it_has_drained() -> None:
     step = Sync(drained=((3, 7), (4, 1)), leaving=False, sent=0.0, timeout=5.0)
     world.run(beat(world.service(), "g", "w", None, membership, step))
     world.run(groups.sync(world.service(), "g", "w", "s", [5, (6, 2)], None))
-    assert [json.loads(each.body or b"")["drained"] for each in world.requests] == [
+    assert [json.loads(sent_request.body or b"")["drained"] for sent_request in world.requests] == [
         [{"partition": 3, "epoch": 7}, {"partition": 4, "epoch": 1}],
         [5, {"partition": 6, "epoch": 2}],
     ]

@@ -197,7 +197,7 @@ def test_a_fence_is_sent_with_the_entries(client: Client) -> None:
     assert client.tally("fenced").value("k") == 0
 
 
-def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted: Any) -> None:
+def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted_service: Any) -> None:
     """The entries of ten calls wait, and no more."""
     gate, request_arrived = threading.Event(), threading.Event()
 
@@ -206,8 +206,8 @@ def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted: A
         gate.wait(30)
         return None
 
-    scripted.reply = reply
-    with Client(scripted.url, retry=Retry(attempts=1)) as client:
+    scripted_service.reply = reply
+    with Client(scripted_service.url, retry=Retry(attempts=1)) as client:
         buffer = client.tally("t").buffer(every=0, most=1)
         count = 0
         stopping = threading.Event()
@@ -232,7 +232,7 @@ def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted: A
             buffer.close()
 
 
-def test_the_async_client_counts_the_same(service_url: str, scripted: Any) -> None:
+def test_the_async_client_counts_the_same(service_url: str, scripted_service: Any) -> None:
     """Same names, with await; a buffer's failure is raised by each of its calls."""
 
     async def run() -> None:
@@ -253,8 +253,8 @@ def test_the_async_client_counts_the_same(service_url: str, scripted: Any) -> No
             with pytest.raises(BufferClosed):
                 await buffer.add({"k": 1}, read(200))
             await tally.delete()
-        scripted.replies(None)
-        async with AsyncClient(scripted.url, retry=Retry(attempts=1)) as client:
+        scripted_service.replies(None)
+        async with AsyncClient(scripted_service.url, retry=Retry(attempts=1)) as client:
             failing = client.tally("t").buffer(Window(), every=60, most=2)
             await failing.add({"k": 1}, read(0))
             for call in (failing.flush(), failing.add({"k": 1}, read(1)), failing.close()):
@@ -265,11 +265,11 @@ def test_the_async_client_counts_the_same(service_url: str, scripted: Any) -> No
 
 
 @pytest.mark.parametrize("moment", range(6))
-def test_a_buffer_whose_task_is_cancelled_never_hangs(scripted: Any, moment: int) -> None:
+def test_a_buffer_whose_task_is_cancelled_never_hangs(scripted_service: Any, moment: int) -> None:
     """At any moment while an entry arrives. Added entries stay outstanding, and callers get the cause."""
 
     async def run() -> None:
-        async with AsyncClient(scripted.url) as client:
+        async with AsyncClient(scripted_service.url) as client:
             buffer = client.tally("t").buffer(Window(), every=60)
             await buffer.add({"k": 1}, read(0))
             await iterations(20)
@@ -292,18 +292,18 @@ def test_a_buffer_whose_task_is_cancelled_never_hangs(scripted: Any, moment: int
 
 @pytest.mark.parametrize("error", [OSError, SystemExit, asyncio.CancelledError])
 def test_an_awaited_buffers_window_may_raise_anything(
-    scripted: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    scripted_service: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It ends the buffer, and `flush` raises the same error, except for a cancellation that nobody requested. Nothing
     is left for asyncio to log."""
-    scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
+    scripted_service.replies((200, {}, {"applied": 1, "repeated": 0}))
 
     class Broken:
         def ack(self, offset: int) -> None:
             raise error
 
     async def run() -> None:
-        async with AsyncClient(scripted.url) as client:
+        async with AsyncClient(scripted_service.url) as client:
             buffer = client.tally("t").buffer(Broken(), every=60)
             await buffer.add({"k": 1}, read(0))
             with pytest.raises(RuntimeError if error is asyncio.CancelledError else error):
@@ -319,10 +319,10 @@ def test_an_awaited_buffers_window_may_raise_anything(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-def test_a_buffer_of_the_parent_process_raises_in_the_child(scripted: Any) -> None:
+def test_a_buffer_of_the_parent_process_raises_in_the_child(scripted_service: Any) -> None:
     """Its thread does not exist in the child."""
-    scripted.replies((200, {}, {"applied": 1, "repeated": 0}))
-    with Client(scripted.url) as client, client.tally("t").buffer() as buffer:
+    scripted_service.replies((200, {}, {"applied": 1, "repeated": 0}))
+    with Client(scripted_service.url) as client, client.tally("t").buffer() as buffer:
         buffer.add({"k": 1}, read(0))
         for use in (lambda: buffer.add({"k": 1}, read(1)), buffer.flush, buffer.close):
             assert in_a_child(use) == "UsedAfterFork"
@@ -330,17 +330,17 @@ def test_a_buffer_of_the_parent_process_raises_in_the_child(scripted: Any) -> No
 
 
 @pytest.mark.parametrize("interval", [-1, float("nan"), float("inf"), 1e300])
-def test_an_interval_too_long_to_wait_for_is_refused(scripted: Any, interval: float) -> None:
+def test_an_interval_too_long_to_wait_for_is_refused(scripted_service: Any, interval: float) -> None:
     """At once: it would end the buffer's thread."""
-    with Client(scripted.url) as client, pytest.raises(InvalidArgument, match="every"):
+    with Client(scripted_service.url) as client, pytest.raises(InvalidArgument, match="every"):
         client.tally("t").buffer(every=interval)
 
 
-def test_a_service_that_is_briefly_unavailable_counts_nothing_twice(scripted: Any) -> None:
+def test_a_service_that_is_briefly_unavailable_counts_nothing_twice(scripted_service: Any) -> None:
     """The client sends the same call again, with the same entries."""
-    scripted.replies(None, (503, {}, {"code": "unavailable"}), (200, {}, {"applied": 0, "repeated": 1}))
-    with Client(scripted.url, retry=Retry(base=0.001)) as client:
+    scripted_service.replies(None, (503, {}, {"code": "unavailable"}), (200, {}, {"applied": 0, "repeated": 1}))
+    with Client(scripted_service.url, retry=Retry(base=0.001)) as client:
         assert client.tally("t").apply([("k", 1, read(5, 2).hop("u", 0, 0, 1))]) == TallyApplied(0, 1)
-    bodies = [request.body for request in scripted.seen]
+    bodies = [request.body for request in scripted_service.seen]
     source = {"topic": "screws", "partition": 2, "offset": 5, "child": 1 << 34}
     assert bodies == [{"entries": [{"key": "k", "delta": 1, "source": source}]}] * 3

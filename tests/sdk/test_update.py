@@ -68,18 +68,18 @@ def test_the_async_client_does_the_same(service_url: str, batch: BatchHandle) ->
 
 def test_an_operator_updates_on_the_command_line(service_url: str, client: Client, batch: BatchHandle) -> None:
     def run(*options: str) -> str:
-        done = lastbit(service_url, "update", str(batch.id), *options)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        process = lastbit(service_url, "update", str(batch.id), *options)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
 
     assert "tolerates  1 failure and 5 %; is cancelled beyond them" in run(
         *("--tolerated-failures", "1", "--tolerated-failure-percentage", "5", "--on-exceeded", "cancel")
     )
     assert "deadline" not in run("--deadline", "none", "--label", "run:2", "--remove-label", "trial")
-    shown = json.loads(run("--tolerated-failures", "none", "--deadline", "2099-05-04T17:30Z", "--json"))
-    assert (shown["labels"], shown["tolerated_failures"]) == ({"team": "search", "run": "2"}, None)
-    assert (shown["tolerated_failure_percentage"], shown["deadline"]) == (5, "2099-05-04T17:30:00Z")
+    output = json.loads(run("--tolerated-failures", "none", "--deadline", "2099-05-04T17:30Z", "--json"))
+    assert (output["labels"], output["tolerated_failures"]) == ({"team": "search", "run": "2"}, None)
+    assert (output["tolerated_failure_percentage"], output["deadline"]) == (5, "2099-05-04T17:30:00Z")
     for options, complaint in (([], "says what to change"), (["--deadline", "soon"], "is not a deadline")):
-        refused = lastbit(service_url, "update", str(batch.id), *options)
-        assert refused.returncode == 2
-        assert complaint in refused.stderr
+        process = lastbit(service_url, "update", str(batch.id), *options)
+        assert process.returncode == 2
+        assert complaint in process.stderr

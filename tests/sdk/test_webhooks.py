@@ -146,13 +146,13 @@ def test_invalid_arguments_are_refused(client: Client) -> None:
         client.webhooks.create("ftp://127.0.0.1/")
 
 
-def test_creating_a_webhook_is_not_retried(scripted: Any) -> None:
+def test_creating_a_webhook_is_not_retried(scripted_service: Any) -> None:
     """A retry could create a second webhook, whose secret nobody received and which would never stop."""
-    scripted.replies(None)
-    client = Client(scripted.url, retry=Retry(attempts=5, deadline=30))
+    scripted_service.replies(None)
+    client = Client(scripted_service.url, retry=Retry(attempts=5, deadline=30))
     with pytest.raises(ServiceUnreachable):
         client.webhooks.create("http://127.0.0.1/")
-    assert len(scripted.seen) == 1
+    assert len(scripted_service.seen) == 1
 
 
 def test_the_command_line(url: str, receiver: Receiver) -> None:
@@ -209,15 +209,15 @@ def test_a_batch_is_opened_with_a_callback(client: Client, url: str, receiver: R
 
     async def open_with(types: str | tuple[str, ...]) -> tuple[str, ...]:
         async with AsyncClient(url) as other:
-            opened = await other.open(callback=Callback(receiver.url, types))
-            assert opened.callback is not None
-            return opened.callback.types
+            output = await other.open(callback=Callback(receiver.url, types))
+            assert output.callback is not None
+            return output.callback.types
 
     assert asyncio.run(open_with("batch.failures_exceeded")) == ("batch.failures_exceeded",)
     assert asyncio.run(open_with(("batch.sealed", "batch.repaired"))) == ("batch.repaired", "batch.sealed")
     command = ("open", "--url", url, "--callback", receiver.url, "--callback-type", "batch.sealed")
-    opened = json.loads(run_module("lastbit", "--json", *command).stdout)
-    assert opened["callback"]["types"] == ["batch.sealed"]
+    output = json.loads(run_module("lastbit", "--json", *command).stdout)
+    assert output["callback"]["types"] == ["batch.sealed"]
     text = run_module("lastbit", *command).stdout
     assert "secret whsec_" in text
     assert run_module("lastbit", "open", "--url", url, "--callback-type", "batch.sealed").returncode == 2

@@ -24,7 +24,7 @@ import pytest
 
 from lastbit import Client
 from scripts import zip_sdk
-from tests.sdk.conftest import scripted, unused_port  # noqa: F401  # fixtures
+from tests.sdk.conftest import scripted_service, unused_port  # noqa: F401  # fixtures
 from tests.support import profiles
 from tests.support.servers import ROOT, free_port, running_service, sqlite_file, wait_until_it_prints
 

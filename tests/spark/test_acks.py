@@ -123,49 +123,51 @@ def test_an_unreachable_service_is_named_after_a_few_tries(spark: Any, unused_po
     assert time.monotonic() - start < 10
 
 
-def test_a_service_that_stops_in_the_middle_raises_an_error(spark: Any, scripted: Any, client: Client) -> None:
+def test_a_service_that_stops_in_the_middle_raises_an_error(spark: Any, scripted_service: Any, client: Client) -> None:
     """The executors' error is raised itself, without Spark's own retries around it."""
-    scripted.reply = lambda seen: (
+    scripted_service.reply = lambda seen: (
         (200, {}, {"applied": 0, "repeated": 0, "completed": [], "rejected": []})
         if seen.body == {"items": []}
         else (503, {}, {"code": "unavailable", "detail": "the database is away"})
     )
     with pytest.raises(Unavailable, match="the database is away"):
-        ack(ids(spark, "7:0:0"), url=scripted.url, retry=FAST)
-    posts = [seen for seen in scripted.seen if seen.body != {"items": []}]
+        ack(ids(spark, "7:0:0"), url=scripted_service.url, retry=FAST)
+    posts = [seen for seen in scripted_service.seen if seen.body != {"items": []}]
     assert len(posts) == 3
     assert len({seen.headers["idempotency-key"] for seen in posts}) == 1
 
 
-def test_a_token_that_is_refused_is_an_error_at_once(spark: Any, scripted: Any) -> None:
+def test_a_token_that_is_refused_is_an_error_at_once(spark: Any, scripted_service: Any) -> None:
     """401 is not an outage: one request is sent, and the error is the SDK's own."""
-    scripted.reply = lambda _: (401, {}, {"code": "unauthorized", "detail": "no such token"})
+    scripted_service.reply = lambda _: (401, {}, {"code": "unauthorized", "detail": "no such token"})
     with pytest.raises(Unauthorized, match="no such token"):
-        ack(ids(spark, "7:0:0"), url=scripted.url, token="not-mine", retry=FAST)
-    assert [seen.headers["authorization"] for seen in scripted.seen] == ["Bearer not-mine"]
+        ack(ids(spark, "7:0:0"), url=scripted_service.url, token="not-mine", retry=FAST)
+    assert [seen.headers["authorization"] for seen in scripted_service.seen] == ["Bearer not-mine"]
 
 
-def test_the_same_run_has_the_same_idempotency_keys(spark: Any, scripted: Any) -> None:
+def test_the_same_run_has_the_same_idempotency_keys(spark: Any, scripted_service: Any) -> None:
     """So a repeated task is recognized; another run is another request."""
-    scripted.replies((200, {}, {"applied": 1, "repeated": 0, "completed": [], "rejected": []}))
+    scripted_service.replies((200, {}, {"applied": 1, "repeated": 0, "completed": [], "rejected": []}))
     for run in ("monday", "monday", "tuesday"):
-        ack(ids(spark, "7:0:0", "7:1:5"), url=scripted.url, idempotency_key=run)
-    first, second, third = [seen.headers["idempotency-key"] for seen in scripted.seen if seen.body.get("groups")]
+        ack(ids(spark, "7:0:0", "7:1:5"), url=scripted_service.url, idempotency_key=run)
+    first, second, third = [
+        seen.headers["idempotency-key"] for seen in scripted_service.seen if seen.body.get("groups")
+    ]
     assert first == second != third
 
 
-def test_calls_are_bounded(spark: Any, scripted: Any) -> None:
+def test_calls_are_bounded(spark: Any, scripted_service: Any) -> None:
     """In bitfields a request and in concurrent requests."""
-    scripted.replies((200, {}, {"applied": 1, "repeated": 0, "completed": [], "rejected": []}))
+    scripted_service.replies((200, {}, {"applied": 1, "repeated": 0, "completed": [], "rejected": []}))
     frame = spark.range(100).selectExpr("concat('7:', id, ':1') AS item_id")
-    ack(frame, url=scripted.url, groups=30, parallel=1)
-    sizes = [len(seen.body["groups"]) for seen in scripted.seen if seen.body.get("groups")]
+    ack(frame, url=scripted_service.url, groups=30, parallel=1)
+    sizes = [len(seen.body["groups"]) for seen in scripted_service.seen if seen.body.get("groups")]
     assert sizes == [30, 30, 30, 10]
-    sent = [mask["group"] for seen in scripted.seen for mask in seen.body.get("groups", ())]
+    sent = [mask["group"] for seen in scripted_service.seen for mask in seen.body.get("groups", ())]
     assert sorted(sent) == list(range(100))
     for options in ({"groups": 0}, {"groups": 5000}, {"parallel": 0}):
         with pytest.raises(InvalidArgument):
-            ack(frame, url=scripted.url, **options)
+            ack(frame, url=scripted_service.url, **options)
 
 
 def test_a_stream_that_lost_its_commit_acks_the_same_bits(spark: Any, client: Client, tmp_path: Any) -> None:

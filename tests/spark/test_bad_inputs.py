@@ -193,12 +193,12 @@ def counted(ids: list[str | None]) -> dict[str, Any]:
 def as_csv(ids: list[str]) -> tuple[bytes, list[str]]:
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    writer.writerows([["item_id", "more"], *([each, "x"] for each in ids)])
+    writer.writerows([["item_id", "more"], *([item, "x"] for item in ids)])
     return text.getvalue().encode(), ["--option", 'escape="', "--option", "multiLine=true", "--option", "lineSep=\n"]
 
 
 def as_json(ids: list[str]) -> tuple[bytes, list[str]]:
-    return b"".join(json.dumps({"item_id": each}).encode() + b"\n" for each in ids), []
+    return b"".join(json.dumps({"item_id": item}).encode() + b"\n" for item in ids), []
 
 
 @given(ids=ROWS, kind=st.sampled_from([as_csv, as_json]))

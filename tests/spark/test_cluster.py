@@ -146,7 +146,7 @@ class Meddler:
 
 
 def test_the_job_is_exact_though_executors_die_and_tasks_run_twice(
-    spark: Any, cluster: Cluster, client: Client, service_url: str, scripted: Any, sdk_zip: Path, tmp_path: Path
+    spark: Any, cluster: Cluster, client: Client, service_url: str, scripted_service: Any, sdk_zip: Path, tmp_path: Path
 ) -> None:
     """An executor is killed after its acks were committed, and a task is copied by speculation: the final bits match
     the model."""
@@ -156,9 +156,9 @@ def test_the_job_is_exact_though_executors_die_and_tasks_run_twice(
     output = rows.where("fate < 8").select(item_id(batch.id, "id").alias("item_id"), "id", "fate")
     output.repartition(4).write.parquet(str(tmp_path / "out"))
     with httpx.Client(base_url=service_url, timeout=60) as real:
-        scripted.reply = meddler = Meddler(cluster, real)
+        scripted_service.reply = meddler = Meddler(cluster, real)
         process = submit(
-            *(sdk_zip, BULK_ACK, "--input", str(tmp_path / "out"), "--url", scripted.url),
+            *(sdk_zip, BULK_ACK, "--input", str(tmp_path / "out"), "--url", scripted_service.url),
             *("--failed-when", "fate = 7", "--parallel", "6"),
             spark_master=cluster.url,
             spark_executor_memory="512m",

@@ -78,15 +78,17 @@ def test_exit_statuses_distinguish_wrong_use_from_failure(
 
 
 def test_a_token_is_read_from_its_file_and_may_be_refused(
-    spark: Any, scripted: Any, tmp_path: Path, capsys: Any
+    spark: Any, scripted_service: Any, tmp_path: Path, capsys: Any
 ) -> None:
     """The token is never on the command line; a service that refuses it is a failure, exit 1."""
-    scripted.reply = lambda _: (401, {}, {"code": "unauthorized", "detail": "no such token"})
+    scripted_service.reply = lambda _: (401, {}, {"code": "unauthorized", "detail": "no such token"})
     spark.createDataFrame([("7:0:0",)], "item_id string").write.parquet(str(tmp_path / "in"))
     token = tmp_path / "token"
     token.write_text("secret-1\n")
-    assert bulk_ack.main(["--input", str(tmp_path / "in"), "--url", scripted.url, "--token-file", str(token)]) == 1
-    assert scripted.seen[0].headers["authorization"] == "Bearer secret-1"
+    assert (
+        bulk_ack.main(["--input", str(tmp_path / "in"), "--url", scripted_service.url, "--token-file", str(token)]) == 1
+    )
+    assert scripted_service.seen[0].headers["authorization"] == "Bearer secret-1"
     output = capsys.readouterr()
     assert "no such token" in output.err
     assert output.out == ""

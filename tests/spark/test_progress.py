@@ -47,12 +47,12 @@ class Gate:
 
 
 @pytest.fixture
-def gate(spark: Any, service_url: str, scripted: Any) -> Iterator[Gate]:
+def gate(spark: Any, service_url: str, scripted_service: Any) -> Iterator[Gate]:
     """Without merging small partitions, a frame's masks are in three partitions, the number that the session sets."""
     merging = "spark.sql.adaptive.coalescePartitions.enabled"
     spark.conf.set(merging, "false")
     with httpx.Client(base_url=service_url, timeout=60) as real:
-        scripted.reply = gate = Gate(real)
+        scripted_service.reply = gate = Gate(real)
         yield gate
         gate.opened.set()
     spark.conf.unset(merging)
@@ -64,7 +64,7 @@ def ids(spark: Any, client: Client) -> tuple[Any, Any]:
 
 
 def test_what_ended_tasks_sent_is_known_while_another_runs(
-    spark: Any, client: Client, scripted: Any, gate: Gate
+    spark: Any, client: Client, scripted_service: Any, gate: Gate
 ) -> None:
     """The third task ends only after the caller has seen the others' tasks, rows and groups."""
     batch, frame = ids(spark, client)
@@ -75,7 +75,7 @@ def test_what_ended_tasks_sent_is_known_while_another_runs(
         if state.rows and state.completed_tasks and state.completed_tasks < state.tasks:
             gate.opened.set()
 
-    report = ack(frame, url=scripted.url, progress=watch)
+    report = ack(frame, url=scripted_service.url, progress=watch)
     assert gate.requests == 3
     assert any(0 < state.rows < ITEMS and 0 < state.completed_tasks < state.tasks == 3 for state in states), states
     assert all(state.rows == 64 * state.groups for state in states)
@@ -97,7 +97,7 @@ def test_an_error_of_the_watcher_stops_no_ack(spark: Any, client: Client) -> Non
 
 @pytest.mark.skipif(CONNECT, reason="Connect has tags")
 def test_jobs_have_a_description_and_the_callers_own_stays(
-    spark: Any, client: Client, scripted: Any, gate: Gate
+    spark: Any, client: Client, scripted_service: Any, gate: Gate
 ) -> None:
     """While they run, in Spark's list of jobs; afterwards, the thread's properties are as before."""
     context = spark.sparkContext
@@ -121,7 +121,7 @@ def test_jobs_have_a_description_and_the_callers_own_stays(
             looking = threading.Thread(target=lambda texts=descriptions: texts.append(running_description()))
             looking.start()
             _, frame = ids(spark, client)
-            ack(frame, url=scripted.url, progress=lambda state: None)
+            ack(frame, url=scripted_service.url, progress=lambda state: None)
             looking.join()
             assert descriptions == [own or "lastbit.ack"]
             assert [context.getLocalProperty(name) for name in names] == [own, own]
@@ -131,7 +131,7 @@ def test_jobs_have_a_description_and_the_callers_own_stays(
 
 
 @pytest.mark.skipif(not CONNECT, reason="classic sessions have descriptions")
-def test_a_tag_interrupts_the_operation(spark: Any, client: Client, scripted: Any, gate: Gate) -> None:
+def test_a_tag_interrupts_the_operation(spark: Any, client: Client, scripted_service: Any, gate: Gate) -> None:
     """Spark stops it by the tag; a second call sends the rest."""
     batch, frame = ids(spark, client)
     operations: list[str] = []
@@ -143,7 +143,7 @@ def test_a_tag_interrupts_the_operation(spark: Any, client: Client, scripted: An
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(Exception, match=r"(?i)cancel"):
-        ack(frame, url=scripted.url)
+        ack(frame, url=scripted_service.url)
     interrupting.join()
     gate.opened.set()
     assert len(operations) == 1

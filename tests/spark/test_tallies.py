@@ -159,7 +159,9 @@ def test_two_concurrent_drivers_count_each_message_once(
 
 
 @pytest.mark.slow
-def test_a_repeated_task_counts_nothing_twice(client: Client, service_url: str, scripted: Any, sdk_zip: Path) -> None:
+def test_a_repeated_task_counts_nothing_twice(
+    client: Client, service_url: str, scripted_service: Any, sdk_zip: Path
+) -> None:
     """Its calls were applied and their answers lost: Spark repeats it from its start."""
     calls = 0
     with httpx.Client(base_url=service_url, timeout=60) as real:
@@ -170,9 +172,9 @@ def test_a_repeated_task_counts_nothing_twice(client: Client, service_url: str, 
             calls += bool(request.body["entries"])
             return None if request.body["entries"] and calls in (3, 8) else (answer.status_code, {}, answer.json())
 
-        scripted.reply = reply
+        scripted_service.reply = reply
         script = ROOT / "tests" / "spark" / "failing_tally.py"
-        process = submit(sdk_zip, script, scripted.url, "1000", spark_master="local[2,3]")
+        process = submit(sdk_zip, script, scripted_service.url, "1000", spark_master="local[2,3]")
     assert process.returncode == 0, process.stdout + process.stderr
     report = json.loads(process.stdout)
     assert report["entries"] == report["applied"] + report["repeated"] == 1000
@@ -231,17 +233,17 @@ def test_input_that_cannot_be_counted_is_refused(spark: Any, client: Client) -> 
     assert apply_tally(frame, "refused", client.url) == TallyReport(1, 1, 0)
 
 
-def test_an_out_of_order_error_reaches_the_driver(spark: Any, scripted: Any) -> None:
+def test_an_out_of_order_error_reaches_the_driver(spark: Any, scripted_service: Any) -> None:
     """With its own class, not as one of Spark's errors."""
     problem = {"code": "out_of_order", "detail": "offset 5 comes after 6"}
-    scripted.reply = lambda seen: (
+    scripted_service.reply = lambda seen: (
         (409, {}, problem) if seen.body["entries"] else (200, {}, {"applied": 0, "repeated": 0})
     )
     frame = spark.createDataFrame(
         [("k", 1, "t", 0, 5)], "key string, delta int, topic string, partition int, offset int"
     )
     with pytest.raises(OutOfOrder, match="offset 5 comes after 6"):
-        apply_tally(frame, "t", scripted.url, parallel=1)
+        apply_tally(frame, "t", scripted_service.url, parallel=1)
 
 
 @pytest.fixture
@@ -270,7 +272,7 @@ def test_the_job_counts_its_input_once(
 
 
 def test_the_job_distinguishes_wrong_use_from_failure(
-    spark: Any, scripted: Any, arguments: list[str], unused_port: int, tmp_path: Path, capsys: Any
+    spark: Any, scripted_service: Any, arguments: list[str], unused_port: int, tmp_path: Path, capsys: Any
 ) -> None:
     """2: no such input, column or SQL, bad names; 1: a service that refuses or is unreachable. Nothing on standard
     output."""
@@ -287,9 +289,9 @@ def test_the_job_distinguishes_wrong_use_from_failure(
     with pytest.raises(SystemExit) as error_info:
         job.main(arguments)
     assert error_info.value.code == 2
-    scripted.reply = lambda _: (401, {}, {"code": "unauthorized", "detail": "no such token"})
-    refused = ["--url", scripted.url, "--checkpoint", str(tmp_path / "refused")]
-    assert job.main([*arguments, "--tally", "wrong", *refused]) == 1
+    scripted_service.reply = lambda _: (401, {}, {"code": "unauthorized", "detail": "no such token"})
+    command = ["--url", scripted_service.url, "--checkpoint", str(tmp_path / "refused")]
+    assert job.main([*arguments, "--tally", "wrong", *command]) == 1
     if not CONNECT:  # there another process sends, with the usual retries
         unreachable = ["--url", f"http://127.0.0.1:{unused_port}", "--checkpoint", str(tmp_path / "gone")]
         assert _impatient([*arguments, "--tally", "wrong", *unreachable]) == 1

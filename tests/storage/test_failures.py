@@ -36,25 +36,25 @@ def test_a_sample_has_the_proportions_of_all(service: Service, batch: int, monke
     monkeypatch.setattr(failures, "MOST", 100)
     monkeypatch.setattr(failures, "SAMPLE", 100)
     monkeypatch.setattr(failures, "GROUPS", 5)
-    _, found = service.batches.failures(batch, 0, 100)
-    assert not found.exact
-    assert [each.reason for each in found.reasons] == [None, "even", "odd"]
-    counts = [each.count for each in found.reasons]
-    assert found.examined == sum(counts)
+    _, summary = service.batches.failures(batch, 0, 100)
+    assert not summary.exact
+    assert [row.reason for row in summary.reasons] == [None, "even", "odd"]
+    counts = [row.count for row in summary.reasons]
+    assert summary.examined == sum(counts)
     # The first 20 reasons of each of 5 groups, and what lies between them.
     assert counts[1:] == [50, 50]
     assert 90 <= counts[0] <= 100
-    assert found.reasons[1].numbers == [0, 4, 8, 12, 16]
-    assert found.reasons[0].numbers == [2, 3, 6, 7, 10]
+    assert summary.reasons[1].numbers == [0, 4, 8, 12, 16]
+    assert summary.reasons[0].numbers == [2, 3, 6, 7, 10]
 
 
 def test_few_failures_in_many_groups_are_all_examined(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "MOST", 100)
     batch = service.batches.open(Opening(items=ITEMS, group_size=SIZE)).batch.id
     fail(service, batch, range(0, ITEMS, SIZE), "first of its group")
-    _, found = service.batches.failures(batch, 0, 100)
-    assert (found.exact, found.examined) == (True, GROUPS)
-    assert [(each.reason, each.count) for each in found.reasons] == [("first of its group", GROUPS)]
+    _, summary = service.batches.failures(batch, 0, 100)
+    assert (summary.exact, summary.examined) == (True, GROUPS)
+    assert [(row.reason, row.count) for row in summary.reasons] == [("first of its group", GROUPS)]
 
 
 def test_long_reasons_are_sampled_too(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,12 +63,12 @@ def test_long_reasons_are_sampled_too(service: Service, monkeypatch: pytest.Monk
     batch = service.batches.open(Opening(items=ITEMS, group_size=SIZE)).batch.id
     for number in range(0, ITEMS, SIZE):
         fail(service, batch, range(number, number + 1), f"{number} {'x' * 200}")
-    _, found = service.batches.failures(batch, 0, 100)
-    assert not found.exact
-    assert found.examined == GROUPS
-    assert found.next == len(found.reasons) < GROUPS  # a page is limited as well
-    _, rest = service.batches.failures(batch, found.next, 100)
-    assert rest.reasons[0].reason != found.reasons[0].reason
+    _, summary = service.batches.failures(batch, 0, 100)
+    assert not summary.exact
+    assert summary.examined == GROUPS
+    assert summary.next == len(summary.reasons) < GROUPS  # a page is limited as well
+    _, rest = service.batches.failures(batch, summary.next, 100)
+    assert rest.reasons[0].reason != summary.reasons[0].reason
 
 
 @pytest.mark.parametrize("step", [7, 10_000])
@@ -78,14 +78,14 @@ def test_an_event_has_the_first_ranges(
     """And the number of all failed items."""
     monkeypatch.setattr(redrive, "RANGES", 3)
     monkeypatch.setattr(redrive, "STEP", step)
-    done = service.batches.redrive(batch, Wish(reason="odd"))
-    assert (done.count, done.more) == (ITEMS // 4, True)
-    assert done.ranges == [Span(1, 2), Span(5, 6), Span(9, 10)]
+    answer = service.batches.redrive(batch, Wish(reason="odd"))
+    assert (answer.count, answer.more) == (ITEMS // 4, True)
+    assert answer.ranges == [Span(1, 2), Span(5, 6), Span(9, 10)]
     monkeypatch.setattr(redrive, "SCAN", 20)
-    done = service.batches.redrive(batch, Wish(reason="odd"))
-    assert (done.count, done.more, done.ranges[0]) == (ITEMS // 4, True, Span(1, 2))
-    done = service.batches.redrive(batch, Wish())
-    assert (done.count, done.more, done.ranges) == (ITEMS, False, [Span(0, ITEMS)])
+    answer = service.batches.redrive(batch, Wish(reason="odd"))
+    assert (answer.count, answer.more, answer.ranges[0]) == (ITEMS // 4, True, Span(1, 2))
+    answer = service.batches.redrive(batch, Wish())
+    assert (answer.count, answer.more, answer.ranges) == (ITEMS, False, [Span(0, ITEMS)])
 
 
 @pytest.mark.parametrize("wish", [Wish(), Wish(reason="late")])
@@ -96,5 +96,5 @@ def test_failures_behind_many_groups_are_found(service: Service, monkeypatch: py
     items = [(batch, group, 0) for group in range(GROUPS)]
     service.acks.ack(Call.of(Verb.ACK, items)).result()
     fail(service, batch, range(ITEMS - 2, ITEMS), "late")
-    done = service.batches.redrive(batch, wish)
-    assert (done.count, done.more, done.ranges) == (2, False, [Span(ITEMS - 2, ITEMS)])
+    answer = service.batches.redrive(batch, wish)
+    assert (answer.count, answer.more, answer.ranges) == (2, False, [Span(ITEMS - 2, ITEMS)])

@@ -88,9 +88,9 @@ def test_an_invalid_setting_is_named_as_it_was_given(
     arguments: list[str], environment: dict[str, str], source: str
 ) -> None:
     """The variable or the flag, with exit status 2, and without a secret."""
-    done = run_module(*arguments, environment={**os.environ, **environment})
-    assert done.returncode == 2
-    line = done.stderr.splitlines()[-1]
+    process = run_module(*arguments, environment={**os.environ, **environment})
+    assert process.returncode == 2
+    line = process.stderr.splitlines()[-1]
     assert f" error: {source}: " in line
     assert "secret" not in line
 

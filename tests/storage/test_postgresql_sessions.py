@@ -212,8 +212,8 @@ def test_each_text_of_255_characters_is_a_key(service: Service, text: str) -> No
     """PostgreSQL stores no U+0000; in its place are two characters, for which there is room."""
     batch = service.batches.open(Opening(key=text, items=1), "open").batch
     assert batch.key == service.batches.get(batch.id).key == text
-    assert [found.key for found in service.batches.page(Filter(key=text)).batches] == [text]
-    assert [found.key for found in service.batches.page(Filter(key_prefix=text[:-1])).batches] == [text]
+    assert [row.key for row in service.batches.page(Filter(key=text)).batches] == [text]
+    assert [row.key for row in service.batches.page(Filter(key_prefix=text[:-1])).batches] == [text]
     entry = tallies.Entry(text, 3, text, 0, 0, 1, 0)
     assert service.tallies.apply("t", [entry, entry]) == tallies.Applied(1, 1)
     assert service.tallies.apply("t", [entry]) == tallies.Applied(0, 1)

@@ -56,10 +56,10 @@ def test_an_unsafe_setting_is_named(
     name = migrated_url.rpartition("/")[2]
     with contextlib.closing(postgresql.connect()) as connection:
         connection.execute(f"ALTER DATABASE {name} SET {setting}")
-    found = troubles(migrated_url)
-    assert found.pop(subject).verdict is verdict
+    findings = troubles(migrated_url)
+    assert findings.pop(subject).verdict is verdict
     # Nothing else is wrong, except that nothing can be written if writing is off.
-    assert set(found) <= ({"writes"} if subject == "read_only" else set())
+    assert set(findings) <= ({"writes"} if subject == "read_only" else set())
 
 
 @pytest.mark.parametrize(
@@ -78,27 +78,27 @@ def test_a_session_that_something_else_changed_is_named(migrated_url: str, state
             connection.execute(statement)  # type: ignore[attr-defined]
             connection.commit()  # type: ignore[attr-defined]
 
-        found = {finding.about: finding for finding in check(database) if finding.verdict is not Verdict.FINE}
-    assert found.keys() == {subject}
-    assert found[subject].verdict is Verdict.BROKEN
+        findings = {finding.about: finding for finding in check(database) if finding.verdict is not Verdict.FINE}
+    assert findings.keys() == {subject}
+    assert findings[subject].verdict is Verdict.BROKEN
 
 
 def test_unsafe_start_options_are_named() -> None:
     """No flushes, pages that can't be repaired, too few connections."""
     with running_postgresql(options=["fsync=off", "full_page_writes=off", "max_connections=40"]) as server:
-        found = troubles(server.new_database())
-    assert found.keys() == {"schema", "fsync", "full_page_writes", "connections"}
-    assert "python -m api migrate" in str(found["schema"].do)
+        findings = troubles(server.new_database())
+    assert findings.keys() == {"schema", "fsync", "full_page_writes", "connections"}
+    assert "python -m api migrate" in str(findings["schema"].do)
 
 
 def test_another_encoding_is_named(postgresql: PostgreSQL) -> None:
     with contextlib.closing(postgresql.connect()) as connection:
         connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
         try:
-            found = troubles(f"postgresql://postgres@127.0.0.1:{postgresql.port}/latin")
+            findings = troubles(f"postgresql://postgres@127.0.0.1:{postgresql.port}/latin")
         finally:
             connection.execute("DROP DATABASE latin WITH (FORCE)")
-    assert found.keys() == {"encoding", "schema"}
+    assert findings.keys() == {"encoding", "schema"}
 
 
 @pytest.fixture
@@ -151,9 +151,9 @@ def test_a_database_that_cannot_be_used_is_named_with_what_to_do(
     assert 'CREATE DATABASE "no""where" ENCODING \'UTF8\'' in missing
     lacking = f"the user '{PASSWORD_USER}' lacks a privilege on the database '{name}' at {server}: "
     assert refusal(reader_url).startswith(f"{lacking}permission denied for table ")
-    found = troubles(reader_url)
-    assert found.keys() == {"writes"}
-    assert found["writes"].verdict is Verdict.BROKEN
+    findings = troubles(reader_url)
+    assert findings.keys() == {"writes"}
+    assert findings["writes"].verdict is Verdict.BROKEN
     with contextlib.closing(postgresql.connect()) as connection:
         connection.execute(f"REVOKE CONNECT ON DATABASE {name} FROM PUBLIC")
     assert refusal(reader_url).startswith(f"the user '{PASSWORD_USER}' has no access to the database '{name}' at ")
@@ -193,10 +193,10 @@ def test_a_standby_is_named(postgresql: PostgreSQL, migrated_url: str) -> None:
             "--checkpoint=fast",
         )
         standby.start()
-        found = troubles(migrated_url.replace(f":{postgresql.port}/", f":{standby.port}/"))
+        findings = troubles(migrated_url.replace(f":{postgresql.port}/", f":{standby.port}/"))
     finally:
         standby.remove()
-    assert {name: finding.verdict for name, finding in found.items()} == {
+    assert {name: finding.verdict for name, finding in findings.items()} == {
         "replica": Verdict.BROKEN,
         "writes": Verdict.BROKEN,
     }

@@ -42,18 +42,18 @@ def test_pages_that_examine_few_rows_find_every_batch_once(
     service: Service, ids: list[int], chosen: Filter, expected: list[int], limit: int
 ) -> None:
     """With few or many batches that have the prefix; pages may be short or empty, but don't end the list early."""
-    found: list[int] = []
+    ids_found: list[int] = []
     before: int | None = None
     for _ in range(len(ids) + 1):
         page = service.batches.page(chosen, before=before, limit=limit)
         assert len(page.batches) <= limit
-        found += [batch.id for batch in page.batches]
+        ids_found += [batch.id for batch in page.batches]
         if page.before is None:
             break
         assert before is None or page.before < before
         before = page.before
     assert page.before is None
-    assert found == [ids[n] for n in expected]
+    assert ids_found == [ids[n] for n in expected]
 
 
 def test_counts_of_many_batches_are_not_exact(service: Service, ids: list[int]) -> None:

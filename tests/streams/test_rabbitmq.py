@@ -24,9 +24,9 @@ pytestmark = pytest.mark.xdist_group("rabbitmq")
 def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
     """A channel to declare, publish and read."""
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
-        opened = connection.channel()
-        opened.confirm_delivery()
-        yield opened
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield channel
 
 
 @pytest.fixture(params=["classic", "quorum"])
@@ -44,9 +44,9 @@ def stream(channel: Any) -> Iterator[str]:
 
 @pytest.fixture
 def wire(rabbitmq: RabbitMQ) -> Iterator[Wire]:
-    opened = Wire(rabbitmq.port)
-    yield opened
-    opened.close()
+    wire = Wire(rabbitmq.port)
+    yield wire
+    wire.close()
 
 
 def declared(channel: Any, name: str, kind: str) -> str:

@@ -24,16 +24,16 @@ GROUP = "billing"
 @pytest.fixture
 def commands(redis: RedisServer) -> Iterator[Any]:
     """A client to add and read entries, on an emptied database."""
-    with client.Redis.from_url(redis.url(), decode_responses=True) as opened:
-        opened.flushall()
-        yield opened
+    with client.Redis.from_url(redis.url(), decode_responses=True) as connection:
+        connection.flushall()
+        yield connection
 
 
 @pytest.fixture
 def wire(redis: RedisServer) -> Iterator[Wire]:
-    opened = Wire(redis.port)
-    yield opened
-    opened.close()
+    wire = Wire(redis.port)
+    yield wire
+    wire.close()
 
 
 def add(commands: Any, count: int, first: int = 0) -> None:

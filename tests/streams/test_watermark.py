@@ -109,9 +109,9 @@ class OfBits:
 def service() -> Iterator[Service]:
     with sqlite_file() as url, Database(url) as database:
         schema.migrate(database)
-        opened = Service(database, combiner=Inline)
-        yield opened
-        opened.stop()
+        service_ = Service(database, combiner=Inline)
+        yield service_
+        service_.stop()
 
 
 @pytest.fixture(params=[OfABatch, OfAWindow, OfARestoredWindow, OfBits])

@@ -58,17 +58,17 @@ class TestQueue:
 
     def drain(self) -> list[dict[str, Any]]:
         """Receive and delete all visible messages."""
-        found: list[dict[str, Any]] = []
+        messages_received: list[dict[str, Any]] = []
         while messages := self.client.receive_message(
             QueueUrl=self.url,
             MaxNumberOfMessages=10,
             MessageAttributeNames=["All"],
             MessageSystemAttributeNames=["All"],
         ).get("Messages"):
-            entries = [{"Id": str(n), "ReceiptHandle": each["ReceiptHandle"]} for n, each in enumerate(messages)]
+            entries = [{"Id": str(n), "ReceiptHandle": message["ReceiptHandle"]} for n, message in enumerate(messages)]
             self.client.delete_message_batch(QueueUrl=self.url, Entries=entries)
-            found += messages
-        return found
+            messages_received += messages
+        return messages_received
 
 
 @dataclass

@@ -82,11 +82,11 @@ def internal_error(entry: Any) -> dict[str, Any]:
 
 def sending(method: Callable[..., Any]) -> Callable[..., Any]:
     def send_message_batch(backend: SQSBackend, queue: str, entries: dict[str, Any]) -> Any:
-        refused = [entry for entry in entries.values() if is_refused(entry["MessageBody"], "sends")]
+        refused_entries = [entry for entry in entries.values() if is_refused(entry["MessageBody"], "sends")]
         messages, failed = method(
-            backend, queue, {key: entry for key, entry in entries.items() if entry not in refused}
+            backend, queue, {key: entry for key, entry in entries.items() if entry not in refused_entries}
         )
-        return messages, failed + [internal_error(entry) for entry in refused]
+        return messages, failed + [internal_error(entry) for entry in refused_entries]
 
     return send_message_batch
 
@@ -94,9 +94,9 @@ def sending(method: Callable[..., Any]) -> Callable[..., Any]:
 def deleting(method: Callable[..., Any]) -> Callable[..., Any]:
     def delete_message_batch(backend: SQSBackend, queue: str, entries: list[Any]) -> Any:
         bodies = {message.receipt_handle: message.body for message in backend.queues[queue]._messages}
-        refused = [entry for entry in entries if is_refused(bodies.get(entry["ReceiptHandle"], ""), "deletes")]
-        ids, failed = method(backend, queue, [entry for entry in entries if entry not in refused])
-        return ids, failed + [internal_error(entry) for entry in refused]
+        refused_entries = [entry for entry in entries if is_refused(bodies.get(entry["ReceiptHandle"], ""), "deletes")]
+        ids, failed = method(backend, queue, [entry for entry in entries if entry not in refused_entries])
+        return ids, failed + [internal_error(entry) for entry in refused_entries]
 
     return delete_message_batch
 

@@ -152,11 +152,11 @@ def _timeouts(settings: dict[str, str]) -> Finding:
     short = [name for name in names if 0 < int(settings.get(name, "0")) < SHORTEST * 1000]
     if not short:
         return Finding("timeouts", Verdict.FINE, f"the server ends no transaction within {SHORTEST} s")
-    found = ", ".join(f"{name} is {settings[name]} ms" for name in short)
+    values = ", ".join(f"{name} is {settings[name]} ms" for name in short)
     return Finding(
         "timeouts",
         Verdict.UNSAFE,
-        f"{found}: the server may end long calls and long reads, however often they are repeated",
+        f"{values}: the server may end long calls and long reads, however often they are repeated",
         f"ALTER ROLE … SET {short[0]} = 0 for the service's account, or at least {SHORTEST} s",
     )
 

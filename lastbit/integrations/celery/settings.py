@@ -53,5 +53,5 @@ def _visibility(consumer: Any) -> float | None:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:MOST_NAMES])
-    return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more"
+    name_list = ", ".join(names[:MOST_NAMES])
+    return name_list if len(names) <= MOST_NAMES else f"{name_list} and {len(names) - MOST_NAMES} more"

@@ -163,8 +163,8 @@ def run(
                 for _ in session:
                     if _is_over(workers, stop):
                         session.stop()
-            except SessionEnded as ended:
-                log.warning("%s; connecting again", ended)
+            except SessionEnded as error:
+                log.warning("%s; connecting again", error)
                 session.close()
                 session = _reconnected(broker, queue, options, workers, stop)
     finally:

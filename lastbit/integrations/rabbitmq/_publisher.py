@@ -78,13 +78,13 @@ class Publisher(Channel[None]):
         answer = frame.method
         tag = answer.delivery_tag
         tags = list(takewhile(tag.__ge__, self._unconfirmed)) if answer.multiple else [tag]  # they ascend
-        items = [self._unconfirmed.pop(each) for each in tags if each in self._unconfirmed]
+        items = [self._unconfirmed.pop(number) for number in tags if number in self._unconfirmed]
         if answer.NAME == "Basic.Nack":
             self._refused.update(items)
             log.warning("RabbitMQ refused %d messages; they are published again", len(items))
         if not self._unconfirmed and self._on_done is not None:
-            done, self._on_done = self._on_done, None
-            done()
+            callback, self._on_done = self._on_done, None
+            callback()
 
     def _on_returned(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         """The broker returns a message before it confirms it."""

@@ -92,12 +92,12 @@ def _perform(service: Service, request: Request) -> Answer:
             return {"state": sealed.batch.state, "newly": sealed.newly, "newly_succeeded": sealed.newly_succeeded}
         case "update":
             updated = service.batches.update(request["batch"], _patch(request["patch"]), key)
-            shown = {"state": updated.batch.state, "exceeded": updated.batch.exceeded, "replayed": updated.replayed}
-            return shown | {"labels": dict(updated.batch.labels)}
+            fields = {"state": updated.batch.state, "exceeded": updated.batch.exceeded, "replayed": updated.replayed}
+            return fields | {"labels": dict(updated.batch.labels)}
         case "redrive":
-            done = service.batches.redrive(request["batch"], _wish(request), key)
-            ranges = [(span.start, span.end) for span in done.ranges]
-            return {"count": done.count, "ranges": ranges, "more": done.more, "replayed": done.replayed}
+            redrive = service.batches.redrive(request["batch"], _wish(request), key)
+            ranges = [(span.start, span.end) for span in redrive.ranges]
+            return {"count": redrive.count, "ranges": ranges, "more": redrive.more, "replayed": redrive.replayed}
         case "cancel":
             return {"state": service.batches.cancel(request["batch"]).state}
         case "delete":
@@ -403,8 +403,8 @@ class Model:
             self._settle(batch, object())
             if key is not None:
                 batch.updates[key] = patch
-        shown = {"state": batch.state, "exceeded": batch.exceeded, "labels": batch.labels}
-        return shown | {"replayed": is_replay}
+        fields = {"state": batch.state, "exceeded": batch.exceeded, "labels": batch.labels}
+        return fields | {"replayed": is_replay}
 
     def _redrive(self, request: Request, _: object) -> Answer:
         batch, key = self._find(request), request.get("key")

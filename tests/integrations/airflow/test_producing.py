@@ -59,7 +59,7 @@ def test_a_fan_out_continues_in_the_next_try(dags: Any, client: Client) -> None:
     assert dag_run.state == "success"
     batch = client.batch(returned(dag_run, "publish")).refresh()
     assert (batch.key, batch.state, batch.items) == ("interrupted", "sealed", 10)
-    sent = [message for _, message in seen.sent]
-    assert sent[:4] == [f"message {number}" for number in range(4)]
-    assert sent[4:] == [f"message {number}" for number in range(2, 10)]
+    messages = [message for _, message in seen.sent]
+    assert messages[:4] == [f"message {number}" for number in range(4)]
+    assert messages[4:] == [f"message {number}" for number in range(2, 10)]
     assert len({item for item, _ in seen.sent}) == 10

@@ -33,7 +33,7 @@ def test_the_pages_functions_run(moto: Moto, service_url: str, monkeypatch: pyte
             assert poll(queue, namespace[function]) == []
             assert queue.count() == 0
             assert batch.refresh().acked == acked
-            assert [reason for found in batch.failed() for reason in found.reasons.values()] == reasons
+            assert [reason for failure in batch.failed() for reason in failure.reasons.values()] == reasons
 
 
 def test_the_example_runs(service_url: str) -> None:

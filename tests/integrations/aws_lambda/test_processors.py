@@ -67,7 +67,7 @@ def test_records_resolve_their_items(moto: Moto, lastbit: Client) -> None:
     assert len(processor.success_messages) == 3
     assert poll(queue, function_of(processor)) == []
     assert (batch.refresh().acked, batch.info.failed, batch.info.pending) == (3, 1, 0)
-    assert [reason for found in batch.failed() for reason in found.reasons.values()] == ["no picture"]
+    assert [reason for failure in batch.failed() for reason in failure.reasons.values()] == ["no picture"]
     assert batch.verify().ok
     assert queue.count() == 0
 
@@ -118,8 +118,8 @@ def test_a_completion_that_can_not_be_processed_is_reported_again(moto: Moto, la
     batch = sqs.fan_out(queue.client, queue.url, ["a", BROKEN], key="catalog", lastbit=lastbit)
     calls: list[Completed] = []
 
-    def publish(done: Completed) -> None:
-        calls.append(done)
+    def publish(completion: Completed) -> None:
+        calls.append(completion)
         if len(calls) == 1:
             raise ConnectionError("the broker is away")
 
@@ -129,7 +129,7 @@ def test_a_completion_that_can_not_be_processed_is_reported_again(moto: Moto, la
     assert BROKEN in reported  # its failure completed the batch
     while queue.count():
         assert poll(queue, function) == []
-    assert [(done.batch, done.key, done.newly) for done in calls[:2]] == [
+    assert [(completion.batch, completion.key, completion.newly) for completion in calls[:2]] == [
         (batch.id, "catalog", True),
         (batch.id, "catalog", False),
     ]

@@ -23,9 +23,9 @@ app.conf.update(json.loads(os.environ.get("TEST_SETTINGS", "{}")))
 notes = redis.Redis.from_url(os.environ.get("TEST_NOTES", "redis://127.0.0.1"))
 
 
-def note_completion(done: Completed) -> None:
+def note_completion(completion: Completed) -> None:
     """Called after the commit, and before the message is removed."""
-    notes.rpush(note("completed", done.batch), str(done.newly))
+    notes.rpush(note("completed", completion.batch), str(completion.newly))
     if "TEST_DIES" in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
 

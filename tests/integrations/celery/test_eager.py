@@ -72,8 +72,8 @@ def test_the_outcome_resolves_the_item(
     eager = Eager(celery_service)
     batch, ids = opened(client)
     getattr(eager.end, call)((how,), task_id=ids[0])
-    found = failures(batch)
-    assert [reason[: len(start)] for reason, start in zip(found, reasons, strict=True)] == reasons
+    failed_items = failures(batch)
+    assert [reason[: len(start)] for reason, start in zip(failed_items, reasons, strict=True)] == reasons
 
 
 @pytest.mark.parametrize(

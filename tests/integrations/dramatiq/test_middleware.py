@@ -86,7 +86,7 @@ def test_messages_on_the_stub_broker_resolve_their_items(
     assert (info.acked, info.failed, info.complete) == (2, 1, True)
     assert next(batch.failed()).reasons == {f"{batch.id}:0:1": "ValueError: -1 is negative"}
     assert [message.message_id for message in stub.dead_letters] == [f"{batch.id}:0:1"]
-    assert [each.batch for each in completed if each.newly] == [batch.id]
+    assert [completion.batch for completion in completed if completion.newly] == [batch.id]
 
 
 @pytest.mark.parametrize(("skipped", "counts"), [("ack", (1, 0)), ("fail", (0, 1))])

@@ -61,9 +61,9 @@ def records(address: str, topic: str, count: int) -> list[confluent_kafka.Messag
         reader.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in partitions])
         messages: list[confluent_kafka.Message] = []
         while len(messages) < count:
-            found = reader.consume(count - len(messages), timeout=10)
-            assert found, f"{len(messages)} of {count} records"
-            messages += found
+            received_messages = reader.consume(count - len(messages), timeout=10)
+            assert received_messages, f"{len(messages)} of {count} records"
+            messages += received_messages
         return messages
     finally:
         reader.close()

@@ -162,7 +162,7 @@ def test_every_outcome_resolves_its_item(
         assert reason in reasons(batch)[f"{batch.id}:0:{number}"]
     assert attempts["retried"] == attempts["exhausted"] == 3
     assert sorted(letters) == [b"exhausted", b"fails", b"untracked"]
-    assert [done.key for done in completed if done.newly] == ["catalog"]
+    assert [completion.key for completion in completed if completion.newly] == ["catalog"]
     assert "its batch was cancelled" in caplog.text
     assert "picture-7" in caplog.text
     assert committed(address, "workers", "work") == 103
@@ -187,7 +187,7 @@ def test_a_dead_letter_fails_its_item(address: str, producer: confluent_kafka.Pr
         lastbit=client,
     ):
         batch.wait(30)
-    assert [done.batch for done in completed if done.newly] == [batch.id]
+    assert [completion.batch for completion in completed if completion.newly] == [batch.id]
     assert reasons(batch) == {batch.ids[0]: "dead-lettered: no schema", batch.ids[1]: "dead-lettered"}
 
 

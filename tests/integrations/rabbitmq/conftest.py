@@ -60,9 +60,9 @@ def declared(channel: Any, arguments: dict[str, Any]) -> Iterator[str]:
 
 @pytest.fixture
 def wire(rabbitmq: RabbitMQ) -> Iterator[Wire]:
-    opened = Wire(rabbitmq.port)
-    yield opened
-    opened.close()
+    wire = Wire(rabbitmq.port)
+    yield wire
+    wire.close()
 
 
 def over(wire: Wire) -> str:

@@ -46,7 +46,7 @@ def test_messages_that_succeed_are_acked(
     with consuming(queue, lambda message: bodies.append(message.body), on_completed=completed.append):
         assert batch.wait(30).succeeded
     assert sorted(map(int, bodies)) == list(range(50))
-    assert [(done.key, done.newly) for done in completed] == [("catalog", True)]
+    assert [(completion.key, completion.newly) for completion in completed] == [("catalog", True)]
     assert left(channel, queue) == 0
     assert batch.verify().ok
 
@@ -131,7 +131,7 @@ def test_a_rejected_message_is_pending_until_its_dead_letter_is_consumed(
     with running(adapter.fail_dead_letters, rabbitmq.url, "work.dead", on_completed=completed.append, lastbit=client):
         batch.wait(30)
     assert reasons(batch) == ["dead-lettered by queue work: rejected, once"]
-    assert [done.batch for done in completed if done.newly] == [batch.id]
+    assert [completion.batch for completion in completed if completion.newly] == [batch.id]
 
 
 def test_an_expired_message_fails_its_item(rabbitmq: RabbitMQ, client: Client, channel: Any, classic: str) -> None:
@@ -300,8 +300,8 @@ def test_a_completion_that_can_not_be_processed_is_reported_again(
     reports = []
     is_published = threading.Event()
 
-    def publish(done: Any) -> None:
-        reports.append((done.batch, done.newly))
+    def publish(completion: Any) -> None:
+        reports.append((completion.batch, completion.newly))
         if len(reports) == 1:
             raise ConnectionError("the catalog is away")
         is_published.set()
@@ -350,12 +350,12 @@ def test_acks_name_no_tag_twice(order: list[int], data: st.DataObject) -> None:
         for tag in chunk[: count // 4]:
             unsettled.remove(tag)
             tags.add(tag)
-        done = set(chunk[count // 4 :])
+        acked_tags = set(chunk[count // 4 :])
         for tag, multiple in tags.acks(chunk[count // 4 :]):
             assert tag in unsettled
-            acked = {each for each in unsettled if each <= tag} if multiple else {tag}
-            assert acked <= done
+            acked = {number for number in unsettled if number <= tag} if multiple else {tag}
+            assert acked <= acked_tags
             unsettled -= acked
-            done -= acked
-        assert not done
+            acked_tags -= acked
+        assert not acked_tags
     assert not unsettled

@@ -51,8 +51,8 @@ def test_the_snippets_run(
 def run_until(snippet: str, namespace: dict[str, Any], is_over: Callable[[], bool]) -> None:
     """Run a snippet that ends with a consumer, in a thread; then stop it."""
     stop = threading.Event()
-    ended = snippet.rstrip().removesuffix(")") + ", stop=stop)\n"
-    thread = threading.Thread(target=exec, args=(ended, {**namespace, "stop": stop}))
+    code = snippet.rstrip().removesuffix(")") + ", stop=stop)\n"
+    thread = threading.Thread(target=exec, args=(code, {**namespace, "stop": stop}))
     thread.start()
     pause = threading.Event()
     for _ in range(600):

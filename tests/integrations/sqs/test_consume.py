@@ -87,7 +87,7 @@ def test_a_message_that_failed_for_good_is_deleted(moto: Moto, lastbit: Client, 
             raise Failed(message["Body"])
 
     consume(queue, handle)
-    reasons = [reason for found in batch.failed() for reason in found.reasons.values()]
+    reasons = [reason for failure in batch.failed() for reason in failure.reasons.values()]
     assert reasons == ["no picture", "x" * 4000]
     assert (batch.refresh().complete, batch.info.succeeded, batch.info.acked) == (True, False, 1)
     assert queue.count() == 0
@@ -212,8 +212,8 @@ def test_messages_stay_while_lastbit_is_away(moto: Moto, caplog: pytest.LogCaptu
                 )
                 consumer.start()
                 assert handled.wait(20)
-                found = queue.client.receive_message(QueueUrl=queue.url, WaitTimeSeconds=2).get("Messages")
-                assert not found, "longer than the visibility timeout"
+                message_list = queue.client.receive_message(QueueUrl=queue.url, WaitTimeSeconds=2).get("Messages")
+                assert not message_list, "longer than the visibility timeout"
                 service.start()
                 consumer.join(30)
                 assert not consumer.is_alive()

@@ -37,8 +37,10 @@ def test_the_item_of_a_dead_letter_fails(moto: Moto, lastbit: Client, consume: C
         lastbit=lastbit,
     )
     assert sorted(stored) == ["a", "b"]
-    assert [(done.batch, done.newly, done.succeeded) for done in completed] == [(batch.id, True, False)]
-    reasons = [reason for found in batch.failed() for reason in found.reasons.values()]
+    assert [(completion.batch, completion.newly, completion.succeeded) for completion in completed] == [
+        (batch.id, True, False)
+    ]
+    reasons = [reason for failure in batch.failed() for reason in failure.reasons.values()]
     assert reasons == ["dead-lettered after 3 receives"] * 2
     assert batch.refresh().complete
     assert queue.dead_letters() == 0

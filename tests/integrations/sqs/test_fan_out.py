@@ -102,5 +102,5 @@ def test_a_producer_that_was_killed_is_run_again(moto: Moto, lastbit: Client) ->
     bodies = {sqs.item_of(message): message["Body"] for message in messages}
     assert bodies == {f"{batch}:0:{n}": f"body {n}" for n in range(300)}
     assert len(messages) <= 350
-    assert [found.key for found in lastbit.batches(key="killed")] == ["killed"]
+    assert [batch_found.key for batch_found in lastbit.batches(key="killed")] == ["killed"]
     assert lastbit.batch(batch).refresh().state == "sealed"

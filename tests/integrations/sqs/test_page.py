@@ -53,8 +53,8 @@ def test_the_page_runs(moto: Moto, lastbit: Client, tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "".join(blocks(page, "text"))
         (batch,) = lastbit.batches(key="catalog-42")
-        ended = lastbit.batch(batch.id).wait(60)
-        assert (ended.acked, ended.failed) == (999, 1)
+        batch_read = lastbit.batch(batch.id).wait(60)
+        assert (batch_read.acked, batch_read.failed) == (999, 1)
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "gave up picture 99\n"
         assert dead_batch.wait(20).failed == 1

@@ -46,8 +46,8 @@ def test_tasks_on_the_in_memory_broker_resolve_their_items(service_url: str) -> 
     """The completion is reported, also to a coroutine function. `wait_all` returns after that."""
     completed: list[Completed] = []
 
-    async def publish(done: Completed) -> None:
-        completed.append(done)
+    async def publish(completion: Completed) -> None:
+        completed.append(completion)
 
     async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
         @broker.task
@@ -59,13 +59,15 @@ def test_tasks_on_the_in_memory_broker_resolve_their_items(service_url: str) -> 
         await double.kiq(5)  # not an item's
         batch = await fan_out(double, ((number,) for number in (3, -1, 4)), key="in memory")
         await broker.wait_all()
-        failed = [each async for each in batch.failed()]
-        assert [dict(each.reasons) for each in failed] == [{f"{batch.id}:0:1": "ValueError: -1 is negative"}]
+        failed = [completion async for completion in batch.failed()]
+        assert [dict(completion.reasons) for completion in failed] == [
+            {f"{batch.id}:0:1": "ValueError: -1 is negative"}
+        ]
         return batch
 
     assert in_memory(service_url, scenario, on_completed=publish) == (2, 1, 0)
     # Sealing may have completed the batch, which is the producer's to act on.
-    assert [each.newly for each in completed].count(True) <= 1
+    assert [completion.newly for completion in completed].count(True) <= 1
 
 
 @pytest.mark.parametrize("no_result_on_retry", [True, False])
@@ -91,7 +93,7 @@ def test_a_retried_task_stays_pending_until_its_last_run(service_url: str, no_re
     retries = SimpleRetryMiddleware(no_result_on_retry=no_result_on_retry)
     assert in_memory(service_url, scenario, retries, on_completed=completed.append) == (1, 0, 0)
     # A failure in between would have been reported too.
-    assert [each.succeeded for each in completed] == [True]
+    assert [completion.succeeded for completion in completed] == [True]
 
 
 def test_a_task_without_result_stays_pending(service_url: str) -> None:
@@ -114,11 +116,11 @@ def test_a_task_of_a_cancelled_batch_ends(service_url: str, caplog: pytest.LogCa
         @broker.task
         async def task() -> None:
             async with AsyncClient(service_url) as client:
-                await client.batch(opened[0].id).cancel()
+                await client.batch(batches[0].id).cancel()
 
         async with AsyncClient(service_url) as client:
-            opened = [await client.open()]
-        return await fan_out(task, [()], batch=opened[0].id, seal=False)
+            batches = [await client.open()]
+        return await fan_out(task, [()], batch=batches[0].id, seal=False)
 
     in_memory(service_url, scenario)
     assert "was rejected: its batch was cancelled" in caplog.text
@@ -129,8 +131,8 @@ def test_a_task_ends_only_when_the_service_is_back(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(adapter, "PAUSE", 0.05)
     reported: list[int] = []
 
-    def report(done: Completed) -> None:
-        reported.append(done.batch)
+    def report(completion: Completed) -> None:
+        reported.append(completion.batch)
         if len(reported) == 1:
             raise RuntimeError("publishing failed")
 
