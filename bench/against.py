@@ -1,7 +1,9 @@
 """`python -m bench.against COMMIT [--rounds N] [--only overload]`: acks, bulk acks, overload, beside an earlier commit.
 
 Both services run on one server, each with its own database and with the packages of this environment. Their rounds
-alternate, and the order within a pair changes, so that a drift of the machine's speed doesn't favour either.
+alternate, and the order within a pair changes, so that a drift of the machine's speed doesn't favour either. Beside
+the rates, whose rounds differ by a tenth and more on a machine with other work, it prints the processor time that the
+service needs for an item or call.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from bench import acks, bulk, load, measure, overload
 from bench.measure import Scale
@@ -24,35 +27,45 @@ from tests.support.servers import ROOT, MariaDB, ServiceProcess
 
 FLOOD = 10.0
 """Seconds of a flood."""
-Round = Callable[[int, Scale], float]
-"""Returns the rate that the service on this port reached."""
+
+
+class Work(NamedTuple):
+    """What a service did in a round: items or calls, and their number in a second."""
+
+    amount: float
+    rate: float
+
+
+Round = Callable[[int, Scale], Work]
+"""Returns what the service on this port did."""
 
 
 def _acks(order: str) -> Round:
-    def run(port: int, scale: Scale) -> float:
+    def run(port: int, scale: Scale) -> Work:
         batch, requests = acks.new_batch(port, scale.items, acks.numbers_of(order, scale))
         figures, answers = load.drive(port, requests, scale.connections)
         acks.check(port, batch, answers, len(requests))
-        return figures.rate
+        return Work(len(requests), figures.rate)
 
     return run
 
 
 def _bulk(way: str) -> Round:
-    return lambda port, scale: bulk.one_round(port, scale, bulk.WAYS[way]).items
+    # The same items in each round.
+    return lambda port, scale: Work(1, bulk.one_round(port, scale, bulk.WAYS[way]).items)
 
 
 def _overload(kind: overload.Kind) -> Round:
     """Admitted requests a second while many more are offered."""
 
-    def run(port: int, scale: Scale) -> float:
+    def run(port: int, scale: Scale) -> Work:
         items = 10**9 if kind.in_order else scale.items
         batch, _ = acks.new_batch(port, items, [])
         size = measure.call(port, "GET", f"/v1/batches/{batch}")["group_size"]
         seconds = FLOOD if scale.items >= Scale.full().items else 1.0
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             phase = pool.apply(overload.flood, (port, (kind, batch, size, items, 0), seconds))
-        return len(phase.took) / seconds
+        return Work(len(phase.took), len(phase.took) / seconds)
 
     return run
 
@@ -85,30 +98,45 @@ def _service(server: MariaDB, root: Path) -> Iterator[ServiceProcess]:
         service.remove()
 
 
+class _Measured(NamedTuple):
+    rate: float
+    processor: float
+    """Seconds for an item or call."""
+
+
+def _measured(service: ServiceProcess, round_: Round, scale: Scale) -> _Measured:
+    assert service.process is not None
+    before = measure.processor_time(service.process.pid)
+    work = round_(service.port, scale)
+    return _Measured(work.rate, (measure.processor_time(service.process.pid) - before) / work.amount)
+
+
 def run(commit: str, scale: Scale, beginning: str = "") -> None:
     """Compare the cases whose names begin so."""
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ROUNDS if name.startswith(beginning)}
+    rounds: dict[str, list[tuple[_Measured, _Measured]]] = {name: [] for name in ROUNDS if name.startswith(beginning)}
     with (
         _code_of(commit) as earlier,
         measure.mariadb() as server,
         _service(server, earlier) as old,
         _service(server, ROOT) as new,
     ):
-        for number, name in itertools.product(range(scale.rounds), rates):
+        for number, name in itertools.product(range(scale.rounds), rounds):
             services = [old, new][:: -1 if number % 2 else 1]
-            found = {service: ROUNDS[name](service.port, scale) for service in services}
-            rates[name].append((found[old], found[new]))
-    rows = []
-    for name, pairs in rates.items():
-        ratios = sorted(new_rate / old_rate for old_rate, new_rate in pairs)
-        old_rate, new_rate = (statistics.median(pair[place] for pair in pairs) for place in (0, 1))
-        line = f"{statistics.median(ratios):.2f}", f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-        rows.append([name, f"{old_rate:,.0f}", f"{new_rate:,.0f}", *line])
+            results = {service: _measured(service, ROUNDS[name], scale) for service in services}
+            rounds[name].append((results[old], results[new]))
     measure.show(
         f"this code against {commit}: items or admitted calls a second, one worker, MariaDB ({scale.rounds} rounds)",
-        ["", commit, "now", "ratio", "of the rounds"],
-        rows,
+        ["", commit, "now", "ratio", "of the rounds", "CPU"],
+        [[name, *_row(pairs)] for name, pairs in rounds.items()],
     )
+
+
+def _row(pairs: list[tuple[_Measured, _Measured]]) -> list[str]:
+    ratios = sorted(new.rate / old.rate for old, new in pairs)
+    rates = (statistics.median(pair[place].rate for pair in pairs) for place in (0, 1))
+    processor = statistics.median(new.processor / old.processor for old, new in pairs)
+    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    return [*(f"{rate:,.0f}" for rate in rates), f"{statistics.median(ratios):.2f}", spread, f"{processor:.2f}"]
 
 
 def main() -> None:

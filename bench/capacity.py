@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench import lifecycle, load, measure, verbs
 from bench.measure import Scale
@@ -96,12 +94,6 @@ class Cost:
         return cls(many - transaction * (1 / second), transaction)
 
 
-def _processor(process: int) -> float:
-    """Seconds of processor time that a process has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class Meter:
     """Measures the resources that a service and its database use."""
 
@@ -118,7 +110,7 @@ class Meter:
         with self._connection.cursor() as cursor:
             cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_os_log_written'")
             written = int(cursor.fetchone()[1])
-        return Resources(_processor(self._service), _processor(self._database), written)
+        return Resources(measure.processor_time(self._service), measure.processor_time(self._database), written)
 
 
 def _median(rounds: list[Resources]) -> Resources:

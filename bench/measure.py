@@ -151,6 +151,12 @@ def memory(process: int, line: str = "VmRSS") -> float:
     return int(status.partition(f"{line}:")[2].split()[0]) / 1024
 
 
+def processor_time(process: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def compared(base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]) -> list[list[str]]:
     """One row for each name: both medians in ms, and the median of the rounds' own ratios, as the machine's speed
     drifts. Each element is a round: seconds by name."""
