@@ -1,7 +1,8 @@
 """Finding batches: pages of those to which a filter applies, newest first, and their number by state.
 
-Both take bounded time, however many batches there are. A page examines at most `SCAN` rows if a part of its filter has
-no index, so it may be empty and not the last. Counts examine at most `MOST` rows, and report whether these were all.
+Both take bounded time, however many batches there are. Where no index finds few batches for its filter, a page examines
+at most `SCAN` rows, so it may be empty and not the last. Counts examine at most `MOST` rows, and report whether these
+were all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -25,9 +26,9 @@ from lastbit.ids import ItemId
 SCAN: Final = 10_000
 """Maximum rows that a page examines for a filter without an index."""
 MOST: Final = 200_000
-"""Maximum rows that counts examine."""
+"""Maximum rows that counts examine, and entries of the index of times that a page does."""
 FEW: Final = 5_000
-"""Maximum batches with a prefix that a page selects through the index of keys."""
+"""Maximum batches that a page selects through the index of keys or of times, and sorts."""
 FIRST: Final = 32
 """Rows of the first statement of a page: their labels may take a quarter of a mebibyte."""
 
@@ -77,15 +78,11 @@ class Filter:
             raise errors.InvalidRequest("query.opened_before", "expected a time later than opened_after")
 
     def indexed(self) -> list[sa.ColumnElement[bool]]:
-        """The conditions for which there is an index, without the prefixes of the key."""
+        """The conditions for which there is an index, without the prefixes of the key and the times."""
         state = State.COMPLETE if self._is_complete else self.state
-        conditions = [_table.state == state if state else _table.state != State.DELETING]
+        conditions = [_table.state == state if state else _without_index(_table.state) != State.DELETING]
         if self.key is not None:
             conditions.append(_table.batch_key == self.key)
-        if self.opened_after is not None:
-            conditions.append(_table.created_at >= self.opened_after)
-        if self.opened_before is not None:
-            conditions.append(_table.created_at < self.opened_before)
         if isinstance(self.parent, ItemId):
             size = _table.parent_group_size
             number = self.parent.group * size + self.parent.index
@@ -97,9 +94,18 @@ class Filter:
 
     def prefixes(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
         """The conditions for the beginning of the key. `by_index`: the database may look them up in the index."""
-        key = _table.batch_key
-        column = key if by_index else sa.func.coalesce(key, sa.null(), type_=key.type)
+        column = _table.batch_key if by_index else _without_index(_table.batch_key)
         return [tables.begins(column, text) for text in (self.key_prefix, self.prefix) if text is not None]
+
+    def times(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
+        """The conditions for the time of the opening. `by_index`: the database may look them up in the index."""
+        column = _table.created_at if by_index else _without_index(_table.created_at)
+        conditions = []
+        if self.opened_after is not None:
+            conditions.append(column >= self.opened_after)
+        if self.opened_before is not None:
+            conditions.append(column < self.opened_before)
+        return conditions
 
     def examined(self) -> list[sa.ColumnElement[bool]]:
         """The conditions for which rows must be read."""
@@ -124,6 +130,11 @@ class Filter:
         """Whether there is no index that leaves out most batches."""
         selective = (self.key, self.key_prefix, self.prefix, self.parent, self.opened_after, self.opened_before)
         return all(value is None for value in selective)
+
+
+def _without_index(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """The column, in a form for which the database uses no index."""
+    return sa.func.coalesce(column, sa.null(), type_=column.type)
 
 
 def _succeeds() -> sa.ColumnElement[bool]:
@@ -157,14 +168,21 @@ class Counts(NamedTuple):
 def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: int = 100) -> BatchPage:
     """At most `limit` batches with an id below `before`, newest first; fewer if their labels are large."""
     indexed, examined = chosen.indexed(), chosen.examined()
+    period = _period(tx, chosen)
+    if period is not None:
+        if period.opened == 0:
+            return BatchPage([], None)
+        indexed.append(_table.id.between(period.oldest, period.newest))
     prefixes = chosen.prefixes()
-    is_few = bool(prefixes) and len(tx.execute(sa.select(_table.id).where(*prefixes).limit(FEW + 1)).all()) <= FEW
-    if is_few:
-        indexed += prefixes
-    else:
-        # Sorting so many by their ids takes longer than examining the newest batches.
-        examined += chosen.prefixes(by_index=False)
-    floor = _floor(tx, indexed, before) if examined and not is_few else None
+    by_prefix = bool(prefixes) and len(tx.execute(sa.select(_table.id).where(*prefixes).limit(FEW + 1)).all()) <= FEW
+    by_time = period is not None and period.opened <= FEW
+    # Sorting more batches by their ids takes longer than examining the newest ones.
+    for conditions, is_rare in ((chosen.prefixes, by_prefix), (chosen.times, by_time)):
+        if is_rare:
+            indexed += conditions()
+        else:
+            examined += conditions(by_index=False)
+    floor = _floor(tx, indexed, before) if examined and not by_prefix and not by_time else None
     query = sa.select(*COLUMNS).where(*indexed, *examined).order_by(_table.id.desc())
     if floor is not None:
         query = query.where(_table.id >= floor)
@@ -182,6 +200,26 @@ def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: in
     return BatchPage(matches, floor)
 
 
+class _Period(NamedTuple):
+    """The least and the greatest id of the batches that were opened in a period, and their number."""
+
+    oldest: int | None
+    newest: int | None
+    opened: int
+
+
+def _period(tx: Connection, chosen: Filter) -> _Period | None:
+    """None if no period is given, or if more than `MOST` batches were opened in it. Ids are almost in the order of the
+    times, but not if the database's clock went back."""
+    times = chosen.times()
+    if not times:
+        return None
+    ids = sa.select(_table.id).where(*times).limit(MOST + 1).subquery()
+    row = tx.execute(sa.select(sa.func.min(ids.c.id), sa.func.max(ids.c.id), sa.func.count())).one()
+    period = _Period(*row)
+    return period if period.opened <= MOST else None
+
+
 def _floor(tx: Connection, indexed: list[sa.ColumnElement[bool]], before: int | None) -> int | None:
     """The id of the last row that a page may examine; None if there are fewer than `SCAN` rows."""
     query = sa.select(_table.id).where(*indexed).order_by(_table.id.desc())
@@ -194,13 +232,16 @@ def _floor(tx: Connection, indexed: list[sa.ColumnElement[bool]], before: int | 
 def counts(tx: Connection, chosen: Filter) -> Counts:
     """How many batches there are in each state. If there are too many to examine, those that were opened last are
     counted; with a filter that has an index, any of them."""
-    conditions, examined, is_exact = [*chosen.indexed(), *chosen.prefixes()], chosen.examined(), True
+    conditions = [*chosen.indexed(), *chosen.prefixes(), *chosen.times()]
+    examined, is_exact = chosen.examined(), True
     if chosen.is_wide:
         first, last = tx.execute(sa.select(sa.func.min(_table.id), sa.func.max(_table.id))).one()
         if first is not None and first <= last - MOST:
             conditions.append(_table.id > last - MOST)
             is_exact = False
-        query = sa.select(_table.state, sa.func.count()).where(*conditions, *examined).group_by(_table.state)
+        # In the order of the index of states, MariaDB would look up each row by itself.
+        state = _without_index(_table.state) if examined else _table.state
+        query = sa.select(state, sa.func.count()).where(*conditions, *examined).group_by(state)
         results = [(state, count) for state, count in tx.execute(query)]
     else:
         match = sa.case((sa.and_(*examined), 1), else_=0) if examined else sa.literal_column("1")

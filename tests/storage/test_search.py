@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
 import pytest
+import sqlalchemy as sa
 
 from core.batches import search
 from core.batches.batch import Opening
 from core.batches.lifecycle import State
 from core.batches.search import Filter, Outcome
 from core.service import Service
+from core.storage import tables
+from core.storage.database import Database
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -42,18 +50,61 @@ def test_pages_that_examine_few_rows_find_every_batch_once(
     service: Service, ids: list[int], chosen: Filter, expected: list[int], limit: int
 ) -> None:
     """With few or many batches that have the prefix; pages may be short or empty, but don't end the list early."""
+    assert _all_pages(service, chosen, limit) == [ids[n] for n in expected]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({"opened_before": NOON}, [11, 7, 6, 5, 4, 3, 2, 1, 0]),
+        ({"opened_after": NOON}, [10, 9, 8]),
+        ({"opened_before": NOON, "labels": {"team": "3"}}, [11, 7, 3]),
+        ({"opened_before": NOON, "key_prefix": "t", "outcome": Outcome.SUCCEEDED}, [6, 3, 0]),
+        ({"opened_after": NOON - timedelta(hours=2), "opened_before": NOON, "key_prefix": "t"}, [11, 7, 6]),
+        ({"opened_after": NOON - timedelta(hours=1), "key_prefix": "t2/"}, [10]),
+        ({"opened_before": NOON - timedelta(days=1)}, []),
+        ({"opened_after": NOON + timedelta(days=1)}, []),
+    ],
+)
+@pytest.mark.parametrize(("most", "few"), [(4, 3), (100, 3), (100, 100)])
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_a_period_is_found_though_the_clock_went_back(
+    service: Service,
+    database: Database,
+    ids: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    conditions: dict[str, Any],
+    expected: list[int],
+    most: int,
+    few: int,
+    limit: int,
+) -> None:
+    """One batch was opened each hour until four o'clock, but the last one seemingly at ten."""
+    monkeypatch.setattr(search, "MOST", most)
+    monkeypatch.setattr(search, "FEW", few)
+    with database.connection() as tx:
+        for n, batch in enumerate(ids):
+            opened = NOON + timedelta(hours=n - 8) if n < 11 else NOON - timedelta(hours=1.5)
+            tx.execute(sa.update(tables.batches).values(created_at=opened).where(tables.batches.c.id == batch))
+        tx.commit()
+    assert _all_pages(service, Filter(**conditions), limit) == [ids[n] for n in expected]
+    if most > len(ids):
+        counts = service.batches.counts(Filter(**conditions))
+        assert (counts.exact, sum(counts.by_state.values())) == (True, len(expected))
+
+
+def _all_pages(service: Service, chosen: Filter, limit: int) -> list[int]:
     ids_found: list[int] = []
     before: int | None = None
-    for _ in range(len(ids) + 1):
+    for _ in range(20):
         page = service.batches.page(chosen, before=before, limit=limit)
         assert len(page.batches) <= limit
         ids_found += [batch.id for batch in page.batches]
         if page.before is None:
-            break
+            return ids_found
         assert before is None or page.before < before
         before = page.before
-    assert page.before is None
-    assert ids_found == [ids[n] for n in expected]
+    raise AssertionError(f"the list has no end: {ids_found}")
 
 
 def test_counts_of_many_batches_are_not_exact(service: Service, ids: list[int]) -> None:
