@@ -31,7 +31,22 @@ from tests.guarantees import mutants
 from tests.support.servers import ROOT
 
 RACES = ("test_races.py", "test_growing.py::test_a_batch", "test_growing.py::test_no_child")
-"""The tests that cover one race each; the explorer must find all of these races."""
+"""The tests that cover one race each; the explorer must find the mutants that they kill."""
+IN_EVERY_ORDER = frozenset(
+    {
+        "a-replayed-open-never-gets-newly",
+        "an-ack-does-not-touch-updated-at",
+        "every-request-with-a-key-gets-newly",
+        "extend-does-not-keep-its-key",
+        "extend-judges-the-state-before-the-key",
+        "newly-is-not-kept-with-the-key",
+        "open-does-not-look-for-its-key",
+        "the-janitor-forgets-what-is-half-deleted",
+        "the-key-alone-names-a-request",
+    }
+)
+"""But for these. Their outcomes are wrong in every order of the operations, or only after a crash, and so can't differ
+from those of the orders."""
 BOUNDS = {2: None, 3: 2}
 """The most preemptions of a schedule of two or three operations; with None, any number."""
 PASSES = ((2, 1), (2, None), (3, 1), (3, 2))
@@ -86,7 +101,9 @@ def _find_mutants(options: argparse.Namespace) -> int:
     races = [
         mutant
         for mutant in mutants.MUTANTS
-        if mutant.test.startswith(RACES) and (not options.names or mutant.name in options.names)
+        if mutant.test.startswith(RACES)
+        and mutant.name not in IN_EVERY_ORDER
+        and (not options.names or mutant.name in options.names)
     ]
     misses = 0
     for mutant in races:
