@@ -16,8 +16,6 @@ SPARK35 := .venv-spark35
 TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
 PYTHONS ?= python3.11 python3.12 python3.13
-# In each kind of session. The other tests of Spark run in classic sessions of PySpark 4.
-SPARK_TESTS := $(addprefix tests/spark/test_, table.py acks.py progress.py tallies.py pipeline.py)
 TEST_SERVERS := mariadb-server mariadb-backup postgresql sqlite3 rabbitmq-server redis-server default-jre-headless chromium \
 	nginx openssl prometheus systemd curl jq
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
@@ -56,9 +54,10 @@ $(RECIPES)/.ready: pyproject.toml constraints/recipes.txt
 	$(RECIPES)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-# PySpark 3.5 needs older versions of pandas and NumPy.
-$(SPARK35)/.ready: pyproject.toml constraints/spark35.txt
+# PySpark 3.5 needs older versions of pandas and NumPy. The first step installs the setuptools that builds it.
+$(SPARK35)/.ready: pyproject.toml constraints/run.txt constraints/spark35.txt
 	$(PYTHON) -m venv $(SPARK35)
+	$(SPARK35)/bin/python $(LOCKED) -r constraints/run.txt
 	$(SPARK35)/bin/python $(LOCKED) -r constraints/spark35.txt
 	$(SPARK35)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
@@ -137,13 +136,13 @@ test-spark: $(READY) ## run only the tests of lastbit.spark and its job
 	@scripts/need.sh default-jre-headless
 	$(BIN)/pytest tests/spark
 
-test-spark-connect: $(READY) ## run the tests of what works on Spark Connect, on Connect
+test-spark-connect: $(READY) ## run the tests of lastbit.spark on Spark Connect
 	@scripts/need.sh default-jre-headless
-	LASTBIT_SPARK=connect $(BIN)/pytest $(SPARK_TESTS)
+	LASTBIT_SPARK=connect $(BIN)/pytest tests/spark
 
-test-spark-35: $(RUNS) $(SPARK35)/.ready ## run the tests of what works on PySpark 3.5, on 3.5
+test-spark-35: $(RUNS) $(SPARK35)/.ready ## run the tests of lastbit.spark on PySpark 3.5
 	@scripts/need.sh default-jre-headless
-	$(SPARK35)/bin/python -m pytest --confcutdir tests/spark $(SPARK_TESTS)
+	$(SPARK35)/bin/python -m pytest --confcutdir tests/spark tests/spark
 
 test-airflow: $(RUNS) $(AIRFLOW)/.ready ## run the tests of lastbit.integrations.airflow, on Airflow
 	LASTBIT_SERVICE_PYTHON=$(BIN)/python $(AIRFLOW)/bin/python -m pytest --confcutdir tests/integrations/airflow \

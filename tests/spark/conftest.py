@@ -1,7 +1,8 @@
 """One small Spark session on the loopback for all tests of a process, and job submission as users do it.
 
-With LASTBIT_SPARK=connect the session is a client of Spark Connect, and the executors get the package as an artifact;
-`make test-spark-connect` runs the tests of what works there. A process has sessions of one kind only.
+With LASTBIT_SPARK=connect the session is a client of Spark Connect, and the executors get the package as an artifact.
+A process has sessions of one kind only: `make test-spark`, `make test-spark-connect` and `make test-spark-35` run the
+same tests.
 
 Every module here sets `pytestmark = pytest.mark.xdist_group("spark")`, so that a single test process runs all of them.
 """

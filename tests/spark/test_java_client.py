@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from lastbit import Client
+from tests.spark.conftest import CONNECT
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.skipif(CONNECT, reason="a client of Connect has no JVM"),
+]
 
 
 @pytest.mark.parametrize("chunked", [False, True])

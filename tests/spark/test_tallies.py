@@ -8,14 +8,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from jobs import tally_stream as job
 from lastbit import Client, InvalidArgument, OutOfOrder, SourceChain
 from lastbit.spark import TallyReport, apply_tally, tally_stream
-from tests.spark.conftest import CONNECT, submit
-from tests.support.servers import ROOT
+from tests.spark.conftest import CONNECT
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -156,31 +154,6 @@ def test_two_concurrent_drivers_count_each_message_once(
         query.awaitTermination()
     assert totals(client, "both") == screws.truth
     assert sum(map(int, reports.read_text().split())) == screws.entries
-
-
-@pytest.mark.slow
-def test_a_repeated_task_counts_nothing_twice(
-    client: Client, service_url: str, scripted_service: Any, sdk_zip: Path
-) -> None:
-    """Its calls were applied and their answers lost: Spark repeats it from its start."""
-    calls = 0
-    with httpx.Client(base_url=service_url, timeout=60) as real:
-
-        def reply(request: Any) -> Any:
-            nonlocal calls
-            answer = real.request(request.method, request.path, json=request.body)
-            calls += bool(request.body["entries"])
-            return None if request.body["entries"] and calls in (3, 8) else (answer.status_code, {}, answer.json())
-
-        scripted_service.reply = reply
-        script = ROOT / "tests" / "spark" / "failing_tally.py"
-        process = submit(sdk_zip, script, scripted_service.url, "1000", spark_master="local[2,3]")
-    assert process.returncode == 0, process.stdout + process.stderr
-    report = json.loads(process.stdout)
-    assert report["entries"] == report["applied"] + report["repeated"] == 1000
-    assert report["repeated"] >= 50
-    expected = {f"k{n}": sum(number % 5 for number in range(1000) if number % 7 == n) for n in range(7)}
-    assert totals(client, "retried") == expected
 
 
 def test_republished_messages_count_by_their_root(spark: Any, client: Client) -> None:
