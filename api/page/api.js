@@ -35,8 +35,9 @@ const query = (parameters) => {
 };
 
 const get = (path, parameters = {}, signal) => call(path + query(parameters), { signal });
-const post = (path, body, headers = {}) =>
-  call(path, { method: "POST", headers: { "Content-Type": "application/json", ...headers }, body: JSON.stringify(body) });
+const send = (method, path, body, headers) =>
+  call(path, { method, headers: { "Content-Type": "application/json", ...headers }, body: JSON.stringify(body) });
+const post = (path, body, headers = {}) => send("POST", path, body, headers);
 
 // An Idempotency-Key. Not crypto.randomUUID, which browsers offer only over TLS.
 export const newKey = () => `page-${[...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
@@ -47,6 +48,7 @@ export const signOut = () => call("/session", { method: "DELETE" });
 export const batches = (filter, signal) => get("/v1/batches", filter, signal);
 export const counts = (filter, signal) => get("/v1/batches/counts", filter, signal);
 export const batch = (id, signal) => get(`/v1/batches/${id}`, {}, signal);
+export const update = (id, patch, key) => send("PATCH", `/v1/batches/${id}`, patch, { "Idempotency-Key": key });
 export const pending = (id, limit, signal) => get(`/v1/batches/${id}/pending`, { limit }, signal);
 export const failed = (id, limit, signal) => get(`/v1/batches/${id}/failed`, { limit }, signal);
 export const reasons = (id, page, signal) => get(`/v1/batches/${id}/failed/reasons`, page, signal);

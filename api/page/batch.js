@@ -5,6 +5,7 @@ import { bitsPanel } from "./bits.js";
 import { callbackPanel } from "./callback.js";
 import { ask } from "./dialogs.js";
 import { dotted, fill, make, say, setText } from "./dom.js";
+import { askToEdit } from "./edit.js";
 import { count, duration, isLive, number, percent, rate, since, soFar, title, until } from "./format.js";
 import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
@@ -58,6 +59,7 @@ export function batchView(main, id) {
   const state = stateMark();
   const about = make("p.facts.about");
   const labels = make("div");
+  const edit = make("button", { type: "button", hidden: true, onclick: () => askToEdit(batch, changed) }, "Edit…");
   const seal = make("button", { type: "button", hidden: true, onclick: askToSeal }, "Seal…");
   const cancel = make("button.cancel", { type: "button", hidden: true, onclick: askToCancel }, "Cancel…");
   const wrong = trouble();
@@ -88,7 +90,7 @@ export function batchView(main, id) {
   );
   main.append(
     above,
-    make("div.title", {}, name, state.node, make("div.actions", {}, seal, cancel)),
+    make("div.title", {}, name, state.node, make("div.actions", {}, edit, seal, cancel)),
     about,
     labels,
     wrong.node,
@@ -100,8 +102,7 @@ export function batchView(main, id) {
   const aside = repeat(lookAside, failedToLook, SELDOM);
   const unfollow = follow(id, (event) => {
     if (event?.type === "batch.completed") say(`Batch ${id} is complete`);
-    looking.now();
-    aside.now();
+    changed();
   });
 
   async function look(signal) {
@@ -175,7 +176,7 @@ export function batchView(main, id) {
     aside.stop();
     wrong.clear();
     body.hidden = true;
-    seal.hidden = cancel.hidden = true;
+    edit.hidden = seal.hidden = cancel.hidden = true;
     state.node.hidden = true;
     labels.hidden = true;
     setText(name, `There is no batch ${id}`);
@@ -196,7 +197,7 @@ export function batchView(main, id) {
     setText(name, title(batch));
     state.update(batch);
     seal.hidden = batch.state !== "open" || !may("produce");
-    cancel.hidden = !isLive(batch) || !may("produce");
+    edit.hidden = cancel.hidden = !isLive(batch) || !may("produce");
     const facts = [`batch ${id}`, ...times(), parent(), tolerance(), deadline()].filter(Boolean);
     const policy = [batch.tolerated_failures, batch.tolerated_failure_percentage, batch.on_exceeded, batch.deadline];
     const key = JSON.stringify([batch.state, batch.sealed_at, batch.ended_at, batch.exceeded, ...policy, batch.labels]);
@@ -313,6 +314,10 @@ export function batchView(main, id) {
 
   function redriven() {
     isRedriven = true;
+    changed();
+  }
+
+  function changed() {
     looking.now();
     aside.now();
   }
@@ -326,8 +331,7 @@ export function batchView(main, id) {
       async act() {
         await api.seal(id);
         say(`Batch ${id} is sealed`);
-        looking.now();
-        aside.now();
+        changed();
       },
     });
   }
@@ -349,8 +353,7 @@ export function batchView(main, id) {
       async act() {
         await api.cancel(id);
         say(`Batch ${id} is cancelled`);
-        looking.now();
-        aside.now();
+        changed();
       },
     });
   }
@@ -366,8 +369,7 @@ export function batchView(main, id) {
       item = one && index ? Number(index[1]) : null;
       // A click scrolls to the bits; opening the address starts at the top of the page.
       if (group !== null && [group, item].join() !== before && batch !== null) asked = true;
-      looking.now();
-      aside.now();
+      changed();
     },
     stop() {
       looking.stop();

@@ -28,7 +28,8 @@ export function ask({ typed, body, ...rest }) {
 }
 
 // Show a form. Confirming it calls `act` with the fields' values by name. If `act` returns a function, it is called once
-// the dialog is closed.
+// the dialog is closed. An error is shown beside the fields that it names: those of that name, or the one
+// that `fieldOf(name)` returns.
 export const askFor = (dialog) => show({ ...dialog, kind: "button.primary", isReady: true }).node;
 
 // Show a secret that can't be shown again. Closing the dialog forgets it.
@@ -60,7 +61,7 @@ export async function copyText(text, button) {
   }, 2000);
 }
 
-function show({ heading, body, confirm, keep, kind, isReady, act }) {
+function show({ heading, body, confirm, keep, kind, isReady, act, fieldOf = () => null }) {
   const wrong = make("p.note.trouble", { role: "alert", hidden: true });
   const doIt = make(kind, { type: "submit", disabled: !isReady }, confirm);
   const form = make(
@@ -71,20 +72,48 @@ function show({ heading, body, confirm, keep, kind, isReady, act }) {
     make("div.buttons", {}, make("button", { type: "button", onclick: () => node.close() }, keep), doIt),
   );
   const node = showDialog(heading, form);
+  const marked = []; // the fields that the last error named
 
   async function submitted(event) {
     event.preventDefault();
     if (doIt.disabled) return;
     doIt.disabled = true;
+    for (const { note, input } of marked.splice(0)) {
+      note.remove();
+      input.removeAttribute("aria-invalid");
+      input.removeAttribute("aria-describedby");
+    }
     try {
       const next = await act(Object.fromEntries(new FormData(form)));
       node.close();
       if (typeof next === "function") next();
     } catch (error) {
-      wrong.hidden = false;
-      wrong.textContent = error.message;
       doIt.disabled = false;
+      showError(error);
     }
+  }
+
+  function showError(error) {
+    const others = [];
+    for (const { place, expected } of error.problem?.errors ?? []) {
+      const name = place.replace(/^body\./, "");
+      const input = form.elements.namedItem(name) ?? fieldOf(name);
+      if (input) mark(input, expected);
+      else others.push(`${name}: ${expected}`);
+    }
+    wrong.hidden = marked.length > 0 && !others.length;
+    wrong.textContent = others.join("; ") || error.message;
+    if (marked.length) form.querySelector("[aria-invalid]").focus();
+    else if (!form.contains(document.activeElement) || document.activeElement.closest("[inert]")) doIt.focus();
+  }
+
+  function mark(input, expected) {
+    const note = make("p.wrong", { id: `${input.id}-wrong` }, expected);
+    input.setAttribute("aria-invalid", "true");
+    input.setAttribute("aria-describedby", note.id);
+    // Outside its label, which would make it a part of the field's name.
+    (input.closest("label") ?? input.parentElement.lastElementChild).after(note);
+    marked.push({ note, input });
   }
   return { node, doIt };
 }

@@ -1,7 +1,7 @@
 // The filter of the list and its form. The filter is part of the address, so that it can be shared and survives a reload.
 
 import { fill, make } from "./dom.js";
-import { number } from "./format.js";
+import { localTime, number, utcTime } from "./format.js";
 import { STATES } from "./pieces.js";
 import { address, choices } from "./views.js";
 
@@ -19,17 +19,6 @@ export const isNarrow = (filter) => NAMES.some((name) => name !== "state" && fil
 
 // A complete batch succeeded or not; another one has no such outcome.
 const hasOutcome = (state, outcome) => outcome === "exceeded" || state === "" || state === "complete";
-
-const pad = (part) => String(part).padStart(2, "0");
-
-// The value of a field of local time, and back.
-function localTime(moment) {
-  const at = new Date(moment);
-  if (Number.isNaN(at.getTime())) return "";
-  const day = `${String(at.getFullYear()).padStart(4, "0")}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
-  return `${day}T${pad(at.getHours())}:${pad(at.getMinutes())}`;
-}
-const utcTime = (local) => (local ? new Date(local).toISOString().replace(".000Z", "Z") : "");
 
 // The form. It follows what is typed: `location` changes a moment after the last key, without an entry in the history.
 export function filterForm() {

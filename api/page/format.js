@@ -51,6 +51,17 @@ function time(moment, data) {
 export const since = (moment) => time(moment, {});
 export const until = (moment) => time(moment, { "data-ahead": true });
 
+const pad = (part) => String(part).padStart(2, "0");
+
+// The value of a field of local time, and back.
+export function localTime(moment) {
+  const at = new Date(moment);
+  if (Number.isNaN(at.getTime())) return "";
+  const day = `${String(at.getFullYear()).padStart(4, "0")}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
+  return `${day}T${pad(at.getHours())}:${pad(at.getMinutes())}`;
+}
+export const utcTime = (local) => (local ? new Date(local).toISOString().replace(".000Z", "Z") : "");
+
 export function keepAges() {
   setInterval(() => {
     if (document.hidden) return;

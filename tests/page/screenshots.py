@@ -192,6 +192,13 @@ def take(browser: Browser, url: str, api: httpx.Client, batch: int, parked: str,
                 page.locator("[data-panel='reasons']").get_by_role("button", name="Redrive…").first.click()
                 page.get_by_label("Note").fill("the renderer is back")
                 shoot(page, "redrive", folder)
+                page.get_by_role("button", name="Leave them").click()
+                page.get_by_role("button", name="Edit…").click()
+                page.get_by_label("Tolerated percentage").fill("5")
+                page.get_by_role("button", name="Add a label").click()
+                page.get_by_label("Name of the new label").fill("run")
+                page.get_by_label("Value of the new label").fill("2")
+                shoot(page, "edit", folder)
     with browser.new_context(viewport=DESKTOP, reduced_motion="reduce") as context:
         page = context.new_page()
         page.goto(f"{url}/#/processes/{PROCESS}")
