@@ -93,7 +93,7 @@ export function feedView(main) {
     heading: "Feed",
     none: "No events.",
     fields: [
-      ["type", "Type", "any, such as batch.completed"],
+      ["type", "Type", "any"],
       ["batch", "Batch", "its number"],
     ],
     read: async (filter, signal) => {

@@ -66,6 +66,8 @@ export function listView(main) {
     return false;
   }
 
+  const canCancel = () => may("produce") && isNarrow(filter) && canMatchLive(filter);
+
   function askToCancel() {
     askToCancelAll(filter, () => {
       looking.now();
@@ -123,6 +125,7 @@ export function listView(main) {
       row.update(batch);
       if (list.children[place] !== row.node) list.insertBefore(row.node, list.children[place] ?? null);
     });
+    cancel.hidden = !canCancel() || !(found.length || isMore);
     list.hidden = !found.length;
     empty.hidden = found.length > 0;
     if (!found.length) fill(empty, emptiness(filter, isMore));
@@ -136,7 +139,7 @@ export function listView(main) {
       superseded = new AbortController();
       wanted = STEP;
       form.show(filter);
-      cancel.hidden = !may("produce") || !isNarrow(filter) || !canMatchLive(filter);
+      if (!canCancel()) cancel.hidden = true;
       looking.now();
       counts.now();
     },

@@ -46,7 +46,7 @@ export function webhooksView(main) {
   function askToCreate() {
     const form = [
       field("url", "URL", { type: "url", required: true, maxlength: 2048, placeholder: "https://…" }),
-      field("types", "Events", { placeholder: "all, or types such as batch.completed batch.expired" }, "separated by blanks"),
+      field("types", "Events", { placeholder: "all" }, "or types, separated by blanks: batch.completed batch.expired"),
       field("label", "Label", { maxlength: 255, placeholder: "your name for it" }),
     ];
     askFor({

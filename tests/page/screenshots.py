@@ -213,6 +213,7 @@ def take(browser: Browser, url: str, api: httpx.Client, batch: int, parked: str,
         shoot(page, "phone-list", folder)
         page.goto(f"{url}/#/batches/{batch}")
         expect(page.locator(".tile")).to_have_count(184)
+        expect(page.locator(".big")).to_be_visible()
         shoot(page, "phone-batch", folder)
 
 
