@@ -21,7 +21,7 @@ from core import errors
 from core.batches.batch import COLUMNS, Batch, from_row
 from core.batches.lifecycle import State
 from core.storage import limits, tables
-from lastbit.ids import ItemId
+from lastbit.ids import MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
 
 SCAN: Final = 10_000
 """Maximum rows that a page examines for a filter without an index."""
@@ -84,10 +84,7 @@ class Filter:
         if self.key is not None:
             conditions.append(_table.batch_key == self.key)
         if isinstance(self.parent, ItemId):
-            size = _table.parent_group_size
-            number = self.parent.group * size + self.parent.index
-            conditions += [_table.parent_batch == self.parent.batch, _table.parent_number == number]
-            conditions.append(size > self.parent.index)
+            conditions += _stands_for(self.parent)
         elif self.parent is not None:
             conditions.append(_table.parent_batch == self.parent)
         return conditions
@@ -109,10 +106,7 @@ class Filter:
 
     def examined(self) -> list[sa.ColumnElement[bool]]:
         """The conditions for which rows must be read."""
-        # A text of labels is JSON, in which a quotation mark is never part of a name or a value.
-        conditions: list[sa.ColumnElement[bool]] = [
-            tables.holds(_table.labels, json.dumps({name: value})[1:-1]) for name, value in self.labels.items()
-        ]
+        conditions = [_has_label(name, value) for name, value in self.labels.items()]
         if self.outcome is Outcome.SUCCEEDED:
             conditions.append(_succeeds())
         elif self.outcome is Outcome.FAILED:
@@ -135,6 +129,23 @@ class Filter:
 def _without_index(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
     """The column, in a form for which the database uses no index."""
     return sa.func.coalesce(column, sa.null(), type_=column.type)
+
+
+def _stands_for(item: ItemId) -> list[sa.ColumnElement[bool]]:
+    """The conditions for the child of this item."""
+    if item.group * MIN_GROUP_SIZE >= MAX_ITEMS or item.index >= MAX_GROUP_SIZE:
+        return [sa.false()]  # there is no such item, and the product below could be too large for a database
+    size = _table.parent_group_size
+    # Without its type, PostgreSQL would compute with 32 bits, like the size's column.
+    number = sa.literal(item.group, sa.BigInteger) * size + item.index
+    return [_table.parent_batch == item.batch, _table.parent_number == number, size > item.index]
+
+
+def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
+    # Labels are stored as JSON: {"a": "b", "c": "d"}. Within a name or a value, a quotation mark comes after a
+    # backslash, so one after a brace or a blank belongs to no name and no value.
+    pair = json.dumps({name: value})[1:-1]
+    return sa.or_(*(tables.holds(_table.labels, before + pair) for before in ("{", " ")))
 
 
 def _succeeds() -> sa.ColumnElement[bool]:

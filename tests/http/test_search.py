@@ -59,6 +59,11 @@ def test_labels_are_compared_whole_and_by_bytes(http: httpx.Client, name: str) -
         {"team": "search\\"},
         {"team": "sé%_"},
         {"team": "search", "b": ", "},
+        {"b": ", ", "team": "search"},
+        {'x"team': "search"},
+        {'{"team': "search"},
+        {' "team': "search"},
+        {"a": '{"', "team": "search2"},
     ]
     ids = [open_batch(http, key=name, labels=pairs)["id"] for pairs in labels]
     for pairs in labels:
@@ -128,6 +133,17 @@ def test_children_are_found_by_their_parent(http: httpx.Client, name: str) -> No
     assert found(http, parent=parent) == ids[::-1]
     assert found(http, parent=f"{parent}:1:3") == [ids[1]]
     assert found(http, parent=f"{parent}:0:67") == found(http, parent=f"{parent}:0:0") == []
+
+
+def test_the_child_of_an_item_with_a_large_number_is_found(http: httpx.Client, name: str) -> None:
+    """Groups and numbers need more than 32 bits. Items that no batch can have are nobody's parent."""
+    parent = open_batch(http, items=10**12, group_size=64)["id"]
+    child = open_batch(http, key=name, parent=f"{parent}:15624999999:63")["id"]
+    assert found(http, parent=f"{parent}:15624999999:63") == [child]
+    wide_parent = open_batch(http, items=10**12, group_size=32768)["id"]
+    open_batch(http, parent=f"{wide_parent}:0:3")
+    for item in ("15625000000:0", "0:3000000000", "9007199254740991:0", "9007199254740991:9007199254740991"):
+        assert found(http, parent=f"{parent}:{item}") == found(http, parent=f"{wide_parent}:{item}") == []
 
 
 def test_counts_are_by_state(http: httpx.Client, name: str) -> None:
