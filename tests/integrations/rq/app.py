@@ -64,3 +64,9 @@ def waits_in_its_first_run(word: str) -> None:
     if run() == 1:
         store.rpush(f"begun:{word}", os.getpid())
         time.sleep(3600)
+
+
+def waits_for_a_go(word: str) -> None:
+    run()
+    store.rpush(f"begun:{word}", os.getpid())
+    store.blpop([f"go:{word}"], 60)

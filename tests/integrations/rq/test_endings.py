@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,7 +18,10 @@ from rq.command import send_stop_job_command
 from lastbit import Client, errors
 from lastbit.batch import BatchHandle
 from lastbit.integrations import rq as adapter
+from lastbit.integrations._settler import Resolution
 from lastbit.integrations.rq import LastbitSimpleWorker, fan_out, item_of_job, job_id_of, reconcile
+from lastbit.integrations.rq._relay import Relay
+from lastbit.models import AckResult
 from lastbit.retry import Retry as ClientRetry
 from tests.integrations.rq.conftest import StartWorker
 from tests.integrations.workers import wait_until
@@ -99,6 +103,47 @@ def test_the_job_of_a_killed_worker_is_retried_or_fails_its_item(
         batch.wait(30)
     assert batch.info.succeeded == bool(retries)
     assert reasons(batch).keys() == (set() if retries else {0})
+
+
+def test_a_work_horse_outlives_its_worker(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
+    """It acks the item itself then, and saves the job as finished."""
+    with worker() as first:
+        batch = fan_out(app.queue, app.waits_for_a_go, [("w",)])
+        store.blpop(["begun:w"], 30)
+        first.kill()  # the work-horse has a process group of its own
+    assert batch.refresh().pending == 1
+    store.rpush("go:w", 1)
+    assert batch.wait(30).succeeded
+    job = app.queue.fetch_job(job_id_of(f"{batch.id}:0:0"))
+    wait_until(lambda: job.get_status() == "finished", "the job is finished")
+
+
+def test_a_work_horse_gets_the_errors_of_its_worker() -> None:
+    """And the results. It continues after an error."""
+    results = {"1:0:0": AckResult(applied=1), "1:0:1": errors.LastbitError("no service")}
+
+    def resolve(resolution: Resolution) -> AckResult:
+        result = results[resolution.item]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def run_horse() -> None:
+        relay.enter_horse()
+        for item in ("1:0:1", "1:0:0"):
+            try:
+                answers.put(relay.send(Resolution(item)))
+            except errors.LastbitError as error:
+                answers.put(str(error))
+
+    fork = multiprocessing.get_context("fork")
+    relay, answers = Relay(resolve), fork.SimpleQueue()
+    horse = fork.Process(target=run_horse)
+    horse.start()
+    relay.serve()
+    assert [answers.get(), answers.get()] == ["no service", AckResult(applied=1)]
+    horse.join(30)
+    wait_until(lambda: "lastbit-relay" not in {thread.name for thread in threading.enumerate()}, "the thread has ended")
 
 
 def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client: Client) -> None:

@@ -19,23 +19,22 @@ pending. `fan_out` refuses the option `ttl` for that reason.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
-from lastbit import _calls, errors
-from lastbit._protocol import Answer, Flow, Service
+from lastbit import errors
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.ids import ItemId
 from lastbit.integrations import _fan_out
 from lastbit.integrations._messages import MOST_REASON, item_of
+from lastbit.integrations._settler import Resolution
+from lastbit.integrations.rq._relay import Relay
 from lastbit.models import AckResult
 
 try:
@@ -77,32 +76,43 @@ class LastbitMixin:
     """
 
     _own_client: Client | None = None
-    _horse_client: Client | None = None
+    _relay: Relay | None = None
 
     def lastbit_client(self) -> Client:
-        """A new client. It is called once in a worker, and once for its work-horses, before the first fork."""
+        """A new client. It is called once in a worker, and in a work-horse whose worker has ended."""
         return Client()
 
     def _client(self) -> Client:
-        if self._horse_client is not None and self.is_horse:  # type: ignore[attr-defined]
-            return self._horse_client
         if self._own_client is None:
             self._own_client = self.lastbit_client()
         return self._own_client
 
+    def _send(self, resolution: Resolution) -> AckResult:
+        if self._relay is not None and self.is_horse:  # type: ignore[attr-defined]
+            try:
+                return self._relay.send(resolution)
+            except (EOFError, OSError) as error:
+                log.warning("the worker of this work-horse has ended (%r); the work-horse calls the service", error)
+                self._relay = None
+        return _resolve_by(self._client(), resolution)
+
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
-        # A client is made before the fork, which saves its cost in each work-horse. It has no connections here. Modules
-        # and caches that a first call fills are filled here too, with a call of the worker's own client.
-        if self._horse_client is None:
-            self._horse_client = self.lastbit_client()
-            self._client().driver.run(_first_call)
+        self._relay = Relay(partial(_resolve_by, self._client()))
         super().fork_work_horse(job, queue)  # type: ignore[misc]
+        self._relay.serve()
+
+    def main_work_horse(self, job: Job, queue: Queue) -> None:
+        # The worker goes on with its client, so this process must neither use nor close its connections.
+        self._workers_client, self._own_client = self._own_client, None
+        if self._relay is not None:
+            self._relay.enter_horse()
+        super().main_work_horse(job, queue)  # type: ignore[misc]
 
     def handle_job_success(self, job: Job, queue: Queue, started_job_registry: Any) -> None:
         item = item_of_job(job.id)
         while item is not None:
             try:
-                _warn(self._client().ack(item))
+                _warn(self._send(Resolution(item)))
             except errors.LastbitError as error:
                 # If the job ended as failed instead, its work would be done again.
                 log.warning("item %s is not acked yet, and is sent again: %s", item, error)
@@ -137,17 +147,15 @@ class LastbitMixin:
         item = item_of_job(job.id)
         if item is not None:
             try:
-                _warn(self._client().fail(item, _reason(exc_string)))
+                _warn(self._send(Resolution(item, failed=True, reason=_reason(exc_string))))
             except errors.LastbitError as error:
                 log.warning("item %s is not failed yet, the next maintenance will fail it: %s", item, error)
 
 
-def _first_call(service: Service) -> Flow[None]:
-    """Send one request, without retries, and decode a result as that of an ack. What the service answers does not
-    matter."""
-    answer = Answer(200, {}, json.dumps(asdict(AckResult())).encode())
-    service.decoded("POST /v1/acks", answer, AckResult.from_json)
-    yield next(_calls.get(service, 0))
+def _resolve_by(client: Client, resolution: Resolution) -> AckResult:
+    if resolution.failed:
+        return client.fail(resolution.item, resolution.reason)
+    return client.ack(resolution.item)
 
 
 class LastbitWorker(LastbitMixin, Worker):
