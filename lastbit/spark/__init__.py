@@ -13,6 +13,7 @@ from lastbit.spark.numbering import with_item_ids
 from lastbit.spark.progress import AckProgress
 from lastbit.spark.ranges import explain
 from lastbit.spark.registration import register
+from lastbit.spark.tables import delta_rows, iceberg_rows
 from lastbit.spark.tallies import TallyReport, apply_tally, tally_stream
 from lastbit.spark.udf import ack_udf
 from lastbit.spark.versions import PySparkTooOld
@@ -27,7 +28,9 @@ __all__ = [
     "ack_stream",
     "ack_udf",
     "apply_tally",
+    "delta_rows",
     "explain",
+    "iceberg_rows",
     "is_item_id",
     "item_batch",
     "item_group",

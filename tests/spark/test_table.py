@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyspark
 import pytest
+from deltalake import write_deltalake
+from pyiceberg.catalog.memory import InMemoryCatalog
 
 from jobs import bulk_ack
 from jobs import tally_stream as tally_job
@@ -35,6 +38,11 @@ class Case:
         (folder / "ids" / "a.txt").write_text("".join(f"{self.batch.id}:0:{n}\n" for n in range(ITEMS)))
         self.ids = spark.range(ITEMS).select(functions.item_id(self.batch.id, "id").alias("item_id"))
         self.tally = folder.name
+
+    @property
+    def table(self) -> pa.Table:
+        """The ids, for tables that Spark doesn't write."""
+        return pa.table({"item_id": [f"{self.batch.id}:0:{n}" for n in range(ITEMS)]})
 
     @property
     def acked(self) -> bool:
@@ -98,6 +106,21 @@ def tally_job_counts(case: Case) -> bool:
     return tally_job.main([*arguments, *checkpoint]) == 0 and case.client.tally(case.tally).value("k") == 6
 
 
+def delta_rows(case: Case) -> bool:
+    path = str(case.folder / "delta")
+    write_deltalake(path, case.table)
+    return functions.ack(functions.delta_rows(path, 0), url=case.url).applied == ITEMS and case.acked
+
+
+def iceberg_rows(case: Case) -> bool:
+    catalog = InMemoryCatalog(case.tally, warehouse=f"file://{case.folder}/iceberg")
+    catalog.create_namespace("shop")
+    table = catalog.create_table("shop.rendered", case.table.schema)
+    table.append(case.table)
+    rows = functions.iceberg_rows(table, table.current_snapshot().snapshot_id)
+    return functions.ack(rows, url=case.url).applied == ITEMS and case.acked
+
+
 def bulk_ack_acks(case: Case) -> bool:
     arguments = ["--input", str(case.folder / "ids"), "--format", "text", "--url", case.url]
     return bulk_ack.main(arguments) == 0 and case.acked
@@ -111,6 +134,8 @@ USES: dict[str, Callable[[Case], bool]] = {
     "`item_id`, `item_batch`, `item_group`, `item_index`, `item_number`, `is_item_id`": columns,
     "`with_item_ids`": with_item_ids,
     "`explain`": explain,
+    "`delta_rows`": delta_rows,
+    "`iceberg_rows`": iceberg_rows,
     "`ack_udf`": lambda case: (
         [row[0] for row in case.ids.select(functions.ack_udf(case.url)("item_id")).collect()] == ["accepted"] * ITEMS
     ),
