@@ -225,13 +225,6 @@ MUTANTS = [
         _TASKIQ + "test_a_task_ends_only_when_the_service_is_back",
     ),
     Mutant(
-        "a-work-horse-whose-worker-was-killed-saves-its-job-unacked",
-        "lastbit.integrations.rq:LastbitMixin._send",
-        "return _resolve_by(self._client(), resolution)",
-        "return AckResult()",
-        _RQ + "test_a_work_horse_outlives_its_worker",
-    ),
-    Mutant(
         "cancelled-jobs-are-overlooked",
         "lastbit.integrations.rq:reconcile",
         "canceled.get_job_ids(cleanup=False)",
