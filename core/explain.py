@@ -147,10 +147,13 @@ def _failures_exceeded(_: Connection, subject: _Subject) -> Iterator[Reason]:
         return
     limits = [] if batch.tolerated_failures is None else [_count(batch.tolerated_failures, "failure")]
     limits += [] if batch.tolerated_failure_percentage is None else [f"{batch.tolerated_failure_percentage} %"]
+    if batch.passes_tolerance:
+        past = f"The failures passed the batch's tolerance of {' and '.join(limits)}"
+    else:  # an update has raised or removed it, or failed items were acked
+        past = f"The failures had passed the batch's tolerance, which is {' and '.join(limits) or 'removed'} now"
     yield Reason(
         "failures_exceeded",
-        f"The failures passed the batch's tolerance of {' and '.join(limits)}; {batch.failed:,} of "
-        f"{_count(batch.items, 'item')} are failed now.",
+        f"{past}; {batch.failed:,} of {_count(batch.items, 'item')} are failed now.",
         {
             "failed": batch.failed,
             "tolerated_failures": batch.tolerated_failures,

@@ -13,6 +13,7 @@ from core.acks.call import AckResult, Completed
 from core.batches.batch import Batch, Opening
 from core.batches.lifecycle import State, Verb
 from core.batches.tolerance import OnExceeded
+from core.batches.update import Patch
 from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema, tables
@@ -198,6 +199,17 @@ def test_the_explanation_names_the_tolerance(service: Service) -> None:
     fail(service, batch, [0, 1])
     reasons = {reason.code: reason for reason in service.batches.explain(batch).reasons}
     assert "tolerance of 1 failure and 20 %; 2 of 5 items are failed now" in reasons["failures_exceeded"].text
+    for patch, words in (
+        (
+            Patch(tolerated_failures=2, tolerated_failure_percentage=None),
+            "had passed the batch's tolerance, which is 2 failures now",
+        ),
+        (Patch(tolerated_failures=None), "had passed the batch's tolerance, which is removed now; 2 of 5 items"),
+        (Patch(tolerated_failures=1), "passed the batch's tolerance of 1 failure; 2 of 5 items are failed now"),
+    ):
+        service.batches.update(batch, patch)
+        reasons = {reason.code: reason for reason in service.batches.explain(batch).reasons}
+        assert words in reasons["failures_exceeded"].text
     resolve(service, batch, [1, 2, 3, 4])
     reasons = {reason.code: reason for reason in service.batches.explain(batch).reasons}
     assert "within its tolerance: 1 of its 5 items failed" in reasons["complete"].text
