@@ -1,8 +1,12 @@
 """The batch: its row, its states, and the reading and repairing of its bits.
 
-`lifecycle` has the rules without a database, `batch` the verbs that write the batch's row, `nesting` the link between a
-batch and its parent. `ranges` and `group_counts` read bits. `verify` compares counts with bits, and `repair` restores
-the counts. `expiry` selects the batches that the janitor expires or removes, and `purge` removes a batch.
+The rules without a database are in `lifecycle` and `tolerance`. `batch` reads, locks and cancels a batch, and
+`batch_rows` has its row as SQL. `writing` opens, extends and seals many batches in one transaction. `update`, `redrive`
+and `callbacks` have a verb or a part of a batch each; `once` makes a verb safe to repeat. `nesting` is the link between
+a batch and its parent, whose items `core.acks.parents` resolves.
 
-A new verb of a batch goes into `batch`, and its rule into `lifecycle`. A new way to read the items gets its own module.
+`search` finds batches. `ranges`, `group_counts` and `failures` read the items of one. `verify` compares counts with
+bits, and `repair` restores the counts. `expiry` selects the batches that expire or are removed, and `purge` removes one.
+
+A new verb gets its own module, and its rule goes into `lifecycle`. So does a new way to read the items.
 """

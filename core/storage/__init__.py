@@ -1,8 +1,9 @@
 """The database: connections, transactions, errors of drivers, and the version of the schema.
 
-Only `database` begins, commits, rolls back and retries transactions. `dialects` has the differences between databases,
-one file per database, and `engines` the code that their connection pools share. `faults` classifies the drivers'
-errors. `continuity` detects that a connection leads to another database. `galera` has the additions for clusters.
+`opening` opens a database for a program. Only `database` begins, commits, rolls back and retries transactions.
+`dialects` has the differences between databases, one file per database, and `engines` the code that their connection
+pools share. `faults` classifies the drivers' errors. `continuity` detects that a connection leads to another database.
+`galera` has the additions for clusters.
 `statements` sends several statements at once, `limits` limits a page in bytes, `tables` defines the tables, `schema`
 migrates them, and `checks` reports unsafe settings of a database.
 
