@@ -6,7 +6,8 @@ and `callbacks` have a verb or a part of a batch each; `once` makes a verb safe 
 a batch and its parent, whose items `core.acks.parents` resolves.
 
 `search` finds batches. `ranges`, `group_counts` and `failures` read the items of one. `verify` compares counts with
-bits, and `repair` restores the counts. `expiry` selects the batches that expire or are removed, and `purge` removes one.
+bits, and `repair` restores the counts. `expiry` selects the batches that expire or are removed, and `purge` removes
+one.
 
 A new verb gets its own module, and its rule goes into `lifecycle`. So does a new way to read the items.
 """
