@@ -29,7 +29,7 @@ back and begins again, and then the first read rejects the items.
 *Two transactions insert the row of the same group.* A group without a row is all pending, and a row that doesn't exist
 can't be locked. Both transactions insert the row. One of them gets a duplicate key, at the latest in the packet of its
 COMMIT, rolls back and begins again. Until then its counts may be wrong, so it first inserts the row if they seem
-impossible.
+impossible. If both fail the same item, the duplicate is its reason, which is inserted before the row.
 
 *A bitfield in memory is outdated*, since another process has changed the group. The counts of the locked row determine
 its bits, and the counts in memory must be the same (see `cache`).
@@ -50,6 +50,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
 
 from core import errors
 from core.acks import apply, completion
@@ -382,14 +383,22 @@ def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list
 
 
 def _write_reasons(tx: Connection, state: FlushState) -> None:
-    """Remove the reasons of redriven items, and insert the reasons of failed items."""
+    """Remove the reasons of redriven items, and insert the reasons of failed items. Raises `faults.BeginAgain` if
+    another transaction has inserted the row of a group, and a reason in it, first."""
     if state.redriven:
         _remove_reasons(tx, state)
     by_reason: dict[str, list[tuple[int, int]]] = {}
     for item, reason in sorted(state.reasons.items()):
         by_reason.setdefault(reason, []).append(item)
     for reason, items in by_reason.items():
-        dialects.of(tx).insert_reason(tx, reason, items)
+        try:
+            dialects.of(tx).insert_reason(tx, reason, items)
+        except IntegrityError as error:
+            groups = {(batch, number // state.seen[batch].group_size) for batch, number in items}
+            # The other groups are locked, so a reason that is there already is a contradiction.
+            if faults.is_duplicate(error) and not groups.isdisjoint(state.missing):
+                raise faults.BeginAgain from error
+            raise
 
 
 def _remove_reasons(tx: Connection, state: FlushState) -> None:

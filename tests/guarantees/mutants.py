@@ -1489,6 +1489,13 @@ MUTANTS = [
         "pass",
         _LAST + "test_a_transaction_has_ended_after_its_last_statements",
     ),
+    Mutant(
+        "a-reason-that-another-transaction-inserted-first-is-an-error",
+        "core.acks.flush:_write_reasons",
+        "if faults.is_duplicate(error) and ",
+        "if False and ",
+        _RACES + "test_an_item_that_fails_twice_at_once_has_one_of_the_reasons",
+    ),
     # Crashes: what one transaction must do is done in two.
     Mutant(
         "an-ack-commits-its-bits-before-its-counts",

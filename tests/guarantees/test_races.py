@@ -94,6 +94,32 @@ def test_a_last_item_delivered_twice_is_complete_for_both_workers_and_newly_for_
     verify_some(referee, ids)
 
 
+def test_an_item_that_fails_twice_at_once_has_one_of_the_reasons(referee: Service) -> None:
+    """Its group has no row yet, so there is nothing to lock before the reasons. Another item of each call fails
+    once."""
+    rounds = ROUNDS // 4
+    ids = prepare(referee.database, rounds, lambda number: (GROUP, {}))
+
+    def check(number: int, first: AckResult, other: AckResult) -> None:
+        assert sorted([(first.applied, first.repeated), (other.applied, other.repeated)]) == [(1, 1), (2, 0)]
+        _, page = referee.batches.ranges(ids[number], "failed", 0, 10)
+        (reasons,) = (part.reasons for part in page.ranges)
+        assert (reasons[9], reasons[11]) == ("first", "other")
+        assert reasons[10] in ("first", "other")
+
+    race(
+        referee.database,
+        rounds,
+        lambda service, number: ack(service, (ids[number], 0, 9), (ids[number], 0, 10), verb=Verb.FAIL, reason="first"),
+        lambda service, number: ack(
+            service, (ids[number], 0, 10), (ids[number], 0, 11), verb=Verb.FAIL, reason="other"
+        ),
+        check=check,
+    )
+    recount(referee.database)
+    verify_some(referee, ids)
+
+
 def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile(referee: Service) -> None:
     """Two workers ack an item that isn't the last one; one may lock its group and the other the batch."""
     ids = prepare(referee.database, ROUNDS, lambda number: (GROUP, {0: 5} if number % 2 else {}))
