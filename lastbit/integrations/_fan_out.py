@@ -14,6 +14,9 @@ last issued chunk again, of which some messages may have been sent. Their items 
 has chunks of another size, or fewer messages than were sent, it is refused. Messages in another order can't be
 detected: the caller must produce them in the same order.
 
+*A redrive is forgotten.* `resend` returns when the broker has all messages of a redrive, and its position is stored
+after that. A producer that dies in between sends them again.
+
 *Memory.* One chunk of messages is held at a time.
 """
 
@@ -30,11 +33,13 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lastbit import _calls, errors, progress
+from lastbit.ids import ItemId
 from lastbit.retry import Retry
 
 if TYPE_CHECKING:
     from lastbit.batch import AsyncBatchHandle, BatchHandle
     from lastbit.client import AsyncClient, Client
+    from lastbit.failures import Redrive
 
 T = TypeVar("T")
 
@@ -79,17 +84,9 @@ def fan_out(
     `ServiceUnreachable`, and the exceptions of `messages` and `send`.
     """
     options = _Options(key, labels, batch, seal, idempotency_key, chunk)
-    iterator = iter(messages)
     with _counting(progress) as show:
-        steps = _steps(client, lambda: list(islice(iterator, chunk)), send, time.sleep, options, show)
-        result: Any = None
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration as end:
-                handle: BatchHandle = end.value
-                return handle
-            result = step()
+        handle: BatchHandle = _run(_steps(client, _reader(messages, chunk), send, time.sleep, options, show))
+        return handle
 
 
 async def fan_out_async(
@@ -108,15 +105,80 @@ async def fan_out_async(
     """`fan_out`, awaited. `send` is a coroutine function; the messages may come from an asynchronous generator."""
     options = _Options(key, labels, batch, seal, idempotency_key, chunk)
     with _counting(progress) as show:
-        steps = _steps(client, _reader(messages, chunk), send, asyncio.sleep, options, show)
-        result: Any = None
+        steps = _steps(client, _async_reader(messages, chunk), send, asyncio.sleep, options, show)
+        handle: AsyncBatchHandle = await _run_async(steps)
+        return handle
+
+
+def resend(client: Client, redrive: Redrive, messages: Iterable[T], send: Send[T]) -> int:
+    """Send the messages of a redrive's items again, and return their number. Store the redrive's position afterwards:
+
+        for redrive in client.redrives(after=positions.get("thumbnails")):
+            resend(client, redrive, messages_of(redrive.key), send)
+            positions["thumbnails"] = redrive.position
+
+    `messages` are all messages of the batch, in the order in which their items were issued: those of its `fan_out`
+    again. `send` as there. Nothing is sent for a batch that was cancelled, has expired or was deleted meanwhile, as
+    its items can't be acked any more.
+
+    A producer that is killed before it has stored the position sends the messages once more; the items count once.
+
+    Raises `InvalidArgument` if there are too few messages, `MessagesRefused`, `ServiceError`, `ServiceUnreachable`, and
+    the exceptions of `messages` and `send`.
+    """
+    batch = client.batch(redrive.batch)
+    ids = _reader(batch.redriven(redrive), CHUNK)
+    count: int = _run(_resend_steps(batch, redrive, ids, _reader(messages, CHUNK), send, time.sleep))
+    return count
+
+
+async def resend_async(
+    client: AsyncClient, redrive: Redrive, messages: Iterable[T] | AsyncIterable[T], send: SendAsync[T]
+) -> int:
+    """`resend`, awaited. `send` is a coroutine function; the messages may come from an asynchronous generator."""
+    batch = client.batch(redrive.batch)
+    ids = _async_reader(batch.redriven(redrive), CHUNK)
+    count: int = await _run_async(
+        _resend_steps(batch, redrive, ids, _async_reader(messages, CHUNK), send, asyncio.sleep)
+    )
+    return count
+
+
+def send_items(ids: Iterable[str], group_size: int, messages: Iterable[T], send: Send[T]) -> int:
+    """Send the messages of these items, whose ids ascend, and return their number. `messages` are all messages of the
+    batch. Raises as `resend`."""
+    count: int = _run(_item_steps(_reader(ids, CHUNK), group_size, _reader(messages, CHUNK), send, time.sleep))
+    return count
+
+
+def _run(steps: _Steps) -> Any:
+    """Run the steps, and return their result."""
+    try:
+        step = next(steps)
         while True:
             try:
+                result = step()
+            except Exception as error:  # noqa: BLE001  # the steps handle it, or raise it again
+                step = steps.throw(error)
+            else:
                 step = steps.send(result)
-            except StopIteration as end:
-                handle: AsyncBatchHandle = end.value
-                return handle
-            result = await step()
+    except StopIteration as end:
+        return end.value
+
+
+async def _run_async(steps: _Steps) -> Any:
+    """`_run`, awaited."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = await step()
+            except Exception as error:  # noqa: BLE001  # the steps handle it, or raise it again
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
+    except StopIteration as end:
+        return end.value
 
 
 @dataclass(frozen=True)
@@ -226,20 +288,58 @@ def _send_all(pairs: Pairs[T], send: Callable[[Pairs[T]], Any], sleep: Callable[
         yield partial(sleep, pause)
 
 
-def send_all(pairs: Pairs[T], send: Send[T]) -> None:
-    """Send the messages, and those that were refused again, with growing pauses. Raises `MessagesRefused`."""
-    steps = _send_all(pairs, send, time.sleep)
-    result: Any = None
-    while True:
-        try:
-            step = steps.send(result)
-        except StopIteration:
-            return
-        result = step()
+def _resend_steps(
+    batch: Any,
+    redrive: Redrive,
+    read_ids: Callable[[], Any],
+    read: Callable[[], Any],
+    send: Callable[[Pairs[T]], Any],
+    sleep: Callable[[float], Any],
+) -> _Steps:
+    """Send the messages of a redrive's items, unless these can't be acked any more."""
+    try:
+        info = yield batch.refresh
+    except errors.BatchNotFound:
+        return 0
+    if info.ended and not info.complete:
+        return 0
+    return (yield from _item_steps(read_ids, redrive.group_size, read, send, sleep))
 
 
-def _reader(messages: Iterable[T] | AsyncIterable[T], chunk: int) -> Callable[[], Awaitable[list[T]]]:
+def _item_steps(
+    read_ids: Callable[[], Any],
+    group_size: int,
+    read: Callable[[], Any],
+    send: Callable[[Pairs[T]], Any],
+    sleep: Callable[[float], Any],
+) -> _Steps:
+    """Send the messages of items, and return their number. `read_ids` and `read` return the next ids, which ascend, and
+    the next of all messages of the batch."""
+    sent = start = 0
+    messages: Sequence[T] = ()  # those of the items from the number `start` on
+    while ids := (yield read_ids):
+        pairs = []
+        for id in ids:
+            number = ItemId.parse(id).number(group_size) or 0
+            while number >= start + len(messages):
+                start += len(messages)
+                messages = yield read
+                if not messages:
+                    raise errors.InvalidArgument(f"item {id} has no message: there are only {start} messages")
+            pairs.append((id, messages[number - start]))
+        yield from _send_all(pairs, send, sleep)
+        sent += len(pairs)
+    return sent
+
+
+def _reader(messages: Iterable[T], chunk: int) -> Callable[[], list[T]]:
     """A function that returns the next `chunk` messages."""
+    iterator = iter(messages)
+    return lambda: list(islice(iterator, chunk))
+
+
+def _async_reader(messages: Iterable[T] | AsyncIterable[T], chunk: int) -> Callable[[], Awaitable[list[T]]]:
+    """`_reader`, awaited."""
     if isinstance(messages, AsyncIterable):
         source = aiter(messages)
 
@@ -251,10 +351,10 @@ def _reader(messages: Iterable[T] | AsyncIterable[T], chunk: int) -> Callable[[]
                     break
             return taken
     else:
-        iterator = iter(messages)
+        following = _reader(messages, chunk)
 
         async def read() -> list[T]:
-            return list(islice(iterator, chunk))
+            return following()
 
     return read
 

@@ -31,6 +31,7 @@ from typing import Any, Final, Literal, TypeAlias
 from lastbit import errors
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
+from lastbit.failures import Redrive
 from lastbit.integrations import _fan_out
 from lastbit.integrations._messages import item_of, reason_of
 from lastbit.integrations._settler import Resolution, Settler
@@ -260,6 +261,15 @@ def fan_out(
         chunk=chunk,
         progress=progress,
     )
+
+
+def resend(redrive: Redrive, messages: Iterable[Sendable], *, broker: Broker | None = None) -> int:
+    """Send the messages of a redrive's items again, and return their number. Store the redrive's position afterwards.
+
+    `messages` are all messages of the batch, in the order of its fan-outs; see `lastbit.integrations.resend`.
+    """
+    broker = broker or get_broker()
+    return _fan_out.resend(_middleware(broker).client, redrive, _checked(messages), partial(_send, broker))
 
 
 def _make_room(thread: ConsumerThread, message: MessageProxy) -> None:

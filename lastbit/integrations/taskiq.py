@@ -32,6 +32,7 @@ from lastbit import errors
 from lastbit.acker import AsyncAcker
 from lastbit.batch import AsyncBatchHandle
 from lastbit.client import AsyncClient
+from lastbit.failures import Redrive
 from lastbit.integrations import _fan_out
 from lastbit.integrations._messages import item_of, reason_of
 from lastbit.models import Completed
@@ -195,12 +196,7 @@ async def fan_out(
     Everything else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer
     again. Raises `InvalidArgument` also if the broker has no `LastbitMiddleware`.
     """
-    kicker = task if isinstance(task, AsyncKicker) else task.kicker()
-    ack_type = str(getattr(kicker.labels.get("ack_type", SAVED), "value", kicker.labels.get("ack_type", SAVED)))
-    if ack_type.lower() != SAVED:
-        raise errors.InvalidArgument(
-            f"the label ack_type is {ack_type!r}: the message would be acked before its item; remove the label"
-        )
+    kicker = _kicker(task)
     return await _fan_out.fan_out_async(
         _middleware(kicker.broker).client,
         _checked(arguments),
@@ -213,6 +209,28 @@ async def fan_out(
         chunk=chunk,
         progress=progress,
     )
+
+
+async def resend(task: Task, redrive: Redrive, arguments: Iterable[Arguments] | AsyncIterable[Arguments]) -> int:
+    """Send the messages of a redrive's items again, and return their number. Store the redrive's position afterwards.
+
+    `arguments` are those of all calls of the batch, in the order of its fan-outs; see `lastbit.integrations.resend`.
+    All messages are for one task, so not for a batch with several.
+    """
+    kicker = _kicker(task)
+    client = _middleware(kicker.broker).client
+    return await _fan_out.resend_async(client, redrive, _checked(arguments), partial(_send, kicker))
+
+
+def _kicker(task: Task) -> AsyncKicker[Any, Any]:
+    """Raises `InvalidArgument` if messages of the task would be acked too early."""
+    kicker = task if isinstance(task, AsyncKicker) else task.kicker()
+    ack_type = str(getattr(kicker.labels.get("ack_type", SAVED), "value", kicker.labels.get("ack_type", SAVED)))
+    if ack_type.lower() != SAVED:
+        raise errors.InvalidArgument(
+            f"the label ack_type is {ack_type!r}: the message would be acked before its item; remove the label"
+        )
+    return kicker
 
 
 def _middleware(broker: AsyncBroker) -> LastbitMiddleware:

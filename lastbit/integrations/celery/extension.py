@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import islice
 from typing import Literal
 
 from celery import Celery
@@ -16,7 +15,8 @@ from lastbit._protocol import Service
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.errors import InvalidArgument
-from lastbit.integrations._fan_out import CHUNK, fan_out, send_all
+from lastbit.failures import Redrive
+from lastbit.integrations._fan_out import CHUNK, fan_out, resend, send_items
 from lastbit.integrations.celery import eager, worker
 from lastbit.integrations.celery.publisher import Publisher
 from lastbit.integrations.celery.requests import WHEN_IGNORED
@@ -106,22 +106,14 @@ class Lastbit:
         run twice, and count once. Raises `InvalidArgument` if the batch has more items than `tasks`.
         """
         handle = self.client.batch(batch) if isinstance(batch, int) else batch
-        count = 0
+        pending = (item for found in handle.pending() for item in found.ids)
         with Publisher(self.app, self.client) as publisher:
-            pairs = _pending(handle, map(publisher.checked, tasks))
-            while chunk := list(islice(pairs, CHUNK)):
-                send_all(chunk, publisher.send)
-                count += len(chunk)
-        return count
+            return send_items(pending, handle.refresh().group_size, map(publisher.checked, tasks), publisher.send)
 
+    def resend(self, redrive: Redrive, tasks: Iterable[Signature]) -> int:
+        """Publish the tasks of a redrive's items again; returns their number. Store the redrive's position afterwards.
 
-def _pending(batch: BatchHandle, tasks: Iterator[Signature]) -> Iterator[tuple[str, Signature]]:
-    """The pending items with their tasks."""
-    position = 0
-    for pending in batch.pending():
-        for number, item in zip(range(pending.start, pending.end), pending.ids, strict=True):
-            task = next(islice(tasks, number - position, None), None)
-            if task is None:
-                raise InvalidArgument(f"item {item} is pending, but there are no more than {number} tasks")
-            position = number + 1
-            yield item, task
+        `tasks` are all tasks of the batch, in the order of its fan-outs; see `lastbit.integrations.resend`.
+        """
+        with Publisher(self.app, self.client) as publisher:
+            return resend(self.client, redrive, map(publisher.checked, tasks), publisher.send)

@@ -20,6 +20,7 @@ from typing import Any
 from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
+from lastbit.failures import Redrive
 from lastbit.integrations import CHUNK, Failed
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations._workers import ITEM, Workers, checked_workers
@@ -40,6 +41,7 @@ __all__ = [
     "fan_out",
     "headers_of",
     "item_of",
+    "resend",
 ]
 
 
@@ -81,6 +83,17 @@ def fan_out(
         chunk=chunk,
         progress=progress,
     )
+
+
+def resend(
+    producer: Any, topic: str, redrive: Redrive, values: Iterable[Value], *, lastbit: Client | None = None
+) -> int:
+    """Publish the records of a redrive's items again, and return their number. Store the redrive's position afterwards.
+
+    `values` are all values of the batch, in the order of its fan-outs; see `lastbit.integrations.resend`. Everything
+    else is as in `fan_out`.
+    """
+    return integrations.resend(lastbit or Client(), redrive, values, sender(producer, topic))
 
 
 def consume(

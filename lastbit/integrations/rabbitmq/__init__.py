@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
+from lastbit.failures import Redrive
 from lastbit.integrations import CHUNK, Failed
 from lastbit.integrations._resolving import reason_of
 from lastbit.integrations._stopping import stopped_by_signals
@@ -35,7 +36,7 @@ from lastbit.streams.sources.amqp import Message
 if TYPE_CHECKING:
     from pika.connection import Parameters
 
-__all__ = ["ITEM", "Failed", "Message", "Outgoing", "consume", "fail_dead_letters", "fan_out", "item_of"]
+__all__ = ["ITEM", "Failed", "Message", "Outgoing", "consume", "fail_dead_letters", "fan_out", "item_of", "resend"]
 
 PREFETCH = 100
 """The default number of unacked messages for each consumer."""
@@ -85,6 +86,25 @@ def fan_out(
             chunk=chunk,
             progress=progress,
         )
+
+
+def resend(
+    broker: str | Parameters,
+    routing_key: str,
+    redrive: Redrive,
+    bodies: Iterable[Body],
+    *,
+    exchange: str = "",
+    lastbit: Client | None = None,
+) -> int:
+    """Publish the messages of a redrive's items again, and return their number. Store the redrive's position
+    afterwards.
+
+    `bodies` are all bodies of the batch, in the order of its fan-outs; see `lastbit.integrations.resend`. Everything
+    else is as in `fan_out`.
+    """
+    with Sender(broker, exchange, routing_key) as send:
+        return integrations.resend(lastbit or Client(), redrive, bodies, send)
 
 
 def consume(

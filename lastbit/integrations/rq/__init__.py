@@ -30,6 +30,7 @@ from typing import Any, Final
 from lastbit import errors
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
+from lastbit.failures import Redrive
 from lastbit.ids import ItemId
 from lastbit.integrations import _fan_out
 from lastbit.integrations._messages import MOST_REASON, item_of
@@ -255,14 +256,11 @@ def fan_out(
     LASTBIT_TOKEN. The workers must be a `LastbitWorker`, `LastbitSimpleWorker` or have the `LastbitMixin`. Everything
     else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again.
     """
-    for name, reason in _REFUSED.items():
-        if name in (options or {}):
-            raise errors.InvalidArgument(f"the option {name!r} is not possible here: {reason}")
     client = client or default_client()
     return _fan_out.fan_out(
         client,
         _checked(arguments),
-        partial(_send, queue, function, dict(options or {}), client),
+        _sender(queue, function, options, client),
         key=key,
         labels=labels,
         batch=batch,
@@ -273,6 +271,25 @@ def fan_out(
     )
 
 
+def resend(
+    queue: Queue,
+    function: Any,
+    redrive: Redrive,
+    arguments: Iterable[Sequence[Any] | Mapping[str, Any]],
+    *,
+    client: Client | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> int:
+    """Enqueue the jobs of a redrive's items again, and return their number. Store the redrive's position afterwards.
+
+    `arguments` are those of all calls of the batch, in the order of its fan-outs; see `lastbit.integrations.resend`.
+    All jobs are for one function, so not for a batch with several.
+    Everything else is as in `fan_out`.
+    """
+    client = client or default_client()
+    return _fan_out.resend(client, redrive, _checked(arguments), _sender(queue, function, options, client))
+
+
 def _checked(arguments: Iterable[Any]) -> Iterator[Any]:
     for position, call in enumerate(arguments):
         if not isinstance(call, tuple | list | Mapping):
@@ -281,6 +298,13 @@ def _checked(arguments: Iterable[Any]) -> Iterator[Any]:
                 f"arguments, not {type(call).__name__}"
             )
         yield call
+
+
+def _sender(queue: Queue, function: Any, options: Mapping[str, Any] | None, client: Client) -> _fan_out.Send[Any]:
+    for name, reason in _REFUSED.items():
+        if name in (options or {}):
+            raise errors.InvalidArgument(f"the option {name!r} is not possible here: {reason}")
+    return partial(_send, queue, function, dict(options or {}), client)
 
 
 def _send(

@@ -22,6 +22,7 @@ from typing import Any
 from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
+from lastbit.failures import Redrive
 from lastbit.integrations import CHUNK, Failed
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations.sqs._consumer import Consumer, Handler, Options
@@ -29,7 +30,7 @@ from lastbit.integrations.sqs._fan_out import Body, Group, Sender
 from lastbit.integrations.sqs._queue import ITEM, MOST_ENTRIES, Message, Queue, item_of, receives
 from lastbit.models import Completed
 
-__all__ = ["ITEM", "Failed", "Message", "consume", "fail_dead_letters", "fan_out", "item_of"]
+__all__ = ["ITEM", "Failed", "Message", "consume", "fail_dead_letters", "fan_out", "item_of", "resend"]
 
 log = logging.getLogger("lastbit.sqs")
 
@@ -77,6 +78,28 @@ def fan_out(
             chunk=chunk,
             progress=progress,
         )
+
+
+def resend(
+    client: Any,
+    queue_url: str,
+    redrive: Redrive,
+    bodies: Iterable[Body],
+    *,
+    group: Group | None = None,
+    senders: int = 8,
+    lastbit: Client | None = None,
+) -> int:
+    """Send the messages of a redrive's items again, and return their number. Store the redrive's position afterwards.
+
+    `bodies` are all bodies of the batch, in the order of its fan-outs; see `lastbit.integrations.resend`. On a FIFO
+    queue, the deduplication id is that of the item and the redrive; a body with a deduplication id of its own is
+    dropped by SQS within five minutes of the first one. Everything else is as in `fan_out`.
+    """
+    queue = Queue(client, queue_url)
+    with ThreadPoolExecutor(senders, "lastbit-sqs-send") as executor:
+        send = Sender(client, queue, group, executor, f"/{redrive.position}")
+        return integrations.resend(lastbit or Client(), redrive, bodies, send)
 
 
 def consume(

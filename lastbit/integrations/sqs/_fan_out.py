@@ -46,14 +46,16 @@ class _Entry:
 
 
 class Sender:
-    """Sends messages to a queue, with several calls at a time."""
+    """Sends messages to a queue, with several calls at a time. `occasion`: appended to the deduplication ids, so that
+    SQS doesn't drop messages that are sent again on purpose."""
 
-    def __init__(self, client: Any, queue: Queue, group: Group | None, executor: Executor) -> None:
+    def __init__(self, client: Any, queue: Queue, group: Group | None, executor: Executor, occasion: str = "") -> None:
         self._client = client
         self._url = queue.url
         self._is_fifo = queue.is_fifo
         self._group = group
         self._executor = executor
+        self._occasion = occasion
 
     def __call__(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """Send the messages. Returns those that SQS refused, or that must wait for a refused one, in their order."""
@@ -89,7 +91,7 @@ class Sender:
             if "MessageGroupId" not in fields:
                 raise errors.InvalidArgument("messages of a FIFO queue have a group: pass group, a text or a function")
             # SQS drops a repeat within five minutes, as after a rerun of the producer.
-            fields.setdefault("MessageDeduplicationId", item)
+            fields.setdefault("MessageDeduplicationId", item + self._occasion)
         size = _size(fields)
         if size > MOST_BYTES:
             raise errors.InvalidArgument(f"item {item}: a message has at most {MOST_BYTES:,} bytes, not {size:,}")

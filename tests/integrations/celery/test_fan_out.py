@@ -14,6 +14,8 @@ from lastbit import errors
 from lastbit.integrations.celery import Lastbit
 from lastbit.integrations.celery.publisher import Publisher
 from tests.integrations.celery.workers import Place, outcomes
+from tests.integrations.redrives import redriven
+from tests.integrations.workers import wait_until
 from tests.support.servers import free_port
 
 
@@ -72,13 +74,25 @@ def test_lost_tasks_are_published_again(place: Place) -> None:
         published.append((headers["id"], body[0]))
 
     before_task_publish.connect(note)
-    with pytest.raises(errors.InvalidArgument, match=f"item {ids[99]} is pending, but there are no more than 99 tasks"):
+    with pytest.raises(errors.InvalidArgument, match=f"item {ids[99]} has no message: there are only 99 messages"):
         place.lastbit.republish(batch, tasks[:99])
     assert published == []
     assert place.lastbit.republish(batch.id, iter(tasks)) == 4
     assert published == [(ids[number], (number,)) for number in lost]
     assert outcomes(batch) == {}
     assert place.lastbit.republish(batch, tasks) == 0
+
+
+def test_redriven_tasks_are_published_again(place: Place) -> None:
+    """Those of failed items. They run with their items' ids, and fail again."""
+    tasks = [place.task("fail" if number % 2 else "succeed") for number in range(6)]
+    batch = place.lastbit.fan_out(tasks)
+    failed = {f"{batch.id}:0:{number}": "ValueError: no such product" for number in (1, 3, 5)}
+    assert outcomes(batch) == failed
+    assert place.lastbit.resend(redriven(place.client, batch), iter(tasks)) == 3
+    runs = lambda: [place.runs(f"{batch.id}:0:{number}") for number in range(6)]  # noqa: E731
+    wait_until(lambda: runs() == [1, 2] * 3, "they run again")
+    assert outcomes(batch) == failed
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,12 @@ def run() -> int:
     return int(store.hincrby("runs", message.message_id, 1))
 
 
+@dramatiq.actor(max_retries=0)
+def fails_at_first_if_wrong(word: str) -> None:
+    if run() == 1 and word == "wrong":
+        raise ValueError(word)
+
+
 @dramatiq.actor(max_retries=0, store_results=True)
 def succeeds(number: int) -> int:
     run()

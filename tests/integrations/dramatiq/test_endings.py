@@ -11,8 +11,9 @@ from dramatiq.results import ResultFailure
 
 from lastbit import Client
 from lastbit.batch import BatchHandle
-from lastbit.integrations.dramatiq import fan_out
+from lastbit.integrations.dramatiq import fan_out, resend
 from tests.integrations.dramatiq.conftest import StartWorker
+from tests.integrations.redrives import redriven
 from tests.integrations.workers import wait_until
 
 
@@ -73,6 +74,17 @@ def test_each_ending_resolves_its_item(app: ModuleType, worker: StartWorker, cli
     runs = {item: int(count) for item, count in store.hgetall("runs").items() if item.startswith(f"{batch.id}:")}
     assert runs == {f"{batch.id}:0:{number}": count for number, count in {0: 1, 1: 3, 2: 2, 8: 1, retried: 1}.items()}
     assert batch.verify().ok
+
+
+def test_redriven_messages_run_again(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
+    """Those that had failed, with their own arguments."""
+    messages = [app.fails_at_first_if_wrong.message(word) for word in ("wrong", "right", "wrong", "right")]
+    with worker():
+        batch = fan_out(messages)
+        assert batch.wait(30).failed == 2
+        assert resend(redriven(client, batch), iter(messages)) == 2
+        wait_until(lambda: batch.refresh().succeeded, "the failed items are acked")
+    assert [int(store.hget("runs", f"{batch.id}:0:{number}")) for number in range(4)] == [2, 1, 2, 1]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from lastbit.integrations import Failed, _fan_out, _workers
 from lastbit.integrations import kafka as adapter
 from tests.integrations.kafka.conftest import committed, consumer, records
 from tests.integrations.rabbitmq.conftest import running
+from tests.integrations.redrives import redriven
 from tests.integrations.workers import wait_until
 from tests.support.servers import running_service, sqlite_file
 
@@ -69,6 +70,17 @@ def test_a_producer_that_is_run_again_repeats_at_most_a_chunk(
     pairs = Counter((int(record.value()), adapter.item_of(record)) for record in records(address, "rerun", end))
     assert sorted(pairs) == [(number, f"{batch.id}:0:{number}") for number in range(100)]
     assert pairs.total() <= 120
+
+
+def test_redriven_records_are_published_again(address: str, producer: confluent_kafka.Producer, client: Client) -> None:
+    """With their items and their own values."""
+    values = [str(number) for number in range(5)]
+    batch = adapter.fan_out(producer, "redriven", values, lastbit=client)
+    items = [f"{batch.id}:0:{number}" for number in range(5)]
+    client.fail([items[1], items[3]])
+    assert adapter.resend(producer, "redriven", redriven(client, batch), values, lastbit=client) == 2
+    found = Counter((record.value(), adapter.item_of(record)) for record in records(address, "redriven", 7))
+    assert found == {(str(n).encode(), items[n]): 2 if n in (1, 3) else 1 for n in range(5)}
 
 
 def producer_end(address: str, topic: str) -> list[int]:

@@ -46,6 +46,11 @@ def fails() -> None:
     raise ValueError("no such picture")
 
 
+def fails_at_first_if_wrong(word: str) -> None:
+    if run() == 1 and word == "wrong":
+        raise ValueError(word)
+
+
 def exceeds_its_time() -> None:
     time.sleep(60)
 

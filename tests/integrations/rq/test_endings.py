@@ -19,10 +19,11 @@ from lastbit import Client, errors
 from lastbit.batch import BatchHandle
 from lastbit.integrations import rq as adapter
 from lastbit.integrations._settler import Resolution
-from lastbit.integrations.rq import LastbitSimpleWorker, fan_out, item_of_job, job_id_of, reconcile
+from lastbit.integrations.rq import LastbitSimpleWorker, fan_out, item_of_job, job_id_of, reconcile, resend
 from lastbit.integrations.rq._relay import Relay
 from lastbit.models import AckResult
 from lastbit.retry import Retry as ClientRetry
+from tests.integrations.redrives import redriven
 from tests.integrations.rq.conftest import StartWorker
 from tests.integrations.workers import wait_until
 from tests.support.servers import ServiceProcess, sqlite_file
@@ -70,6 +71,20 @@ def test_each_ending_resolves_its_item(app: ModuleType, worker: StartWorker, cli
     assert found == {2: "ValueError: no such picture", 5: "the job returned Retry after 1 retries"}
     assert runs(store) == {0: 1, 1: 3, 2: 2, 3: 1, 4: 3, 5: 2, 7: 1, 8: 2}
     assert batch.verify().ok
+
+
+def test_redriven_jobs_run_again(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
+    """Those that had failed, with their own arguments and options."""
+    calls = [(word,) for word in ("wrong", "right", "wrong", "right")]
+    with worker():
+        batch = fan_out(app.queue, app.fails_at_first_if_wrong, calls)
+        assert batch.wait(30).failed == 2
+        redrive = redriven(client, batch)
+        assert resend(app.queue, app.fails_at_first_if_wrong, redrive, calls, options={"timeout": 30}) == 2
+        wait_until(lambda: batch.refresh().succeeded, "the failed items are acked")
+    assert runs(store) == {0: 2, 1: 1, 2: 2, 3: 1}
+    with pytest.raises(errors.InvalidArgument, match="the option 'ttl' is not possible here"):
+        resend(app.queue, app.fails, redrive, calls, options={"ttl": 1})
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 from lastbit import Client, InvalidArgument
 from lastbit.integrations import Failed, sqs
+from tests.integrations.redrives import redriven
 from tests.integrations.sqs.conftest import Consume
 from tests.support.aws import Moto
 
@@ -32,6 +33,24 @@ def test_refused_messages_keep_their_groups_order(moto: Moto, lastbit: Client) -
         numbers[group].append(number)
     assert numbers == {group: ["0", "1", "2", "3", "4"] for group in "abc"}
     assert batch.refresh().items == 15
+
+
+def test_redriven_messages_are_not_dropped_as_repeats(moto: Moto, lastbit: Client) -> None:
+    """Within five minutes of the first ones (which the simulator doesn't check): their deduplication ids are others. A
+    repeated resend is dropped."""
+    queue = moto.queue(fifo=True)
+    bodies = [f"a {n}" for n in range(5)]
+    batch = sqs.fan_out(queue.client, queue.url, bodies, group=group_of, lastbit=lastbit)
+    queue.drain()
+    lastbit.fail([f"{batch.id}:0:{n}" for n in (1, 3)])
+    redrive = redriven(lastbit, batch)
+    for _ in range(2):
+        assert sqs.resend(queue.client, queue.url, redrive, bodies, group=group_of, lastbit=lastbit) == 2
+    messages = queue.drain()
+    assert [message["Body"] for message in messages] == ["a 1", "a 3"]
+    assert [message["Attributes"]["MessageDeduplicationId"] for message in messages] == [
+        f"{batch.id}:0:{n}/{redrive.position}" for n in (1, 3)
+    ]
 
 
 def test_a_message_needs_a_group(moto: Moto, lastbit: Client) -> None:

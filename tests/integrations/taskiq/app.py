@@ -70,6 +70,12 @@ async def fails(context: Current) -> None:
     raise KeyError("picture")
 
 
+@broker.task
+async def fails_at_first_if_wrong(word: str, context: Current) -> None:
+    if run(context) == 1 and word == "wrong":
+        raise ValueError(word)
+
+
 @broker.task(timeout=0.05)
 async def exceeds_its_time() -> None:
     await asyncio.sleep(60)

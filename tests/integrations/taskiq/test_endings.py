@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import ModuleType
 from typing import Any
 
 import pytest
 from taskiq.kicker import AsyncKicker
 
+from lastbit import Client
 from lastbit.batch import BatchHandle
+from lastbit.failures import Redrive
+from lastbit.integrations.taskiq import resend
+from tests.integrations.redrives import redriven
 from tests.integrations.taskiq.conftest import Send, StartWorker
 from tests.integrations.workers import wait_until
 
@@ -53,6 +58,24 @@ def test_each_ending_resolves_its_item(app: ModuleType, worker: StartWorker, sen
     runs = {int(item.split(":")[2]): int(count) for item, count in store.hgetall("runs").items()}
     assert runs == {0: 1, 2: 3, 3: 2, 4: 1, 7: 2, 8: 1}
     assert batch.verify().ok
+
+
+def test_redriven_tasks_run_again(app: ModuleType, worker: StartWorker, send: Send, client: Client, store: Any) -> None:
+    """Those that had failed, with their own arguments."""
+    calls = [(word,) for word in ("wrong", "right", "wrong", "right")]
+
+    async def sending(redrive: Redrive) -> int:
+        await app.broker.startup()
+        count = await resend(app.fails_at_first_if_wrong, redrive, calls)
+        await app.broker.shutdown()
+        return count
+
+    with worker():
+        batch = send(*((app.fails_at_first_if_wrong, call) for call in calls))
+        assert batch.wait(30).failed == 2
+        assert asyncio.run(sending(redriven(client, batch))) == 2
+        wait_until(lambda: batch.refresh().succeeded, "the failed items are acked")
+    assert [int(store.hget("runs", f"{batch.id}:0:{number}")) for number in range(4)] == [2, 1, 2, 1]
 
 
 @pytest.mark.slow
