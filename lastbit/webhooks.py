@@ -58,25 +58,24 @@ class Webhook:
 
 
 @dataclass(frozen=True, slots=True)
-class CreatedWebhook(Webhook):
+class _WithSecret(Webhook):
+    secret: str = field(repr=False)
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(**cls._fields(data), secret=data["secret"])
+
+
+class CreatedWebhook(_WithSecret):
     """A new webhook with its secret, which is shown only once: store it for the receiver."""
 
-    secret: str = field(repr=False)
-
-    @classmethod
-    def from_json(cls, data: Json) -> Self:
-        return cls(**cls._fields(data), secret=data["secret"])
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RotatedWebhook(Webhook):
+class RotatedWebhook(_WithSecret):
     """A webhook with its new secret: store it for the receiver. No other call returns it."""
 
-    secret: str = field(repr=False)
-
-    @classmethod
-    def from_json(cls, data: Json) -> Self:
-        return cls(**cls._fields(data), secret=data["secret"])
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
