@@ -55,6 +55,7 @@ _REFUSED: Final = {
     "job_id": "the job's id is the item's",
     "ttl": "a job that expires in the queue leaves no trace, so its item would stay pending",
 }
+_UNREACHABLE: Final = (redis.ConnectionError, redis.TimeoutError)
 
 
 def job_id_of(item: str | ItemId) -> str:
@@ -287,7 +288,20 @@ def resend(
     Everything else is as in `fan_out`.
     """
     client = client or default_client()
-    return _fan_out.resend(client, redrive, _checked(arguments), _sender(queue, function, options, client))
+    send = _sender(queue, function, options, client)
+
+    def send_again(pairs: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
+        # They would count for the new runs, as RQ keeps the hash of an ended job.
+        try:
+            with queue.connection.pipeline(transaction=False) as pipeline:
+                for item, _ in pairs:
+                    pipeline.hdel(Job.key_for(job_id_of(item)), "number_of_retries", "retries_left")
+                pipeline.execute()
+        except _UNREACHABLE as error:
+            return _refused(pairs, error)
+        return send(pairs)
+
+    return _fan_out.resend(client, redrive, _checked(arguments), send_again)
 
 
 def _checked(arguments: Iterable[Any]) -> Iterator[Any]:
@@ -324,10 +338,14 @@ def _send(
         return []
     try:
         queue.enqueue_many([Queue.prepare_data(**job) for job in jobs])
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        log.warning("the broker is unreachable, and %d jobs wait: %s", len(pairs), error)
-        return pairs
+    except _UNREACHABLE as error:
+        return _refused(pairs, error)
     return []
+
+
+def _refused(pairs: Sequence[tuple[str, Any]], error: Exception) -> Sequence[tuple[str, Any]]:
+    log.warning("the broker is unreachable, and %d jobs wait: %s", len(pairs), error)
+    return pairs
 
 
 def _resolve(client: Client, item: str, job: Job) -> None:

@@ -87,6 +87,16 @@ def test_redriven_jobs_run_again(app: ModuleType, worker: StartWorker, client: C
         resend(app.queue, app.fails, redrive, calls, options={"ttl": 1})
 
 
+def test_a_redriven_job_has_all_its_retries_again(app: ModuleType, client: Client, store: Any) -> None:
+    """RQ counts the retries of a job that returns Retry in the job's hash, which outlives the job."""
+    batch = fan_out(app.queue, app.always_returns_retry, [()], client=client)
+    LastbitSimpleWorker([app.queue], connection=app.store).work(burst=True)
+    assert (batch.refresh().failed, runs(store)) == (1, {0: 2})
+    resend(app.queue, app.always_returns_retry, redriven(client, batch), [()], client=client)
+    LastbitSimpleWorker([app.queue], connection=app.store).work(burst=True)
+    assert runs(store) == {0: 4}
+
+
 @pytest.mark.slow
 def test_a_stopped_job_fails_its_item(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
     """Although it has retries left."""
