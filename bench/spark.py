@@ -2,6 +2,9 @@
 their group and counts them: by the group's numbers, which must be parsed, and by the text before the last colon, which
 is the least possible work with an id.
 
+The processor time is that of everything that takes part: Spark, its Python workers, the service and MariaDB. Other work
+on the machine changes it less than the seconds.
+
 `python -m bench.spark --items 20000000` measures one size, `--random` with ids in random order, `--connect` through
 Spark Connect; `--billion` opens a batch of a billion items, acks all of them through Spark and checks that it is
 complete. Everything is end to end: Parquet, the JVM, Python workers, HTTP, MariaDB with its fsyncs.
@@ -21,7 +24,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
@@ -70,7 +72,7 @@ class Peaks:
 
     @property
     def driver(self) -> float:
-        return _resident(os.getpid())
+        return measure.memory(os.getpid(), "VmHWM")
 
     def __enter__(self) -> Peaks:
         self._done.clear()
@@ -84,16 +86,9 @@ class Peaks:
 
     def _look(self) -> None:
         while not self._done.wait(0.1):
-            self.workers = max([self.workers, *map(_resident, _python_workers())])
-
-
-def _resident(process: int) -> float:
-    """The peak so far, as the kernel records it."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
+            for process in _python_workers():
+                with contextlib.suppress(OSError, IndexError):  # it has ended
+                    self.workers = max(self.workers, measure.memory(process, "VmHWM"))
 
 
 def _python_workers() -> list[int]:
@@ -106,10 +101,42 @@ def _python_workers() -> list[int]:
     return processes
 
 
-def _seconds(work: Any) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+@dataclass
+class Spent:
+    seconds: float = 0.0
+    processor: float = 0.0
+
+
+@contextlib.contextmanager
+def _spending() -> Iterator[Spent]:
+    """What the block needs, known when it ends."""
+    spent = Spent()
+    start, before = time.perf_counter(), _processor_time()
+    yield spent
+    spent.seconds, spent.processor = time.perf_counter() - start, _processor_time() - before
+
+
+def _median(rounds: list[Spent]) -> Spent:
+    return Spent(
+        statistics.median(each.seconds for each in rounds), statistics.median(each.processor for each in rounds)
+    )
+
+
+def _processor_time() -> float:
+    """User and system time of this process and its descendants, including those that have ended."""
+    parents, times = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)], times[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+
+    def ours(process: int) -> bool:
+        while process not in (0, os.getpid()):
+            process = parents.get(process, 0)
+        return process != 0
+
+    return sum(ticks for process, ticks in times.items() if ours(process)) / os.sysconf("SC_CLK_TCK")
 
 
 def _write_ids(spark: SparkSession, batch: int, items: int, at_random: bool, folder: Path) -> None:
@@ -130,7 +157,7 @@ def _group_and_count(spark: SparkSession, folder: Path, by_text: bool) -> None:
 
 
 def timings(spark: SparkSession, client: Client, items: int, *, rounds: int = 3, at_random: bool = False) -> list[str]:
-    """One row of the table: medians of the rounds, each of which acks a new batch and checks that it is complete."""
+    """One column of the table: medians of the rounds, each of which acks a new batch and checks that it is complete."""
     numbers, texts, acks = [], [], []
     peaks = Peaks()
     for number_of_round in range(rounds + 1):
@@ -138,61 +165,75 @@ def timings(spark: SparkSession, client: Client, items: int, *, rounds: int = 3,
         folder = Path(tempfile.mkdtemp(prefix="lastbit-ids-", dir=FOLDER))
         try:
             _write_ids(spark, batch.id, items, at_random, folder / "ids")
-            counted = []
-            for by_text in (False, True):
-                start = time.perf_counter()
-                _group_and_count(spark, folder / "ids", by_text)
-                counted.append(time.perf_counter() - start)
-            with peaks:
-                start = time.perf_counter()
+            with _spending() as number:
+                _group_and_count(spark, folder / "ids", by_text=False)
+            with _spending() as text:
+                _group_and_count(spark, folder / "ids", by_text=True)
+            with peaks, _spending() as acked:
                 report = ack(spark.read.parquet(str(folder / "ids")), url=client.url)
-                acked = time.perf_counter() - start
         finally:
             shutil.rmtree(folder)
         verification = batch.verify()
         if not (report.applied == items == verification.acked and verification.ok and report.completed == (batch.id,)):
             raise RuntimeError(f"{items} items were sent; the report is {report}, but the batch has {verification}")
         if number_of_round or not rounds:  # the first round warms up the JVM
-            numbers.append(counted[0])
-            texts.append(counted[1])
+            numbers.append(number)
+            texts.append(text)
             acks.append(acked)
-    number, text, seconds = (statistics.median(times) for times in (numbers, texts, acks))
+    number, text, acked = map(_median, (numbers, texts, acks))
     order = "at random" if at_random else "in order"
     return [
-        *(f"{items:,} ids, {order}", f"{seconds:.1f}", f"{number:.1f}", f"{seconds / number:.2f}"),
-        *(f"{text:.1f}", f"{seconds / text:.2f}", f"{peaks.driver:.0f}", f"{peaks.workers:.0f}"),
+        *(f"{items:,} ids, {order}", f"{acked.seconds:.1f}", f"{number.seconds:.1f}", f"{text.seconds:.1f}"),
+        *(f"{acked.seconds / number.seconds:.2f}", f"{acked.seconds / text.seconds:.2f}"),
+        *(f"{acked.processor:.1f}", f"{number.processor:.1f}", f"{acked.processor / number.processor:.2f}"),
+        *(f"{peaks.driver:.0f}", f"{peaks.workers:.0f}"),
     ]
 
 
 TITLE = "spark: acks from Parquet, local[2], over HTTP into MariaDB (medians)"
-COLUMNS = ["", "ack, s", "count by numbers, s", "ratio", "by text, s", "ratio", "driver's Python, MB", "a worker, MB"]
+FIGURES = [
+    *("", "ack, s", "count by numbers, s", "count by text, s", "ack / by numbers", "ack / by text"),
+    *("ack, processor s", "count by numbers, processor s", "ack / by numbers, processor"),
+    *("driver's Python, MB", "a Python worker, MB"),
+]
+
+
+def _show(sizes: list[list[str]]) -> None:
+    """A column for each size."""
+    names, *rows = zip(FIGURES, *sizes, strict=True)
+    measure.show(TITLE, list(names), rows)
 
 
 def billion(spark: SparkSession, client: Client, items: int = BILLION) -> None:
     """Open, extend, ack everything through Spark, complete; measure each step."""
-    steps: dict[str, float] = {}
     peaks = Peaks()
     with peaks:
-        start = time.perf_counter()
-        batch = client.open(key="a billion items")
-        steps["open"] = time.perf_counter() - start
-        steps["extend"] = _seconds(lambda: batch.extend(items))
-        steps["seal"] = _seconds(batch.seal)
+        with _spending() as opening:
+            batch = client.open(key="a billion items")
+        with _spending() as extending:
+            batch.extend(items)
+        with _spending() as sealing:
+            batch.seal()
         ids = spark.range(0, items, 1, 64).select(item_id(batch.id, "id").alias("item_id"))
-        start = time.perf_counter()
-        report = ack(ids, url=client.url)
-        steps["ack all, and with the last one complete"] = time.perf_counter() - start
+        with _spending() as acking:
+            report = ack(ids, url=client.url)
     if report.completed != (batch.id,):
         raise RuntimeError(f"the batch did not complete: {report}")
-    start = time.perf_counter()
-    verification = batch.verify()
-    steps["verify: count the bits again"] = time.perf_counter() - start
+    with _spending() as verifying:
+        verification = batch.verify()
     if not (verification.ok and verification.acked == items and batch.refresh().succeeded):
         raise RuntimeError(f"the bits differ: {verification}")
+    steps = {
+        "open": opening,
+        "extend": extending,
+        "seal": sealing,
+        "ack all, and with the last one complete": acking,
+        "verify: count the bits again": verifying,
+    }
     measure.show(
         f"{items:,} items through Spark, local[2], over HTTP into MariaDB",
         ["", "seconds"],
-        [[name, f"{seconds:.3f}"] for name, seconds in steps.items()]
+        [[name, f"{spent.seconds:.3f}"] for name, spent in steps.items()]
         + [["peak of the driver's Python, MB", f"{peaks.driver:.0f}"], ["of a worker, MB", f"{peaks.workers:.0f}"]],
     )
 
@@ -211,13 +252,12 @@ def everything(connect: bool = False) -> Iterator[tuple[SparkSession, Client]]:
 def run(scale: Scale) -> None:
     sizes = (20_000_000, 100_000_000) if scale.items > 1_000_000 else (200_000,)
     with everything() as (spark, client):
-        lines = [timings(spark, client, items, rounds=scale.rounds if items < 50_000_000 else 1) for items in sizes]
-    measure.show(TITLE, COLUMNS, lines)
+        _show([timings(spark, client, items, rounds=scale.rounds if items < 50_000_000 else 1) for items in sizes])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
-    parser.add_argument("--items", type=int, nargs="*", default=[], help="ids in Parquet; a line for each size")
+    parser.add_argument("--items", type=int, nargs="*", default=[], help="ids in Parquet; a column for each size")
     parser.add_argument("--random", action="store_true", help="in no order")
     parser.add_argument("--rounds", type=int, default=3, help="rounds after one that warms up (3)")
     parser.add_argument("--billion", nargs="?", type=int, const=BILLION, metavar="ITEMS", help="a batch of this size")
@@ -225,8 +265,7 @@ def main() -> None:
     options = parser.parse_args()
     with everything(options.connect) as (spark, client):
         if options.items:
-            lines = [timings(spark, client, n, rounds=options.rounds, at_random=options.random) for n in options.items]
-            measure.show(TITLE, COLUMNS, lines)
+            _show([timings(spark, client, n, rounds=options.rounds, at_random=options.random) for n in options.items])
         if options.billion:
             billion(spark, client, options.billion)
 
