@@ -192,16 +192,17 @@ def test_a_stop_ends_long_polls_and_answers_what_is_under_way(sqlite_url: str) -
         answers: list[httpx.Response] = []
         under_way = threading.Event()
 
-        def wait() -> None:
-            def begun(_: httpx.Request) -> None:
+        def trace(event: str, _: object) -> None:
+            if event == "http11.send_request_headers.complete":
                 under_way.set()
 
-            with httpx.Client(base_url=running.url, timeout=70, event_hooks={"request": [begun]}) as waiter:
-                answers.append(waiter.get(f"/v1/batches/{batch}?wait=60"))
+        def wait() -> None:
+            with httpx.Client(base_url=running.url, timeout=70) as waiter:
+                answers.append(waiter.get(f"/v1/batches/{batch}?wait=60", extensions={"trace": trace}))
 
         thread = threading.Thread(target=wait)
         thread.start()
-        under_way.wait(10)
+        assert under_way.wait(30)
         while client.get("/healthz").status_code != 200:  # a round trip after the waiter's request
             pass
         # uvicorn raises the signal again after the last answer, so that its parent sees the cause.
