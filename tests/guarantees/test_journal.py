@@ -376,12 +376,15 @@ def test_a_reader_never_misses_an_item_whose_ack_was_answered(
     acked_numbers: set[int] = set()
     completions: list[int] = []
     trouble: list[BaseException] = []
+    pages, page_read = 0, threading.Condition()
 
     def consume(place: int) -> None:
         try:
             with Database(url) as database:
                 consumer_service = Service(database, combiner=Combiner)
                 for start in range(place * 20, items, 40):
+                    with page_read:  # so that there are enough pages, however slow they are
+                        page_read.wait_for(lambda start=start: start < items * (pages + 1) / 15, timeout=30)
                     part = order[start : start + 20]
                     answer = ack(consumer_service, batch, part, size=size)
                     assert answer.applied == len(part)
@@ -394,12 +397,13 @@ def test_a_reader_never_misses_an_item_whose_ack_was_answered(
     threads = [threading.Thread(target=consume, args=(place,)) for place in range(2)]
     for thread in threads:
         thread.start()
-    pages = 0
     while any(thread.is_alive() for thread in threads):
         before = set(acked_numbers)
         misses = before & pending(service, batch)
         assert not misses, f"{len(misses)} items on the page were acked before it was requested"
-        pages += 1
+        with page_read:
+            pages += 1
+            page_read.notify_all()
     for thread in threads:
         thread.join()
     if trouble:
