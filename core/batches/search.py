@@ -79,8 +79,7 @@ class Filter:
 
     def indexed(self) -> list[sa.ColumnElement[bool]]:
         """The conditions for which there is an index, without the prefixes of the key and the times."""
-        state = State.COMPLETE if self._is_complete else self.state
-        conditions = [_table.state == state if state else _without_index(_table.state) != State.DELETING]
+        conditions = self._states()
         if self.key is not None:
             conditions.append(_table.batch_key == self.key)
         if isinstance(self.parent, ItemId):
@@ -88,6 +87,15 @@ class Filter:
         elif self.parent is not None:
             conditions.append(_table.parent_batch == self.parent)
         return conditions
+
+    def _states(self) -> list[sa.ColumnElement[bool]]:
+        state = State.COMPLETE if self._is_complete else self.state
+        if state is None:
+            return [_without_index(_table.state) != State.DELETING]
+        if self.times():
+            # For an equality, MariaDB would look up all batches of this state that are newer than the period.
+            return [_table.state >= state, _table.state <= state]
+        return [_table.state == state]
 
     def prefixes(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
         """The conditions for the beginning of the key. `by_index`: the database may look them up in the index."""
