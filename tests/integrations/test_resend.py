@@ -39,7 +39,7 @@ def expected(batch: BatchHandle, failed: list[int] = FAILED) -> list[tuple[str, 
 
 
 def test_each_item_gets_its_own_message(client: Client) -> None:
-    """Those that were redriven, and no others; refused ones are sent again."""
+    """Only the messages of redriven items are sent; the messages that the broker refuses are sent again."""
     batch, broker = failed_batch(client), Broker()
     broker.refused = {8: 2, 6500: 1}
     assert resend(client, redriven(client, batch), numbers(COUNT), broker.send) == len(FAILED)

@@ -22,7 +22,7 @@ def session(spark: Any) -> Any:
 
 
 def partitions(frame: Any) -> int:
-    """Those that have rows."""
+    """The number of partitions that have rows."""
     return frame.select(sf.spark_partition_id()).distinct().count()
 
 

@@ -74,7 +74,7 @@ def test_each_ending_resolves_its_item(app: ModuleType, worker: StartWorker, cli
 
 
 def test_redriven_jobs_run_again(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
-    """Those that had failed, with their own arguments and options."""
+    """Only the failed items run again, each with its own arguments, and with the new options."""
     calls = [(word,) for word in ("wrong", "right", "wrong", "right")]
     with worker():
         batch = fan_out(app.queue, app.fails_at_first_if_wrong, calls)

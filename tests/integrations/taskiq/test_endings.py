@@ -61,7 +61,7 @@ def test_each_ending_resolves_its_item(app: ModuleType, worker: StartWorker, sen
 
 
 def test_redriven_tasks_run_again(app: ModuleType, worker: StartWorker, send: Send, client: Client, store: Any) -> None:
-    """Those that had failed, with their own arguments."""
+    """Only the failed items run again, each with its own arguments."""
     calls = [(word,) for word in ("wrong", "right", "wrong", "right")]
 
     async def sending(redrive: Redrive) -> int:
