@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -141,9 +141,37 @@ def needed(tx: Connection) -> int | None:
 
 
 def prune(database: Database, keep: int = inbox.KEEP) -> int:
-    """Prune the inboxes of all processes. Return the number of removed rows."""
-    floors = database.snapshot(lambda tx: [(definition.name, floor(tx, definition)) for definition in all_of(tx)])
-    return sum(inbox.prune(database, name, lowest, keep) for name, lowest in floors)
+    """Prune the inboxes of all processes: remove rows at least `keep` positions below the lowest floor. Return the
+    number of removed rows."""
+    count = 0
+    for definition in database.read(all_of):
+        database.write(_raise_pruned, definition.name, keep, repeatable=True)
+        for status in inbox.PRUNED:
+            count += database.write_in_chunks(_remove_pruned, definition.name, status)
+    return count
+
+
+def _raise_pruned(tx: Connection, name: str, keep: int) -> None:
+    if _lock(tx, name, deleted=False):
+        limit = floor(tx, get(tx, name)) - keep
+        tx.execute(
+            sa.update(tables.process_definitions)
+            .where(_definitions.name == name, _definitions.pruned < limit)
+            .values(pruned=limit)
+        )
+
+
+def _remove_pruned(tx: Connection, name: str, status: inbox.Status) -> int:
+    row = _lock(tx, name, deleted=False)
+    return inbox.remove_chunk(tx, name, status, row.pruned) if row else 0
+
+
+def _lock(tx: Connection, name: str, *, deleted: bool) -> Any:
+    """The process's row, if it is in this state. Locked, because the process may be deleted and defined again between
+    any two transactions; the rows of the new one must stay."""
+    state = _definitions.deleted_at.is_not(None) if deleted else _definitions.deleted_at.is_(None)
+    query = sa.select(tables.process_definitions).where(_definitions.name == name, state)
+    return tx.execute(query.with_for_update()).first()
 
 
 def delete(database: Database, name: str) -> None:
@@ -178,7 +206,9 @@ def sweep(database: Database) -> None:
 
 
 def _remove(tx: Connection, table: sa.Table, name: str) -> bool:
-    """Remove a chunk of a process's rows. Return whether there may be more."""
+    """Remove a chunk of a deleted process's rows. Return whether there may be more."""
+    if not _lock(tx, name, deleted=True):
+        return False
     condition = table.c.name == name
     instances = sa.select(table.c.instance).where(condition).distinct().order_by(table.c.instance).limit(CHUNK)
     chunk = tx.scalars(instances).all()

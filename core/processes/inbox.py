@@ -26,7 +26,6 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.storage import dialects, tables
-from core.storage.database import Database
 from core.storage.statements import LIST, Pipeline, among, as_text, chunks, literal, packets
 
 KEEP: Final = 100_000
@@ -36,7 +35,6 @@ CHUNK: Final = 1000
 RETRIES: Final = 1000
 """Events that one call retries."""
 
-_definitions = tables.process_definitions.c
 _inbox = tables.inbox.c
 _feed = tables.feed.c
 
@@ -221,25 +219,8 @@ def _this(process: str, instance: str, event: str) -> tuple[sa.ColumnElement[boo
     return _inbox.name == process, _inbox.instance == instance, _inbox.event_id == event
 
 
-def prune(database: Database, process: str, floor: int, keep: int = KEEP) -> int:
-    """Remove rows at least `keep` positions below `floor`, the process's lowest floor. Return the number of rows."""
-    limit = floor - keep
-
-    def mark(tx: Connection) -> int:
-        tx.execute(
-            sa.update(tables.process_definitions)
-            .where(_definitions.name == process, _definitions.pruned < limit)
-            .values(pruned=limit)
-        )
-        # It may be higher than `limit`: an interrupted pass may have left rows.
-        return tx.scalar(sa.select(_definitions.pruned).where(_definitions.name == process)) or 0
-
-    pruned = database.write(mark, repeatable=True)
-    return sum(database.write_in_chunks(_remove, process, status, pruned) for status in PRUNED)
-
-
-def _remove(tx: Connection, process: str, status: Status, pruned: int) -> int:
-    """Remove a chunk, lowest positions first."""
+def remove_chunk(tx: Connection, process: str, status: Status, pruned: int) -> int:
+    """Remove a chunk of the rows at or below `pruned`, lowest positions first. Return the number of rows."""
     conditions = (_inbox.name == process, _inbox.status == status, _inbox.position <= pruned)
     lowest = tx.scalars(sa.select(_inbox.position).where(*conditions).order_by(_inbox.position).limit(CHUNK)).all()
     if not lowest:

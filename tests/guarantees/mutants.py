@@ -2316,6 +2316,20 @@ MUTANTS = [
         _PROCESSES + "test_commands_of_a_deleted_process_are_removed_with_their_events",
     ),
     Mutant(
+        "a-sweep-removes-rows-of-a-process-that-was-defined-again",
+        "core.processes.definitions:_remove",
+        "if not _lock(tx, name, deleted=True):",
+        "if False:",
+        _PROCESSES + "test_a_sweep_that_was_delayed_spares_the_process_that_was_defined_again",
+    ),
+    Mutant(
+        "a-process-that-was-defined-again-is-pruned-like-the-earlier-one",
+        "core.processes.definitions:_remove_pruned",
+        "row.pruned",
+        "2**53",
+        _PROCESSES + "test_a_pruning_that_was_delayed_spares_the_process_that_was_defined_again",
+    ),
+    Mutant(
         "no-inbox",
         "core.processes.inbox:LockedEvents.status",
         "if status is not None:",

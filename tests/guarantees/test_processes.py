@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
@@ -639,6 +640,57 @@ def test_a_process_that_is_deleted_and_defined_again_starts_over_and_issues_noth
     assert [answer.repeated for answer in handled] == [False] * 3
     assert [command.repeated for command in handled[-1].commands] == [True]
     assert commands(service) == [("o1", "ship")]
+
+
+def test_a_sweep_that_was_delayed_spares_the_process_that_was_defined_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call deletes the process. Before it removes the rows, another call does, the process is defined again, and it
+    handles an event."""
+    [event] = append(service, ("o1", "charged"))
+    worker = Worker(service)
+    worker.deliver(event)
+    worker.leave()
+    later: list[Worker] = []
+
+    def delayed(remove: Callable[..., int], *args: Any) -> int:
+        if not later:
+            later.append(Worker(service))
+            assert not later[0].deliver(event).repeated
+        return remove(*args)
+
+    with Database(service.database.url) as database:
+        monkeypatch.setattr(database, "write_in_chunks", functools.partial(delayed, database.write_in_chunks))
+        definitions.delete(database, PROCESS)
+    assert later[0].deliver(event).repeated
+    assert service.processes.instance(PROCESS, "o1").instance.version == 1
+
+
+@pytest.mark.parametrize("delay", range(4))
+def test_a_pruning_that_was_delayed_spares_the_process_that_was_defined_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch, delay: int
+) -> None:
+    """After any number of transactions of the janitor's pruning the process may be deleted and defined again. Then its
+    events are handled again, each once, although the earlier process was past them."""
+    events = append(service, *((f"o{number}", "charged") for number in range(5)))
+    worker = Worker(service)
+    handle_all(service, worker)
+    later: list[Worker] = []
+    transactions = itertools.count()
+
+    def delayed(transaction: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if next(transactions) == delay:
+            worker.leave()
+            service.processes.delete(PROCESS)
+            later.append(Worker(service))
+            assert not later[0].deliver(events[0]).repeated
+        return transaction(*args, **options)
+
+    with Database(service.database.url) as janitor:
+        for name in ("read", "snapshot", "write"):
+            monkeypatch.setattr(janitor, name, functools.partial(delayed, getattr(janitor, name)))
+        definitions.prune(janitor, keep=0)
+    assert [event.id for event in events if later[0].deliver(event).repeated] == [events[0].id]
 
 
 def test_commands_of_a_deleted_process_are_removed_with_their_events(
