@@ -104,10 +104,16 @@ def all_of(tx: Connection, *conditions: sa.ColumnElement[bool]) -> list[Definiti
         .where(_definitions.deleted_at.is_(None), *conditions)
         .order_by(_definitions.name)
     )
+    rows = tx.execute(query).all()
+    # Trimmed events were handled in all partitions, even if the positions went with a deleted consumer group.
+    trimmed = feed.trimmed(tx) if rows else 0
     return [
         # There is no consumer group if it was deleted. Defining the process again creates it again.
-        Definition(row.name, group_of(row.name), partitions_of(tx, row.name) or 0, row.pruned, row.created_at)
-        for row in tx.execute(query).all()
+        Definition(
+            *(row.name, group_of(row.name), partitions_of(tx, row.name) or 0),
+            *(max(row.pruned, trimmed), row.created_at),
+        )
+        for row in rows
     ]
 
 

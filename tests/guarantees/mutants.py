@@ -2330,6 +2330,13 @@ MUTANTS = [
         _PROCESSES + "test_a_pruning_that_was_delayed_spares_the_process_that_was_defined_again",
     ),
     Mutant(
+        "a-process-without-its-consumer-group-begins-with-trimmed-events",
+        "core.processes.definitions:all_of",
+        "max(row.pruned, trimmed)",
+        "row.pruned",
+        _PROCESSES + "test_a_process_whose_consumer_group_was_deleted_continues_above_the_trimmed_events",
+    ),
+    Mutant(
         "no-inbox",
         "core.processes.inbox:LockedEvents.status",
         "if status is not None:",

@@ -26,6 +26,7 @@ from core.storage import tables
 from core.storage.database import Database
 from tests.guarantees.drivers.rounds import race
 from tests.guarantees.models.orders import (
+    GROUP,
     NEEDED,
     PARTITIONS,
     PROCESS,
@@ -691,6 +692,22 @@ def test_a_pruning_that_was_delayed_spares_the_process_that_was_defined_again(
             monkeypatch.setattr(janitor, name, functools.partial(delayed, getattr(janitor, name)))
         definitions.prune(janitor, keep=0)
     assert [event.id for event in events if later[0].deliver(event).repeated] == [events[0].id]
+
+
+def test_a_process_whose_consumer_group_was_deleted_continues_above_the_trimmed_events(service: Service) -> None:
+    """All of its partitions had handled the trimmed events, so its workers need not read them again."""
+    worker = Worker(service)
+    append(service, *((f"o{number}", "charged") for number in range(10)))
+    handle_all(service, worker)
+    trim(service)
+    [event] = append(service, ("o1", "reserved"))
+    worker.leave()
+    service.consumer_groups.delete(GROUP)
+    trim(service)
+    worker = Worker(service)
+    after = service.processes.define(PROCESS)[0].after
+    assert [event.id for event in service.feed.read(after, 10).events] == [event.id]
+    assert not worker.deliver(event).repeated
 
 
 def test_commands_of_a_deleted_process_are_removed_with_their_events(
