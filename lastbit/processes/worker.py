@@ -463,7 +463,8 @@ def _pass_over(partition: _Partition, position: int) -> None:
     if position < partition.reached or partition.cut:
         return
     window = partition.assignment.window
-    with suppress(WindowClosed):
+    # A full window needs no place for `position`: a later one takes the floor beyond it.
+    with suppress(WindowClosed, WindowFull):
         for offset in sorted(each for each in partition.left if each <= position):
             window.ack(offset)  # of an event type that an earlier version of the process read
             partition.left.discard(offset)

@@ -2372,6 +2372,13 @@ MUTANTS = [
         _WRITES + "test_a_refused_handling_does_not_affect_its_neighbours",
     ),
     Mutant(
+        "a-full-window-ends-the-worker",
+        "lastbit.processes.worker:_pass_over",
+        "(WindowClosed, WindowFull)",
+        "(WindowClosed)",
+        _SDK + "test_processes.py::test_a_full_window_does_not_end_the_worker",
+    ),
+    Mutant(
         "an-event-is-acked-though-its-entry-was-refused",
         "lastbit.processes.worker:ProcessWorker._handle",
         "if task.is_over:",

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -20,7 +21,9 @@ from lastbit import AsyncClient, Client, ConsumerGroupInUse, InstanceNotFound, I
 from lastbit._protocol import Answer, Failure, Request
 from lastbit.models import Event
 from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
+from lastbit.processes import worker as worker_module
 from lastbit.processes.calls import Processes
+from lastbit.streams import ConsumerGroup
 from tests.support.exposition import eventually
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 
@@ -341,6 +344,27 @@ def test_other_events_never_hold_the_floor(url: str, client: Client) -> None:
             lambda: [(position.floor or 0) >= last for position in client.groups.get("process.others").positions],
             [True] * 4,
         )
+
+
+def test_a_full_window_does_not_end_the_worker(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One event takes long. Meanwhile the worker reads more pages without events of the partition than the partition's
+    window has places."""
+    monkeypatch.setattr(worker_module, "ConsumerGroup", partial(ConsumerGroup, window_capacity=2))
+    monkeypatch.setattr(worker_module, "PAGE", 1)
+    may_end = threading.Event()
+
+    def slow(state: Any, event: Event) -> Any:
+        assert may_end.wait(60)
+        return ship(state, event)
+
+    process = Process("slow", {**correlate("slow"), "slow.other": "order"}, slow)
+    append(client, "slow", range(1), NEEDED[:1])
+    last = client.append([{"id": f"slow:{n}", "type": "slow.other"} for n in range(10)])[-1].position
+    with working(url, process, "w1", partitions=4) as [running]:
+        eventually(lambda: [partition.reached >= last for partition in running._ours.values()], [True] * 4)
+        may_end.set()
+        append(client, "slow", range(1), NEEDED[1:])
+        issued(client, process, 1)
 
 
 def test_another_worker_takes_over_from_a_killed_process(url: str, client: Client) -> None:
