@@ -7,6 +7,9 @@ The followers share the event loop with all other requests. Five hundred followe
 second separately would leave no time for anything else. So followers are woken in groups with pauses between, and the
 feed is read again when all are awake: all events appended meanwhile are one page for them. Followers with the same
 filter and position share the page and its text. If a follower's filter matches no event of a page, it is not woken.
+
+If the database is in doubt (see `core.storage.continuity`), its feed may end earlier now, and have other events. So the
+pages in memory are dropped at once, the reader starts again at the feed's end, and all requests are woken.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from starlette.concurrency import run_in_threadpool
@@ -114,8 +118,11 @@ class Waiting:
         """Pages made of `_kept` since the last read, by (filter, after, limit, size limit)."""
         self._appended = asyncio.Event()
         self._is_database_unreachable = False
+        self._doubts = self._settled = 0
+        """The number of doubts, and how many of them the reader had noticed when it last started."""
         self._closed = False
-        service.feed.on_append(self._notify_loop)
+        service.feed.on_append(partial(self._call_in_loop, self._notify_reader))
+        service.feed.on_doubt(partial(self._call_in_loop, self._doubt))
 
     @contextlib.asynccontextmanager
     async def watch(self, batch: int) -> AsyncIterator[asyncio.Event]:
@@ -180,6 +187,8 @@ class Waiting:
         Raises `errors.PositionTrimmed`, and `errors.InvalidRequest` for a position after the feed's last.
         """
         position, wanted_filter = self._position, follower.filter
+        if self._is_in_doubt:  # the reader wakes all followers when it is over
+            return feed.EventPage([], after, max(after, position))
         if follower.wanted_until <= after <= position:
             return feed.EventPage([], position, position)
         if after < position and self._kept and self._kept[0].position <= after + 1:
@@ -214,14 +223,24 @@ class Waiting:
         for follower in self._followers:
             follower.woken.set()
 
-    def _notify_loop(self, position: int) -> None:
-        """Called in the thread that committed."""
+    def _call_in_loop(self, react: Callable[..., None], *args: object) -> None:
+        """Called in the thread that committed, or that found the doubt."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all waiting requests
-            self._loop.call_soon_threadsafe(self._notify_reader, position)
+            self._loop.call_soon_threadsafe(react, *args)
 
     def _notify_reader(self, position: int) -> None:
         if position > self._position:
             self._appended.set()
+
+    @property
+    def _is_in_doubt(self) -> bool:
+        """Whether the feed may have changed below `_position`."""
+        return self._doubts > self._settled
+
+    def _doubt(self) -> None:
+        self._doubts += 1
+        self._forget()
+        self._appended.set()
 
     async def _begin(self, event: asyncio.Event) -> None:
         if self._closed:
@@ -235,19 +254,21 @@ class Waiting:
     async def _run(self, started: asyncio.Future[None]) -> None:
         self._forget()
         try:
-            self._position = await run_in_threadpool(self._service.feed.head)
+            await self._start()
         except Exception as error:  # noqa: BLE001  # it is raised in the waiting requests
             started.set_exception(error)
             started.exception()  # the waiting requests may be gone; asyncio would log it
             return
-        for follower in self._followers:
-            follower.wanted_until = self._position
         started.set_result(None)
         while (self._batches or self._followers) and not self._closed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._appended.wait(), POLL)
             try:
-                if self._appended.is_set() or await run_in_threadpool(self._service.feed.head) > self._position:
+                if self._is_in_doubt:
+                    self._appended.clear()
+                    await self._start()
+                    self._wake_all()
+                elif self._appended.is_set() or await run_in_threadpool(self._service.feed.head) > self._position:
                     self._appended.clear()
                     await self._read_on()
                     await self._pause(BETWEEN)
@@ -255,10 +276,21 @@ class Waiting:
             except errors.Unavailable:
                 self._is_database_unreachable = True  # the followers' own reads raise the error
 
+    async def _start(self) -> None:
+        """Start at the feed's end."""
+        doubts = self._doubts
+        self._position = await run_in_threadpool(self._service.feed.head)
+        self._settled = doubts
+        for follower in self._followers:
+            follower.wanted_until = self._position
+
     async def _read_on(self) -> None:
         while True:
             try:
                 page = await run_in_threadpool(self._service.feed.read, self._position, READ)
+            except errors.InvalidRequest:  # the feed ends earlier
+                self._doubt()
+                return
             except errors.PositionTrimmed as error:
                 # The events that this reader missed are trimmed. Each follower must read from the database.
                 self._forget()
@@ -267,6 +299,8 @@ class Waiting:
                     follower.wanted_until = error.trimmed
                 self._wake_all()
                 continue
+            if self._is_in_doubt:
+                return
             self._position = page.next
             self._keep(page.events)
             await self._wake(self._followers_of(page.events))

@@ -48,3 +48,7 @@ class FeedService:
     def on_append(self, react: Callable[[int], None]) -> None:
         """See `Database.on_append`."""
         self._database.on_append(react)
+
+    def on_doubt(self, react: Callable[[], None]) -> None:
+        """See `Database.on_doubt`."""
+        self._database.on_doubt(react)

@@ -1814,6 +1814,13 @@ MUTANTS = [
         _FOLLOW,
     ),
     Mutant(
+        "followers-keep-the-events-of-another-server",
+        "core.service.feed:FeedService.on_doubt",
+        "self._database.on_doubt(react)",
+        "pass",
+        _WAITING + "test_followers_read_the_events_of_the_server_that_took_over",
+    ),
+    Mutant(
         "followers-are-woken-all-at-once",
         "api.routes.long_polls:Waiting._wake",
         "await self._pause(",

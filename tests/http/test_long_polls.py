@@ -7,10 +7,13 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
+import sqlalchemy as sa
 
 from api.routes import events, long_polls
 from api.routes.long_polls import Filter, Waiting
@@ -18,8 +21,10 @@ from core import errors, feed
 from core.batches.batch import Opening
 from core.commits.combiner import Inline
 from core.service import Service
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
+from tests.conftest import Server
+from tests.support.servers import running_service
 
 
 class CountingService(Service):
@@ -391,3 +396,40 @@ def test_followers_share_a_page_until_newer_events_are_read(
         waiters.close()
 
     asyncio.run(scene())
+
+
+@pytest.mark.mariadb
+def test_followers_read_the_events_of_the_server_that_took_over(
+    server: Server, server_database: Database, server_url: str
+) -> None:
+    """It lacked the last events, which this process keeps in memory for followers, and used their positions for
+    others."""
+    with running_service(server_url) as running, httpx.Client(base_url=running.url, timeout=60) as http:
+
+        def append(id: str) -> int:
+            answer = http.post("/v1/events", json={"events": [{"id": id, "type": "t"}]}).json()
+            return int(answer["events"][0]["position"])
+
+        def ids(**query: Any) -> list[str]:
+            return [event["id"] for event in http.get("/v1/events", params=query).json()["events"]]
+
+        append("kept")
+        with http.stream("GET", "/v1/events/stream", params={"after": 0}) as stream:
+            lines = stream.iter_lines()  # the connection lasts as long as this
+            append("lost-1")
+            append("lost-2")
+            assert any("lost-2" in line for line in lines)
+            assert ids(type="none", wait=1) == []  # for longer than the interval of the polls
+            with server_database.engine.begin() as tx:
+                tx.execute(sa.delete(tables.feed).where(tables.feed.c.position > 1))
+                tx.execute(sa.update(tables.feed_head).values(position=1))
+            assert server.end_sessions(server_url)
+            assert append("new-1") == 2
+            assert ids(type="none", wait=1) == []
+            assert ids(after=1, wait=30) == ["new-1"]
+            assert append("new-2") == 3
+            assert ids(after=2, wait=30) == ["new-2"]
+            with ThreadPoolExecutor(1) as threads:
+                waiting = threads.submit(ids, after=3, wait=30)
+                assert append("new-3") == 4
+                assert waiting.result() == ["new-3"]
