@@ -213,7 +213,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The result of one of many commits. `code`: None if it is committed, else why it was refused: `stale_epoch`."""
+    """The result of one of many commits. `code`: None if it is committed, else why it was refused: `stale_epoch`, or
+    `invalid_request` for a position of a process beyond the feed's end."""
 
     partition: int
     code: str | None

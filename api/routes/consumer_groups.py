@@ -261,7 +261,7 @@ class PositionResult(BaseModel):
     partition: int
     code: str | None = Field(
         description="null: the position is committed; `stale_epoch`: the worker no longer owns the partition at this "
-        "epoch, and nothing was changed"
+        "epoch; `invalid_request`: a position of a process is beyond the feed's end. Nothing was changed then"
     )
 
 
@@ -407,7 +407,8 @@ async def commit_position(
     group: GroupName, partition: PartitionNumber, body: PositionBody, request: Request
 ) -> Response:
     """Commit a window. It is merged with the stored position, so commits may be repeated or arrive in any order. 409
-    `stale_epoch`: the worker no longer owns the partition at this epoch."""
+    `stale_epoch`: the worker no longer owns the partition at this epoch. In the group of a process, a position beyond
+    the feed's end is a 422."""
     decode = partial(body.to_core, group, partition)
     commit = decode() if body.is_small else await run_in_threadpool(decode)
     writes: Writes = request.app.state.writes

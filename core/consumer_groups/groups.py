@@ -22,6 +22,8 @@ from core.storage import faults, galera, tables
 MOST_PARTITIONS: Final = 4096
 OWN_NAMES: Final = "lastbit."
 """The prefix of internal consumer groups."""
+OF_PROCESSES: Final = "process."
+"""The prefix of the consumer groups of processes, whose offsets are the feed's positions."""
 PARTITION_OF: Final = "crc32"
 """The function from keys to partitions (`lastbit.streams.partition_of`). It is recorded, so that a client that uses
 another function can detect this."""

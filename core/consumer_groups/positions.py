@@ -173,11 +173,20 @@ class Commits:
                 f"WHERE floor IS NOT NULL AND ({among(tx, _KEY, part)})"
             )
         ]
+        self._head = (
+            pipeline.query("SELECT position FROM feed_head WHERE id = 1")
+            if any(commit.fence.group.startswith(groups.OF_PROCESSES) for commit in commits)
+            else []
+        )
 
     def write(self, refused: Mapping[Fence, errors.CoreError]) -> list[Committed | errors.CoreError]:
         """Merge the snapshots into the positions, in the order of the commits, and return the outcome of each. A
         repeated or older snapshot changes nothing. The token of the snapshot with the higher floor is kept. The
-        statement that writes the rows waits in the pipeline."""
+        statement that writes the rows waits in the pipeline.
+
+        A worker of a process may have read events that a restore or a failover has lost. A position beyond the feed's
+        end is refused, or the process would skip the events that will be appended up to it."""
+        head = self._head[0].rows()[0][0] if self._head else 0
         stored = {
             (as_text(group), partition): _Stored(_decoded(floor, outstanding), as_text(token), head)
             for answer in self._answers
@@ -189,6 +198,10 @@ class Commits:
             fence = commit.fence
             if fence in refused:
                 outcomes.append(refused[fence])
+                continue
+            if fence.group.startswith(groups.OF_PROCESSES) and commit.snapshot.high > head:
+                expected = f"expected positions of the feed, which ends at {head}, got {commit.snapshot.high}"
+                outcomes.append(errors.InvalidRequest("body.snapshot", expected))
                 continue
             place = fence.group, fence.partition
             position = stored[place] = _merged(stored.get(place), commit)

@@ -44,7 +44,7 @@ class Definition:
 
 def group_of(process: str) -> str:
     """The consumer group of the process's workers."""
-    return f"process.{process}"
+    return f"{groups.OF_PROCESSES}{process}"
 
 
 def define(

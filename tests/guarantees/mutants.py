@@ -2344,6 +2344,13 @@ MUTANTS = [
         _PROCESSES + "test_a_process_whose_consumer_group_was_deleted_continues_above_the_trimmed_events",
     ),
     Mutant(
+        "a-process-is-past-events-that-do-not-exist-yet",
+        "core.consumer_groups.positions:Commits.write",
+        "commit.snapshot.high > head",
+        "False",
+        _PROCESSES + "test_a_worker_that_has_read_lost_events_commits_no_position_beyond_the_feeds_end",
+    ),
+    Mutant(
         "no-inbox",
         "core.processes.inbox:LockedEvents.status",
         "if status is not None:",

@@ -759,6 +759,23 @@ def test_the_feed_keeps_events_that_a_process_has_not_read(service: Service) -> 
     assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == 6
 
 
+def test_a_worker_that_has_read_lost_events_commits_no_position_beyond_the_feeds_end(service: Service) -> None:
+    """The database was restored, or a server took over that lacked the last events. The next worker must handle the
+    events that get their positions."""
+    worker = Worker(service)
+    append(service, *((f"o{number}", "charged") for number in range(4)))
+    for partition in range(PARTITIONS):
+        worker.commit(partition, 2)
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.delete(tables.feed).where(tables.feed.c.position > 3))
+        tx.execute(sa.update(tables.feed_head).values(position=3))
+    worker.commit(0, 3)
+    with pytest.raises(errors.InvalidRequest):
+        worker.commit(1, 4)
+    positions = service.consumer_groups.get(GROUP).positions
+    assert [position.floor for position in positions] == [3, 2, 2, 2]
+
+
 def test_names_that_differ_in_case_or_blanks_are_different_instances(service: Service) -> None:
     """Names are compared by their bytes."""
     worker = Worker(service)

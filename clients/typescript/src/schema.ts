@@ -653,7 +653,8 @@ export interface paths {
         /**
          * Commit position
          * @description Commit a window. It is merged with the stored position, so commits may be repeated or arrive in any order. 409
-         *     `stale_epoch`: the worker no longer owns the partition at this epoch.
+         *     `stale_epoch`: the worker no longer owns the partition at this epoch. In the group of a process, a position beyond
+         *     the feed's end is a 422.
          */
         put: operations["commit_position"];
         post?: never;
@@ -1962,7 +1963,7 @@ export interface components {
         PositionResult: {
             /** Format: int64 */
             partition: number;
-            /** @description null: the position is committed; `stale_epoch`: the worker no longer owns the partition at this epoch, and nothing was changed */
+            /** @description null: the position is committed; `stale_epoch`: the worker no longer owns the partition at this epoch; `invalid_request`: a position of a process is beyond the feed's end. Nothing was changed then */
             code: string | null;
         };
         /** PositionResults */
