@@ -101,14 +101,16 @@ def event_type(process: str) -> str:
 
 
 def fire(database: Database) -> int:
-    """Append the events of the timers that are due, and return the number of events."""
+    """Append the events of the timers that are due, and return the number of events. Timers whose rows are locked are
+    left to a later call: somebody may hold them, which must not delay the others."""
     count = 0
     while True:
         due = database.read(_due)
         if not due:
             return count
-        count += database.write(_fire, due, repeatable=True)
-        if len(due) < PAGE:
+        fired = database.write(_fire, due, repeatable=True)
+        count += fired
+        if len(due) < PAGE or not fired:
             return count
 
 
@@ -127,14 +129,14 @@ def _due(tx: Connection) -> list[_Key]:
 
 
 def _fire(tx: Connection, due: Sequence[_Key]) -> int:
-    """Fire those timers that still exist and are due."""
+    """Fire those timers that still exist, are due and not locked."""
     events: list[feed.NewEvent] = []
     for name, instance, timer in due:
         conditions = (_timers.name == name, _timers.instance == instance, _timers.timer == timer)
         row = tx.execute(
             sa.select(_timers.token, _timers.data)
             .where(*conditions, _timers.due_at <= tables.utc_now())
-            .with_for_update()
+            .with_for_update(skip_locked=True)
         ).first()
         if row is not None:
             tx.execute(sa.delete(tables.timers).where(*conditions))

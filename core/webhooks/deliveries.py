@@ -95,8 +95,10 @@ def behind(tx: Connection) -> list[int]:
 
 
 def plan(tx: Connection, webhook: int) -> bool:
-    """Plan a page of the feed. Return whether there may be more."""
-    row = tx.execute(sa.select(tables.webhooks).where(_webhooks.id == webhook).with_for_update()).first()
+    """Plan a page of the feed. Return whether there may be more. If the webhook's row is locked, another dispatcher
+    plans, or somebody holds it, which must not delay other webhooks: then nothing is done."""
+    query = sa.select(tables.webhooks).where(_webhooks.id == webhook)
+    row = tx.execute(query.with_for_update(skip_locked=True)).first()
     if row is None or row.state != State.ACTIVE:
         return False
     head = feed.head(tx)

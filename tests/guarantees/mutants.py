@@ -2294,6 +2294,20 @@ MUTANTS = [
         _DELIVERIES + "test_a_claim_that_has_waited_too_long_is_not_sent",
     ),
     Mutant(
+        "a-locked-webhook-delays-all",
+        "core.webhooks.deliveries:plan",
+        "skip_locked=True",
+        "",
+        _DELIVERIES + "test_a_locked_webhook_or_timer_does_not_delay_others",
+    ),
+    Mutant(
+        "a-locked-timer-delays-everything",
+        "core.processes.timers:_fire",
+        "skip_locked=True",
+        "",
+        _DELIVERIES + "test_a_locked_webhook_or_timer_does_not_delay_others",
+    ),
+    Mutant(
         "an-open-connection-leads-to-any-address",
         "senders.connection:Kept.take",
         " and connection.address in addresses",
@@ -2508,7 +2522,7 @@ MUTANTS = [
     Mutant(
         "timers-fire-from-a-plain-look",
         "core.processes.timers:_fire",
-        ".with_for_update()",
+        ".with_for_update(skip_locked=True)",
         "",
         _PROCESSES + "test_two_dispatchers_fire_each_timer_once",
     ),

@@ -763,6 +763,38 @@ def test_a_locked_delivery_delays_no_other_record(mariadb_database: Database, se
     assert {(delivery.state, len(delivery.log)) for delivery in log(service, webhook)} == {(Progress.DELIVERED, 1)}
 
 
+@pytest.mark.mariadb
+def test_a_locked_webhook_or_timer_does_not_delay_others(server_database: Database, sender: Script) -> None:
+    """Other webhooks' deliveries are planned and sent, and other timers fire, meanwhile."""
+    service = Service(server_database, combiner=Inline, sender=sender)
+    held, free = hook(service, name="held"), hook(service, name="free")
+    with server_database.engine.begin() as tx:
+        for name in ("held", "free"):
+            values = {"name": "p", "instance": name, "timer": "t", "token": name, "due_at": tables.utc_now()}
+            tx.execute(sa.insert(tables.timers).values(values))
+    dispatcher = Dispatcher(server_database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+
+    def sent() -> list[str]:
+        dispatcher.run_once()
+        dispatcher.settle()
+        with sender.lock:
+            calls, sender.sent = sender.sent, []
+        return sorted(f"{url.removesuffix('.example/')} {headers['webhook-id']}" for url, headers, _ in calls)
+
+    with server_database.engine.begin() as stranger:
+        for table, condition in (
+            (tables.webhooks, tables.webhooks.c.id == held),
+            (tables.timers, sa.and_(tables.timers.c.name == "p", tables.timers.c.instance == "held")),
+        ):
+            assert len(stranger.execute(sa.select(table).where(condition).with_for_update()).all()) == 1
+        append(service, "first")
+        assert sent() == ["https://free first", "https://free timer:free"]
+    events = ("first", "timer:free", "timer:held")
+    assert sent() == ["https://free timer:held", *(f"https://held {id}" for id in events)]
+    dispatcher.stop()
+    assert {delivery.state for webhook in (held, free) for delivery in log(service, webhook)} == {Progress.DELIVERED}
+
+
 def test_the_secret_is_in_no_representation(service: Service) -> None:
     """Neither in a webhook's representation nor in the dispatcher's objects."""
     creation = service.webhooks.create("https://a.example/", None, None)
