@@ -149,7 +149,7 @@ def from_faults(faults: Iterable[Mapping[str, Any]]) -> Problem:
         location = fault["loc"]
         expected = fault["msg"].removeprefix("Value error, ")
         expected = {"extra_forbidden": "no such field here", "missing": "this field is required"}.get(
-            fault["type"], re.sub("^Input should", "it should", expected)
+            fault["type"], re.sub(r"^\w+ should", "it should", expected)
         )
         places.append(Place(_place([p for p in location if p != "[key]"]), expected))
     return invalid(places)

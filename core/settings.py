@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from datetime import timedelta
@@ -88,5 +89,5 @@ def settings_of(parser: ArgumentParser, flags: Mapping[str, Any]) -> Settings:
         name = str(first["loc"][0])
         flag = "--" + name.removeprefix("dispatcher_").replace("_", "-")
         source = f"LASTBIT_{name.upper()}" if flags.get(name) is None else flag
-        problem = first["msg"].replace("Input should", "it should").replace("String should", "it should")
+        problem = re.sub(r"^\w+ should", "it should", first["msg"])
         parser.error(f"{source}: {problem}{value}")

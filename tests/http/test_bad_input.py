@@ -122,7 +122,9 @@ def test_a_bad_open_is_refused(http: httpx.Client, body: dict[str, Any], place: 
     before = http.get("/v1/batches?limit=1").json()["batches"]
     response = http.post("/v1/batches", content=json.dumps(body), headers=JSON)
     assert code(response) == (422, "invalid_request")
-    assert response.json()["errors"][0]["place"] == place
+    error = response.json()["errors"][0]
+    assert error["place"] == place
+    assert not error["expected"][0].isupper(), "the problem goes on after the place"
     assert http.get("/v1/batches?limit=1").json()["batches"] == before
 
 
