@@ -147,7 +147,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "ack-many": ack(*MANY, key="many"),
     "ack-mask": mask(Verb.ACK),
     "fail-few": ack((2, 0, 63), (2, 1, 6), verb=Verb.FAIL, key="fail"),
-    "fail-with-reason": ack((2, 0, 63), (2, 0, 62), verb=Verb.FAIL, reason="late", key="reason"),
+    "fail-with-reason": ack((2, 1, 6), (2, 1, 7), verb=Verb.FAIL, reason="late", key="reason"),
     "fail-mask": mask(Verb.FAIL, "late"),
     "fail-beyond": ack((2, 0, 63), (2, 1, 6), (2, 1, 20), verb=Verb.FAIL, reason="late", key="beyond"),
     "override": ack((2, 0, 9), key="override"),
