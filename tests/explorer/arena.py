@@ -89,6 +89,8 @@ class Arena:
                 bitfields = session.service.acks._bitfields
                 bitfields.put(scenes.warm(combination.scene), bitfields.era)
                 bitfields.journal([2] if combination.scene.journaled else [])
+            if combination.scene.variant == scenes.MIXED and session is not self.sessions[-1]:
+                session.service.acks._bitfields.journal([2])
         for session, name in zip(self.sessions, combination.operations, strict=True):
             session.start(name, OPERATIONS[name])
             self._settle(session)

@@ -48,11 +48,17 @@ def ack(*items: tuple[int, int, int], verb: Verb = Verb.ACK, reason: str | None 
     ).result()
 
 
-def mask(verb: Verb, reason: str | None = None) -> Operation:
-    masks = [(2, 0, b"\xff" * 8), (2, 1, b"\xff" * 3)]
+def mask(verb: Verb, new: int = 0, reason: str | None = None) -> Operation:
+    """All items of batch 2, and this many bytes of items that it has only after an extend."""
+    masks = [(2, 0, b"\xff" * 8), (2, 1, b"\xff" * (1 + new))]
     return lambda session: session.service.acks.ack(
         Call.of(verb, masks=masks, reason=reason, idempotency_key=f"mask-{verb}")
     ).result()
+
+
+def extend_and_ack(session: Session) -> Any:
+    extension = session.service.batches.extend(2, 20, "new")
+    return extension, ack((2, 1, 20), (2, 1, 22), key="new")(session)
 
 
 def look(session: Session) -> Any:
@@ -143,12 +149,12 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     # Batches.
     "ack-few": ack((2, 0, 63), (2, 0, 3), key="few"),
     "ack-other-group": ack((2, 1, 6), key="other"),
-    "ack-new": ack((2, 1, 20), (2, 1, 22), key="new"),
+    "ack-new": extend_and_ack,
     "ack-many": ack(*MANY, key="many"),
     "ack-mask": mask(Verb.ACK),
     "fail-few": ack((2, 0, 63), (2, 1, 6), verb=Verb.FAIL, key="fail"),
     "fail-with-reason": ack((2, 1, 6), (2, 1, 7), verb=Verb.FAIL, reason="late", key="reason"),
-    "fail-mask": mask(Verb.FAIL, "late"),
+    "fail-mask": mask(Verb.FAIL, new=2, reason="late"),
     "fail-beyond": ack((2, 0, 63), (2, 1, 6), (2, 1, 20), verb=Verb.FAIL, reason="late", key="beyond"),
     "override": ack((2, 0, 9), key="override"),
     "redrive": lambda session: session.service.batches.redrive(2, Wish(), "redrive"),

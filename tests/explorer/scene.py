@@ -28,20 +28,28 @@ ITEMS: Final = SIZE + 8
 OLD: Final = "2026-01-01 00:00:00.000000"
 LATER: Final = "2099-01-01 00:00:00.000000"
 VARIANTS: Final = ("cold", "warm", "journaled", "journaled-warm")
+MIXED: Final = "mixed"
+"""Batch 2 isn't journaled yet, but every session except the last one takes it as journaled."""
 
 
 @dataclass(frozen=True)
 class Scene:
     """`growing`: batch 2 is open and has few resolved items. `fresh`: likewise, but no item of its second group was
-    acked, so the group has no row. `ending`: it is sealed, and two items are pending. One more failure passes its
-    tolerance when it is sealed, and cancels it in `ending`."""
+    acked, so the group has no row; and batch 3 stands alone, so that batch 2 can expire and batch 3 can be removed.
+    `ending`: batch 2 is sealed, and two items are pending. `complete`: none is, and batch 3 stands alone. One more
+    failure passes the tolerance of batch 2 when it is sealed, and cancels it in `ending`."""
 
     name: str
     variant: str = "cold"
 
     @property
     def is_open(self) -> bool:
-        return self.name != "ending"
+        return self.name in ("growing", "fresh")
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether batch 3 is an item of batch 2, and owes it an ack."""
+        return self.name in ("growing", "ending")
 
     @property
     def journaled(self) -> bool:
@@ -60,6 +68,8 @@ _FIRST: Final = (Scene("growing", "cold"), Scene("fresh", "cold"), Scene("ending
 SCENES: Final = (
     *_FIRST,
     Scene("fresh", "journaled"),
+    Scene("growing", MIXED),
+    Scene("complete", "cold"),
     *(
         scene
         for scene in itertools.starmap(Scene, itertools.product(("growing", "ending"), VARIANTS))
@@ -91,6 +101,8 @@ def groups_of(scene: Scene) -> dict[int, tuple[set[int], set[int]]]:
     """The resolved and the failed indexes in the rows of batch 2's groups."""
     if scene.is_open:
         return {0: ({3, 9}, {9}), **({} if scene.name == "fresh" else {1: ({5}, set())})}
+    if scene.name == "complete":
+        return {0: (set(range(SIZE)), {9}), 1: (set(range(8)), set())}
     groups = {0: (set(range(SIZE)) - {63}, {9}), 1: (set(range(7)), set[int]())}
     if scene.journaled:
         groups[0][0].discard(20)
@@ -112,20 +124,25 @@ def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
     resolved = sum(len(resolved) for resolved, _ in groups.values()) + len(entries)
     yield tables.batches, _batch(1, "sealed", items=8, acked=7, deadline=OLD)
     yield tables.item_groups, _group(1, 0, set(range(8)) - {5}, set())
-    state = "open" if scene.is_open else "sealed"
+    state = {"ending": "sealed", "complete": "complete"}.get(scene.name, "open")
+    ended_at = OLD if state == "complete" else None
     parent = {"parent_batch": 1, "parent_number": 5, "parent_group_size": SIZE}
     counts = {"items": ITEMS, "acked": resolved - failed, "failed": failed}
     policy = {"tolerated_failures": 2, "tolerated_failure_percentage": 2, "on_exceeded": "continue"}
     if scene.name == "ending":
         policy = {"tolerated_failures": 1, "on_exceeded": "cancel"}
-    yield tables.batches, _batch(2, state, journal_next=2 if scene.journaled else 0, **parent, **counts, **policy)
+    yield (
+        tables.batches,
+        _batch(2, state, ended_at=ended_at, journal_next=2 if scene.journaled else 0, **parent, **counts, **policy),
+    )
     for number, (bits, given_up) in groups.items():
         yield tables.item_groups, _group(2, number, bits, given_up)
     if scene.journaled:
         yield tables.ack_journal, {"batch_id": 2, "entry_no": 1, "numbers": journal.encode(entries)}
     yield tables.failures, {"batch_id": 2, "number": 9, "reason": "broken", "failed_at": OLD}
     parent = {"parent_batch": 2, "parent_number": SIZE + 7, "parent_group_size": SIZE, "parent_due": "ack"}
-    yield tables.batches, _batch(3, "complete", items=1, acked=1, ended_at=OLD, **parent)
+    nesting = parent if scene.is_nested else {}
+    yield tables.batches, _batch(3, "complete", items=1, acked=1, ended_at=OLD, **nesting)
     yield tables.item_groups, _group(3, 0, {0}, set())
 
 

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 
 from tests.conftest import need
 from tests.explorer.arena import Arena
-from tests.explorer.combinations import combinations, parse
+from tests.explorer.combinations import Combination, combinations, parse
 from tests.explorer.databases import OnMariaDB, OnSQLite
-from tests.explorer.operations import MANIFOLD, RARE
+from tests.explorer.operations import MANIFOLD, OPERATIONS, RARE
+from tests.explorer.scene import SCENES as ALL_SCENES
 from tests.explorer.scene import Scene
 from tests.explorer.search import Search, replay
 from tests.explorer.sessions import explored
@@ -86,6 +88,44 @@ def find_nothing(arena: Arena, text: str, preemptions: int | None) -> None:
 def test_earlier_findings_stay_fixed(arena: Arena, text: str) -> None:
     """Each combination in which the explorer has found a bug."""
     find_nothing(arena, text, 2)
+
+
+MUTANTS = {
+    "a-call-from-before-the-journal-goes-on": "growing/mixed:ack-few+ack-mask",
+    "a-deleted-batchs-acks-are-not-rejected": "complete/cold:fail-mask+delete",
+    "a-reason-that-another-transaction-inserted-first-is-an-error": "fresh/cold:fail-with-reason+fail-with-reason",
+    "expiry-does-not-lock": "fresh/cold:ack-few+expire",
+    "items-are-read-before-the-groups-are-locked": "growing/cold:ack-new+ack-mask",
+}
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize(("name", "text"), MUTANTS.items(), ids=MUTANTS)
+def test_a_race_in_the_code_is_found(server: MariaDB, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    """Each of these is found with one preemption, and not without the mutant."""
+    combination, _ = parse(text)
+    (mutant,) = (mutant for mutant in mutants.MUTANTS if mutant.name == name)
+    for is_broken in (False, True):
+        if is_broken:
+            monkeypatch.setattr(*mutant.build())
+        with explored():
+            arena = Arena(OnMariaDB(server))
+            found = Search(arena, combination, 1).run()
+            arena.close()
+        assert bool(found.findings) == is_broken
+
+
+@pytest.mark.mariadb
+def test_each_operation_changes_something_in_some_scene(arena: Arena) -> None:
+    """An operation that changes nothing can't race. `look` only reads. `trim` finds no event that it may remove: when
+    it does, the locks of its DELETE are not the same each time, so that schedules don't repeat."""
+    idle = set(OPERATIONS)
+    for scene, operation in itertools.product(ALL_SCENES, OPERATIONS):
+        if operation in idle:
+            arena.run(Combination(scene, (operation,)), lambda ready: ready[0])
+            if arena.commits:
+                idle.remove(operation)
+    assert idle == {"look", "trim"}
 
 
 @pytest.mark.mariadb
