@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -113,12 +114,25 @@ class Footprints:
         for number, profile in enumerate(self._profiles):
             profile.beside(self._profiles[:number] + self._profiles[number + 1 :])
 
-    def touches(self, scene: Scene, operation: str, table: str) -> bool:
-        return any(access.table == table for access in self._of(scene, operation).accesses)
+    def accesses(self, scene: Scene, operation: str) -> frozenset[Access]:
+        """What the operation touches alone in the scene."""
+        return self._of(scene, operation).accesses
+
+    def promise(self, combination: Combination) -> float:
+        """A rank of combinations: the share of accesses that don't commute with the other operations. Races need them.
+        The more transactions, the longer the search; the square root keeps those of several transactions from being the
+        last."""
+        alone = [self._of(combination.scene, operation) for operation in combination.operations]
+        profiles = [Profile(profile.accesses) for profile in alone]
+        for number, profile in enumerate(profiles):
+            profile.beside(profiles[:number] + profiles[number + 1 :])
+        concerned = sum(profile.concerns([access]) for profile in profiles for access in profile.accesses)
+        total = sum(len(profile.accesses) for profile in profiles)
+        return concerned / total / math.sqrt(sum(profile.parts for profile in alone))
 
     def meet(self, scene: Scene, first: str, other: str) -> bool:
         """Whether one of the two operations writes or locks a row that the other touches."""
-        first_accesses, other_accesses = self._of(scene, first).accesses, self._of(scene, other).accesses
+        first_accesses, other_accesses = self.accesses(scene, first), self.accesses(scene, other)
         changed_by_first, changed_by_other = (
             {a.table for a in accesses if a.kind is not Kind.READ} for accesses in (first_accesses, other_accesses)
         )
@@ -141,16 +155,26 @@ def combinations(
     arena: Arena, size: int, places: Sequence[Scene], *, in_one: bool = False, excluded_names: Collection[str] = ()
 ) -> Iterator[Combination]:
     """All combinations of `size` operations, including an operation with itself, in the first scene, then in the next:
-    few races need one certain scene. Combinations that touch no item group, which is all that differs between scenes,
-    only in the first one. With `in_one`, each combination in one scene only, and the next combination in the next
-    scene. Operations in `excluded_names` are left out."""
+    few races need one certain scene. A combination that touches no item group is left out in scenes where its
+    operations touch the same rows as in an earlier one. With `in_one`, each combination in one scene only, and the next
+    combination in the next scene. Operations in `excluded_names` are left out."""
     footprints = arena.footprints
     names = [name for name in OPERATIONS if name not in excluded_names]
+    touch_groups = {
+        name
+        for name in names
+        if any(access.table == "item_groups" for place in places for access in footprints.accesses(place, name))
+    }
+    earlier: set[object] = set()
     for place, scene in enumerate(places):
         for number, operations in enumerate(itertools.combinations_with_replacement(names, size)):
-            touches_groups = any(footprints.touches(places[0], name, "item_groups") for name in operations)
-            home = number % len(places) if in_one and touches_groups else 0
-            if place != home and (in_one or not touches_groups):
-                continue
+            if in_one:
+                if number % len(places) != place:
+                    continue
+            elif touch_groups.isdisjoint(operations):
+                touched = operations, tuple(footprints.accesses(scene, name) for name in operations)
+                if touched in earlier:
+                    continue
+                earlier.add(touched)
             if footprints.connected(scene, operations):
                 yield Combination(scene, operations)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing.util
+import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -65,16 +65,37 @@ _arena: Arena
 def begin(database: str) -> None:
     """Start a worker process with its own server."""
     global _arena
-    # A pool that ends early sends SIGTERM; by default that would leave the server running.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     mutants.from_environment()
     resources = ExitStack()
+    is_ready, must_end = False, False
+
+    def end(*_: object) -> None:
+        nonlocal must_end
+        must_end = True
+        if is_ready:
+            resources.close()
+            os._exit(1)
+
+    # A pool ends by SIGTERM; by default that would leave the server running, also one that is starting.
+    signal.signal(signal.SIGTERM, end)
     resources.enter_context(explored())
     _arena = Arena(resources.enter_context(DATABASES[database]()))
     multiprocessing.util.Finalize(None, resources.close, exitpriority=10)
+    is_ready = True
+    if must_end:
+        end()
 
 
-def search(task: tuple[Combination, int | None]) -> tuple[str, dict[str, object]]:
+Task = tuple[Combination, int | None]
+"""A combination, and the most preemptions of a schedule."""
+
+
+def name(task: Task) -> str:
+    combination, preemptions = task
+    return f"{combination}, {'any number of' if preemptions is None else preemptions} preemptions"
+
+
+def search(task: Task) -> tuple[str, dict[str, object]]:
     combination, preemptions = task
     findings = Search(_arena, combination, preemptions).run()
     result = {
@@ -83,4 +104,4 @@ def search(task: tuple[Combination, int | None]) -> tuple[str, dict[str, object]
         "outcomes": findings.outcomes,
         "findings": list(map(str, findings.findings)),
     }
-    return str(combination), result
+    return name(task), result
