@@ -173,11 +173,16 @@ class Commits:
                 f"WHERE floor IS NOT NULL AND ({among(tx, _KEY, part)})"
             )
         ]
-        self._head = (
-            pipeline.query("SELECT position FROM feed_head WHERE id = 1")
-            if any(commit.fence.group.startswith(groups.OF_PROCESSES) for commit in commits)
-            else []
-        )
+        # A group may have such a name without being a process's; then its offsets are not the feed's positions.
+        names = {commit.fence.group for commit in commits if commit.fence.group.startswith(groups.OF_PROCESSES)}
+        self._feed_ends = [
+            answer
+            for part in chunks(sorted((name.removeprefix(groups.OF_PROCESSES),) for name in names), LIST)
+            for answer in pipeline.query(
+                "SELECT process_definitions.name, feed_head.position FROM process_definitions, feed_head "  # noqa: S608
+                f"WHERE deleted_at IS NULL AND ({among(tx, ('name',), part)})"
+            )
+        ]
 
     def write(self, refused: Mapping[Fence, errors.CoreError]) -> list[Committed | errors.CoreError]:
         """Merge the snapshots into the positions, in the order of the commits, and return the outcome of each. A
@@ -186,7 +191,9 @@ class Commits:
 
         A worker of a process may have read events that a restore or a failover has lost. A position beyond the feed's
         end is refused, or the process would skip the events that will be appended up to it."""
-        head = self._head[0].rows()[0][0] if self._head else 0
+        feed_ends = {
+            f"{groups.OF_PROCESSES}{as_text(name)}": end for answer in self._feed_ends for name, end in answer.rows()
+        }
         stored = {
             (as_text(group), partition): _Stored(_decoded(floor, outstanding), as_text(token), head)
             for answer in self._answers
@@ -199,8 +206,9 @@ class Commits:
             if fence in refused:
                 outcomes.append(refused[fence])
                 continue
-            if fence.group.startswith(groups.OF_PROCESSES) and commit.snapshot.high > head:
-                expected = f"expected positions of the feed, which ends at {head}, got {commit.snapshot.high}"
+            end = feed_ends.get(fence.group)
+            if end is not None and commit.snapshot.high > end:
+                expected = f"expected positions of the feed, which ends at {end}, got {commit.snapshot.high}"
                 outcomes.append(errors.InvalidRequest("body.snapshot", expected))
                 continue
             place = fence.group, fence.partition

@@ -56,7 +56,7 @@ class ConsumerGroupService:
     def commit(
         self, fence: positions.Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None
     ) -> positions.Committed:
-        """Store a partition's position. Raises `errors.StaleEpoch`."""
+        """Store a partition's position. Raises `errors.StaleEpoch`, `InvalidRequest`."""
         return committed(self._writes.run(commits_of([positions.Commit(fence, snapshot, token, head)])))
 
 

@@ -2360,9 +2360,16 @@ MUTANTS = [
     Mutant(
         "a-process-is-past-events-that-do-not-exist-yet",
         "core.consumer_groups.positions:Commits.write",
-        "commit.snapshot.high > head",
+        "commit.snapshot.high > end",
         "False",
         _PROCESSES + "test_a_worker_that_has_read_lost_events_commits_no_position_beyond_the_feeds_end",
+    ),
+    Mutant(
+        "a-group-named-like-that-of-a-process-is-one",
+        "core.consumer_groups.positions:Commits.write",
+        "feed_ends.get(fence.group)",
+        "feed_ends.get(fence.group, 0)",
+        _PROCESSES + "test_a_group_that_is_only_named_like_that_of_a_process_has_offsets_of_its_own",
     ),
     Mutant(
         "no-inbox",

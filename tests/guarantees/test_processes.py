@@ -18,12 +18,15 @@ import sqlalchemy as sa
 
 from core import errors, feed
 from core.commits.combiner import Inline
+from core.consumer_groups.leases import Caller
+from core.consumer_groups.positions import Fence
 from core.processes import definitions, inbox, outbox, retention, timers
 from core.processes.inbox import Status
 from core.processes.instances import Handling
 from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
+from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.rounds import race
 from tests.guarantees.models.orders import (
     GROUP,
@@ -774,6 +777,15 @@ def test_a_worker_that_has_read_lost_events_commits_no_position_beyond_the_feeds
         worker.commit(1, 4)
     positions = service.consumer_groups.get(GROUP).positions
     assert [position.floor for position in positions] == [3, 2, 2, 2]
+
+
+def test_a_group_that_is_only_named_like_that_of_a_process_has_offsets_of_its_own(service: Service) -> None:
+    """They are not positions of the feed, and may be beyond its end."""
+    group = definitions.group_of("unheard-of")
+    service.consumer_groups.put(group, 1)
+    [partition] = service.consumer_groups.sync(group, Caller("w1", "session")).assigned
+    fence = Fence(group, 0, "w1", partition.epoch)
+    assert service.consumer_groups.commit(fence, Snapshot(10_000, 10_000)).floor == 10_000
 
 
 def test_names_that_differ_in_case_or_blanks_are_different_instances(service: Service) -> None:
