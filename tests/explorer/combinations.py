@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.explorer.accesses import Access, Kind, clashes
+from tests.explorer.accesses import Access, clashes
 from tests.explorer.operations import OPERATIONS
 from tests.explorer.scene import Scene
 
@@ -130,26 +130,6 @@ class Footprints:
         total = sum(len(profile.accesses) for profile in profiles)
         return concerned / total / math.sqrt(sum(profile.parts for profile in alone))
 
-    def meet(self, scene: Scene, first: str, other: str) -> bool:
-        """Whether one of the two operations writes or locks a row that the other touches."""
-        first_accesses, other_accesses = self.accesses(scene, first), self.accesses(scene, other)
-        changed_by_first, changed_by_other = (
-            {a.table for a in accesses if a.kind is not Kind.READ} for accesses in (first_accesses, other_accesses)
-        )
-        return any(a.table in changed_by_other for a in first_accesses) or any(
-            a.table in changed_by_first for a in other_accesses
-        )
-
-    def connected(self, scene: Scene, operations: Sequence[str]) -> bool:
-        """Whether the operations form one connected set, so that no part is independent of the others."""
-        connected, remaining = {0}, set(range(1, len(operations)))
-        while neighbours := {
-            n for n in remaining if any(self.meet(scene, operations[n], operations[r]) for r in connected)
-        }:
-            connected |= neighbours
-            remaining -= neighbours
-        return not remaining
-
 
 def combinations(
     arena: Arena, size: int, places: Sequence[Scene], *, in_one: bool = False, excluded_names: Collection[str] = ()
@@ -176,5 +156,4 @@ def combinations(
                 if touched in earlier:
                     continue
                 earlier.add(touched)
-            if footprints.connected(scene, operations):
-                yield Combination(scene, operations)
+            yield Combination(scene, operations)

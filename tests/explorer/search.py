@@ -11,7 +11,7 @@ schedule to its end, and at each step notes the other sessions that could have c
 preemptions. Each of those is another schedule. Most steps are predicted (`states`); to execute one, the database runs
 the schedule from the scene up to it.
 
-*Reductions.* Four kinds of schedules are left out, and none of them can hide an outcome:
+*Reductions.* Three kinds of schedules are left out, and none of them can hide an outcome:
 
 - Two schedules meet where every session has seen the same results and each table was committed to in the same order;
   from there on they are equal, and one of them is enough.
@@ -20,8 +20,6 @@ the schedule from the scene up to it.
   shows more accesses than were assumed, the search of the combination starts again with them.
 - A session that holds no locks is not made to wait for a row that another one holds until its last COMMIT: the other
   one would continue at once, and afterwards the session can be chosen with no more preemptions.
-- Combinations in which one operation touches nothing that another one writes or locks show nothing beyond what their
-  parts show.
 """
 
 from __future__ import annotations
