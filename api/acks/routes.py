@@ -23,7 +23,7 @@ from api.acks.parse_budget import ParseBudget
 from api.acks.refusals import Pause, refusal
 from api.metrics import ACK_REQUESTS, ACKS, RESULTS
 from api.problems import Problem
-from api.server import bodies
+from api.server import bodies, queries
 from api.server.middleware import USUAL, Requests, given_id
 from core import errors, traces
 from core.acks.call import Call
@@ -78,6 +78,8 @@ class AckRoutes:
         headers = first_headers(scope)
         key = headers.get(b"idempotency-key")
         caller = self.access.enter_consumer(headers)
+        if scope["query_string"]:
+            queries.check_names(scope, {})
         if self.is_full():
             await asyncio.sleep(refusals.SECONDS)
             raise errors.Overloaded(TOO_MANY)

@@ -320,7 +320,7 @@ def put_process(process: ProcessName, body: ProcessBody, request: Request, respo
     return _definition(definition)
 
 
-@router.get("", response_model=Processes, responses=documented())
+@router.get("", response_model=Processes, responses=documented("invalid_request"))
 @needs(*ANY)
 def list_processes(request: Request) -> dict[str, Any]:
     """The processes, by name, with counts of their instances, parked events and timers."""

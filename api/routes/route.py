@@ -1,12 +1,10 @@
 """The classes of routers and routes. Routes check a request before its endpoint runs: its caller's permissions (see
-`access.rules`), repeated query parameters, and a JSON body."""
+`access.rules`), its query parameters, and a JSON body."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, get_origin
-from urllib.parse import parse_qsl
 
 import structlog
 from fastapi import APIRouter, Request, Response
@@ -17,8 +15,8 @@ from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from api.access.rules import CALLER, Access, rule_of
-from api.problems import Place, Problem, invalid
-from api.server import bodies
+from api.problems import Problem
+from api.server import bodies, queries
 
 
 class _Rest(Convertor[str]):
@@ -63,15 +61,17 @@ def _query_params(dependant: Dependant) -> Iterator[Any]:
 
 
 class GuardedRoute(APIRoute):
-    """A route that checks its caller's permissions, and refuses repeated query parameters."""
+    """A route that checks its caller's permissions, and refuses repeated query parameters. A route of the API also
+    refuses those that it doesn't have: a misspelled filter must not select everything. Others may get such parameters
+    from proxies, probes and browsers."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._once = {
-            parameter.alias
+        self._parameters = {
+            parameter.alias: get_origin(parameter.field_info.annotation) is list
             for parameter in _query_params(self.dependant)
-            if get_origin(parameter.field_info.annotation) is not list
         }
+        self._is_strict = self.path.startswith("/v1/")
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in (self.methods or ()):  # else every caller gets a 405
@@ -79,16 +79,9 @@ class GuardedRoute(APIRoute):
             caller = scope[CALLER] = access.enter(scope, rule_of(self.endpoint))
             if caller.name:
                 structlog.contextvars.bind_contextvars(token=caller.name)
-            if b"&" in scope["query_string"]:
-                self._refuse_repeated(scope["query_string"].decode("latin-1"))
+            if scope["query_string"]:
+                queries.check_names(scope, self._parameters, allow_others=not self._is_strict)
         await super().handle(scope, receive, send)
-
-    def _refuse_repeated(self, query: str) -> None:
-        """Raise `Problem` if a single-valued parameter is repeated. FastAPI would silently use its last value."""
-        counts = Counter(name for name, _ in parse_qsl(query, keep_blank_values=True))
-        duplicates = [name for name, count in counts.items() if count > 1 and name in self._once]
-        if duplicates:
-            raise invalid([Place(f"query.{name}", f"expected once, got {counts[name]} times") for name in duplicates])
 
 
 class _Parsed(Request):

@@ -43,14 +43,27 @@ def test_a_malformed_id_is_named(http: httpx.Client, item: str) -> None:
         ("events?after=0&%61fter=0", ["query.after"]),
         ("batches?label=a:1&label=b:2&key=a", []),
         ("events?after=0&type=a&type=b", []),
-        ("batches?nobody=1&nobody=2", []),  # as a single unknown parameter is
+        ("batches?stat=open", ["query.stat"]),
+        ("batches?nobody=1&state=open&nobody=2&%6Bind=3", ["query.nobody", "query.kind"]),
+        ("webhooks?=", ["query."]),
+        ("processes?limit=1", ["query.limit"]),
     ],
 )
-def test_a_parameter_that_comes_twice_is_named(http: httpx.Client, query: str, places: list[str]) -> None:
-    """Unless several values have a meaning: otherwise one of them would be used and the others ignored."""
+def test_a_parameter_that_does_not_exist_or_comes_twice_is_named(
+    http: httpx.Client, query: str, places: list[str]
+) -> None:
+    """A misspelled filter would select everything. Of two values one would be ignored, unless both have a meaning."""
     response = http.get(f"/v1/{query}")
     assert [entry["place"] for entry in response.json().get("errors", [])] == places
     assert response.status_code == (422 if places else 200)
+
+
+def test_the_error_of_a_parameter_that_does_not_exist_has_those_that_do(http: httpx.Client) -> None:
+    detail = http.get("/v1/batches/1/pending?page=2").json()["detail"]
+    assert detail == "query.page: no such parameter; expected one of cursor, limit"
+    detail = http.post("/v1/acks?wait=1", json={"items": []}).json()["detail"]
+    assert detail == "query.wait: no such parameter; this call has none"
+    assert http.get("/healthz?from=probe").status_code == 200
 
 
 @pytest.mark.parametrize(

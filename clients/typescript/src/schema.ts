@@ -7489,6 +7489,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["PlainProblem"];
                 };
             };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
             /** @description `rate_limited` */
             429: {
                 headers: {
