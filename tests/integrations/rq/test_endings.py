@@ -215,6 +215,7 @@ def test_a_job_ends_only_when_the_service_is_back(app: ModuleType, monkeypatch: 
         try:
             client = Client(service.url, retry=ClientRetry(attempts=1))
             statuses: list[Any] = []
+            timers: list[threading.Timer] = []
 
             class Worker(LastbitSimpleWorker):
                 def lastbit_client(self) -> Client:
@@ -222,7 +223,8 @@ def test_a_job_ends_only_when_the_service_is_back(app: ModuleType, monkeypatch: 
 
                 def handle_job_success(self, job: Any, **options: Any) -> None:  # type: ignore[override]
                     service.stop()
-                    threading.Timer(0.3, bring_back, [job.id]).start()
+                    timers.append(threading.Timer(0.3, bring_back, [job.id]))
+                    timers[0].start()
                     super().handle_job_success(job, **options)
 
             def bring_back(job_id: str) -> None:
@@ -231,6 +233,7 @@ def test_a_job_ends_only_when_the_service_is_back(app: ModuleType, monkeypatch: 
 
             batch = fan_out(app.queue, app.succeeds, [()], client=client)
             Worker([app.queue], connection=app.store).work(burst=True)
+            timers[0].join()
             assert batch.refresh().succeeded
             assert statuses == ["started"]
             assert app.queue.fetch_job(job_id_of(f"{batch.id}:0:0")).is_finished
