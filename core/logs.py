@@ -4,9 +4,11 @@ as uvicorn, which use `logging`, have the same format.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import sys
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
@@ -26,8 +28,22 @@ def configure(level: str) -> None:
     structlog.configure(
         processors=[*_first(), *_last()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
     )
+
+
+class _StandardError(io.TextIOBase):
+    """Loses what can't be written: the disk is full, or the reader of a pipe has ended. An exception would end the
+    thread that logs, and with a thread of the combiner all acks would wait for ever. `logging` loses such lines too."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def formatter() -> logging.Formatter:

@@ -296,6 +296,13 @@ MUTANTS = [
         "../http/test_tallies.py::test_a_key_that_fits_no_url_is_refused",
     ),
     Mutant(
+        "a-log-that-cannot-be-written-ends-the-combiner",
+        "core.logs:_StandardError.flush",
+        "suppress(OSError, ValueError)",
+        "suppress(ValueError)",
+        "../http/test_logs.py::test_a_log_that_cannot_be_written_stops_nothing",
+    ),
+    Mutant(
         "trailers-are-read-as-headers",
         "api.server.upgrades:Http1Protocol._ignore_trailers",
         "self.headers = []",

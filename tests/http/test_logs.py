@@ -47,16 +47,22 @@ class Logged:
             connection.commit()
 
 
-@pytest.fixture
-def logged(tmp_path: Path) -> Iterator[Logged]:
+@contextlib.contextmanager
+def logging_to(log: Path) -> Iterator[Logged]:
     with sqlite_file() as url:
-        running = ServiceProcess(url, log=tmp_path / "log")
+        running = ServiceProcess(url, log=log)
         try:
             running.start()
             with httpx.Client(base_url=running.url, timeout=30) as http:
-                yield Logged(running, http, tmp_path / "log", Path(url.removeprefix("sqlite:///")))
+                yield Logged(running, http, log, Path(url.removeprefix("sqlite:///")))
         finally:
             running.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Iterator[Logged]:
+    with logging_to(tmp_path / "log") as logged:
+        yield logged
 
 
 @pytest.mark.parametrize("given", ["a", "x" * 128, "!~ab:c-1"])
@@ -141,6 +147,22 @@ def test_a_failed_ack_is_in_the_log_under_its_id(logged: Logged) -> None:
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "broken")
     eventually(lambda: [line["event"] for line in logged.of("broken")], ["ack_failed"])
     assert f"batch {batch} is inconsistent" in logged.of("broken")[0]["error"]
+
+
+def test_a_log_that_cannot_be_written_stops_nothing() -> None:
+    """The disk with the log is full. Lines of the combiner, of requests and refusals are lost, and nothing else is."""
+    with logging_to(Path("/dev/full")) as logged:
+        broken, sound = (open_batch(logged.http, items=2)["id"] for _ in range(2))
+        logged.http.post("/v1/acks", json={"items": [f"{broken}:0:0"]})
+        logged.change(f"UPDATE batches SET acked = 2 WHERE id = {broken}")
+        answers = [
+            logged.http.post("/v1/acks", json={"items": [item]})
+            for item in (f"{broken}:0:1", f"{sound}:0:0", f"{broken}:0:1", f"{sound}:0:1")
+        ]
+        assert [answer.status_code for answer in answers] == [500, 200, 500, 200]
+        assert logged.http.get(f"/v1/batches/{sound}?wait=0").json()["acked"] == 2
+        assert 'route="/v1/batches/{id}"' in logged.http.get("/metrics").text
+        logged.running.stop()
 
 
 def test_an_ack_that_has_to_be_sent_again_is_in_the_log_under_its_id(logged: Logged) -> None:
