@@ -22,7 +22,6 @@ Any number of dispatchers may share one database (see `replicas`). If one is kil
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import threading
@@ -317,13 +316,12 @@ class Dispatcher:
 
     def _recorded(self, calls: Sequence[Pending]) -> None:
         self._free([call.call.claim for call in calls])
-        with contextlib.suppress(Exception):  # a log that can't be written must not end the combiner's thread
-            for call in calls:
-                record: Record = call.call
-                if call.error is not None:  # the claim expires
-                    log.warning("delivery_not_recorded", delivery=record.claim.delivery, error=str(call.error))
-                elif record.answer is not None:
-                    _log(record.claim, record.answer, call.answer.value)
+        for call in calls:
+            record: Record = call.call
+            if call.error is not None:  # the claim expires
+                log.warning("delivery_not_recorded", delivery=record.claim.delivery, error=str(call.error))
+            elif record.answer is not None:
+                _log(record.claim, record.answer, call.answer.value)
 
     def _free(self, claims: Sequence[Claim]) -> None:
         """End these claims, and claim more if there is room."""
