@@ -150,20 +150,21 @@ def _values(batch: Batch, counts: _Recounted, now: datetime, fingerprint: bytes)
         "repairs": batch.repairs + 1,
         "updated_at": now,
     }
+    state = batch.state
     if batch.complete and acked + failed < batch.items:
-        values |= {"state": State.SEALED, "ended_at": None, "completed_by": None, "succeeded_by": None}
-        return values | {"parent_due": None}
-    newly = completes(batch.state, batch.items, acked, failed)
+        state = State.SEALED
+        values |= {"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None, "parent_due": None}
+    newly = completes(state, batch.items, acked, failed)
     if newly:
         values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
-    is_passed = batch.tolerance.is_passed(batch.items, failed, sealed=batch.state is not State.OPEN)
-    if is_passed and (batch.state in LIVE or batch.complete):
+    is_passed = batch.tolerance.is_passed(batch.items, failed, sealed=state is not State.OPEN)
+    if is_passed and state in (*LIVE, State.COMPLETE):
         values["exceeded"] = True
-    if is_passed and not newly and batch.state in LIVE and batch.on_exceeded is OnExceeded.CANCEL:
+    if is_passed and not newly and state in LIVE and batch.on_exceeded is OnExceeded.CANCEL:
         values |= {"state": State.CANCELLED, "ended_at": now}
         return values | ({} if batch.parent_batch is None else {"parent_due": nesting.owed(succeeded=False)})
     succeeded = batch.tolerance.succeeds(batch.items, failed)
-    if not newly and (not batch.complete or batch.succeeded == succeeded):
+    if not newly and (state is not State.COMPLETE or batch.succeeded == succeeded):
         return values
     values["succeeded_by"] = fingerprint if succeeded else None
     if batch.parent_batch is not None:

@@ -857,6 +857,13 @@ MUTANTS = [
         _REPAIR + "test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event",
     ),
     Mutant(
+        "a-repair-judges-no-reopened-batch",
+        "core.batches.repair:_values",
+        ', "parent_due": None}',
+        ', "parent_due": None}\n        return values',
+        _TOLERANCE + "test_a_repair_judges_a_batch_that_was_complete_too_early",
+    ),
+    Mutant(
         "a-second-completion-has-the-id-of-the-first",
         "core.batches.batch:events",
         'f":{batch.repairs}" if batch.repairs else ""',
@@ -873,7 +880,7 @@ MUTANTS = [
     Mutant(
         "a-repair-completes-nothing",
         "core.batches.repair:_values",
-        "newly = completes(batch.state, batch.items, acked, failed)",
+        "newly = completes(state, batch.items, acked, failed)",
         "newly = False",
         _REPAIR + "test_a_sealed_batch_with_nothing_pending_completes_and_a_retry_gets_the_same_answer",
     ),
@@ -915,8 +922,8 @@ MUTANTS = [
     Mutant(
         "a-reopened-child-still-owes",
         "core.batches.repair:_values",
-        'return values | {"parent_due": None}',
-        "return values",
+        ', "parent_due": None}',
+        "}",
         _REPAIR + "test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete",
     ),
     Mutant(

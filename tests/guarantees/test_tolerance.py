@@ -194,6 +194,27 @@ def test_a_repair_judges_the_restored_failures(service: Service) -> None:
     assert service.batches.verify(batch).ok
 
 
+@pytest.mark.parametrize("on_exceeded", OnExceeded)
+def test_a_repair_judges_a_batch_that_was_complete_too_early(service: Service, on_exceeded: OnExceeded) -> None:
+    """It is live again, so the failures that pass its tolerance have the same effect as on any live batch."""
+    batch = open_batch(service, 5, sealed=True, tolerated_failures=1, on_exceeded=on_exceeded)
+    resolve(service, batch, [4])
+    fail(service, batch, [0])
+    with service.database.engine.begin() as tx:
+        columns, groups = tables.batches.c, tables.item_groups.c
+        counts = {"acked": 4, "failed": 1, "state": State.COMPLETE}
+        tx.execute(sa.update(tables.batches).where(columns.id == batch).values(counts))
+        bits = {"resolved": b"\x13", "resolved_count": 3, "failed": b"\x03", "failed_count": 2}
+        tx.execute(sa.update(tables.item_groups).where(groups.batch_id == batch).values(bits))
+    after = service.batches.repair(batch).after
+    verification = service.batches.verify(batch)
+    assert verification.ok, verification.faults
+    is_cancelled = on_exceeded is OnExceeded.CANCEL
+    assert (after.exceeded, after.state) == (True, State.CANCELLED if is_cancelled else State.SEALED)
+    names = ["opened", "sealed", "repaired", "failures_exceeded", *(["cancelled"] if is_cancelled else [])]
+    assert events_of(service, batch) == names
+
+
 def test_the_explanation_names_the_tolerance(service: Service) -> None:
     batch = open_batch(service, 5, sealed=True, tolerated_failures=1, tolerated_failure_percentage=20)
     fail(service, batch, [0, 1])
