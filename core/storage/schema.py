@@ -124,7 +124,7 @@ def _migrate_under_load(connection: Connection, revision: str) -> None:
     """Migrate while the service runs. Altering a table waits until no transaction uses it, and blocks all others
     meanwhile. So each wait is short; between attempts the others can proceed."""
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: faults.classify(error) is errors.Fault.LOCK_WAIT),
+        retry=tenacity.retry_if_exception(_is_in_use),
         stop=tenacity.stop_after_delay(PATIENCE),
         wait=tenacity.wait_random(LOCK_WAIT / 2, LOCK_WAIT),
         after=lambda _: connection.rollback(),
@@ -133,12 +133,18 @@ def _migrate_under_load(connection: Connection, revision: str) -> None:
     try:
         retrying(_migrate, connection, revision)
     except DBAPIError as error:
-        if faults.classify(error) is errors.Fault.LOCK_WAIT:
+        if _is_in_use(error):
             raise errors.LockTimeout(
                 f"a long transaction, such as a dump, has used a table for more than {PATIENCE} s: end it, or wait "
                 "for its end, and migrate again; nothing is lost"
             ) from error
         raise
+
+
+def _is_in_use(error: BaseException) -> bool:
+    """Whether another transaction uses the table. On PostgreSQL, a migration holds the tables that it has altered, so
+    it can deadlock with a transaction that uses several tables."""
+    return faults.classify(error) in (errors.Fault.LOCK_WAIT, errors.Fault.CONFLICT)
 
 
 def _migrate(connection: Connection, revision: str) -> None:

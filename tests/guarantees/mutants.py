@@ -927,6 +927,13 @@ MUTANTS = [
         _REPAIR + "test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete",
     ),
     Mutant(
+        "a-deadlock-ends-a-migration",
+        "core.storage.schema:_is_in_use",
+        ", errors.Fault.CONFLICT",
+        ",",
+        "../storage/test_postgresql.py::test_a_migration_that_deadlocks_with_a_transaction_begins_again",
+    ),
+    Mutant(
         "a-batch-is-repaired-beside-an-earlier-release",
         "core.batches.repair:prepare",
         "not schema.serves_only(tx, SINCE)",

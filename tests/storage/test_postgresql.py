@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import alembic.autogenerate
 import pytest
@@ -15,6 +16,7 @@ from core.storage import schema, tables
 from core.storage.database import Database
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL
+from tests.support.waits import waiting_sessions
 
 
 def test_migrations_go_up_and_down_and_match_the_tables(postgresql_url: str) -> None:
@@ -117,4 +119,27 @@ def test_a_table_in_use_delays_a_migration(
             with pytest.raises(errors.LockTimeout, match="a long transaction"):
                 schema.migrate(database)
         schema.migrate(database)
+        database.read(schema.check)
+
+
+def test_a_migration_that_deadlocks_with_a_transaction_begins_again(
+    postgresql: PostgreSQL, postgresql_url: str
+) -> None:
+    """The transaction has used a table that the migration waits for, and then uses one that the migration has
+    altered."""
+    with Database(postgresql_url) as database, ThreadPoolExecutor(1) as pool:
+        schema.migrate(database, "0012")
+        with (
+            contextlib.closing(postgresql.connect(database.url.database)) as transaction,
+            database.engine.connect() as watcher,
+        ):
+            transaction.execute("SET deadlock_timeout = '1min'")  # the server ends the migration
+            transaction.execute("BEGIN")
+            transaction.execute("SELECT 1 FROM batches")
+            migration = pool.submit(schema.migrate, database)
+            while not waiting_sessions(watcher):
+                assert not migration.done()
+            transaction.execute("SELECT 1 FROM webhooks")
+            transaction.execute("COMMIT")
+        migration.result(60)
         database.read(schema.check)
