@@ -153,14 +153,22 @@ def _migrate(connection: Connection, revision: str) -> None:
         return  # the schema is from a newer release; `check` decides whether it supports this one
     config = _config()
     config.attributes["connection"] = connection
+    if before is None and revision == "head":
+        _serve_only_this(connection)
     if revision == "head" or before is None or not _is_behind(revision, before):
         command.upgrade(config, revision)
-        if before is None and revision == "head":
-            # A new database: no older release uses it.
-            connection.execute(sa.update(tables.schema_support).values(oldest=newest()))
     else:
         command.downgrade(config, revision)
     connection.commit()
+
+
+def _serve_only_this(connection: Connection) -> None:
+    """Record that no older release uses a new database. This comes first: on MariaDB and MySQL, a migration that is
+    killed leaves a part of the schema, and the next one could not tell whether older releases use that."""
+    support = tables.schema_support
+    support.create(connection, checkfirst=True)
+    if connection.scalar(sa.select(support.c.oldest)) is None:
+        connection.execute(sa.insert(support).values(id=1, oldest=newest()))
 
 
 def _is_behind(revision: str, current: str) -> bool:

@@ -16,14 +16,19 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    support = op.create_table(
-        "schema_support",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("oldest", sa.String(32), nullable=False),
-        **MYSQL_OPTIONS,
+    # A new database has the table from the start (see `core.storage.schema`).
+    if not sa.inspect(op.get_bind()).has_table("schema_support"):
+        op.create_table(
+            "schema_support",
+            sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+            sa.Column("oldest", sa.String(32), nullable=False),
+            **MYSQL_OPTIONS,
+        )
+    # Batches completed by 0001 make no events.
+    op.execute(
+        "INSERT INTO schema_support (id, oldest) "
+        "SELECT 1, '0002' FROM (SELECT COUNT(*) AS present FROM schema_support) AS existing WHERE present = 0"
     )
-    assert support is not None
-    op.bulk_insert(support, [{"id": 1, "oldest": "0002"}])  # batches completed by 0001 make no events
 
 
 def downgrade() -> None:

@@ -934,6 +934,13 @@ MUTANTS = [
         "../storage/test_postgresql.py::test_a_migration_that_deadlocks_with_a_transaction_begins_again",
     ),
     Mutant(
+        "a-new-database-serves-earlier-releases",
+        "core.storage.schema:_serve_only_this",
+        "oldest=newest()",
+        'oldest="0002"',
+        "../storage/test_database.py::test_a_migration_killed_after_any_statement_is_finished_by_the_next",
+    ),
+    Mutant(
         "a-batch-is-repaired-beside-an-earlier-release",
         "core.batches.repair:prepare",
         "not schema.serves_only(tx, SINCE)",

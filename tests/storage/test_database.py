@@ -448,6 +448,7 @@ def test_a_migration_killed_after_any_statement_is_finished_by_the_next(mariadb_
     with Database(mariadb_url) as database:
         database.read(schema.check)
         with database.engine.connect() as connection:
+            assert schema.serves_only(connection, schema.newest()), "no older release uses a new database"
             context = MigrationContext.configure(connection, opts={"compare_type": True})
             assert alembic.autogenerate.compare_metadata(context, tables.metadata) == []
             for seed in (tables.feed_head, tables.callback_cursor, tables.schema_support):
