@@ -10,16 +10,21 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import structlog
+
+PATIENCE: Final = 5.0
+"""Seconds that the end waits for the current round. A round of the janitor may take an hour. It consists of
+transactions after each of which the process may be killed, so the rest is left to the next process."""
 
 log = structlog.get_logger(__name__)
 
 
 @contextlib.contextmanager
 def ticking(name: str, work: Callable[[], object], seconds: float) -> Iterator[None]:
-    """Run `work` about every `seconds` in its own thread while the context lasts. Leaving the context waits for the
-    current round."""
+    """Run `work` about every `seconds` in its own thread while the context lasts. Leaving the context waits
+    `PATIENCE` seconds for the current round."""
     stop = threading.Event()
 
     def run() -> None:
@@ -35,4 +40,4 @@ def ticking(name: str, work: Callable[[], object], seconds: float) -> Iterator[N
         yield
     finally:
         stop.set()
-        thread.join()
+        thread.join(PATIENCE)

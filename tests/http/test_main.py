@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from api.__main__ import LISTENERS, _greet_once_listening, configuration, listening
 from core.settings import Settings
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from tests.support.exposition import eventually
 from tests.support.servers import ROOT, free_port, run_module, running_service
@@ -218,6 +219,22 @@ def test_the_embedded_service_is_its_own_janitor(sqlite_url: str) -> None:
         batch = httpx.post(f"{running.url}/v1/batches", json={"items": 1, "expires_in": 1}).json()["id"]
         waited = httpx.get(f"{running.url}/v1/batches/{batch}?wait=60", timeout=70).json()
         assert (waited["state"], waited["pending"]) == ("expired", 1)
+
+
+def test_a_stop_does_not_wait_for_the_end_of_the_janitors_pass(sqlite_url: str) -> None:
+    """A pass over many batches takes far longer than a stop may take. The next process continues it."""
+    ended = {"group_size": 64, "items": 0, "acked": 0, "failed": 0, "state": "complete", "full_prefix": 0}
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        with database.engine.begin() as tx:
+            row = {**ended, "labels": "{}", "open_count": 0, "created_at": long_ago, "updated_at": long_ago}
+            tx.execute(sa.insert(tables.batches), [{**row, "ended_at": long_ago}] * 30_000)
+        count = sa.select(sa.func.count()).select_from(tables.batches)
+        with running_service(sqlite_url, LASTBIT_JANITOR_EVERY="0.1") as running:
+            eventually(lambda: database.read(lambda tx: tx.scalar(count)) < 30_000, True)
+            running.stop()
+        assert database.read(lambda tx: tx.scalar(count)) > 0
 
 
 def test_two_workers_on_one_batch_are_exact(mariadb_url: str) -> None:
