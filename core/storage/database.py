@@ -71,7 +71,7 @@ class Database:
     def __init__(self, url: str, *, connections: int = 50) -> None:
         try:
             self.url = sa.make_url(url)
-        except sa.exc.ArgumentError as error:
+        except (sa.exc.ArgumentError, ValueError) as error:  # the second one: a port that isn't a number
             raise errors.Misconfigured(
                 "the database URL can't be read; expected for example sqlite:///lastbit.db, "
                 "mysql://user:password@127.0.0.1:3306/lastbit or postgresql://user:password@127.0.0.1:5432/lastbit"

@@ -76,6 +76,20 @@ def test_a_server_that_cannot_be_used_is_named_with_what_to_do(mariadb: MariaDB,
 
 
 @pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mysql://lastbit:secret/lastbit", "the database URL can't be read"),
+        ("mysql://me:secret@127.0.0.1:1/books?colour=grey", "the options of the database URL can't be used"),
+        ("mysql://me:secret@127.0.0.1:1/books?ssl_ca=/none", "the options of the database URL can't be used"),
+    ],
+)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_malformed_url_is_reported_without_its_password(program: str, url: str, words: str) -> None:
+    """A forgotten host, an unknown option, a missing file of certificates."""
+    assert sentence(program, url).startswith(words)
+
+
+@pytest.mark.parametrize(
     ("arguments", "environment", "source"),
     [
         (["api"], {"LASTBIT_PORT": "tcp://10.0.0.1:80"}, "LASTBIT_PORT"),

@@ -72,7 +72,10 @@ class MariaDB(Dialect):
             # PyMySQL would encode the password as Latin-1, but statements such as CREATE USER are UTF-8.
             if isinstance(keywords.get("password"), str):
                 keywords["password"] = keywords["password"].encode()
-            return _Connection(*arguments, **keywords)
+            try:
+                return _Connection(*arguments, **keywords)
+            except (TypeError, OSError) as error:  # an unknown option, or a file that can't be read
+                raise errors.Misconfigured(f"the options of the database URL can't be used: {error}") from error
 
         @sa.event.listens_for(engine, "connect")
         def prepare(connection: Any, record: Any) -> None:
