@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import TypeAlias
 
 from sqlalchemy.engine import Connection
@@ -128,7 +128,10 @@ def commit(
     except errors.OutcomeUnknown as error:
         # Only the callers of operations that can't be repeated need to know.
         repeatable = [operation for operation in operations if operation.is_repeatable]
-        if not repeatable:
+        if len(repeatable) in (0, len(operations)):
             raise
-        outcomes = iter(commit(database, repeatable, lock_waits=lock_waits, lock_wait=lock_wait))
+        try:
+            outcomes = iter(commit(database, repeatable, lock_waits=lock_waits, lock_wait=lock_wait))
+        except Exception as trouble:  # noqa: BLE001  # raised, it would make the combiner run all of them again
+            outcomes = repeat(Done(error=trouble))
         return [next(outcomes) if operation.is_repeatable else Done(error=error) for operation in operations]

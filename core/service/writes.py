@@ -64,7 +64,7 @@ class WriteService:
         for operation, outcome in zip(operations, outcomes, strict=True):
             if isinstance(operation, Handle):
                 handling.report(operation, outcome)
-            elif isinstance(operation, HandleMany):
+            elif isinstance(operation, HandleMany) and outcome.error is None:
                 for handle, handled in zip(operation.handles, outcome.value, strict=True):
                     handling.report(handle, handled)
             if isinstance(outcome.value, Opened | Sealed) and outcome.value.batch.parent_due is not None:

@@ -1388,9 +1388,23 @@ MUTANTS = [
     Mutant(
         "an-unknown-commit-fails-all-its-callers",
         "core.writes:commit",
-        "if not repeatable:",
+        "if len(repeatable) in (0, len(operations)):",
         "if True:",
         _WRITES + "test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated",
+    ),
+    Mutant(
+        "an-unknown-commit-is-repeated-forever",
+        "core.writes:commit",
+        "in (0, len(operations))",
+        "in (0, -1)",
+        _WRITES + "test_a_commit_whose_result_stays_unknown_is_given_up",
+    ),
+    Mutant(
+        "an-unknown-commit-is-repeated-after-a-lock-timeout",
+        "core.writes:commit",
+        "outcomes = repeat(Done(error=trouble))",
+        "raise",
+        _WRITES + "test_an_extend_with_an_unknown_result_is_not_run_again_with_its_neighbours",
     ),
     Mutant(
         "an-unknown-commit-is-repeated-for-all",

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any, TypeVarTuple, Unpack
@@ -118,8 +118,14 @@ class Gate:
         assert self.opened.wait(60)
         return self._commit(units, lock_waits=lock_waits)
 
+    def waits_for(self, service: Service, operations: int) -> None:
+        """Wait until this number of operations are queued or in the first commit."""
+        while service.writes._combiner._backlog.units < operations:  # type: ignore[attr-defined]
+            threading.Event().wait(0.001)
 
-def test_operations_that_arrive_during_a_commit_share_the_next_one(database: Database) -> None:
+
+@contextmanager
+def gated(database: Database) -> Iterator[tuple[Service, Gate]]:
     gates: list[Gate] = []
 
     def with_gate(commit: Commit) -> Combiner:
@@ -128,19 +134,22 @@ def test_operations_that_arrive_during_a_commit_share_the_next_one(database: Dat
 
     service = Service(database, writes=with_gate)
     try:
-        with ThreadPoolExecutor(9) as pool:
-            first = pool.submit(service.batches.open, Opening())
-            assert gates[0].arrived.acquire(timeout=60)
-            others = [pool.submit(service.batches.open, Opening(items=number)) for number in range(1, 9)]
-            while service.writes._combiner._backlog.units < 9:  # type: ignore[attr-defined]
-                threading.Event().wait(0.001)
-            gates[0].opened.set()
-            ids = {first.result(60).batch.id, *(other.result(60).batch.id for other in others)}
-        assert [other.result().count for other in others] == list(range(1, 9))
-        assert (len(ids), gates[0].sizes) == (9, [1, 8])
+        yield service, gates[0]
     finally:
         gates[0].opened.set()
         service.stop()
+
+
+def test_operations_that_arrive_during_a_commit_share_the_next_one(database: Database) -> None:
+    with gated(database) as (service, gate), ThreadPoolExecutor(9) as pool:
+        first = pool.submit(service.batches.open, Opening())
+        assert gate.arrived.acquire(timeout=60)
+        others = [pool.submit(service.batches.open, Opening(items=number)) for number in range(1, 9)]
+        gate.waits_for(service, 9)
+        gate.opened.set()
+        ids = {first.result(60).batch.id, *(other.result(60).batch.id for other in others)}
+        assert [other.result().count for other in others] == list(range(1, 9))
+        assert (len(ids), gate.sizes) == (9, [1, 8])
 
 
 def test_a_refused_operation_does_not_affect_its_neighbours(database: Database) -> None:
@@ -248,6 +257,51 @@ def test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated(
     assert outcomes[4].value[0].repeated
     assert Service(database).batches.get(batch).items == 3
     assert Service(database).batches.get(outcomes[2].value.batch.id) == outcomes[2].value.batch
+
+
+def test_a_commit_whose_result_stays_unknown_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server refuses each COMMIT, as with a full disk: all operations can be repeated, and none is forever."""
+    calls = itertools.count()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        next(calls)
+        raise errors.OutcomeUnknown("the disk is full")
+
+    monkeypatch.setattr(database, "write", refuse)
+    with pytest.raises(errors.OutcomeUnknown):
+        writes.commit(database, [opening_of(Opening(), "o"), Append(events=[feed.NewEvent("a", "x")])])
+    assert next(calls) == 1
+
+
+def test_an_extend_with_an_unknown_result_is_not_run_again_with_its_neighbours(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit took place, its response was lost, and rows stayed locked while the repeatable operations ran again.
+    These fail, and no call of the flush runs once more: the extend would issue its numbers twice."""
+    with_process(database)
+    batch = open_batch(database)
+    write, calls = database.write, itertools.count()
+
+    def lose_the_second_response(work: Callable[[Unpack[Args]], Any], *args: Any, **options: Any) -> Any:
+        call = next(calls) if work is writes.flush else None
+        if call == 2:
+            raise errors.LockTimeout("a row is locked")
+        result = write(work, *args, **options)
+        if call == 1:
+            raise errors.OutcomeUnknown("the connection broke")
+        return result
+
+    monkeypatch.setattr(database, "write", lose_the_second_response)
+    [many] = handle_many_of([handle("i", 1, 0).handling])
+    with gated(database) as (service, gate), ThreadPoolExecutor(3) as pool:
+        first = pool.submit(service.batches.open, Opening())
+        assert gate.arrived.acquire(timeout=60)
+        both = [pool.submit(service.writes.run, operation) for operation in (Extend(batch=batch, count=2), many)]
+        gate.waits_for(service, 3)
+        gate.opened.set()
+        assert first.exception(60) is None
+        assert [type(future.exception(60)) for future in both] == [errors.OutcomeUnknown, errors.LockTimeout]
+    assert Service(database).batches.get(batch).items == 2
 
 
 def test_handlings_of_one_instance_take_place_in_their_order(database: Database) -> None:
