@@ -7,6 +7,7 @@ the tasks of one event loop. Neither works across a fork.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -15,7 +16,7 @@ from typing import Any, Literal, Self, Unpack
 
 import httpx
 
-from lastbit import __version__, _calls, _masks
+from lastbit import __version__, _calls, _masks, errors
 from lastbit._calls import Ids
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit._in_flight import LIMITS, InFlight, Trace
@@ -87,6 +88,19 @@ async def _send_async(http: httpx.AsyncClient, in_flight: InFlight, request: Req
         return _failure(error, request)
 
 
+@contextmanager
+def _environment() -> Iterator[None]:
+    """httpx reads the names of proxies and certificates from the environment. Raises `InvalidArgument` if it can't use
+    them."""
+    try:
+        yield
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        raise errors.InvalidArgument(
+            f"a proxy or certificate that the environment names can't be used: {error} (see ALL_PROXY, HTTP_PROXY, "
+            "HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE and SSL_CERT_DIR)"
+        ) from error
+
+
 class Client:
     """A connection to a service.
 
@@ -107,7 +121,8 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         service = Service.named(url, token, timeout, retry)
-        self._http = httpx.Client(transport=transport, headers=_AGENT, cookies=_no_cookies())
+        with _environment():
+            self._http = httpx.Client(transport=transport, headers=_AGENT, cookies=_no_cookies())
         self._driver = Driver(service, partial(_send, self._http))
 
     @property
@@ -295,7 +310,8 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         service = Service.named(url, token, timeout, retry)
-        self._http = httpx.AsyncClient(transport=transport, headers=_AGENT, cookies=_no_cookies(), limits=LIMITS)
+        with _environment():
+            self._http = httpx.AsyncClient(transport=transport, headers=_AGENT, cookies=_no_cookies(), limits=LIMITS)
         self._in_flight = InFlight()
         self._driver = AsyncDriver(service, partial(_send_async, self._http, self._in_flight))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import shlex
 import signal
@@ -102,6 +103,13 @@ class Declined(errors.LastbitError):
         return "nothing was changed"
 
 
+class StreamFailed(errors.LastbitError):
+    """Standard input or output can't be used, such as a file on a full disk."""
+
+    def __str__(self) -> str:
+        return f"standard input or output failed: {self.args[0]}"
+
+
 class JsonError(click.ClickException):
     """An error that is shown as one JSON document on standard error."""
 
@@ -129,7 +137,7 @@ class Commands(click.Group):
         return ctx
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _reporting(ctx.meta.get(_AS_JSON, False)):
+        with _reporting(ctx.meta.get(_AS_JSON, False)), _streams():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -160,6 +168,17 @@ def _reporting(as_json: bool) -> Iterator[None]:
             "message": "Missing command." if _is_help(error) else error.format_message(),
         }
         raise JsonError(fields, error.exit_code) from error
+
+
+@contextmanager
+def _streams() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # After EPIPE, click ends quietly: the reader, such as `head`, has read enough.
+        if isinstance(error, errors.LastbitError) or error.errno == errno.EPIPE:
+            raise
+        raise StreamFailed(error.strerror) from error
 
 
 def _is_help(error: click.ClickException) -> bool:

@@ -283,6 +283,23 @@ def test_without_a_pipe_ids_must_be_arguments(lastbit: Lastbit) -> None:
     assert "pipe them in" in result.stderr
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["pending", "7", "--ids"]])
+def test_output_that_cannot_be_written_is_an_error_in_one_line(lastbit: Lastbit, arguments: list[str]) -> None:
+    """On a full disk. With --json it is a document, like other errors."""
+    batch = Client(lastbit.url).open(items=3)
+    arguments = [str(batch.id) if argument == "7" else argument for argument in arguments]
+    command = [sys.executable, "-m", "lastbit", *arguments]
+    environment = {**os.environ, "LASTBIT_URL": lastbit.url}
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    message = "standard input or output failed: No space left on device"
+    assert line == (
+        json.dumps({"error": "StreamFailed", "message": message}) if "--json" in arguments else f"lastbit: {message}"
+    )
+
+
 def test_a_refusal_is_exit_code_1(lastbit: Lastbit) -> None:
     """With the service's message and code."""
     result = lastbit("status", "999999")

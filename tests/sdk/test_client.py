@@ -450,6 +450,19 @@ def test_invalid_options_are_refused_when_the_client_is_created(options: dict[st
         AsyncClient(**options)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("NO_PROXY", "[::1"), ("ALL_PROXY", "ftp://x"), ("SSL_CERT_FILE", "/none")]
+)
+def test_an_environment_that_httpx_cannot_use_is_an_invalid_argument(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """It is reported with the names of the variables. httpx has another exception for each case."""
+    monkeypatch.setenv(variable, value)
+    for make in (Client, AsyncClient):
+        with pytest.raises(InvalidArgument, match=variable):
+            make()
+
+
 # combining
 
 
