@@ -246,7 +246,7 @@ def configuration(settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         "api.app:create",
         factory=True,
-        host=settings.host,
+        host=settings.host.strip("[]"),
         port=settings.port,
         workers=settings.workers,
         log_config=logs.STANDARD,

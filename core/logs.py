@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 import structlog
@@ -25,6 +27,7 @@ level."""
 
 def configure(level: str) -> None:
     """Configure this process's own logs."""
+    _open_stderr()
     structlog.configure(
         processors=[*_first(), *_last()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -48,10 +51,17 @@ class _StandardError(io.TextIOBase):
 
 def formatter() -> logging.Formatter:
     """The formatter for logs of the standard library."""
+    _open_stderr()
     remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[*_first(), structlog.stdlib.add_logger_name], processors=[remove, *_last()]
     )
+
+
+def _open_stderr() -> None:
+    """Replace a standard error that was closed before the program started. Python has None for it."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # for the life of the process
 
 
 def _first() -> list[Any]:

@@ -108,6 +108,29 @@ def test_on_a_terminal_it_prints_its_url_and_the_next_command(tmp_path: Path, wo
     assert (ROOT / command[1]).exists()
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_it_runs_without_a_standard_error(sqlite_url: str, workers: str) -> None:
+    """Closed by the program that started it, not redirected."""
+    port = str(free_port())
+    command = [sys.executable, "-m", "api", "--port", port, "--workers", workers, "--database-url", sqlite_url]
+    with subprocess.Popen(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], cwd=ROOT) as process:
+        try:
+
+            def is_ready() -> bool:
+                assert process.poll() is None
+                with contextlib.suppress(httpx.TransportError):
+                    return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+                return False
+
+            eventually(is_ready, True)
+        finally:
+            process.terminate()
+
+
+def test_an_address_may_have_the_brackets_of_a_url(quiet: None) -> None:
+    assert configuration(Settings(host="[::1]")).host == "::1"
+
+
 def test_several_workers_greet_when_one_of_them_listens() -> None:
     """Not when the socket is bound: until a worker has started, connections are refused."""
     greeting = threading.Event()
