@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from core.batches.batch import Opening
 from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import checks, schema
@@ -115,6 +116,19 @@ def test_a_backup_of_sqlite_restores(tmp_path: Path) -> None:
     assert (tmp_path / "lastbit.db-wal").exists()
     run(restore, tmp_path, {})
     assert_restored(url, before)
+
+
+@needs("sqlite3")
+def test_a_backup_of_sqlite_without_a_batch_restores(tmp_path: Path) -> None:
+    """The batches opened since it was made are lost, and late acks of them must not count for new ones."""
+    back_up, restore = documented("SQLite")
+    url = f"sqlite:///{tmp_path}/lastbit.db"
+    with Database(url) as database:
+        schema.migrate(database)
+    run(back_up, tmp_path, {})
+    run(restore, tmp_path, {})
+    with Database(url) as database:
+        assert Service(database, combiner=Inline).batches.open(Opening()).batch.id == NEXT_ID
 
 
 @contextlib.contextmanager
