@@ -25,10 +25,9 @@ TEXT = (
 
 
 def upgrade() -> None:
-    with op.batch_alter_table("batches") as batches:
-        batches.add_column(sa.Column("parent_group_size", sa.Integer))
-        batches.add_column(sa.Column("parent_due", sa.String(4)))
-        batches.create_index("batches_parent_due", ["parent_due"])
+    op.add_column("batches", sa.Column("parent_group_size", sa.Integer))
+    op.add_column("batches", sa.Column("parent_due", sa.String(4)))
+    op.create_index("batches_parent_due", "batches", ["parent_due"])
     head = op.create_table(
         "feed_head",
         sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
@@ -55,7 +54,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("feed")
     op.drop_table("feed_head")
-    with op.batch_alter_table("batches") as batches:
-        batches.drop_index("batches_parent_due")
-        batches.drop_column("parent_due")
-        batches.drop_column("parent_group_size")
+    op.drop_index("batches_parent_due", "batches")
+    op.drop_column("batches", "parent_due")
+    op.drop_column("batches", "parent_group_size")

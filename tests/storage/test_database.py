@@ -336,6 +336,16 @@ def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> No
             assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
 
 
+def test_ids_are_not_reused_after_the_way_down_and_up(database: Database) -> None:
+    """SQLite could make a table anew to remove a column, and forget which ids it has given."""
+    service = Service(database)
+    last = service.batches.open(Opening()).batch.id
+    service.batches.delete(last)
+    schema.migrate(database, "0001")
+    schema.migrate(database)
+    assert service.batches.open(Opening()).batch.id > last
+
+
 def test_test_databases_match_the_migrations(database: Database, request: pytest.FixtureRequest) -> None:
     """They are copies of a migrated one, table by table, with the first rows."""
 
