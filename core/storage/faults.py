@@ -13,8 +13,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from core.errors import Fault
 
 # Deadlock (also used for Galera's certification failures), record changed since last read, rolled back by group
-# replication. Even if a COMMIT fails with these, nothing was committed.
-_CONFLICTS: Final = {1213, 1020, 3101}
+# replication, table migrated since the snapshot began. Even if a COMMIT fails with these, nothing was committed.
+_CONFLICTS: Final = {1213, 1020, 3101, 1412}
 # The last one: a statement exceeded the time limit that `statements.run` sets for locking reads.
 _LOCK_WAITS: Final = {1205, 3572, 1969}
 _SQLITE_OUTAGE: Final = {

@@ -336,6 +336,23 @@ def test_migrations_go_up_and_down_and_match_the_tables(database_url: str) -> No
             assert set(sa.inspect(database.engine).get_table_names()) <= {"alembic_version"}
 
 
+def test_a_snapshot_that_is_older_than_an_index_is_read_again(mariadb_url: str) -> None:
+    """A service goes on during a migration. The server can't use a new index for a snapshot that began before."""
+    with Database(mariadb_url) as database, Database(mariadb_url) as other:
+        schema.migrate(database, "0009")
+        attempts: list[None] = []
+
+        def read(tx: Connection) -> list[object]:
+            attempts.append(None)
+            tx.exec_driver_sql("SELECT position FROM feed_head").all()
+            if len(attempts) == 1:
+                schema.migrate(other, "0010")
+            return list(tx.exec_driver_sql("SELECT id FROM batches WHERE ended_at < '2030-01-01'"))
+
+        assert database.snapshot(read) == []
+        assert len(attempts) == 2
+
+
 def test_ids_are_not_reused_after_the_way_down_and_up(database: Database) -> None:
     """SQLite could make a table anew to remove a column, and forget which ids it has given."""
     service = Service(database)
