@@ -114,9 +114,16 @@ class SharedReads(Generic[Question, Value]):
                 deliver(reads)
 
     def _read(self, reads: Sequence[Read[Question, Value]]) -> None:
+        questions = list({read.question for read in reads})
         try:
-            values = self._answer({read.question for read in reads})
+            values = self._answer(questions)
         except Exception as error:  # noqa: BLE001  # it is passed to the callers
+            if len(questions) > 1 and not isinstance(error, errors.Unavailable):
+                # Perhaps a single question fails, such as that for a damaged row: the others are answered without it.
+                half = set(questions[: len(questions) // 2])
+                for is_first in (True, False):
+                    self._read([read for read in reads if (read.question in half) is is_first])
+                return
             for read in reads:
                 read.error = errors.copy_of(error)
             return

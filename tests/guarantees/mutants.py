@@ -1322,6 +1322,13 @@ MUTANTS = [
         _READS + "test_a_failed_transaction_fails_the_reads_that_share_it",
     ),
     Mutant(
+        "a-damaged-row-fails-the-reads-of-its-neighbours",
+        "core.service.reads:SharedReads._read",
+        "if len(questions) > 1 and",
+        "if False and",
+        _READS + "test_a_damaged_row_fails_only_the_reads_of_its_batch",
+    ),
+    Mutant(
         "shared-pages-are-read-without-a-snapshot",
         "core.service.reads:ReadService._pages",
         "self._database.snapshot(",

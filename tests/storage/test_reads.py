@@ -158,6 +158,26 @@ def test_a_failed_transaction_fails_the_reads_that_share_it(
     reader.service.stop()
 
 
+@pytest.mark.parametrize("kind", ["batches", "watermarks"])
+def test_a_damaged_row_fails_only_the_reads_of_its_batch(
+    database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    writer = Service(database)
+    batches = [writer.batches.open(Opening()).batch.id for _ in range(5)]
+    damaged = batches[2]
+    database.write(lambda tx: tx.execute(sa.text(f"UPDATE batches SET labels = 'no JSON' WHERE id = {damaged}")))
+    reader = Reader(database, monkeypatch, kind)
+    reader.read(batches[0])
+    reader.transactions.get(timeout=60)
+    shared = [reader.read(batch) for batch in batches * 2]
+    reader.go_on.set()
+    for _ in range(11):
+        reader.results.get(timeout=60)
+    assert [read.question for read in shared if read.error is not None] == [damaged] * 2
+    assert all(read.value is not None for read in shared if read.question != damaged)
+    reader.service.stop()
+
+
 @pytest.mark.parametrize(
     "error",
     [
