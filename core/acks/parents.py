@@ -201,8 +201,14 @@ class Payer:
                 bill.paid.set_result(None)
                 return bill.paid
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="payments", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="payments", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system allows no more threads; the child's end is committed
+                    log.warning("parents_left_to_the_sweep", children=sorted(children)[:10], error=str(error))
+                    bill.paid.set_result(None)
+                    return bill.paid
+                self._thread = thread
             self._new.append(bill)
             self._wake.notify()
         return bill.paid

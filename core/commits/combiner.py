@@ -177,8 +177,8 @@ class Combiner:
             if backlog.bytes and backlog.bytes + size > self._max_bytes:
                 raise errors.Overloaded(f"{backlog.bytes:,} bytes of {self._what} are waiting already")
             if not self._started:
+                self._main.thread.start()  # raises if the system allows no more threads; the next call tries again
                 self._started = True
-                self._main.thread.start()
             backlog.units += len(units)
             backlog.bytes += size
             for unit in units:

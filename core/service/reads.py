@@ -85,8 +85,9 @@ class SharedReads(Generic[Question, Value]):
             if len(self._waiting) >= self._max_waiting:
                 raise errors.Overloaded("too many requests are waiting")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"reads-{self._kind}", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=f"reads-{self._kind}", daemon=True)
+                thread.start()  # raises if the system allows no more threads; the next read tries again
+                self._thread = thread
             self._waiting.append((read, deliver))
             if len(self._waiting) == 1:
                 self._wake.notify()

@@ -1349,6 +1349,21 @@ MUTANTS = [
         "_touched({}, ",
         _READS + "test_watermarks_of_many_batches_are_those_of_each",
     ),
+    # Threads.
+    Mutant(
+        "a-combiner-counts-on-a-thread-that-did-not-start",
+        "core.commits.combiner:Combiner.submit",
+        "self._main.thread.start()",
+        "self._started = True; self._main.thread.start()",
+        _PAYMENTS + "test_calls_go_on_after_the_system_allowed_no_more_threads",
+    ),
+    Mutant(
+        "a-payment-fails-a-committed-flush",
+        "core.acks.parents:Payer.pay",
+        "except RuntimeError as error:",
+        "except ZeroDivisionError as error:",
+        _PAYMENTS + "test_calls_go_on_after_the_system_allowed_no_more_threads",
+    ),
     # Operations that share a transaction.
     Mutant(
         "a-shared-operation-is-judged-by-the-row-as-it-was-read",

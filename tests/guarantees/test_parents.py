@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from core.batches import nesting
 from core.batches.lifecycle import Verb
 from core.commits.combiner import Combiner
 from core.service import Service
+from core.service.reads import Read
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays
@@ -130,3 +132,34 @@ def test_a_stop_answers_calls_whose_parents_are_still_to_be_paid(database: Datab
     assert all(call.result(0).completed[child].newly for call, child in zip(calls, children, strict=True))
     with Database(database.url.render_as_string(hide_password=False)) as database_:
         assert [database_.read(batches.get, parent).acked for parent in parents] == [2] * 5
+
+
+def test_calls_go_on_after_the_system_allowed_no_more_threads(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread can't be started at first. The call that ended a child is answered, and the sweep pays its parent."""
+    _, children = _parents(Service(database), 2)
+    start, refused = threading.Thread.start, set[str]()
+
+    def refuse_once(thread: threading.Thread) -> None:
+        if thread.name not in refused and not thread.name.startswith("Thread-"):
+            refused.add(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    service = Service(database, combiner=Combiner)
+    first, second = ([(child, 0, 0)] for child in children)
+    with pytest.raises(RuntimeError):
+        service.acks.ack(Call.of(Verb.ACK, first))
+    assert service.acks.ack(Call.of(Verb.ACK, first)).result(30).completed[children[0]].newly
+    assert [due.child for due in debts(service)] == children[:1]
+    assert service.acks.ack(Call.of(Verb.ACK, second)).result(60).completed[children[1]].newly
+    assert sweep(database) == 1
+    read: Read[int, batches.Batch] = Read(children[0], None)
+    with pytest.raises(RuntimeError):
+        service.reads.batches.submit(read, lambda _: None)
+    finished = threading.Event()
+    service.reads.batches.submit(read, lambda _: finished.set())
+    assert finished.wait(60)
+    service.stop()
