@@ -14,7 +14,7 @@ like that of any other statement.
 
 When the connection breaks during a COMMIT or such a packet, nobody knows whether it was committed. Work that has the
 same effect when it runs twice passes `repeatable=True` and is retried. Other work raises `Unavailable`; clients then
-repeat the request with the same Idempotency-Key. The same if a COMMIT fails with an error that is not one of these.
+repeat the request with the same Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import sqlalchemy as sa
-import structlog
 import tenacity
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -44,8 +43,6 @@ _AFTER: Final = "lastbit.after_commit"
 """The key in a connection's `info` for the calls of `after_commit`."""
 LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
-
-log = structlog.get_logger(__name__)
 
 
 class _Faulted(Exception):  # carries a fault to the retry loop; never leaves this module
@@ -197,8 +194,7 @@ class Database:
             raise _Faulted(errors.Fault.OUTAGE, error, committing=False) from error
 
     def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
-        """Raise `_Faulted` if the error is a database fault, and keep unusable connections out of the pool. Raises
-        `errors.OutcomeUnknown` for any other error of a COMMIT, which may have taken place."""
+        """Raise `_Faulted` if the error is a database fault, and keep unusable connections out of the pool."""
         fault = faults.classify(error)
         committing = committing and not faults.is_before_commit(error)
         if committing and fault is errors.Fault.CONFLICT:
@@ -206,9 +202,6 @@ class Database:
         elif committing:
             # The connection's state is unknown.
             tx.invalidate()
-            if fault is None and isinstance(error, Exception):
-                log.error("commit_failed", exc_info=error)
-                raise errors.OutcomeUnknown("the database may not have committed") from error
             fault = fault and errors.Fault.OUTAGE
         elif faults.is_elsewhere(error):
             # The next connection may lead to a server that can do it.

@@ -1429,13 +1429,6 @@ MUTANTS = [
         _WRITES + "test_an_extend_with_an_unknown_result_is_not_run_again_with_its_neighbours",
     ),
     Mutant(
-        "a-commit-with-an-unexpected-error-is-run-again",
-        "core.storage.database:Database._judge",
-        "if fault is None and isinstance(error, Exception):",
-        "if False:",
-        _WRITES + "test_an_extend_is_not_run_again_after_an_unexpected_error_of_its_commit",
-    ),
-    Mutant(
         "an-unknown-commit-is-repeated-for-all",
         "core.writes:commit",
         "[operation for operation in operations if operation.is_repeatable]",

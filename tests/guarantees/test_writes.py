@@ -304,33 +304,6 @@ def test_an_extend_with_an_unknown_result_is_not_run_again_with_its_neighbours(
     assert Service(database).batches.get(batch).items == 2
 
 
-def test_an_extend_is_not_run_again_after_an_unexpected_error_of_its_commit(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit took place, and then something failed, such as a listener of a tracing library."""
-    batch = open_batch(database)
-    dialect, calls = database.engine.dialect, itertools.count()
-    do_commit = dialect.do_commit
-
-    def fail_once(connection: Any) -> None:
-        do_commit(connection)
-        if next(calls) == 1:
-            raise RuntimeError("a listener failed")
-
-    with gated(database) as (service, gate), ThreadPoolExecutor(3) as pool:
-        first = pool.submit(service.batches.open, Opening())
-        assert gate.arrived.acquire(timeout=60)
-        monkeypatch.setattr(dialect, "do_commit", fail_once)
-        operations = Extend(batch=batch, count=2), opening_of(Opening(), "o")
-        extend, opened = [pool.submit(service.writes.run, operation) for operation in operations]
-        gate.waits_for(service, 3)
-        gate.opened.set()
-        assert first.exception(60) is None
-        assert isinstance(extend.exception(60), errors.OutcomeUnknown)
-        assert opened.result(60).replayed
-    assert Service(database).batches.get(batch).items == 2
-
-
 def test_handlings_of_one_instance_take_place_in_their_order(database: Database) -> None:
     """Each sees the version, the events, the commands and the end that the ones before it left."""
     service = with_process(database)
