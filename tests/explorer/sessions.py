@@ -210,6 +210,8 @@ class Session:
         self.locks: dict[str, bytes] = {}
         """See `Stop.locks`."""
         self._text = ""
+        self._variable = ""
+        """The last assignment of a variable that later statements contain by its name."""
         self._ids: dict[str, str] = {}
         self._digest = hashlib.blake2b(digest_size=12)
         self.service.acks._bitfields = BitfieldCache()
@@ -283,6 +285,8 @@ class Session:
             return
         if text.startswith(("SET ", "SHOW ", "DO ")):
             self._snapshot_is_due |= "REPEATABLE READ" in text
+            if text.startswith("SET @"):
+                self._variable = text
             return
         commits = text == "COMMIT"
         full = text if not parameters or executemany else _mogrified(cursor, text, parameters)
@@ -301,6 +305,8 @@ class Session:
                 return
             raise Abandoned
         self._text = full if full is not text else f"{text} {parameters!r}"
+        if "@" in text:
+            self._text += self._variable
         driver = tx.connection.dbapi_connection
         if hasattr(driver, "thread_id"):
             self.thread_id = driver.thread_id()

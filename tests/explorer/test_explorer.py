@@ -262,6 +262,13 @@ def test_predicted_steps_are_those_that_the_database_takes(arena: Arena, text: s
     is_predicted(arena, text)
 
 
+@pytest.mark.mariadb
+def test_reasons_are_predicted(arena: Arena) -> None:
+    """An INSERT takes the reason from a variable. The same INSERT stores different reasons here: the parent's item
+    fails because the child was cancelled, or because it was completed with failures."""
+    find_nothing(arena, "ending/warm:fail-with-reason+open-child", 1)
+
+
 def test_predicted_transactions_are_those_that_sqlite_executes(on_one_file: Arena) -> None:
     is_predicted(on_one_file, "growing/cold:ack-few+delete")
 
