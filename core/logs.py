@@ -36,8 +36,8 @@ def configure(level: str) -> None:
 
 
 class _StandardError(io.TextIOBase):
-    """Loses what can't be written: the disk is full, or the reader of a pipe has ended. An exception would end the
-    thread that logs, and with a thread of the combiner all acks would wait for ever. `logging` loses such lines too."""
+    """Drops lines that can't be written, for example to a full disk or a closed pipe, as `logging` does. An exception
+    would end the thread that logs. If that were the combiner's, all later acks would wait forever."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError, ValueError):

@@ -354,7 +354,7 @@ def test_a_snapshot_that_is_older_than_an_index_is_read_again(mariadb_url: str) 
 
 
 def test_ids_are_not_reused_after_the_way_down_and_up(database: Database) -> None:
-    """SQLite could make a table anew to remove a column, and forget which ids it has given."""
+    """To drop a column, a migration could copy SQLite's table, and the copy would give deleted ids again."""
     service = Service(database)
     last = service.batches.open(Opening()).batch.id
     service.batches.delete(last)
