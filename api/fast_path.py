@@ -26,8 +26,8 @@ from api.access.rules import Rule, digest_of, rule_of
 from api.acks.fast_path import AckProtocol, Exchange, Plain
 from api.metrics import REQUESTS
 from api.problems import Problem
-from api.routes import batches, consumer_groups, events, models, processes, tallies
-from api.routes.models import Reply
+from api.routes import batches, consumer_groups, events, fields, models, processes, tallies
+from api.routes.reply import Reply
 from api.routes.writes import Reads, Shared, Writes
 from api.server import bodies
 from api.server.connection import WatchedProtocol
@@ -106,7 +106,7 @@ class Call(Exchange):
         """The name that a group of the target's pattern has matched."""
         return self.target[group].decode()
 
-    def parsed(self, model: type[models.Body]) -> Any:
+    def parsed(self, model: type[fields.Body]) -> Any:
         """The body as the route's model has it."""
         try:
             # With this option, as FastAPI does: the messages about bad entries are the same then.
@@ -248,7 +248,7 @@ def _extend(call: Call) -> None:
 
 
 def _seal(call: Call) -> None:
-    call.parsed(models.EmptyBody)
+    call.parsed(fields.EmptyBody)
     call.write(seal_of(call.batch, call.idempotency_key), batches.sealed)
 
 

@@ -14,9 +14,10 @@ from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import ANY, caller_of, needs, outside
 from api.problems import BODY, documented
-from api.routes import cursors, models
+from api.routes import cursors, fields, models
+from api.routes.fields import BatchId
 from api.routes.long_polls import Waiting
-from api.routes.models import BatchId, Reply
+from api.routes.reply import EMPTY, Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Reads, Writes
 from core import traces
@@ -44,7 +45,7 @@ TRACEPARENT = (
     "its trace. A malformed one is ignored, and a replay keeps the first"
 )
 TRACESTATE = "belongs to `traceparent`; ignored if it is malformed or has more than 512 characters"
-Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
+Limit = Annotated[int, Query(ge=1, le=1000), fields.Decimal]
 REPLAYED = {
     "headers": {"Idempotency-Replayed": {"schema": {"const": "true"}, "description": "this key was answered before"}}
 }
@@ -146,7 +147,7 @@ def update_batch(
     """Change the tolerance, deadline and labels of a batch that is open or sealed, by a JSON Merge Patch. If its
     failures pass the new tolerance, `exceeded` becomes true, and `on_exceeded: cancel` cancels it."""
     updated = service_of(request).batches.update(batch, body.patch(), idempotency_key)
-    headers = {"Idempotency-Replayed": "true"} if updated.replayed else models.EMPTY
+    headers = {"Idempotency-Replayed": "true"} if updated.replayed else EMPTY
     return Reply.of(models.shown(updated.batch), headers=headers).response()
 
 
@@ -184,7 +185,7 @@ async def extend_batch(
 )
 @needs(Role.PRODUCE, is_limited=True)
 async def seal_batch(
-    batch: BatchId, body: models.EmptyBody, request: Request, idempotency_key: IdempotencyKey = None
+    batch: BatchId, body: fields.EmptyBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Promise that no more items will come. Completes the batch if none is pending."""
     result: Sealed = await _writes(request).run(seal_of(batch, idempotency_key))
@@ -197,7 +198,7 @@ async def seal_batch(
     responses=documented("batch_not_found", "batch_complete", "batch_expired", *BODY),
 )
 @needs(Role.PRODUCE, is_limited=True)
-def cancel_batch(batch: BatchId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
+def cancel_batch(batch: BatchId, body: fields.EmptyBody, request: Request) -> dict[str, Any]:
     """End a batch that is open or sealed; it stays as a tombstone."""
     return models.shown(service_of(request).batches.cancel(batch))
 
@@ -250,9 +251,9 @@ def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, curs
 def count_groups(
     batch: BatchId,
     request: Request,
-    start: Annotated[int, Query(ge=0, lt=INTEGER_LIMIT, description="the first group"), models.Decimal] = 0,
-    limit: Annotated[int, Query(ge=1, le=4096, description="maximum number of tiles"), models.Decimal] = 1024,
-    per: Annotated[int, Query(ge=1, le=group_counts.GROUPS, description="groups a tile"), models.Decimal] = 1,
+    start: Annotated[int, Query(ge=0, lt=INTEGER_LIMIT, description="the first group"), fields.Decimal] = 0,
+    limit: Annotated[int, Query(ge=1, le=4096, description="maximum number of tiles"), fields.Decimal] = 1024,
+    per: Annotated[int, Query(ge=1, le=group_counts.GROUPS, description="groups a tile"), fields.Decimal] = 1,
 ) -> dict[str, Any]:
     """How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups."""
     batch_state, picture = service_of(request).batches.picture(batch, start, limit, per)
@@ -272,7 +273,7 @@ def count_groups(
     responses=documented("batch_not_found", "group_not_found", "invalid_request"),
 )
 @needs(Role.READ, is_limited=True)
-def get_group_bits(batch: BatchId, group: models.GroupNumber, request: Request) -> dict[str, Any]:
+def get_group_bits(batch: BatchId, group: fields.GroupNumber, request: Request) -> dict[str, Any]:
     """The bits of one group."""
     result = service_of(request).batches.bits(batch, group)
     fields = {"resolved": result.resolved, "failed": result.failed}

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import ANY, needs
 from api.problems import documented
-from api.routes import models
+from api.routes import fields
 from api.routes.events import Position, woken
 from api.routes.free_json import response, stored
 from api.routes.route import JsonRoute, PrefixedRouter
@@ -22,7 +22,7 @@ from core.service import Service
 
 router = PrefixedRouter(prefix="/v1/commands", route_class=JsonRoute, tags=["processes"])
 
-Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
+Limit = Annotated[int, Query(ge=1, le=1000), fields.Decimal]
 
 
 class Command(BaseModel):

@@ -14,8 +14,9 @@ from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import ANY, needs
 from api.problems import BODY, Place, documented, invalid
-from api.routes import cursors, models
-from api.routes.models import Body, Reply
+from api.routes import cursors, fields
+from api.routes.fields import Body
+from api.routes.reply import Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Writes
 from api.server.bodies import from_base64
@@ -51,7 +52,7 @@ _NAME: Final = r"^[A-Za-z0-9_][\x21-\x2e\x30-\x7e]{0,254}$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 AnyGroup = Annotated[Name, Path(alias="group")]
 GroupName = Annotated[Name, AfterValidator(_not_reserved), Path(alias="group")]
-PartitionNumber = Annotated[int, Path(alias="partition", ge=0, lt=groups.MOST_PARTITIONS), models.Decimal]
+PartitionNumber = Annotated[int, Path(alias="partition", ge=0, lt=groups.MOST_PARTITIONS), fields.Decimal]
 WorkerName = Annotated[Name, Path(alias="worker")]
 Session = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,64}$")]
 Partition = Annotated[int, Field(ge=0, lt=groups.MOST_PARTITIONS)]
@@ -314,7 +315,7 @@ def put_consumer_group(group: GroupName, body: GroupBody, request: Request, resp
 @needs(*ANY)
 def list_consumer_groups(
     request: Request,
-    limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000), fields.Decimal] = 100,
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The groups, by name, including the service's own."""

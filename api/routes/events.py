@@ -15,11 +15,12 @@ from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import Access, caller_of, forbidden, needs, outside
 from api.problems import BODY, Place, documented, invalid
-from api.routes import models
+from api.routes import fields
 from api.routes.consumer_groups import Fence
+from api.routes.fields import Body, Key
 from api.routes.free_json import DATA, Data
 from api.routes.long_polls import Follower, Waiting, text_of
-from api.routes.models import Body, Key, Reply
+from api.routes.reply import EMPTY, Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Reads, Writes
 from core import errors, feed
@@ -41,9 +42,9 @@ PING: Final = 15.0
 """Seconds without an event after which a stream sends a comment to keep the connection alive."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,255}$")]
-Position = Annotated[int, Query(ge=0, lt=INTEGER_LIMIT), models.Decimal]
+Position = Annotated[int, Query(ge=0, lt=INTEGER_LIMIT), fields.Decimal]
 Types = Annotated[list[str], Query(alias="type", description="repeat it to allow several types")]
-OfBatch = Annotated[int | None, Query(ge=0, lt=INTEGER_LIMIT), models.Decimal]
+OfBatch = Annotated[int | None, Query(ge=0, lt=INTEGER_LIMIT), fields.Decimal]
 
 
 def _words(beginnings: Sequence[str]) -> str:
@@ -154,7 +155,7 @@ def _fence(body: NewEvents, caller: Token) -> positions.Fence | None:
 async def read_events(
     request: Request,
     after: Annotated[Position | None, Query(description="default: before the first event that is kept")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000), models.Decimal] = LIMIT,
+    limit: Annotated[int, Query(ge=1, le=1000), fields.Decimal] = LIMIT,
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first event")] = 0,
     types: Types = [],  # noqa: B006
     batch: OfBatch = None,
@@ -230,7 +231,7 @@ async def stream_events(
 
 
 _RESUMED: Final = "header Last-Event-ID"
-_POSITION: Final = TypeAdapter(Annotated[int, Field(ge=0, lt=INTEGER_LIMIT), models.Decimal])
+_POSITION: Final = TypeAdapter(Annotated[int, Field(ge=0, lt=INTEGER_LIMIT), fields.Decimal])
 
 
 async def _stream(
@@ -276,7 +277,7 @@ def _message(event: feed.Event) -> bytes:
 
 def paged(page: feed.EventPage) -> Reply:
     """The response to a read of a page."""
-    return Reply(text_of(page, _json), 200, models.EMPTY)
+    return Reply(text_of(page, _json), 200, EMPTY)
 
 
 def _json(page: feed.EventPage) -> bytes:

@@ -11,9 +11,10 @@ from pydantic import BaseModel, Field
 from api import patterns
 from api.access.rules import needs
 from api.problems import BODY, documented
-from api.routes import cursors, models
+from api.routes import cursors, fields, models
 from api.routes.batches import REPLAYED, IdempotencyKey, Limit, service_of
-from api.routes.models import BatchId, Reply
+from api.routes.fields import BatchId
+from api.routes.reply import EMPTY, Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from core import errors
 from core.acks.call import MAX_REASON
@@ -40,7 +41,7 @@ class Reasons(BaseModel):
     next: str | None
 
 
-class RedriveBody(models.Body):
+class RedriveBody(fields.Body):
     reason: str | None = Field(None, max_length=MAX_REASON, description="only items that failed for this reason")
     items: list[Annotated[str, Field(json_schema_extra={"pattern": patterns.ITEM_ID})]] | None = Field(
         None, min_length=1, max_length=redrive.RANGES, description="only these, as far as they have failed"
@@ -122,5 +123,5 @@ def redrive_batch(
 
     spans = [models.named_range(redrive.batch, span.start, span.end) for span in redrive.ranges]
     answer = {"count": redrive.count, "ranges": spans, "more": redrive.more, "position": redrive.position}
-    headers = {"Idempotency-Replayed": "true"} if redrive.replayed else models.EMPTY
+    headers = {"Idempotency-Replayed": "true"} if redrive.replayed else EMPTY
     return Reply.of(answer, headers=headers).response()

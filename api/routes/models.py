@@ -1,18 +1,13 @@
-"""Request and response bodies of the batch routes. Types are strict: `"1"`, `1.5` and `true` are not integers."""
+"""Request and response bodies of the batch routes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
 
-import msgspec
-from fastapi import Depends, Path, Request, Response
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -21,103 +16,24 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from starlette.concurrency import run_in_threadpool
 
 from api import patterns
-from api.access.rules import caller_of
-from core import errors, feed
+from api.routes.fields import Body, Key, Labels, LabelsPatch, Moment
+from core import feed
 from core.batches import batch as batches
 from core.batches.callbacks import DEFAULT_TYPES, Callback
-from core.batches.lifecycle import State
 from core.batches.tolerance import OnExceeded
-from core.batches.update import KEEP, MAX_LABELS, Patch
+from core.batches.update import KEEP, Patch
 from core.webhooks import addresses
-from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId, item_id
+from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId, item_id
 
 MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
-EMPTY: Final[Mapping[str, str]] = {}
-
-
-def _decimal(value: Any) -> Any:
-    """Check an integer in a path or query. Only decimal digits are allowed: `int` would accept " 7", "+7" and "7_0"."""
-    if isinstance(value, str) and not re.fullmatch("(0|[1-9][0-9]{0,15})", value):
-        raise ValueError("expected a decimal integer without leading zeros")
-    return value
-
-
-Decimal = BeforeValidator(_decimal)
-
-
-async def _own_batch(request: Request, batch: Annotated[int, Path(alias="id", ge=0, lt=INTEGER_LIMIT), Decimal]) -> int:
-    """The batch in the path. For a token limited to a prefix, batches outside the prefix don't exist."""
-    prefix = caller_of(request).prefix
-    if prefix is not None:
-        await run_in_threadpool(request.app.state.service.batches.check_covered, batch, prefix)
-    return batch
-
-
-BatchId = Annotated[int, Depends(_own_batch)]
-GroupNumber = Annotated[int, Path(alias="group", ge=0, lt=INTEGER_LIMIT), Decimal]
-Key = Annotated[str, StringConstraints(max_length=255)]
-LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^:]*$")]
-LabelValue = Annotated[str, StringConstraints(max_length=1024)]
-WantedLabel = Annotated[str, Field(json_schema_extra={"pattern": patterns.LABEL})]
-
-
-Labels = Annotated[
-    dict[LabelName, LabelValue],
-    Field(max_length=MAX_LABELS),
-    # pydantic would describe the names with `patternProperties`, which client generators don't support.
-    WithJsonSchema(
-        {
-            "type": "object",
-            "additionalProperties": {"type": "string", "maxLength": 1024},
-            "propertyNames": {"minLength": 1, "maxLength": 255, "pattern": "^[^:]*$"},
-            "maxProperties": MAX_LABELS,
-        }
-    ),
-]
-
-LabelsPatch = Annotated[
-    dict[LabelName, LabelValue | None],
-    Field(max_length=2 * MAX_LABELS),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "additionalProperties": {"anyOf": [{"type": "string", "maxLength": 1024}, {"type": "null"}]},
-            "propertyNames": {"minLength": 1, "maxLength": 255, "pattern": "^[^:]*$"},
-            "maxProperties": 2 * MAX_LABELS,
-        }
-    ),
-]
-
-
-_MOMENT: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
-
-
-def _moment(value: Any) -> Any:
-    """Parse a time, to UTC. pydantic would also accept seconds since 1970, and times without a zone."""
-    if value is None:
-        return None
-    try:
-        if isinstance(value, str) and re.fullmatch(_MOMENT, value):
-            return datetime.fromisoformat(value).astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    raise ValueError("expected a time with a zone, like 2026-05-04T17:30:00Z")
-
-
-Moment = Annotated[datetime | None, BeforeValidator(_moment)]
 OnExceededName = Literal["continue", "cancel"]
 DEFAULT_TYPES_TEXT: Final = ", ".join(f"`{name}`" for name in DEFAULT_TYPES)
 TOLERATED_FAILURES: Final = "maximum number of failed items with which the batch succeeds"
 TOLERATED_PERCENTAGE: Final = (
     "maximum percentage of failed items with which the batch succeeds, judged once it is sealed"
 )
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
 
 
 def _of_a_batch(types: list[str]) -> list[str]:
@@ -240,10 +156,6 @@ class PatchBody(Body):
 
 class ExtendBody(Body):
     count: int = Field(ge=0, le=MAX_ITEMS, description="the number of items to issue")
-
-
-class EmptyBody(Body):
-    """Seal and cancel take no fields."""
 
 
 StateName = Literal["open", "sealed", "complete", "expired", "cancelled"]
@@ -430,41 +342,7 @@ def shown(batch: batches.Batch) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in _SHOWN}
 
 
-_encoder: Final = msgspec.json.Encoder()
-
-
-class Reply(NamedTuple):
-    """A response with a JSON body that was not validated by its route's model."""
-
-    content: bytes
-    status: int
-    headers: Mapping[str, str]
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] = EMPTY) -> Reply:
-        return cls(_encoder.encode(facts), status, headers)
-
-    def response(self) -> Response:
-        return Response(self.content, self.status, self.headers, "application/json")
-
-
 def named_range(batch: batches.Batch, start: int, end: int) -> dict[str, Any]:
     """The items start .. end-1 as a `Range`."""
     first, last = (item_id(batch.id, number, batch.group_size) for number in (start, end - 1))
     return {"start": start, "end": end, "first": first, "last": last}
-
-
-def wanted_labels(texts: list[str]) -> dict[str, str]:
-    """The labels in `label=name:value`, all of which are required. Raises `errors.InvalidRequest`."""
-    labels: dict[str, str] = {}
-    for label in texts:
-        name, colon, value = label.partition(":")
-        if not colon or not name:
-            raise errors.InvalidRequest("query.label", f"expected name:value, got {label!r}")
-        if labels.setdefault(name, value) != value:
-            raise errors.InvalidRequest("query.label", f"{name!r} can't have two values at once")
-    return labels
-
-
-def state_of(name: StateName | None) -> State | None:
-    return None if name is None else State(name)

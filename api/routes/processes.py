@@ -27,8 +27,9 @@ from api.routes.commands import Command, Limit, command_json
 from api.routes.consumer_groups import Epoch
 from api.routes.consumer_groups import Name as WorkerName
 from api.routes.events import Name
+from api.routes.fields import Body
 from api.routes.free_json import DATA, MAX_STATE, Data, State
-from api.routes.models import Body, Reply
+from api.routes.reply import Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Writes
 from api.server.bodies import DEPTH

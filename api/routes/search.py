@@ -14,9 +14,11 @@ from api.access.rules import caller_of, needs
 from api.problems import documented
 from api.routes import cursors, models
 from api.routes.batches import Limit, service_of
+from api.routes.fields import Moment
 from api.routes.route import JsonRoute, PrefixedRouter
 from core import errors
 from core.batches import search
+from core.batches.lifecycle import State
 from core.batches.search import Filter, Outcome
 from lastbit.ids import INTEGER_LIMIT, ItemId
 from lastbit.tokens import Role
@@ -24,6 +26,7 @@ from lastbit.tokens import Role
 router = PrefixedRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 
 Text = Annotated[str | None, Query(max_length=255)]
+WantedLabel = Annotated[str, Field(json_schema_extra={"pattern": patterns.LABEL})]
 
 
 def _parent(text: str | None) -> int | ItemId | None:
@@ -38,13 +41,25 @@ def _parent(text: str | None) -> int | ItemId | None:
         raise errors.InvalidRequest("query.parent", f"expected a batch's id or an item's id, got {text!r}") from None
 
 
+def _labels(texts: list[str]) -> dict[str, str]:
+    """The labels in `name:value`, all of which are required. Raises `errors.InvalidRequest`."""
+    labels: dict[str, str] = {}
+    for label in texts:
+        name, colon, value = label.partition(":")
+        if not colon or not name:
+            raise errors.InvalidRequest("query.label", f"expected name:value, got {label!r}")
+        if labels.setdefault(name, value) != value:
+            raise errors.InvalidRequest("query.label", f"{name!r} can't have two values at once")
+    return labels
+
+
 def _chosen(
     request: Request,
     key: Text = None,
     key_prefix: Annotated[str | None, Query(max_length=255, description="the beginning of the key")] = None,
-    label: Annotated[list[models.WantedLabel], Query(description="name:value; repeat to require several labels")] = [],  # noqa: B006
-    opened_after: Annotated[models.Moment, Query(description="opened at this time or later")] = None,
-    opened_before: Annotated[models.Moment, Query(description="opened earlier than this")] = None,
+    label: Annotated[list[WantedLabel], Query(description="name:value; repeat to require several labels")] = [],  # noqa: B006
+    opened_after: Annotated[Moment, Query(description="opened at this time or later")] = None,
+    opened_before: Annotated[Moment, Query(description="opened earlier than this")] = None,
     outcome: Annotated[
         Literal["succeeded", "failed", "exceeded"] | None,
         Query(description="complete, and succeeded or not; or in any state, with failures beyond its tolerance"),
@@ -61,7 +76,7 @@ def _chosen(
     return Filter(
         key=key,
         key_prefix=key_prefix,
-        labels=models.wanted_labels(label),
+        labels=_labels(label),
         opened_after=opened_after,
         opened_before=opened_before,
         outcome=None if outcome is None else Outcome(outcome),
@@ -97,7 +112,7 @@ def list_batches(
     cursor: cursors.Cursor = None,
 ) -> dict[str, Any]:
     """The batches, newest first."""
-    chosen = replace(chosen, state=models.state_of(state))
+    chosen = replace(chosen, state=None if state is None else State(state))
     page = service_of(request).batches.page(chosen, before=cursors.decode("batches", cursor), limit=limit)
     following = None if page.before is None else cursors.encode("batches", page.before)
     return {"batches": [models.shown(batch) for batch in page.batches], "next": following}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, StringConstraints
 
 from api.access.rules import Access, digest_of, needs, open_to_all, unauthorized
 from api.access.sessions import cookie
-from api.routes.models import Body
+from api.routes.fields import Body
 from api.routes.route import JsonRoute, PrefixedRouter
 from lastbit.tokens import LONGEST, Role, Token
 

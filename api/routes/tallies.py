@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from api.access.rules import Access, caller_of, needs
 from api.problems import BODY, Problem, documented
-from api.routes import cursors, models
-from api.routes.models import EMPTY, Reply
+from api.routes import cursors, fields
+from api.routes.reply import EMPTY, Reply
 from api.routes.route import GuardedRoute, PrefixedRouter
 from api.routes.writes import Writes
 from api.server import bodies
@@ -38,7 +38,7 @@ TallyName = Annotated[
     ),
 ]
 TallyKey = Annotated[str, Path(alias="key", min_length=1, max_length=tallies.LONGEST)]
-Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
+Limit = Annotated[int, Query(ge=1, le=1000), fields.Decimal]
 
 Integer = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=tallies.LONGEST)]

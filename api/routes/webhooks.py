@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from api import patterns
 from api.access.rules import needs
 from api.problems import BODY, documented
-from api.routes import cursors, models
+from api.routes import cursors, fields
 from api.routes.batches import REPLAYED, IdempotencyKey
 from api.routes.events import Name
-from api.routes.models import BatchId, Body, Key
+from api.routes.fields import BatchId, Body, Key
 from api.routes.route import JsonRoute, PrefixedRouter
 from core.service import Service
 from core.webhooks import addresses, delivery_log, rotation, subscriptions
@@ -25,8 +25,8 @@ from lastbit.tokens import Role
 router = PrefixedRouter(prefix="/v1/webhooks", route_class=JsonRoute, tags=["webhooks"])
 of_batches = PrefixedRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batches"])
 
-WebhookId = Annotated[int, Path(alias="id", ge=0, lt=INTEGER_LIMIT), models.Decimal]
-Limit = Annotated[int, Query(ge=1, le=1000), models.Decimal]
+WebhookId = Annotated[int, Path(alias="id", ge=0, lt=INTEGER_LIMIT), fields.Decimal]
+Limit = Annotated[int, Query(ge=1, le=1000), fields.Decimal]
 ProgressName = Literal["pending", "delivered", "dead"]
 
 
@@ -257,7 +257,7 @@ def redeliver_webhook(webhook: WebhookId, body: Redelivery, request: Request) ->
 
 @router.post("/{id}/test", response_model=Tested, responses=documented("webhook_not_found", *BODY))
 @needs(Role.ADMIN)
-def send_test_event(webhook: WebhookId, body: models.EmptyBody, request: Request) -> dict[str, Any]:
+def send_test_event(webhook: WebhookId, body: fields.EmptyBody, request: Request) -> dict[str, Any]:
     """Send one `webhook.test` event at once, and return the receiver's response. The event is not in the feed."""
     event, answer = _service(request).webhooks.test(webhook)
     return {

@@ -1,0 +1,93 @@
+"""Types of parameters and fields that several routes share. They are strict: `"1"` and `true` are not integers."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Path, Request
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from starlette.concurrency import run_in_threadpool
+
+from api.access.rules import caller_of
+from core.batches.update import MAX_LABELS
+from lastbit.ids import INTEGER_LIMIT
+
+
+def _decimal(value: Any) -> Any:
+    """Check an integer in a path or query. Only decimal digits are allowed: `int` would accept " 7", "+7" and "7_0"."""
+    if isinstance(value, str) and not re.fullmatch("(0|[1-9][0-9]{0,15})", value):
+        raise ValueError("expected a decimal integer without leading zeros")
+    return value
+
+
+Decimal = BeforeValidator(_decimal)
+
+
+async def _own_batch(request: Request, batch: Annotated[int, Path(alias="id", ge=0, lt=INTEGER_LIMIT), Decimal]) -> int:
+    """The batch in the path. For a token limited to a prefix, batches outside the prefix don't exist."""
+    prefix = caller_of(request).prefix
+    if prefix is not None:
+        await run_in_threadpool(request.app.state.service.batches.check_covered, batch, prefix)
+    return batch
+
+
+BatchId = Annotated[int, Depends(_own_batch)]
+GroupNumber = Annotated[int, Path(alias="group", ge=0, lt=INTEGER_LIMIT), Decimal]
+Key = Annotated[str, StringConstraints(max_length=255)]
+LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^:]*$")]
+LabelValue = Annotated[str, StringConstraints(max_length=1024)]
+
+Labels = Annotated[
+    dict[LabelName, LabelValue],
+    Field(max_length=MAX_LABELS),
+    # pydantic would describe the names with `patternProperties`, which client generators don't support.
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "string", "maxLength": 1024},
+            "propertyNames": {"minLength": 1, "maxLength": 255, "pattern": "^[^:]*$"},
+            "maxProperties": MAX_LABELS,
+        }
+    ),
+]
+
+LabelsPatch = Annotated[
+    dict[LabelName, LabelValue | None],
+    Field(max_length=2 * MAX_LABELS),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"anyOf": [{"type": "string", "maxLength": 1024}, {"type": "null"}]},
+            "propertyNames": {"minLength": 1, "maxLength": 255, "pattern": "^[^:]*$"},
+            "maxProperties": 2 * MAX_LABELS,
+        }
+    ),
+]
+
+
+_MOMENT: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
+
+
+def _moment(value: Any) -> Any:
+    """Parse a time, to UTC. pydantic would also accept seconds since 1970, and times without a zone."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str) and re.fullmatch(_MOMENT, value):
+            return datetime.fromisoformat(value).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("expected a time with a zone, like 2026-05-04T17:30:00Z")
+
+
+Moment = Annotated[datetime | None, BeforeValidator(_moment)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class EmptyBody(Body):
+    """Seal and cancel take no fields."""
