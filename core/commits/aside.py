@@ -69,21 +69,17 @@ class Aside:
         del self._batches[batch]
         return False
 
-    def set_aside(self, batch: int, units: Iterable[Waiting], *, is_broken: bool) -> None:
-        """Add a batch that has just failed."""
+    def set_aside(self, batch: int, units: Iterable[Waiting], *, is_broken: bool) -> bool:
+        """Add a batch that has just failed. Returns False, and adds nothing, if there is no thread to flush it."""
+        if not self._has_threads():
+            return False
         now = time.monotonic()
         entry = self._batches[batch] = _Batch(deque(units), failed_at=now, not_before=now + PAUSE if is_broken else 0.0)
         if len(self._batches) > MOST:
             self._forget()
-        if not self._threads:
-            self._threads = [
-                threading.Thread(target=self._run, name=f"combiner-aside-{number}", daemon=True)
-                for number in range(THREADS)
-            ]
-            for thread in self._threads:
-                thread.start()
         if entry.queue:
             self._wake.notify()
+        return True
 
     def put(self, unit: Unit, pending: Pending) -> None:
         batch = self._batches[unit.batch]
@@ -126,6 +122,17 @@ class Aside:
             self._wake.notify_all()
         for thread in self._threads:
             thread.join()
+
+    def _has_threads(self) -> bool:
+        """Start the threads that are missing, as far as the system allows; return whether there are any."""
+        while len(self._threads) < THREADS:
+            thread = threading.Thread(target=self._run, name=f"combiner-aside-{len(self._threads)}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                break
+            self._threads.append(thread)
+        return bool(self._threads)
 
     def _forget(self) -> None:
         for batch, entry in self._batches.items():

@@ -250,10 +250,15 @@ class Combiner:
         else:
             log.warning("batch_set_aside", batches=sorted(culprits), error=str(error))
             self._fail(part, error)
+        refused: list[Waiting] = []
         with self._lock:
             for batch in culprits:
                 retries = [waiting for waiting in part if waiting[0].batch == batch] if is_locked else []
-                self._aside.set_aside(batch, [*retries, *self._main.give_up(batch)], is_broken=not is_locked)
+                units = [*retries, *self._main.give_up(batch)]
+                if not self._aside.set_aside(batch, units, is_broken=not is_locked):
+                    refused += units
+        if refused:
+            self._fail(refused, errors.Unavailable("the system allows no more threads"))
 
     def _flush_aside(self, batch: int, units: list[Waiting]) -> None:
         """Runs in a thread of the lane for batches set aside."""

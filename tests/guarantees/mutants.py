@@ -1358,6 +1358,13 @@ MUTANTS = [
         _PAYMENTS + "test_calls_go_on_after_the_system_allowed_no_more_threads",
     ),
     Mutant(
+        "a-batch-set-aside-without-a-thread-ends-the-lane",
+        "core.commits.aside:Aside._has_threads",
+        "except RuntimeError:",
+        "except ZeroDivisionError:",
+        _COMBINER + "test_without_threads_for_it_a_locked_batch_fails_alone",
+    ),
+    Mutant(
         "a-payment-fails-a-committed-flush",
         "core.acks.parents:Payer.pay",
         "except RuntimeError as error:",

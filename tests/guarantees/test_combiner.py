@@ -554,6 +554,30 @@ def test_a_row_that_stays_locked_fails_only_its_own_calls_with_a_lock_timeout(im
 
 
 @pytest.mark.mariadb
+def test_without_threads_for_it_a_locked_batch_fails_alone(impatient: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the system allows no more threads when a batch must be set aside, its calls are refused and all others go on.
+    Later the threads are started."""
+    locked_batch, free = new(impatient, 2), new(impatient, 2)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("combiner-aside"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with locked(impatient.database, locked_batch):
+        with monkeypatch.context() as patches:
+            patches.setattr(threading.Thread, "start", refuse)
+            refused = impatient.acks.ack(Call.of(Verb.ACK, [(locked_batch, 0, 0)]))
+            assert ack(impatient, (free, 0, 0)).applied == 1
+            with pytest.raises(errors.Unavailable, match="no more threads"):
+                refused.result(30)
+        waiting = impatient.acks.ack(Call.of(Verb.ACK, [(locked_batch, 0, 0)]))
+        assert ack(impatient, (free, 0, 1)).completed[free].newly
+    assert waiting.result(30).applied == 1
+
+
+@pytest.mark.mariadb
 def test_a_batch_that_stays_locked_is_not_merged_again(impatient: Service) -> None:
     """Not even after its calls failed: only the first of them made a flush of the main lane wait."""
     with gated(impatient.database) as gate:
