@@ -25,6 +25,7 @@ from api.acks.refusals import Pause
 from api.acks.routes import AckRoutes
 from api.metrics import DatabaseGauges
 from api.openapi import VERSION, openapi
+from api.probe import Probe
 from api.routes import (
     batches,
     commands,
@@ -62,6 +63,8 @@ ack transaction: between two of its statements, the combiner would wait until th
 responses. The event loop releases the GIL for a moment with each read, and then the wait starts again. So the interval
 must be shorter than parsing a call of a thousand ids. Otherwise the combiner rarely acquires the GIL while such calls
 arrive, and a transaction takes ten times as long."""
+READINESS_PATIENCE = 3.0
+"""Seconds that a readiness probe waits for the database. The image's health check waits for five."""
 SWITCH_INTERVAL_SHEDDING = 0.0001
 """The interval while most acks are refused. The event loop acquires the GIL again for each request that it reads, and
 waits this long while the combiner computes. With the usual interval, it could refuse only a thousand calls a second."""
@@ -104,6 +107,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
         sys.setswitchinterval(SWITCH_INTERVAL)
         app.state.service = service
         app.state.gauges = DatabaseGauges(database)
+        app.state.readiness = Probe("readiness", service.check_ready, patience=READINESS_PATIENCE)
         app.state.loop = loop = asyncio.get_running_loop()
         app.state.parse_budget = ParseBudget(settings.shed_after, loop.call_soon)
         app.state.pause = Pause(loop)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
-import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from typing import Final
 
-import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from api.probe import Probe
 from core import errors, gauges
 from core.batches.lifecycle import Verb
 from core.storage.database import Database
@@ -49,47 +47,23 @@ FRESH: Final = 3.0
 PATIENCE: Final = 2.0
 """Seconds that a scrape waits for the database. Prometheus's own time-out is ten seconds."""
 
-log = structlog.get_logger(__name__)
-
 
 class DatabaseGauges(Collector):
-    """`core.gauges`, and whether they could be read. A separate thread reads them: an unreachable database can block
-    its caller for a long time, and a scrape must end before its timeout."""
+    """`core.gauges`, and whether they could be read."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = threading.Lock()
-        self._reading: Future[Sequence[Metric]] | None = None
-        self._begun = 0.0
+        self._probe: Probe[Sequence[Metric]] = Probe(
+            "gauges", lambda: database.snapshot(gauges.read), patience=PATIENCE, fresh=FRESH
+        )
 
     def collect(self) -> Iterable[Metric]:
-        reading, start = self._latest()
-        try:
-            families = reading.result(max(0.0, start + PATIENCE - time.monotonic()))
-        except (TimeoutError, errors.CoreError):
-            families = None
+        families: Sequence[Metric] | None = None
+        with contextlib.suppress(errors.CoreError):
+            families = self._probe.result()
         yield GaugeMetricFamily(
             "lastbit_database_up", "Whether the database answered this scrape", families is not None
         )
         yield from families or ()
-
-    def _latest(self) -> tuple[Future[Sequence[Metric]], float]:
-        """The reading to use, and when it began: the latest one if it is in progress or recent, else a new one."""
-        with self._lock:
-            now = time.monotonic()
-            if self._reading is None or (self._reading.done() and now - self._begun > FRESH):
-                self._reading, self._begun = Future(), now
-                threading.Thread(target=self._read, args=(self._reading,), name="gauges", daemon=True).start()
-            return self._reading, self._begun
-
-    def _read(self, reading: Future[Sequence[Metric]]) -> None:
-        try:
-            reading.set_result(self._database.snapshot(gauges.read))
-        except Exception as error:  # it is reported to the waiting scrapes
-            if not isinstance(error, errors.CoreError):
-                log.exception("gauges_failed")
-                error = errors.Unavailable("the gauges can't be read")
-            reading.set_exception(error)
 
 
 def exposition(database: DatabaseGauges) -> bytes:

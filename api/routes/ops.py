@@ -28,9 +28,10 @@ async def get_health() -> dict[str, str]:
 
 @router.get("/readyz", responses=documented())
 @open_to_all
-def get_readiness(request: Request) -> dict[str, str]:
+async def get_readiness(request: Request) -> dict[str, str]:
     """The database is reachable, and its schema fits this release."""
-    request.app.state.service.check_ready()
+    # Not in the thread pool of the other routes: while the database is unreachable, all its threads may wait for it.
+    await asyncio.to_thread(request.app.state.readiness.result)
     return {"status": "ready"}
 
 
@@ -42,7 +43,6 @@ def get_readiness(request: Request) -> dict[str, str]:
 @needs(Role.READ)
 async def get_metrics(request: Request) -> Response:
     """Metrics in Prometheus text format."""
-    # Not in the thread pool of the other routes: while the database is unreachable, all its threads may wait for it.
     content = await asyncio.to_thread(exposition, request.app.state.gauges)
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 

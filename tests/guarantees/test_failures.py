@@ -104,12 +104,18 @@ def test_a_database_that_is_gone_for_a_while(under_load: UnderLoad, server: Serv
         assert client.get("/readyz").status_code == 200
 
 
+PROBE_TIMEOUT = 5.0
+"""Seconds that the image's health check waits."""
+
+
 def test_a_database_that_falls_silent(under_load: UnderLoad, server: Server, proxy: Proxy) -> None:
     """No answer and no error, as behind a firewall: the service stays alive, and the work goes on afterwards."""
     url = server.new_database()
     with under_load(url, through(proxy, url)) as (load, running), httpx.Client(base_url=running.url) as client:
         proxy.fall_silent()
         assert client.get("/healthz").status_code == 200
+        response = client.get("/readyz", timeout=PROBE_TIMEOUT)
+        assert (response.status_code, response.json()["code"]) == (503, "unavailable")
         assert "lastbit_database_up 0.0" in client.get("/metrics").text
         proxy.speak()
         load.reaches(20)
