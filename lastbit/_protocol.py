@@ -81,10 +81,12 @@ T = TypeVar("T")
 Flow = Generator[Step, Outcome, T]
 
 
-def visible_ascii(name: str, text: str, longest: int) -> str:
-    """`text` if it can be a header's value: 1 to `longest` visible ASCII characters. Raises `InvalidArgument`."""
+def visible_ascii(name: str, text: str, longest: int, *, is_secret: bool = False) -> str:
+    """`text` if it can be a header's value: 1 to `longest` visible ASCII characters. Raises `InvalidArgument`, without
+    the text if it `is_secret`, as errors get into logs."""
     if not isinstance(text, str) or not 1 <= len(text) <= longest or any(not "!" <= char <= "~" for char in text):
-        raise errors.InvalidArgument(f"{name} is 1 to {longest} visible ASCII characters without blanks, not {text!r}")
+        got = "" if is_secret else f", not {text!r}"
+        raise errors.InvalidArgument(f"{name} is 1 to {longest} visible ASCII characters without blanks{got}")
     return text
 
 
@@ -155,7 +157,7 @@ class Service:
         token = os.environ.get("LASTBIT_TOKEN") if token is None else token
         return cls(
             base_url(os.environ.get("LASTBIT_URL") or DEFAULT_URL if url is None else url),
-            visible_ascii("a token", token, 8192) if token else None,
+            visible_ascii("a token", token, 8192, is_secret=True) if token else None,
             retry or Retry(),
             seconds("a timeout", timeout),
         )

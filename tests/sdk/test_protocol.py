@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -280,6 +281,18 @@ def test_the_token_is_sent_as_bearer_and_printed_nowhere() -> None:
     world.run(_calls.get(service, 7))
     assert world.requests[0].headers["authorization"] == "Bearer s3cret"
     assert "s3cret" not in repr(service)
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["lastbit_s3cret ", "lastbit_s3cret\n", "token  lastbit_s3cret", "s3cret" * 2000],
+    ids=["blank", "line end", "with the word before it", "long"],
+)
+def test_a_token_that_cannot_be_sent_is_refused_and_not_printed(token: str) -> None:
+    """Errors get into logs. A token from a file or a variable often has a blank or a line end after it."""
+    with pytest.raises(errors.InvalidArgument, match="without blanks") as refused:
+        Service.named(None, token, 30, None)
+    assert "s3cret" not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:99999", "http://x/?a=1", "//x"])
