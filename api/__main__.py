@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import functools
 import ipaddress
 import json
@@ -18,7 +19,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
 
+import structlog
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
@@ -31,6 +35,8 @@ from core.settings import Settings, settings_of
 from core.storage import checks, schema
 from core.storage.database import Database
 from core.storage.opening import check_privileges, opened
+
+log = structlog.get_logger(__name__)
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept. Clients' pools and proxies close idle connections earlier, so they never
@@ -45,6 +51,11 @@ LISTENERS = 64
 """Duplicates of the listening socket in the event loop. The loop accepts one connection per iteration and socket, and
 under overload its iterations are long: with one socket, the last of two thousand new clients would wait for seconds.
 Several workers have one socket each, as a fast worker would otherwise accept all connections."""
+CLIENTS: Final = {"LASTBIT_URL", "LASTBIT_TOKEN"}
+"""Variables that only clients read."""
+LIKENESS: Final = 0.82
+"""The least likeness of a misspelled setting to a real one. Below are the variables that Kubernetes sets for a Service
+named `lastbit`, such as LASTBIT_SERVICE_HOST."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,7 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (8000)")
-    parser.add_argument("--database-url", metavar="URL", help="sqlite:///FILE or mysql://USER:PASSWORD@HOST/DATABASE")
+    parser.add_argument(
+        "--database-url", metavar="URL", help="sqlite:///FILE, or postgresql:// or mysql://USER:PASSWORD@HOST/DATABASE"
+    )
     parser.add_argument("--workers", type=int, help="processes (1)")
     parser.add_argument("--json", action="store_true", help="check: print one JSON document")
     parser.add_argument(
@@ -87,11 +100,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _print_document()
     settings = settings_of(parser, options)
     logs.configure(settings.log_level)
+    _warn_of_misspelled_settings()
     try:
         if command == "serve":
             _check_access(settings)
         with opened(settings.database_url) as database:
             description = database.describe()
+            if command == "serve" and database.is_embedded and not Path(database.url.database or "").exists():
+                description += ", which is new"
             if command == "check":
                 return _check(database, settings.workers, as_json)
             if command == "migrate" or database.is_embedded:
@@ -157,6 +173,16 @@ def _check(database: Database, workers: int, as_json: bool) -> int:
             if finding.do is not None:
                 print(f"{'':<22} → {finding.do}")  # noqa: T201
     return 0 if all(finding.verdict is checks.Verdict.FINE for finding in findings) else 1
+
+
+def _warn_of_misspelled_settings() -> None:
+    """Log a warning for each variable that is almost a setting. A misspelled LASTBIT_DATABASE_URL is ignored, and the
+    service would silently use a SQLite file."""
+    settings = {f"LASTBIT_{name.upper()}" for name in Settings.model_fields}
+    for name in sorted(name for name in os.environ if name.upper().startswith("LASTBIT_")):
+        if name.upper() not in settings | CLIENTS:
+            for similar in difflib.get_close_matches(name.upper(), settings, n=1, cutoff=LIKENESS):
+                log.warning("unknown_setting", name=name, similar=similar)
 
 
 def _check_access(settings: Settings) -> None:
@@ -225,9 +251,10 @@ def _greet_once_listening(listener: socket.socket, greeting: Callable[[], None])
 
 
 def _greet(settings: Settings, database: str, port: int) -> None:
-    """Print the service's address, its database and a first command to try. Does this only on a terminal: elsewhere,
-    standard error is a log of JSON lines."""
+    """Print the service's address, its database and a first command to try. Elsewhere than on a terminal, standard
+    error is a log of JSON lines."""
     if not sys.stderr.isatty():
+        log.info("serving", version=programs.version(), database=database)
         return
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104  # compared only
     url = f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
@@ -29,7 +30,7 @@ from core.settings import Settings
 from core.storage import schema, tables
 from core.storage.database import Database
 from tests.support.exposition import eventually
-from tests.support.servers import ROOT, free_port, run_module, running_service
+from tests.support.servers import ROOT, ServiceProcess, free_port, run_module, running_service
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -101,11 +102,42 @@ def test_on_a_terminal_it_prints_its_url_and_the_next_command(tmp_path: Path, wo
         process.wait(60)
     url = f"http://127.0.0.1:{port}"
     assert lines[0].endswith(f"at {url} (batches: {url}/, API: {url}/docs)")
-    assert lines[1] == f"State is in the SQLite file {tmp_path}/here.db"
+    assert lines[1] == f"State is in the SQLite file {tmp_path}/here.db, which is new"
     command = re.fullmatch(r"Next, in another terminal: (\S+/bin/lastbit) (.+)", lines[2])
     assert command is not None, lines[2]
     assert command[2] == f"--url {url} open --key hello --items 3"
     assert (ROOT / command[1]).exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_its_log_names_the_database(sqlite_url: str, tmp_path: Path, workers: int) -> None:
+    """And its first start says that a SQLite file is new: in another folder, or in a container without a volume, the
+    service would otherwise seem to have lost its batches."""
+    for log, addition in ((tmp_path / "first", ", which is new"), (tmp_path / "second", "")):
+        running = ServiceProcess(sqlite_url, log=log, workers=workers)
+        try:
+            running.start()
+            eventually(lambda log=log: '"serving"' in log.read_text(), True)
+        finally:
+            running.stop(signal.SIGTERM)
+        (line,) = (line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "serving")
+        assert line["database"] == f"the SQLite file {sqlite_url.removeprefix('sqlite:///')}{addition}"
+
+
+def test_a_misspelled_setting_is_reported(sqlite_url: str) -> None:
+    """With the setting that it resembles. Variables of clients, of Kubernetes and of one's own files are ignored."""
+    environment = {
+        **dict.fromkeys(["LASTBIT_DATABASEURL", "LASTBIT_DB_URL", "LASTBIT_TOKEN_FILE", "lastbit_workrs"], "x"),
+        **dict.fromkeys(["LASTBIT_TOKEN", "LASTBIT_URL", "LASTBIT_SERVICE_HOST", "LASTBIT_PORT_8000_TCP"], "x"),
+        **dict.fromkeys(["LASTBIT_SERVICE_PORT", "LASTBIT_DATABASE_PASSWORD"], "x"),
+    }
+    output = run("check", "--database-url", sqlite_url, **environment).stderr
+    assert [(line["name"], line["similar"]) for line in map(json.loads, output.splitlines())] == [
+        ("LASTBIT_DATABASEURL", "LASTBIT_DATABASE_URL"),
+        ("LASTBIT_DB_URL", "LASTBIT_DATABASE_URL"),
+        ("LASTBIT_TOKEN_FILE", "LASTBIT_TOKENS_FILE"),
+        ("lastbit_workrs", "LASTBIT_WORKERS"),
+    ]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
