@@ -21,10 +21,10 @@ import structlog
 from core import errors, janitor, logs, programs
 from core.dispatcher import Dispatcher
 from core.settings import settings_of
-from core.storage import schema
-from core.storage.opening import check_privileges, opened
+from core.storage.opening import check_privileges
 from core.ticker import ticking
 from core.webhooks.replicas import Replica
+from jobs.databases import opened
 from senders.webhooks import WebhookSender
 
 log = structlog.get_logger(__name__)
@@ -65,7 +65,6 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         with opened(settings.database_url) as database:
-            database.read(schema.check)
             check_privileges(database)
             dispatcher = Dispatcher(
                 database,

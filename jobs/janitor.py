@@ -23,8 +23,9 @@ from core import errors, programs
 from core.batches.expiry import Policy
 from core.janitor import Report, run_once
 from core.settings import settings_of
-from core.storage import checks, schema
-from core.storage.opening import check_privileges, opened
+from core.storage import checks
+from core.storage.opening import check_privileges
+from jobs.databases import opened
 
 CLOCKS: Final = 3600
 """The largest allowed difference, in seconds, between the database's clock and this machine's."""
@@ -110,7 +111,6 @@ def main(arguments: list[str] | None = None) -> int:
     settings = settings_of(parser, {"database_url": options.database_url})
     try:
         with opened(settings.database_url) as database:
-            database.read(schema.check)
             if not options.dry_run:
                 check_privileges(database)
             clock_difference = database.read(checks.clock_ahead)

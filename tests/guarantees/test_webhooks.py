@@ -535,6 +535,7 @@ def test_the_command_explains_wrong_use(sqlite_url: str) -> None:
         wrong = run(*arguments)
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "Traceback" not in wrong.stderr
+    Path(sqlite_url.removeprefix("sqlite:///")).touch()
     empty = run("--once", "--database-url", sqlite_url)
     assert empty.returncode == 1
     assert "python -m api migrate" in empty.stderr

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -299,6 +300,7 @@ def test_the_command_explains_wrong_use(sqlite_url: str) -> None:
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "Traceback" not in wrong.stderr
         assert (f"got {value!r}" in wrong.stderr) == (name == "LASTBIT_WORKERS")  # a secret is not printed
+    Path(sqlite_url.removeprefix("sqlite:///")).touch()
     empty = janitor_command("--database-url", sqlite_url)
     assert empty.returncode == 1
     assert "python -m api migrate" in empty.stderr

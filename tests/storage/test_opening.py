@@ -145,6 +145,16 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, pro
     assert text.read_text().startswith("no database")
 
 
+@pytest.mark.parametrize("program", ["janitor", "dispatcher"])
+def test_a_job_creates_no_file(tmp_path: Path, program: str) -> None:
+    """It would work on an empty database, without an error, if its crontab doesn't set the URL."""
+    assert sentence(program, f"sqlite:///{tmp_path}/lastbit.db") == (
+        f"there is no SQLite file {tmp_path}/lastbit.db: set LASTBIT_DATABASE_URL or --database-url to the service's "
+        "database"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("program", ["serve", "janitor", "dispatcher"])
 def test_an_account_that_may_only_read_is_named_with_what_to_do(mariadb: MariaDB, program: str) -> None:
     """With a current schema, so that nothing else is wrong."""
