@@ -160,20 +160,22 @@ def _pattern(path: str) -> re.Pattern[str]:
     return compile_path(path)[0]
 
 
-def _allowed(request: Request) -> dict[str, str]:
-    """An Allow header with all methods of the path. Starlette's own has only those of the first route that matches."""
+def _allowed(request: Request) -> str:
+    """All methods of the path. Starlette's own Allow header has only those of the first route that matches."""
     methods: set[str] = set()
     for route in iter_route_contexts(request.app.routes):
         if route.path is not None and route.methods and _pattern(route.path).match(request.scope["path"]):
             methods |= route.methods
-    return {"Allow": ", ".join(sorted(methods))} if methods else {}
+    return ", ".join(sorted(methods))
 
 
 def _from_starlette(error: HTTPException, request: Request) -> Problem:
     if error.status_code == 404:
         return Problem("not_found", "there is no such path; the API's documentation is at /docs")
     if error.status_code == 405:
-        return Problem("method_not_allowed", "this path has other methods", headers=_allowed(request) or error.headers)
+        # The page's files are no routes, and their error has no header.
+        allowed = _allowed(request) or (error.headers or {}).get("Allow", "GET, HEAD")
+        return Problem("method_not_allowed", f"this path takes {allowed}", headers={"Allow": allowed})
     return invalid([Place("body", "expected JSON")])
 
 

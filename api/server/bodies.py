@@ -101,6 +101,8 @@ def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
         return decoder.decode(content)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
+        if not place and message.startswith("Object contains unknown field"):
+            message += f", expected {', '.join(field.encode_name for field in msgspec.structs.fields(decoder.type))}"
         raise problems.invalid([Place("body" + place.rstrip("`"), message)]) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None

@@ -330,7 +330,12 @@ def _secret(token: str | None, file: Path | None) -> str | None:
 
 def numbered(client: Client, key: str) -> int:
     """The number of the only batch with this key. Raises `UnknownKey` and `AmbiguousKey`."""
-    matching = list(islice(client.batches(key=key, page_size=MOST_CANDIDATES + 1), MOST_CANDIDATES + 1))
+    try:
+        matching = list(islice(client.batches(key=key, page_size=MOST_CANDIDATES + 1), MOST_CANDIDATES + 1))
+    except errors.Forbidden as error:
+        # The command itself may be allowed, such as a seal for a producer's token.
+        detail = f"batches can't be found by their key: {error.detail}; name the batch by its number"
+        raise errors.Forbidden(error.status, error.code, detail) from error
     if not matching:
         raise UnknownKey(key)
     if len(matching) > 1:

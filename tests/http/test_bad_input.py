@@ -180,6 +180,13 @@ def test_a_bad_ack_is_refused(http: httpx.Client, body: object, place: str) -> N
     assert response.json()["errors"][0]["place"] == place
 
 
+def test_an_unknown_field_of_an_ack_is_refused_with_those_that_exist(http: httpx.Client) -> None:
+    """`ids` is what many try first."""
+    for route, names in (("acks", "items, groups"), ("failures", "items, groups, reason")):
+        response = http.post(f"/v1/{route}", json={"ids": ["1:0:0"]})
+        assert response.json()["detail"] == f"body: Object contains unknown field `ids`, expected {names}"
+
+
 def test_a_bad_reason_is_refused(http: httpx.Client) -> None:
     """Too long, not a text, or given with an ack."""
     for body in ({"items": [], "reason": "x" * 4001}, {"items": [], "reason": 7}):
@@ -350,7 +357,9 @@ def test_a_missing_path_and_a_wrong_method_are_different_errors(http: httpx.Clie
         ("PUT", "/v1/batches/1", "GET"),
         ("PATCH", "/v1/batches/counts", "GET"),
         ("DELETE", "/v1/batches/counts", "GET"),  # not a batch whose id is invalid
+        ("POST", "/docs/assets/swagger-ui.css", "GET"),
     ):
         response = http.request(method, path)
         assert code(response) == (405, "method_not_allowed")
         assert methods in response.headers["allow"]
+        assert response.json()["detail"] == f"this path takes {response.headers['allow']}"

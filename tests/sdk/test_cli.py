@@ -468,6 +468,19 @@ def test_the_token_is_sent_and_a_missing_one_is_explained(scripted_service: Any)
     assert "s3cret" not in result.stderr
 
 
+@pytest.mark.parametrize("arguments", [["seal", "catalog-42"], ["seal", "catalog-42", "--json"]])
+def test_a_token_that_may_not_list_batches_is_told_to_use_the_number(
+    scripted_service: Any, arguments: list[str]
+) -> None:
+    """The refusal is of the search for the key, not of the command."""
+    detail = "this route requires the role read; the token ci has produce"
+    scripted_service.replies((403, {}, {"code": "forbidden", "detail": detail, "status": 403}))
+    result = Lastbit(scripted_service.url)(*arguments)
+    assert result.returncode == 1
+    assert f"batches can't be found by their key: {detail}; name the batch by its number" in result.stderr
+    assert "403" in result.stderr
+
+
 def test_a_key_cannot_control_the_terminal(lastbit: Lastbit) -> None:
     """Neither with markup nor with control characters."""
     with Client(lastbit.url) as client:
