@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from core.batches.batch import Opening
 from core.commits.combiner import Inline
@@ -27,6 +28,7 @@ from core.storage.database import Database
 from tests.guarantees.drivers.load import Load, check, open_shared
 from tests.support.postgresql import PostgreSQL
 from tests.support.servers import ROOT, MariaDB, run_module, running_service
+from tests.test_docs import blocks
 
 NEXT_ID = 1_000_000
 """The first id in the restored database, as docs/backups.md sets it."""
@@ -213,6 +215,32 @@ def test_a_dump_of_postgresql_restores(postgresql: PostgreSQL, postgresql_url: s
         server.start()
         run(restore, tmp_path, {}, client_of(server))
         assert_restored(f"postgresql://{server.user}@127.0.0.1:{server.port}/lastbit", before)
+
+
+def test_after_a_dump_is_restored_the_accounts_of_the_page_can_migrate_and_serve(tmp_path: Path) -> None:
+    """The owner of the tables and the grants are those of docs/database.md."""
+    back_up, restore = documented("PostgreSQL: a dump")
+    creation, grants, _ = blocks(ROOT / "docs/database.md", "sql")
+    with another_postgresql() as server:
+        server.install()
+        server.start()
+        for script, database in ((creation, "postgres"), (grants, "lastbit")):
+            with contextlib.closing(server.connect(database)) as connection:
+                for statement in script.strip().removesuffix(";").split(";"):
+                    connection.execute(statement.encode())
+        owner_url, service_url = (
+            f"postgresql://{account}@127.0.0.1:{server.port}/lastbit" for account in ("lastbit_migrate", "lastbit")
+        )
+        assert run_module("api", "migrate", "--database-url", owner_url).returncode == 0
+        run(back_up, tmp_path, {}, client_of(server))
+        run("dropdb lastbit", tmp_path, {}, client_of(server))
+        run(restore, tmp_path, {}, client_of(server))
+        migration = run_module("api", "migrate", "--finish", "--database-url", owner_url)
+        assert migration.returncode == 0, migration.stderr
+        with Database(owner_url) as database, database.engine.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE batches ADD COLUMN of_a_later_release INT"))
+        with running_service(service_url) as running:
+            assert httpx.post(f"{running.url}/v1/batches", json={}).json()["id"] == NEXT_ID
 
 
 def test_a_physical_backup_of_postgresql_restores(postgresql: PostgreSQL, postgresql_url: str, tmp_path: Path) -> None:
