@@ -45,6 +45,9 @@ T = TypeVar("T")
 
 CHUNK: Final = 1000
 """The default number of messages in a chunk."""
+PATIENCE: Final = Retry(attempts=1000)
+"""How long messages are sent again while the broker accepts none: a minute. The client's eight attempts are over within
+seconds, and a broker that restarts takes longer."""
 MOST_KEY: Final = 235
 """Maximum characters of an idempotency key, so that the keys of the chunks are at most 255."""
 
@@ -272,15 +275,14 @@ def _last_issued(client: Any, batch: int, options: _Options) -> _Steps:
 
 
 def _send_all(pairs: Pairs[T], send: Callable[[Pairs[T]], Any], sleep: Callable[[float], Any]) -> _Steps:
-    """Send the messages, then those that the broker refused, until none is left. The attempts are limited as long as
-    the broker accepts nothing."""
-    policy = Retry()
+    """Send the messages, then those that the broker refused, until none is left. Gives up if the broker accepts nothing
+    for a minute."""
     start = time.monotonic()
     attempt = 1
     while refused := (yield partial(send, pairs)):
         if len(refused) < len(pairs):  # the broker accepts some
             start, attempt = time.monotonic(), 1
-        pause = policy.pause(attempt, time.monotonic() - start, None, random.random())  # noqa: S311  # jitter
+        pause = PATIENCE.pause(attempt, time.monotonic() - start, None, random.random())  # noqa: S311  # jitter
         if pause is None:
             raise errors.MessagesRefused([item for item, _ in refused])
         pairs = refused

@@ -7,6 +7,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,7 +182,7 @@ def test_a_broker_that_refuses_for_too_long_ends_the_fan_out(
     client: Client, monkeypatch: pytest.MonkeyPatch, run_key: str
 ) -> None:
     """The error has the items, and the batch stays open. The next run with the key sends the rest."""
-    monkeypatch.setattr(_fan_out, "Retry", lambda: Retry(attempts=3, base=0.001))
+    monkeypatch.setattr(_fan_out, "PATIENCE", Retry(attempts=3, base=0.001))
     broker = Broker()
     broker.refused = {5: 3}
     with pytest.raises(errors.MessagesRefused, match="refused 1 messages, the first one that of item") as excinfo:
@@ -191,6 +192,23 @@ def test_a_broker_that_refuses_for_too_long_ends_the_fan_out(
     assert client.batch(batch).refresh().state == "open"
     fan_out(client, numbers(8), broker.send, chunk=4, idempotency_key=run_key)
     assert set(dict(broker.sent).values()) == set(range(8))
+
+
+def test_a_broker_may_be_away_for_most_of_a_minute(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that restarts takes longer than the client's eight attempts. The clock here is moved by the pauses."""
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(_fan_out, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    fan_out(client, numbers(3), lambda pairs: pairs if now < 45 else [])
+    assert 45 <= now < 60
+    now = 0.0
+    with pytest.raises(errors.MessagesRefused):
+        fan_out(client, numbers(3), lambda pairs: pairs)
+    assert 45 < now <= 60
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ and fails their items.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -28,6 +29,8 @@ from lastbit.client import Client
 from lastbit.errors import InvalidArgument
 from lastbit.integrations.celery.items import items_of_message
 from lastbit.integrations.celery.requests import reason_of
+
+log = logging.getLogger("lastbit.celery")
 
 
 @before_task_publish.connect  # type: ignore[untyped-decorator]
@@ -75,7 +78,8 @@ class Publisher:
                     self._run(item, task)
                 else:
                     task.apply_async(task_id=item, producer=self._opened())
-            except (OperationalError, MessageNacked):
+            except (OperationalError, MessageNacked) as error:
+                log.warning("the broker is unreachable, and %d tasks wait: %s", len(pairs) - position, error)
                 self._resources.close()
                 self._producer = None
                 return pairs[position:]

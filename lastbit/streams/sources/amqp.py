@@ -41,7 +41,7 @@ class Channel(Session[T]):
     def __init__(self, broker: str | Parameters, name: str, purpose: str) -> None:
         try:
             import pika
-            from pika.exceptions import AMQPError
+            from pika.exceptions import AMQPConnectionError, AMQPError
         except ImportError as cause:
             raise MissingExtra("rabbitmq", purpose) from cause
         super().__init__(name)
@@ -50,14 +50,20 @@ class Channel(Session[T]):
         self._ending = False
         self._cause: BaseException | None = None
         self._opening: Future[None] = Future()
+        parameters = pika.URLParameters(broker) if isinstance(broker, str) else broker
         self._connection = pika.SelectConnection(
-            pika.URLParameters(broker) if isinstance(broker, str) else broker,
+            parameters,
             on_open_callback=lambda connection: connection.channel(on_open_callback=self._on_channel_open),
             on_open_error_callback=self._on_closed,
             on_close_callback=self._on_closed,
         )
         self._thread.start()
-        self._opening.result()
+        try:
+            self._opening.result()
+        except AMQPConnectionError as error:
+            # pika's message is often empty.
+            error.add_note(f"no connection to RabbitMQ at {parameters.host}:{parameters.port}: {error!r}")
+            raise
 
     @abstractmethod
     def _on_channel(self, channel: Any) -> None:

@@ -107,12 +107,16 @@ def test_other_things_are_refused(place: Place, wrong: Any, message: str) -> Non
         place.lastbit.fan_out([place.task("succeed"), wrong])
 
 
-def test_tasks_that_the_broker_does_not_take_are_returned(place: Place) -> None:
-    app = Celery("nowhere", broker=f"redis://127.0.0.1:{free_port()}", set_as_current=False)
+def test_tasks_that_the_broker_does_not_take_are_returned(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """And the log has the reason, which is often the wrong address."""
+    port = free_port()
+    app = Celery("nowhere", broker=f"redis://127.0.0.1:{port}", set_as_current=False)
     app.conf.update(task_publish_retry=False, broker_transport_options={"max_retries": 0})
     pairs = [(f"7:0:{number}", app.signature("succeed")) for number in range(3)]
     with Publisher(app, place.client) as publisher:
         assert publisher.send(pairs) == pairs
+    assert "3 tasks wait" in caplog.text
+    assert f"127.0.0.1:{port}" in caplog.text
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def producer_end(address: str, topic: str) -> list[int]:
 
 def test_undelivered_records_are_published_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer gives them up; in the end, it is an error. Nothing counts as sent without a report."""
-    monkeypatch.setattr(_fan_out, "Retry", lambda: Retry(attempts=2, base=0.01))
+    monkeypatch.setattr(_fan_out, "PATIENCE", Retry(attempts=2, base=0.01))
     away = confluent_kafka.Producer({"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 100, "log_level": 0})
     with pytest.raises(MessagesRefused) as refusal:
         adapter.fan_out(away, "values", ["0", "1"], lastbit=client)

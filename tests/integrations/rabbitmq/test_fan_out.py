@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections import Counter
@@ -94,7 +95,7 @@ def test_unroutable_messages_are_published_until_they_are_routed(
     rabbitmq: RabbitMQ, client: Client, channel: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker returns them; without confirms they would be gone. In the end, it is an error."""
-    monkeypatch.setattr(_fan_out, "Retry", lambda: Retry(attempts=3, base=0.01))
+    monkeypatch.setattr(_fan_out, "PATIENCE", Retry(attempts=3, base=0.01))
     with pytest.raises(MessagesRefused):
         adapter.fan_out(rabbitmq.url, "late", [b"0", b"1"], lastbit=client)
     assert "NO_ROUTE" in caplog.text
@@ -110,7 +111,7 @@ def test_messages_that_the_broker_refuses_are_published_again(
     rabbitmq: RabbitMQ, client: Client, channel: Any, consuming: Consuming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue of five places that refuses more; a consumer drains it. Nothing is lost."""
-    monkeypatch.setattr(_fan_out, "Retry", lambda: Retry(attempts=1000, base=0.01, cap=0.05))
+    monkeypatch.setattr(_fan_out, "PATIENCE", Retry(attempts=1000, base=0.01, cap=0.05))
     channel.queue_declare("narrow", arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
     handled: set[bytes] = set()
     with consuming("narrow", lambda message: handled.add(message.body), prefetch=3):
@@ -124,7 +125,7 @@ def test_messages_without_a_confirmation_are_published_again(
     rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection is lost before a chunk, and in the middle of one: some may be sent twice, none is missing."""
-    monkeypatch.setattr(_fan_out, "Retry", lambda: Retry(base=0.01))
+    monkeypatch.setattr(_fan_out, "PATIENCE", Retry(base=0.01))
 
     def bodies() -> Iterator[str]:
         for number in range(3000):
@@ -143,8 +144,9 @@ def test_lasting_refusals_are_raised(rabbitmq: RabbitMQ, client: Client, channel
     """No such exchange, no broker, no body."""
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no exchange 'nowhere'"):
         adapter.fan_out(rabbitmq.url, "key", [b"0"], exchange="nowhere", lastbit=client)
-    with pytest.raises(pika.exceptions.AMQPConnectionError):
+    with pytest.raises(pika.exceptions.AMQPConnectionError) as away:
         adapter.fan_out("amqp://127.0.0.1:1/", "key", [b"0"], lastbit=client)
+    assert re.search(r"RabbitMQ at 127.0.0.1:1: .*Connection refused", "".join(away.value.__notes__))
     with pytest.raises(InvalidArgument, match=r"item \d+:0:1: a body is bytes, a text or an Outgoing, not 7"):
         adapter.fan_out(rabbitmq.url, queue, [b"0", 7], lastbit=client)  # type: ignore[list-item]
     with pytest.raises(InvalidArgument, match="properties are a pika"):
