@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, field_validator
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, TypeAdapter, field_validator
 from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import Access, caller_of, forbidden, needs, outside
@@ -43,7 +43,11 @@ PING: Final = 15.0
 
 Name = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,255}$")]
 Position = Annotated[int, Query(ge=0, lt=INTEGER_LIMIT), fields.Decimal]
-Types = Annotated[list[str], Query(alias="type", description="repeat it to allow several types")]
+Types = Annotated[
+    list[str],
+    AfterValidator(fields.of_events),
+    Query(alias="type", description="repeat it to allow several types"),
+]
 OfBatch = Annotated[int | None, Query(ge=0, lt=INTEGER_LIMIT), fields.Decimal]
 
 

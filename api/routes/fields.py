@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from starlette.concurrency import run_in_threadpool
 
 from api.access.rules import caller_of
+from core import feed
 from core.batches.update import MAX_LABELS
 from lastbit.ids import INTEGER_LIMIT
 
@@ -83,6 +84,25 @@ def _moment(value: Any) -> Any:
 
 
 Moment = Annotated[datetime | None, BeforeValidator(_moment)]
+
+
+BATCH_EVENTS: Final = tuple(
+    f"{feed.BATCH}.{name}"
+    for name in (
+        *("opened", "updated", "sealed", "completed", "succeeded", "redrive", "failures_exceeded", "expired"),
+        *("cancelled", "repaired"),
+    )
+)
+"""The types of the service's events of batches."""
+
+
+def of_events(types: list[str]) -> list[str]:
+    """Types for which there can be events. Nobody can append one that begins with `batch.`, so whoever waits for a
+    misspelled one would wait forever."""
+    for name in types:
+        if name.startswith(f"{feed.BATCH}.") and name not in BATCH_EVENTS:
+            raise ValueError(f"no event has the type {name!r}: expected one of {', '.join(BATCH_EVENTS)}")
+    return types
 
 
 class Body(BaseModel):

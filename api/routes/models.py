@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from api import patterns
-from api.routes.fields import Body, Key, Labels, LabelsPatch, Moment
+from api.routes.fields import Body, Key, Labels, LabelsPatch, Moment, of_events
 from core import feed
 from core.batches import batch as batches
 from core.batches.callbacks import DEFAULT_TYPES, Callback
@@ -40,7 +40,7 @@ def _of_a_batch(types: list[str]) -> list[str]:
     for name in types:
         if not name.startswith(f"{feed.BATCH}."):
             raise ValueError(f"expected types of a batch's events, like batch.completed, got {name!r}")
-    return types
+    return of_events(types)
 
 
 CallbackType = Annotated[

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from api import patterns
 from api.access.rules import needs
@@ -36,7 +36,9 @@ class NewWebhook(Body):
         description="http or https, without a user name; its host must resolve to public addresses only",
         json_schema_extra={"pattern": patterns.URL},
     )
-    types: list[Name] | None = Field(None, min_length=1, max_length=100, description="event types; null means all")
+    types: Annotated[list[Name], AfterValidator(fields.of_events)] | None = Field(
+        None, min_length=1, max_length=100, description="event types; null means all"
+    )
     label: Key | None = Field(None, description="your name for the webhook")
 
 

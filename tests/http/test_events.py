@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import threading
 import time
@@ -16,11 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
+from api.routes import models
 from core import feed
 from core.storage import schema
 from core.storage.database import Database
 from tests.http.test_batches import ack, code, open_batch
-from tests.support.servers import running_service
+from tests.support.servers import ROOT, running_service
 
 MANY = 400
 
@@ -516,3 +518,27 @@ def test_a_page_is_bounded_in_bytes_and_no_follower_misses_an_event(http: httpx.
             after, pages = response.json()["next"], pages + 1
         assert result == sending
         assert pages == 2
+
+
+@pytest.mark.parametrize("name", ["batch.complete", "batch.Completed", "batch."])
+def test_a_misspelled_type_of_the_services_own_is_refused(sqlite_http: httpx.Client, name: str) -> None:
+    """By a read, a stream, a webhook and a callback: nobody can append such an event, so they would wait forever."""
+    subscription = {"url": "https://192.0.2.1/", "types": [name]}
+    for method, path, content, place in (
+        ("GET", "/v1/events", {"params": {"type": ["paid", name]}}, "query.type"),
+        ("POST", "/v1/webhooks", {"json": subscription}, "body.types"),
+        ("POST", "/v1/batches", {"json": {"callback": subscription}}, "body.callback.types"),
+        ("GET", "/v1/events/stream", {"params": {"type": name}}, "query.type"),
+    ):
+        response = sqlite_http.request(method, path, **content)  # type: ignore[arg-type]
+        assert code(response) == (422, "invalid_request")
+        (error,) = response.json()["errors"]
+        assert error["place"] == place
+        assert error["expected"].startswith(f"no event has the type {name!r}: expected one of batch.opened, ")
+
+
+def test_each_documented_type_is_accepted() -> None:
+    """And there is no other."""
+    page = (ROOT / "docs/events.md").read_text()
+    assert set(re.findall(r"^\| `(batch\.\w+)` \|", page, re.MULTILINE)) == set(models.BATCH_EVENTS)
+    assert models.of_events([*models.BATCH_EVENTS, "paid"]) == [*models.BATCH_EVENTS, "paid"]
