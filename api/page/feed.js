@@ -11,7 +11,7 @@ const STEP = 50;
 // The positions before the first event that is kept, and of the last one.
 async function ends(signal) {
   const { events, last } = await api.feed({ limit: 1 }, signal);
-  return { first: (events[0]?.position ?? 1) - 1, last };
+  return { first: (events[0]?.position ?? last + 1) - 1, last };
 }
 
 const withData = (data) => {
@@ -38,12 +38,28 @@ function logView(main, { path, heading, fields, read, line, none }) {
   const more = make("button.more", { type: "button", hidden: true, onclick: showMore }, "Look further back");
   const seen = polled(main, { heading, every: 1500 }, async (signal) => {
     const current = (tail ??= new Tail((after, limit, stop) => read({ ...filter, after, limit }, stop), ends));
-    if (!current.isStarted) await current.start(wanted, signal);
-    else await current.newer(signal);
-    if (current.entries.length < wanted) await current.older(wanted, signal);
+    try {
+      if (!current.isStarted) await current.start(wanted, signal);
+      else if (await current.newer(signal)) {
+        restart(current);
+        return seen.looking.now();
+      }
+      if (current.entries.length < wanted) await current.older(wanted, signal);
+    } catch (error) {
+      // What it would read next may have been trimmed.
+      restart(current);
+      throw error;
+    }
     if (current === tail) draw();
   });
   main.append(form, list, empty, more);
+
+  // Begin again at the end of the log. What is shown stays until then.
+  function restart(old) {
+    if (old !== tail) return;
+    tail = null;
+    lines.clear();
+  }
 
   function draw() {
     const shown = tail.entries.slice(0, wanted);
@@ -97,8 +113,8 @@ export function feedView(main) {
       ["batch", "Batch", "its number"],
     ],
     read: async (filter, signal) => {
-      const { events, next } = await api.feed(filter, signal);
-      return { entries: events, next };
+      const { events, next, last } = await api.feed(filter, signal);
+      return { entries: events, next, last };
     },
     line: (event) => [
       make("span.event", {}, event.type),
@@ -126,8 +142,8 @@ export function commandsView(main) {
       ["type", "Type", "any"],
     ],
     read: async (filter, signal) => {
-      const { commands, next } = await api.commands(filter, signal);
-      return { entries: commands, next };
+      const { commands, next, last } = await api.commands(filter, signal);
+      return { entries: commands, next, last };
     },
     line: (command) => [
       make("span.event", {}, command.step === command.type ? command.type : `${command.type} (${command.step})`),

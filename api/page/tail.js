@@ -12,8 +12,8 @@ export class Tail {
   #begin = 0;
   #step = FIRST;
 
-  // `read(after, limit, signal)` returns the entries after a position, in order, and `next`; `ends(signal)` the first
-  // and the last position.
+  // `read(after, limit, signal)` returns the entries after a position, in order, `next` and `last`; `ends(signal)` the
+  // first and the last position.
   constructor(read, ends) {
     this.#read = read;
     this.#ends = ends;
@@ -44,10 +44,12 @@ export class Tail {
     this.entries.length = Math.min(this.entries.length, MOST);
   }
 
+  // Return whether the end is still far away: a new tail is there sooner.
   async newer(signal) {
-    const { entries, next } = await this.#read(this.#high, 1000, signal);
+    const { entries, next, last } = await this.#read(this.#high, MOST, signal);
     this.#high = Math.max(this.#high, next);
     if (entries.length) this.entries = [...entries.reverse(), ...this.entries].slice(0, MOST);
+    return last - next > FIRST;
   }
 
   async #between(after, last, signal) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
+import sqlite3
 import uuid
 from collections.abc import Iterator
 
@@ -213,6 +214,53 @@ def test_the_feed_shows_the_newest_events_and_follows_new_ones(page: Page, api: 
     page.goto(f"{service_url}/#/feed?batch={batch}")
     expect(lines).to_have_count(1)
     expect(lines).to_contain_text("seen-at-once")
+
+
+def test_the_feed_goes_on_after_a_trim_and_a_long_pause(page: Page, complaints: list[str]) -> None:
+    """Events that it would read next may be trimmed, or more than it can catch up with, as after a night in which the
+    computer slept."""
+
+    def append(count: int) -> None:
+        for _ in range(0, count, 1000):
+            events = [{"id": uuid.uuid4().hex, "type": "rare"} for _ in range(min(count, 1000))]
+            api.post("/v1/events", json={"events": events}).raise_for_status()
+
+    def trim(kept: int) -> None:
+        with sqlite3.connect(database.removeprefix("sqlite:///")) as file:
+            file.execute("UPDATE feed_head SET trimmed = position - ?", (kept,))
+            file.execute("DELETE FROM feed WHERE position <= (SELECT trimmed FROM feed_head)")
+
+    with sqlite_file() as database, running_service(database) as service, httpx.Client(base_url=service.url) as api:
+        common = [{"id": uuid.uuid4().hex, "type": "common"} for _ in range(1000)]
+        for part in range(2):
+            body = {"events": [{**event, "id": f"{event['id']}-{part}"} for event in common]}
+            api.post("/v1/events", json=body).raise_for_status()
+        append(60)
+        page.goto(f"{service.url}/#/feed?type=rare")
+        lines = page.locator(".log > li")
+        expect(lines).to_have_count(50)
+        trim(80)
+        page.get_by_role("button", name="Look further back").click()
+        append(1)
+        expect(lines.first).to_contain_text("2,061")
+        expect(lines).to_have_count(61)
+        page.context.set_offline(True)
+        append(10)
+        trim(5)
+        page.context.set_offline(False)
+        expect(lines.first).to_contain_text("2,071")
+        page.context.set_offline(True)
+        append(9000)
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        page.context.set_offline(False)
+        expect(lines.first).to_contain_text("11,071")
+        assert len([url for url in requests if "/v1/events?" in url]) < 9
+        trim(0)
+        complaints.clear()
+        page.reload()
+        expect(page.get_by_text("No events.")).to_be_visible()
+        expect(page.get_by_role("alert")).to_be_hidden()
 
 
 def test_the_commands_lead_to_their_instances(page: Page, api: httpx.Client, service_url: str) -> None:
