@@ -2,6 +2,7 @@
 
 import { batchView } from "./batch.js";
 import { groupsView, groupView } from "./consumer-groups.js";
+import { showDialog } from "./dialogs.js";
 import { fill, make } from "./dom.js";
 import { commandsView, feedView } from "./feed.js";
 import { keepAges } from "./format.js";
@@ -109,8 +110,13 @@ function askForToken() {
 }
 
 document.getElementById("sign-out").addEventListener("click", async () => {
-  await signOut().catch(() => {});
-  askForToken();
+  try {
+    await signOut();
+    askForToken();
+  } catch (error) {
+    const close = make("button", { type: "button", onclick: () => dialog.close() }, "Close");
+    const dialog = showDialog("You are still signed in", make("p", {}, error.message), make("div.buttons", {}, close));
+  }
 });
 addEventListener("signedout", askForToken);
 document.querySelector(".skip").addEventListener("click", (event) => {

@@ -4,6 +4,10 @@
 import * as api from "./api.js";
 import { make, setText } from "./dom.js";
 
+// The cookie belongs to all tabs: once another one has signed in or out, what this one shows is another session's.
+const tabs = new BroadcastChannel("session");
+tabs.onmessage = () => location.reload();
+
 let who = { needed: false, name: null, roles: ["admin"], prefix: null };
 
 // Ask the service. If it doesn't answer, the views report it.
@@ -25,6 +29,7 @@ function show() {
 
 export async function signOut() {
   await api.signOut();
+  tabs.postMessage(null);
   who = { needed: true, name: null, roles: [], prefix: null };
   show();
 }
@@ -55,6 +60,7 @@ export function signInView(main, done) {
     wrong.hidden = true;
     try {
       who = await api.signIn(token.value);
+      tabs.postMessage(null);
       token.value = "";
       if (!may("read")) {
         const refused = `The token ${who.name} may ${who.roles.join(" and ")}, and not read.`;

@@ -130,6 +130,41 @@ def test_removing_a_token_ends_its_session(
     complaints.clear()
 
 
+def test_a_tab_follows_the_session_of_another(page: Page, api: httpx.Client, service_url: str) -> None:
+    """The cookie belongs to both: a tab that goes on showing another token's name and sections would be wrong."""
+    batch = open_batch(api, key="two-tabs", items=1)
+    sign_in(page, service_url, "boss")
+    expect(page.get_by_role("link", name="Tokens")).to_be_visible()
+    other_tab = page.context.new_page()
+    other_tab.goto(service_url)
+    other_tab.get_by_role("button", name="Sign out boss").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+    sign_in(other_tab, service_url, "looker")
+    expect(row(other_tab, batch)).to_be_visible()
+    expect(page.get_by_role("button", name="Sign out looker")).to_be_visible()
+    expect(row(page, batch)).to_be_visible()
+    expect(page.get_by_role("link", name="Tokens")).to_have_count(0)
+
+
+def test_signing_out_that_fails_is_reported(
+    page: Page, api: httpx.Client, service_url: str, complaints: list[str]
+) -> None:
+    """The session goes on, as only the service can delete its cookie, and the page doesn't claim otherwise."""
+    batch = open_batch(api, key="still-in", items=1)
+    sign_in(page, service_url, "looker")
+    expect(row(page, batch)).to_be_visible()
+    page.route("**/session", lambda route: route.abort())
+    page.get_by_role("button", name="Sign out looker").click()
+    expect(page.get_by_role("dialog")).to_contain_text("You are still signed in")
+    page.get_by_role("button", name="Close").click()
+    expect(row(page, batch)).to_be_visible()
+    page.unroute("**/session")
+    page.get_by_role("button", name="Sign out looker").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+    assert page.context.cookies() == []
+    complaints.clear()
+
+
 def test_another_sites_page_cannot_use_the_session(page: Page, api: httpx.Client, service_url: str) -> None:
     """The browser sends no cookie with another site's request, and names that site."""
     batch = open_batch(api, key="shop-2", items=1)
