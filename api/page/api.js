@@ -9,16 +9,21 @@ export class CallFailed extends Error {
   }
 }
 
-async function call(path, options) {
+const PATIENCE = 60_000; // milliseconds
+
+async function call(path, { signal, ...options }) {
+  // A connection can be lost without a sign. Without a limit, the call would never end, nor would its view be updated.
+  const limit = AbortSignal.timeout(PATIENCE);
   let answer;
+  let body;
   try {
-    answer = await fetch(path, { cache: "no-store", ...options });
+    answer = await fetch(path, { cache: "no-store", signal: signal ? AbortSignal.any([signal, limit]) : limit, ...options });
+    const isJson = /[/+]json/.test(answer.headers.get("content-type") ?? "");
+    body = isJson ? await answer.json() : null;
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new CallFailed(0, "unreachable", "The service doesn’t answer. It may be restarting.");
   }
-  const isJson = /[/+]json/.test(answer.headers.get("content-type") ?? "");
-  const body = isJson ? await answer.json() : null;
   // The session has ended. In answer to a sign-in, the token is wrong.
   if (answer.status === 401 && path !== "/session") dispatchEvent(new Event("signedout"));
   if (!answer.ok) throw new CallFailed(answer.status, body?.code ?? "", body?.detail ?? answer.statusText, body ?? {});

@@ -45,18 +45,12 @@ export function listView(main) {
   // Run `work` for this filter. Another filter aborts its requests; a late answer is never shown.
   async function unlessSuperseded(work, signal) {
     const asked = filter;
-    const { signal: until } = superseded;
-    const both = new AbortController();
-    const stop = () => both.abort();
-    for (const each of [signal, until]) each.addEventListener("abort", stop);
     try {
-      const found = await work(asked, both.signal);
+      const found = await work(asked, AbortSignal.any([signal, superseded.signal]));
       return asked === filter ? found : null;
     } catch (error) {
       if (asked === filter) throw error;
       return null;
-    } finally {
-      for (const each of [signal, until]) each.removeEventListener("abort", stop);
     }
   }
 

@@ -514,6 +514,22 @@ def test_without_the_service_nothing_looks_current(page: Page, complaints: list[
     complaints.clear()
 
 
+def test_a_request_that_is_never_answered_ends(
+    page: Page, api: httpx.Client, service_url: str, complaints: list[str]
+) -> None:
+    """A connection can be lost without a sign. The page says so, and goes on with the next request."""
+    open_batch(api, key="silence", items=2)
+    # A second instead of a minute.
+    page.add_init_script("AbortSignal.timeout = ((real) => () => real.call(AbortSignal, 1000))(AbortSignal.timeout)")
+    page.goto(f"{service_url}/#/?key_prefix=silence")
+    expect(page.locator(".batch")).to_have_count(1)
+    page.route("**/v1/batches?**", lambda route: None)
+    expect(page.get_by_role("alert")).to_contain_text("doesn’t answer")
+    page.unroute("**/v1/batches?**")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    complaints.clear()
+
+
 def test_a_batch_without_success_does_not_look_successful(page: Page, api: httpx.Client, service_url: str) -> None:
     """A batch whose items all failed is shown as such, and one that is not sealed is never shown as finished."""
     failed_batch = open_batch(api, key="lost", items=2, sealed=True)
