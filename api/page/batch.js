@@ -51,7 +51,6 @@ export function batchView(main, id) {
     address({ groups: zoom, group: Math.floor(number / batch.group_size), item: number % batch.group_size });
   const showMore = (name) => () => {
     shown[name] = Math.min(MOST, shown[name] * 5);
-    drawn = null;
     looking.now();
   };
 
@@ -111,7 +110,7 @@ export function batchView(main, id) {
     isStale = false;
     pace.saw(now.acked + now.failed);
     showHead();
-    const version = [now.items, now.acked, now.failed, now.state, zoom, group, item].join();
+    const version = [now.items, now.acked, now.failed, now.state, shown.pending, shown.failed, zoom, group, item].join();
     if (version !== drawn) {
       const wanted = group;
       const [one, open, lost] = await Promise.all([

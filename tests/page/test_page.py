@@ -530,6 +530,21 @@ def test_a_request_that_is_never_answered_ends(
     complaints.clear()
 
 
+def test_more_ranges_are_shown_even_if_the_page_is_reading(page: Page, api: httpx.Client, service_url: str) -> None:
+    """A click in the middle of an update isn't lost."""
+    batch = open_batch(api, items=60)
+    ack(api, *(f"{batch}:0:{index}" for index in range(0, 60, 2)))
+    page.goto(f"{service_url}/#/batches/{batch}")
+    ranges = panel(page, "pending").locator(".range")
+    expect(ranges).to_have_count(12)
+    with page.expect_request("**/groups?**"):
+        page.route("**/groups?**", lambda route: None)
+        ack(api, f"{batch}:0:1")
+    panel(page, "pending").get_by_role("button", name="Show more").click()
+    page.unroute("**/groups?**")
+    expect(ranges).to_have_count(29)
+
+
 def test_a_batch_without_success_does_not_look_successful(page: Page, api: httpx.Client, service_url: str) -> None:
     """A batch whose items all failed is shown as such, and one that is not sealed is never shown as finished."""
     failed_batch = open_batch(api, key="lost", items=2, sealed=True)
