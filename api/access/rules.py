@@ -95,17 +95,21 @@ class Access:
             _refuse_other_sites(headers)
         if rule.everybody:
             return NOBODY
-        if digest is not None or not self.tokens.required:
-            caller = self.tokens.find(digest or b"")
-        else:
-            caller = self.tokens.find(self.sessions.read(headers.get(b"cookie", b"")))
-            if caller is not None and scope["method"] not in _SAFE:
-                _demand_own_site(headers)
+        caller = self._caller(headers)
         if caller is None:
             raise unauthorized(b"authorization" in headers)
+        if digest is None and self.tokens.required and scope["method"] not in _SAFE:
+            _demand_own_site(headers)
         _judge(caller, rule)
         self.rates.charge_call(caller)
         return caller
+
+    def _caller(self, headers: Mapping[bytes, bytes]) -> Token | None:
+        """The caller by its token, or else by its session."""
+        digest = digest_of(headers.get(b"authorization"))
+        if digest is None and self.tokens.required:
+            digest = self.sessions.read(headers.get(b"cookie", b""))
+        return self.tokens.find(digest or b"")
 
     def consumer(self, digest: bytes | None) -> Token | None:
         """The caller of an ack route, or None if it has no permission. This runs for each item, so it gives no reason
@@ -125,9 +129,11 @@ class Access:
         self.rates.charge_call(caller)
         return caller
 
-    def is_valid(self, caller: Token) -> bool:
-        """Whether the caller's token is still accepted without changes. Streams check this repeatedly."""
-        return self.tokens.find(caller.digest) == caller
+    def is_valid(self, scope: Scope) -> bool:
+        """Whether the caller of this request is still accepted, without changes: its token may have been removed, its
+        session may have ended. Streams check this repeatedly."""
+        caller: Token = scope[CALLER]
+        return self._caller(first_headers(scope)) == caller
 
 
 CONSUMES: Final = Rule((Role.CONSUME,), limited=True)

@@ -228,7 +228,7 @@ async def stream_events(
         raise invalid([Place(_RESUMED if last_event_id else error.place, error.expected)]) from None
     start = after if page.events else page.next
     return StreamingResponse(
-        _stream(_waiting(request), start, types, batch, caller.prefix, lambda: access.is_valid(caller)),
+        _stream(_waiting(request), start, types, batch, caller.prefix, lambda: access.is_valid(request.scope)),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )

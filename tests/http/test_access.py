@@ -662,6 +662,28 @@ def test_an_ack_needs_a_token_and_accepts_no_session(session: httpx.Client) -> N
     )
 
 
+def test_a_stream_ends_with_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a request of its browser, which would be refused."""
+    key, now = "k" * 32, time.time
+    settings = {"LASTBIT_TOKENS": lines(KNOWN), "LASTBIT_SESSION_KEY": key}
+    with (
+        sqlite_file() as database,
+        running_service(database, **settings) as running,
+        quick(base_url=running.url, timeout=30) as browser,
+        quick(base_url=running.url, headers=bearer("admin")) as admin,
+    ):
+        assert admin.get("/v1/batches").status_code == 200
+        with monkeypatch.context() as earlier:
+            earlier.setattr(time, "time", lambda: now() - SECONDS + 5)
+            browser.cookies.set("lastbit", Sessions(key).make(KNOWN[0].digest))
+        with browser.stream("GET", "/v1/events/stream") as stream:
+            data = stream.iter_lines()
+            assert next(data) == "retry: 1000"
+            eventually(lambda: browser.get("/v1/batches").status_code, 401)
+            admin.post("/v1/batches", json={"key": "after-its-end"}).raise_for_status()
+            assert not any("after-its-end" in line for line in data)
+
+
 def test_a_session_expires_and_cannot_be_forged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any change and any other signature is refused."""
     sessions, other_sessions = Sessions("k" * 32), Sessions("l" * 32)
