@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 from rich.console import Console
@@ -72,7 +73,7 @@ class Output:
     ) -> None:
         """Print one JSON document whose array `name` is written incrementally, in constant memory. `tail` returns the
         fields after it."""
-        stdout = sys.stdout
+        stdout = _standard_output()
         stdout.write("{")
         for field, value in head.items():
             stdout.write(f"{encoded(field)}: {encoded(value)}, ")
@@ -89,9 +90,16 @@ class Output:
 
     def lines(self, values: Iterable[str]) -> None:
         """Print plain lines."""
-        stdout = sys.stdout
+        stdout = _standard_output()
         stdout.writelines(f"{value}\n" for value in values)
         stdout.flush()
+
+
+def _standard_output() -> TextIO:
+    """Raises `OSError` if it is closed: what these commands print must not get lost without an error."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "standard output is closed")
+    return sys.stdout
 
 
 def plain(value: Any) -> Any:

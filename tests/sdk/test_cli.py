@@ -300,6 +300,19 @@ def test_output_that_cannot_be_written_is_an_error_in_one_line(lastbit: Lastbit,
     )
 
 
+@pytest.mark.parametrize("arguments", [["pending", "7", "--ids"], ["pending", "7", "--json"]])
+def test_ids_and_ranges_need_a_standard_output(lastbit: Lastbit, arguments: list[str]) -> None:
+    """A closed one is an error in one line, too."""
+    batch = Client(lastbit.url).open(items=3)
+    arguments = [str(batch.id) if argument == "7" else argument for argument in arguments]
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "lastbit", *arguments]
+    environment = {**os.environ, "LASTBIT_URL": lastbit.url}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert "standard input or output failed: standard output is closed" in line
+
+
 def test_a_refusal_is_exit_code_1(lastbit: Lastbit) -> None:
     """With the service's message and code."""
     result = lastbit("status", "999999")
