@@ -18,7 +18,10 @@ import type { AckResult, Completed } from "./models.js";
 import type { CallOptions, Service } from "./service.js";
 
 export interface AckerOptions {
-  /** Called for each complete batch in a result, before the promises of its items resolve. */
+  /**
+   * Called for each complete batch in a result, before the promises of its items resolve. It may pass more items to the
+   * acker, but must not wait for their promises, for `room()` or for `close()`: these wait for it.
+   */
   onCompleted?: (completed: Completed) => void | Promise<void>;
   /** Open promises above which `room()` waits. */
   maxPending?: number;
