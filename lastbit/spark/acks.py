@@ -144,10 +144,10 @@ def ack_stream(
 def malformed_rows(df: DataFrame, column: str | Column = "item_id") -> DataFrame:
     """The rows of `df` without an item id, with all columns, for example to store them. Raises `InvalidArgument`."""
     from lastbit.spark.columns import is_item_id
-    from lastbit.spark.masks import ids_of
+    from lastbit.spark.masks import column_of, ids_of
 
     ids_of(df, column)
-    return df.where(~is_item_id(column))
+    return df.where(~is_item_id(column_of(df, column)))
 
 
 def _watched(option: bool | Watcher) -> AbstractContextManager[Progress | None]:

@@ -62,6 +62,11 @@ def item_number(column: ColumnOrName, group_size: int = DEFAULT_GROUP_SIZE) -> C
     return sf.when(index < size, group * sf.lit(size) + index)
 
 
+def named(name: str) -> Column:
+    """The column with this name, which may contain dots."""
+    return sf.col("`" + name.replace("`", "``") + "`")
+
+
 def _part(column: ColumnOrName, part: int) -> Column:
     text = _column(column)
     # regexp_extract returns '' if nothing matches. An id with a too large integer has no parts.

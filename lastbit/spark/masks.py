@@ -25,7 +25,7 @@ from pyspark.sql.types import BooleanType, StringType
 
 from lastbit.errors import InvalidArgument
 from lastbit.ids import INTEGER_LIMIT, MAX_GROUP_SIZE
-from lastbit.spark.columns import INTEGER
+from lastbit.spark.columns import INTEGER, named
 
 LONGS = 8
 """Longs of a word."""
@@ -80,8 +80,7 @@ def item_masks(df: DataFrame, column: str | Column = "item_id", *, failed: Faile
 
 def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) -> DataFrame:
     """The column of ids as `id` and, with `failed`, whether the row failed as `failed`. Raises `InvalidArgument`."""
-    ids = df[column] if isinstance(column, str) and column in df.columns else column
-    columns = [(sf.col(ids) if isinstance(ids, str) else ids).alias("id")]
+    columns = [column_of(df, column).alias("id")]
     try:
         if failed is not None:
             flag = sf.expr(failed) if isinstance(failed, str) else failed
@@ -98,6 +97,13 @@ def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) ->
         kind = schema["failed"].dataType.simpleString()
         raise InvalidArgument(f"the condition for failed rows has the type {kind}, not boolean")
     return selection
+
+
+def column_of(df: DataFrame, column: str | Column) -> Column:
+    """A column of `df` by its name, which may contain dots; or a field of one, as in `event.item`."""
+    if isinstance(column, str):
+        return named(column) if column in df.columns else sf.col(column)
+    return column
 
 
 def _words(rows: DataFrame) -> DataFrame:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
@@ -29,7 +29,7 @@ from lastbit._urllib import Connection
 from lastbit.errors import InvalidArgument
 from lastbit.ids import ItemIds
 from lastbit.retry import Retry
-from lastbit.spark.columns import item_id
+from lastbit.spark.columns import item_id, named
 
 BUCKET_BITS = 12
 _BUCKET, _HASH, _RANK, _START, _COUNT = (f"__lastbit_{name}" for name in ("bucket", "hash", "rank", "start", "count"))
@@ -71,7 +71,7 @@ def with_item_ids(
     if column in df.columns:
         raise InvalidArgument(f"the frame already has a column {column!r}; choose another name")
     keys = _keys(df, by)
-    hashed = df.withColumn(_HASH, sf.xxhash64(*(_name(name) for name in keys)))
+    hashed = df.withColumn(_HASH, sf.xxhash64(*(named(name) for name in keys)))
     # Unsigned, so that the buckets are 0 .. 4095. Any fixed order would do.
     hashed = hashed.withColumn(_BUCKET, sf.shiftrightunsigned(_HASH, 64 - BUCKET_BITS))
     counts = sorted((row[0], row[1]) for row in hashed.groupBy(_BUCKET).count().collect())
@@ -83,7 +83,7 @@ def with_item_ids(
         start += count
     begins = df.sparkSession.createDataFrame(starts, f"{_BUCKET} bigint, {_START} bigint, {_COUNT} bigint")
     order = [*keys, *(name for name in _comparable(df) if name not in keys)]
-    window = Window.partitionBy(_BUCKET).orderBy(_HASH, *(_name(name) for name in order))
+    window = Window.partitionBy(_BUCKET).orderBy(_HASH, *(named(name) for name in order))
     ranked = hashed.withColumn(_RANK, sf.row_number().over(window) - 1).join(sf.broadcast(begins), _BUCKET, "left")
     error = sf.raise_error(
         sf.lit(
@@ -93,7 +93,7 @@ def with_item_ids(
     ).cast("string")
     fits = sf.col(_RANK) < sf.col(_COUNT)
     number = sf.when(fits, item_id(ids.batch, sf.col(_START) + sf.col(_RANK), ids.group_size)).otherwise(error)
-    return ranked.select(*(_name(name) for name in df.columns), number.alias(column))
+    return ranked.select(*(named(name) for name in df.columns), number.alias(column))
 
 
 def _extend(batch: int | Extends, count: int, idempotency_key: str | None, connection: Connection) -> ItemIds:
@@ -134,8 +134,3 @@ def _has_order(kind: DataType) -> bool:
         "geometry",
         "geography",
     }
-
-
-def _name(name: str) -> Column:
-    """The column with this name, which may contain dots."""
-    return sf.col("`" + name.replace("`", "``") + "`")

@@ -130,6 +130,17 @@ def test_a_missing_column_is_named(spark: Any) -> None:
         item_masks(frame(spark, []), failed="item_id")
 
 
+def test_a_name_may_have_dots(spark: Any) -> None:
+    """As columns of flattened documents have. And an ambiguous name is an error of the caller like others."""
+    from lastbit.spark import item_masks, malformed_rows
+
+    flattened = spark.sql("SELECT '7:0:3' AS `event.item` UNION ALL SELECT 'x'")
+    assert found(item_masks(flattened, "event.item").where("batch = 7").collect()) == {(7, 0): ({3}, set(), 1, 0, 1)}
+    assert [tuple(row) for row in malformed_rows(flattened, "event.item").collect()] == [("x",)]
+    with pytest.raises(InvalidArgument, match="ambiguous"):
+        item_masks(spark.sql("SELECT '7:0:3' AS item, '7:0:4' AS ITEM"), "item")
+
+
 def test_nested_columns_and_expressions_are_accepted(spark: Any) -> None:
     """`event.item` is a column like any other."""
     from pyspark.sql import functions as sf
