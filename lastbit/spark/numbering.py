@@ -11,8 +11,8 @@ smaller buckets is the first number of a bucket. The rank within a bucket is a w
 once by bucket, and sorted.
 
 This can't make an unstable frame stable: with `rand()`, `uuid()`, the clock or a changed source, rows have different
-content the second time. Then the count of a bucket usually differs, and the job fails instead of assigning ids of other
-rows. A change that keeps all counts is not detected. Store such a frame first, and number the stored rows.
+content the second time. Then the number of rows in a bucket usually differs, and the job fails instead of assigning ids
+of other rows. A change that keeps these numbers is not detected. Store such a frame first, and number the stored rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from lastbit.retry import Retry
 from lastbit.spark.columns import item_id, named
 
 BUCKET_BITS = 12
-_BUCKET, _HASH, _RANK, _START, _COUNT = (f"__lastbit_{name}" for name in ("bucket", "hash", "rank", "start", "count"))
+_BUCKET, _HASH, _RANK, _SIZE, _START, _COUNT = (
+    f"__lastbit_{name}" for name in ("bucket", "hash", "rank", "size", "start", "count")
+)
 
 
 class Extends(Protocol):
@@ -84,15 +86,19 @@ def with_item_ids(
     begins = df.sparkSession.createDataFrame(starts, f"{_BUCKET} bigint, {_START} bigint, {_COUNT} bigint")
     order = [*keys, *(name for name in _comparable(df) if name not in keys)]
     window = Window.partitionBy(_BUCKET).orderBy(_HASH, *(named(name) for name in order))
-    ranked = hashed.withColumn(_RANK, sf.row_number().over(window) - 1).join(sf.broadcast(begins), _BUCKET, "left")
+    # With the same order, Spark computes both in one pass over a bucket's rows.
+    whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    ranked = hashed.select(
+        "*", (sf.row_number().over(window) - 1).alias(_RANK), sf.count(sf.lit(1)).over(whole).alias(_SIZE)
+    ).join(sf.broadcast(begins), _BUCKET, "left")
     error = sf.raise_error(
         sf.lit(
             "with_item_ids: the frame's rows differ from those that were counted, so their ids would not be stable. It "
             "is not deterministic, or its source has changed: store the frame first, and number the stored rows"
         )
     ).cast("string")
-    fits = sf.col(_RANK) < sf.col(_COUNT)
-    number = sf.when(fits, item_id(ids.batch, sf.col(_START) + sf.col(_RANK), ids.group_size)).otherwise(error)
+    is_same = sf.col(_SIZE) == sf.col(_COUNT)
+    number = sf.when(is_same, item_id(ids.batch, sf.col(_START) + sf.col(_RANK), ids.group_size)).otherwise(error)
     return ranked.select(*(named(name) for name in df.columns), number.alias(column))
 
 

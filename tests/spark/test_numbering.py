@@ -77,6 +77,17 @@ def test_a_frame_that_changes_between_computations_fails(spark: Any, client: Cli
         numbered.collect()
 
 
+def test_a_frame_that_loses_rows_between_computations_fails(spark: Any, client: Client, tmp_path: Any) -> None:
+    """The rows behind a lost one, in its bucket, would move to the ids before theirs."""
+    batch = client.open()
+    source = tmp_path / "rows.txt"
+    source.write_text("".join(f"{n:04}\n" for n in range(9000)))
+    numbered = with_item_ids(spark.read.text(str(source)), batch)
+    source.write_text("".join(f"{n:04}\n" for n in range(9000) if n % 7))
+    with pytest.raises(Exception, match="store the frame first"):
+        numbered.collect()
+
+
 def test_a_frame_that_cannot_be_numbered_is_refused(spark: Any, client: Client) -> None:
     """Before the batch is extended."""
     batch = client.open()
