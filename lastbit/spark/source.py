@@ -100,9 +100,11 @@ class LastbitSource(DataSource):
                 raise errors.InvalidArgument(f"there is no column {name!r}; the columns are {', '.join(schema.names)}")
             if (found := schema[name].dataType.simpleString()) != kind:
                 raise errors.InvalidArgument(f"the column {name} has the type {found}, not {kind}")
-        strict = self.options.get("strict", "false").lower() == "true"
+        strict = self.options.get("strict", "false").lower()
+        if strict not in {"true", "false"}:
+            raise errors.InvalidArgument(f"the option strict is true or false, not {strict!r}")
         posting = Posting(self._connection(), uuid.uuid4().hex, self.options.get("reason"))
-        return _Writing(posting, column, failed, strict, max(1, self._whole("chunk", CHUNK)))
+        return _Writing(posting, column, failed, strict == "true", max(1, self._whole("chunk", CHUNK)))
 
 
 @dataclass

@@ -88,6 +88,7 @@ def test_a_strict_write_reports_bad_rows(session: Any, client: Client) -> None:
         ({"column": "nothing"}, "there is no column 'nothing'"),
         ({"failed_column": "item_id"}, "type string, not boolean"),
         ({"url": "nowhere"}, "not the address of a service"),
+        ({"strict": "yes"}, "strict is true or false"),
     ],
 )
 def test_wrong_options_are_refused_before_a_row_is_read(session: Any, options: dict[str, str], message: str) -> None:
