@@ -177,8 +177,8 @@ class Service:
         """Send a request, with retries. The flow's value is a 2xx response.
 
         `hold`: seconds for which the service may delay the response (a long poll). `within`: seconds after which no
-        retry starts, if that is earlier than the retry policy's deadline. Raises `InvalidArgument`, `ServiceError`,
-        `ServiceUnreachable`, `UnexpectedAnswer`.
+        retry starts, if that is earlier than the retry policy's deadline; 0 for a request that must not be repeated.
+        Raises `InvalidArgument`, `ServiceError`, `ServiceUnreachable`, `UnexpectedAnswer`.
         """
         for name, value in params:
             utf8(name, value)
@@ -223,7 +223,8 @@ class Service:
             if pause is None or (within is not None and elapsed + pause > within):
                 if isinstance(outcome, Answer):
                     raise self.error(request_line, outcome)
-                raise errors.ServiceUnreachable(self.url, request_line, outcome.cause, attempt, elapsed)
+                repeatable = within is None or within > 0
+                raise errors.ServiceUnreachable(self.url, request_line, outcome.cause, attempt, elapsed, repeatable)
             yield Pause(pause)
 
     def error(self, request_line: str, answer: Answer) -> errors.LastbitError:

@@ -232,10 +232,13 @@ def service_error(
 
 
 class ServiceUnreachable(LastbitError):
-    """The service did not respond. The request may or may not have been carried out; sending it again is safe."""
+    """The service did not respond. The request may or may not have been carried out; if it is `repeatable`, sending it
+    again is safe."""
 
-    def __init__(self, url: str, request: str, cause: str, attempts: int, seconds: float) -> None:
-        super().__init__(url, request, cause, attempts, seconds)
+    def __init__(
+        self, url: str, request: str, cause: str, attempts: int, seconds: float, repeatable: bool = True
+    ) -> None:
+        super().__init__(url, request, cause, attempts, seconds, repeatable)
         self.url = url
         self.request = request
         """Method and path, like `POST /v1/acks`."""
@@ -243,14 +246,23 @@ class ServiceUnreachable(LastbitError):
         self.attempts = attempts
         self.seconds = seconds
         """Seconds from the first attempt to the last."""
+        self.repeatable = repeatable
+        """False: the request would have its effect twice, such as a second webhook."""
 
     def __str__(self) -> str:
         attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         return (
             f"no response from {self.url} to {self.request}: {self.cause} ({attempts} in {self.seconds:.1f} s). "
             "Check that the service runs there (`lastbit-server` starts one at http://127.0.0.1:8000), or set another "
-            "address with LASTBIT_URL or the url argument. Sending the request again is safe."
+            f"address with LASTBIT_URL or the url argument. {self.advice}"
         )
+
+    @property
+    def advice(self) -> str:
+        """Whether to send the request again, in a sentence."""
+        if self.repeatable:
+            return "Sending the request again is safe."
+        return "The request may have been carried out: check that before you send it again."
 
 
 class UnexpectedAnswer(LastbitError):

@@ -56,7 +56,12 @@ export function webhooksView(main) {
       keep: "Don’t create",
       async act(values) {
         const types = values.types.split(/[\s,]+/).filter(Boolean);
-        const created = await api.createWebhook({ url: values.url, types: types.length ? types : null, label: values.label || null });
+        const wanted = { url: values.url, types: types.length ? types : null, label: values.label || null };
+        const created = await api.createWebhook(wanted).catch((error) => {
+          // A second one would get each event too.
+          if (error.status === 0) error.message += " The webhook may have been created: look at the list before you try again.";
+          throw error;
+        });
         seen.looking.now();
         return () => showSecret(created.secret, "Receivers verify signatures with it. It is never shown again.");
       },

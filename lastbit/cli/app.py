@@ -261,7 +261,7 @@ def explained(error: errors.LastbitError) -> str:
         return (
             f"no response from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
             "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000), or set another address "
-            "with --url or LASTBIT_URL."
+            "with --url or LASTBIT_URL." + ("" if error.repeatable else f"\n{error.advice}")
         )
     if isinstance(error, errors.Unauthorized):
         return f"{error}\nPass a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."

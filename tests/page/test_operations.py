@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from lastbit import tokens
 from lastbit.streams import AckWindow
@@ -25,6 +25,34 @@ from tests.support.receivers import Receiver, status
 from tests.support.servers import running_service, sqlite_file
 
 pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.slow]
+
+
+def test_a_webhook_that_may_have_been_created_is_not_created_again(
+    page: Page, api: httpx.Client, service_url: str, receiver: Receiver, complaints: list[str]
+) -> None:
+    """Without a warning: its answer was lost, and a second webhook would get each event too."""
+
+    def lose(route: Route) -> None:
+        if route.request.method == "POST":
+            route.fetch()
+            route.abort()
+        else:
+            route.continue_()
+
+    page.goto(f"{service_url}/#/webhooks")
+    page.route("**/v1/webhooks*", lose)
+    page.get_by_role("button", name="New webhook…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("URL").fill(receiver.url)
+    dialog.get_by_label("Label").fill("perhaps")
+    dialog.get_by_role("button", name="Create", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("may have been created")
+    page.get_by_role("button", name="Don’t create").click()
+    row = page.locator("[data-webhook]").filter(has_text="perhaps")
+    expect(row).to_have_count(1)
+    webhook = row.get_attribute("data-webhook")
+    api.delete(f"/v1/webhooks/{webhook}").raise_for_status()
+    complaints.clear()
 
 
 def group(api: httpx.Client) -> str:

@@ -25,6 +25,7 @@ from lastbit import (
     ServiceUnreachable,
     WebhookNotFound,
 )
+from lastbit.cli.app import explained
 from lastbit.webhooks import Webhook
 from tests.support.receivers import Receiver, status
 from tests.support.servers import run_module, running_service, sqlite_file
@@ -147,11 +148,14 @@ def test_invalid_arguments_are_refused(client: Client) -> None:
 
 
 def test_creating_a_webhook_is_not_retried(scripted_service: Any) -> None:
-    """A retry could create a second webhook, whose secret nobody received and which would never stop."""
+    """A retry could create a second webhook, whose secret nobody received and which would never stop. The error doesn't
+    invite to one."""
     scripted_service.replies(None)
     client = Client(scripted_service.url, retry=Retry(attempts=5, deadline=30))
-    with pytest.raises(ServiceUnreachable):
+    with pytest.raises(ServiceUnreachable, match="check that before you send it again") as error_info:
         client.webhooks.create("http://127.0.0.1/")
+    assert not error_info.value.repeatable
+    assert "check that before you send it again" in explained(error_info.value)
     assert len(scripted_service.seen) == 1
 
 
