@@ -233,7 +233,7 @@ def redrives(service: Service, after: int | None, batch: int | None) -> Flow[Non
     def page(data: models.Json) -> tuple[list[failures.Redrive], int]:
         return list(map(failures.Redrive.from_json, data["events"])), expect(data["next"], int)
 
-    def poll(after: int | None) -> Flow[tuple[Sequence[failures.Redrive], int]]:
+    def poll(service: Service, after: int | None) -> Flow[tuple[Sequence[failures.Redrive], int]]:
         return _events(service, page, after, REDRIVE, batch, LONGEST_HOLD, MOST_EVENTS)
 
     return poll_forever(service, after, poll)
@@ -345,6 +345,7 @@ def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGES
             # The retry deadline applies if it is earlier; a wait of 5 s does not retry for a minute.
             within=None if timeout is None else max(remaining, 1.0),
         )
+        service = service.after_an_answer()
         yield Emit(batch_state)
         if batch_state.ended:
             return
@@ -420,7 +421,7 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
     lost or repeated."""
     types = types if isinstance(types, str) else tuple(types)
 
-    def poll(after: int | None) -> Flow[tuple[Sequence[models.Event], int]]:
+    def poll(service: Service, after: int | None) -> Flow[tuple[Sequence[models.Event], int]]:
         page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
         return page.events, page.next
 
@@ -428,12 +429,13 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
 
 
 def poll_forever(
-    service: Service, after: int | None, poll: Callable[[int | None], Flow[tuple[Sequence[Any], int]]]
+    service: Service, after: int | None, poll: Callable[[Service, int | None], Flow[tuple[Sequence[Any], int]]]
 ) -> Flow[None]:
     """Emits the elements of each long poll, starting at the position where the previous poll ended, without end."""
     while True:
         poll_start = service.now()
-        page, after = yield from poll(after)
+        page, after = yield from poll(service, after)
+        service = service.after_an_answer()
         for element in page:
             yield Emit(element)
         # Wait if an empty poll returned early, so that polls don't follow each other without a pause. A service that is

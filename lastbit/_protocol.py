@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -149,6 +149,13 @@ class Service:
     timeout: float = 30.0
     now: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
+    is_patient: bool = False
+    """Whether calls are retried until the policy's deadline, however many attempts that takes."""
+
+    def after_an_answer(self) -> Service:
+        """The service for the next poll of an endless series: the address is right, so the service is only restarting
+        when it doesn't answer."""
+        return replace(self, is_patient=True)
 
     @classmethod
     def named(cls, url: str | None, token: str | None, timeout: float, retry: Retry | None) -> Service:
@@ -217,8 +224,8 @@ class Service:
             pause = None
             if not (isinstance(outcome, Failure) and outcome.lasting):
                 # A rate-limited request has not failed, and is retried until the deadline.
-                is_rate_limited = isinstance(outcome, Answer) and outcome.status == 429
-                failed = min(attempt, max(1, self.retry.attempts - 1)) if is_rate_limited else attempt
+                goes_on = self.is_patient or (isinstance(outcome, Answer) and outcome.status == 429)
+                failed = min(attempt, max(1, self.retry.attempts - 1)) if goes_on else attempt
                 pause = self.retry.pause(failed, now - first_trouble, retry_after, self.chance())
             if pause is None or (within is not None and elapsed + pause > within):
                 if isinstance(outcome, Answer):

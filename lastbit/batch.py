@@ -149,7 +149,8 @@ class BatchHandle(_Handle):
     status = refresh
 
     def wait(self, timeout: float | None = None, *, progress: bool | Watcher = False) -> Batch:
-        """Wait until the batch is complete, expired or cancelled, for `timeout` seconds or without limit.
+        """Wait until the batch is complete, expired or cancelled, for `timeout` seconds or without limit. Goes on while
+        the service is restarted.
 
         `progress=True` draws a bar with rate and estimate on standard error (needs `lastbit[cli]`); a function is
         called with the batch about once a second instead. Raises `WaitTimeout`.

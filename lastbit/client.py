@@ -243,8 +243,8 @@ class Client:
         self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
     ) -> Iterator[Event]:
         """The events after the position `after`, or all that are stored, and then new ones as they arrive, without end.
-        If the service is unreachable for a while, it continues at the same position. Store the `position` of the last
-        event you finished, and pass it as `after` next time. Raises `PositionTrimmed`."""
+        If the service is unreachable for up to a minute, it continues at the same position. Store the `position` of the
+        last event you finished, and pass it as `after` next time. Raises `PositionTrimmed`."""
         return self._driver.iterate(_calls.follow, after, types, batch)
 
     def redrives(self, *, after: int | None = None, batch: int | None = None) -> Iterator[Redrive]:

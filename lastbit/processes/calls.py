@@ -101,7 +101,7 @@ def _follow(service: Service, after: int, types: str | Iterable[str], process: s
     """Emits `IssuedCommand`s, without end."""
     types = types if isinstance(types, str) else tuple(types)
 
-    def poll(after: int | None) -> Flow[tuple[Sequence[IssuedCommand], int]]:
+    def poll(service: Service, after: int | None) -> Flow[tuple[Sequence[IssuedCommand], int]]:
         page = yield from _commands(service, after, types, process, LONGEST_HOLD, MOST_EVENTS)
         return page.commands, page.next
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, timezone
 from email.utils import format_datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -431,6 +432,43 @@ def test_a_service_that_answers_polls_at_once_is_polled_once_a_second() -> None:
         world.run(_calls.wait(world.service(), 7, 10))
     assert len(world.requests) <= 12
     assert max(world.pauses) <= 1
+
+
+class Reached(Exception):
+    """The poll after the outage was answered."""
+
+
+@pytest.mark.parametrize("outage", [40, 70])
+@pytest.mark.parametrize(
+    "polls",
+    [partial(_calls.wait, batch=7, timeout=None), partial(_calls.follow, after=0, types=(), batch=None)],
+    ids=["wait", "follow"],
+)
+def test_polls_go_on_after_an_outage_of_less_than_a_minute(
+    polls: Callable[[Service], Flow[Any]], outage: float
+) -> None:
+    """However many attempts that takes: a service that has answered is restarting. Without any answer, the address may
+    be wrong, so the first poll gives up after eight attempts, within seconds."""
+    world = World(script())
+    is_answered = False
+
+    def reply(request: Request) -> Outcome:
+        nonlocal is_answered
+        if is_answered and world.clock < outage:
+            return Failure("connection refused")
+        if is_answered:
+            raise Reached
+        is_answered = True
+        return answer(200, BATCH if "batches" in request.url else {"events": [], "next": 0, "last": 0})
+
+    world.reply = reply
+    with pytest.raises(Reached if outage < 60 else errors.ServiceUnreachable):
+        world.run(polls(world.service()))
+    assert len(world.requests) > 9
+    unreachable = World(lambda _: Failure("connection refused"))
+    with pytest.raises(errors.ServiceUnreachable):
+        unreachable.run(polls(unreachable.service()))
+    assert len(unreachable.requests) == 8
 
 
 def test_a_short_wait_does_not_retry_for_a_minute() -> None:

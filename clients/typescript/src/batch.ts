@@ -157,7 +157,7 @@ export class BatchHandle {
     if (!(timeout >= 0)) throw new InvalidArgument(`a timeout is a number of seconds, not ${timeout}`);
     const start = now();
     let remaining = timeout;
-    for (;;) {
+    for (let isPatient = false; ; isPatient = true) {
       const pollStart = now();
       const hold = Math.floor(Math.min(onProgress === undefined ? LONGEST_HOLD : 1, remaining));
       const batch: Batch = await this.#service.ask(
@@ -169,6 +169,7 @@ export class BatchHandle {
           hold,
           // The retry deadline applies if it is earlier; a wait of 5 s does not retry for a minute.
           within: Math.max(remaining, 1),
+          isPatient,
         },
         camel,
       );

@@ -188,13 +188,18 @@ export class Client {
 
   /** One page of the feed in commit order. Rejects with `PositionTrimmed`. */
   async events(options: EventsOptions = {}): Promise<EventPage> {
+    return this.#events(options, false);
+  }
+
+  async #events(options: EventsOptions, isPatient: boolean): Promise<EventPage> {
     const query: Query = [];
     for (const name of ["after", "batch", "wait", "limit"] as const) {
       if (options[name] !== undefined) query.push([name, String(options[name])]);
     }
     const { types = [] } = options;
     for (const type of typeof types === "string" ? [types] : types) query.push(["type", type]);
-    return this.#service.ask("GET", "/v1/events", { ...signalOf(options), query, hold: options.wait ?? 0 }, (json) => {
+    const request = { ...signalOf(options), query, hold: options.wait ?? 0, isPatient };
+    return this.#service.ask("GET", "/v1/events", request, (json) => {
       if (!Array.isArray(json.events) || !Number.isSafeInteger(json.next)) throw new TypeError("expected events");
       return camel(json as Schemas["EventPage"]);
     });
@@ -207,10 +212,10 @@ export class Client {
    */
   async *follow(options: FollowOptions = {}): AsyncGenerator<Event, void, undefined> {
     let { after } = options;
-    for (;;) {
+    for (let isPatient = false; ; isPatient = true) {
       const pollStart = now();
       const poll: EventsOptions = { ...options, wait: LONGEST_HOLD, limit: MOST_EVENTS };
-      const page = await this.events(after === undefined ? poll : { ...poll, after });
+      const page = await this.#events(after === undefined ? poll : { ...poll, after }, isPatient);
       yield* page.events;
       after = page.next;
       if (page.events.length === 0) await rest(pollStart, 1, options.signal);

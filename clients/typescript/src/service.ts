@@ -37,6 +37,8 @@ interface Request extends KeyOptions {
   hold?: number;
   /** Seconds after which no retry starts, if that is earlier than the retry policy's deadline. */
   within?: number;
+  /** Whether it is retried until the deadline, however many attempts that takes: an earlier poll was answered. */
+  isPatient?: boolean;
 }
 
 export interface Answer {
@@ -86,7 +88,7 @@ export class Service {
   }
 
   async call(method: string, path: string, request: Request = {}): Promise<Answer> {
-    const { signal, hold = 0, within = Infinity } = request;
+    const { signal, hold = 0, within = Infinity, isPatient = false } = request;
     signal?.throwIfAborted();
     const headers: Record<string, string> = { accept: "application/json, application/problem+json" };
     if (this.#token !== undefined) headers["authorization"] = `Bearer ${this.#token}`;
@@ -118,8 +120,8 @@ export class Service {
       const elapsed = now() - start;
       const retryAfter = "status" in outcome ? retryAfterSeconds(outcome.headers) : undefined;
       // A rate-limited request has not failed, and is retried until the deadline.
-      const isRateLimited = "status" in outcome && outcome.status === 429;
-      const failed = isRateLimited ? Math.min(attempt, Math.max(1, this.#retry.attempts - 1)) : attempt;
+      const goesOn = isPatient || ("status" in outcome && outcome.status === 429);
+      const failed = goesOn ? Math.min(attempt, Math.max(1, this.#retry.attempts - 1)) : attempt;
       const pause = pauseAfter(this.#retry, failed, now() - firstTrouble, retryAfter, Math.random());
       if (pause === undefined || elapsed + pause > within) {
         if ("status" in outcome) throw this.#error(line, outcome);

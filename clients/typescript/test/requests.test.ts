@@ -80,6 +80,36 @@ test("attempts are limited, and the last answer is the error", async (context) =
   assert.equal(requests.length, 3);
 });
 
+test("once a poll was answered, the next ones are retried however many attempts that takes", async (context) => {
+  const outage = (count: number) => count > 1 && count < 10;
+  const event = { position: 1, id: "e", type: "t", batch: null, key: null, data: null, at: "2026-01-02T03:04:05Z" };
+  const options = { retry: { base: 0.001, attempts: 3 } };
+  const { client, requests } = await served(
+    context,
+    (request, response, count) => {
+      if (outage(count)) return void request.socket.destroy();
+      const events = count === 1 ? [] : [event];
+      response.end(JSON.stringify({ events, next: events.length, last: events.length }));
+    },
+    options,
+  );
+  for await (const { id } of client.follow({ after: 0 })) {
+    assert.equal(id, "e");
+    break;
+  }
+  assert.equal(requests.length, 10);
+  const waited = await served(
+    context,
+    (request, response, count) => {
+      if (outage(count)) return void request.socket.destroy();
+      response.end(JSON.stringify({ id: 1, state: count === 1 ? "open" : "complete", complete: count > 1 }));
+    },
+    options,
+  );
+  assert.equal((await waited.client.batch(1).wait()).state, "complete");
+  assert.equal(waited.requests.length, 10);
+});
+
 test("a wait beyond the deadline is not started", async (context) => {
   const { client, requests } = await served(context, (_, response) =>
     problem(response, 429, "rate_limited", {}, { "retry-after": "3600" }),
