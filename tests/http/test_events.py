@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.routes import models
+from api.routes import fields
 from core import feed
 from core.storage import schema
 from core.storage.database import Database
@@ -540,5 +540,5 @@ def test_a_misspelled_type_of_the_services_own_is_refused(sqlite_http: httpx.Cli
 def test_each_documented_type_is_accepted() -> None:
     """And there is no other."""
     page = (ROOT / "docs/events.md").read_text()
-    assert set(re.findall(r"^\| `(batch\.\w+)` \|", page, re.MULTILINE)) == set(models.BATCH_EVENTS)
-    assert models.of_events([*models.BATCH_EVENTS, "paid"]) == [*models.BATCH_EVENTS, "paid"]
+    assert set(re.findall(r"^\| `(batch\.\w+)` \|", page, re.MULTILINE)) == set(fields.BATCH_EVENTS)
+    assert fields.of_events([*fields.BATCH_EVENTS, "paid"]) == [*fields.BATCH_EVENTS, "paid"]
