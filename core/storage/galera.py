@@ -10,6 +10,10 @@ Each node applies the others' commits with a short delay. So before the first st
 waits until its node has applied all earlier commits (`wsrep_sync_wait`). Otherwise the ids of a recent extend could be
 unknown on another node. Later statements of the transaction don't wait, so they may read old data. A transaction whose
 decision depends on such data must write the row it read, or guard it.
+
+A commit of another node can roll a transaction back between two of its statements. If they are in one packet, the
+server reports the error and executes the rest of the packet nevertheless, as a new transaction. With a COMMIT at its
+end, half of an ack was committed (seen with MariaDB 10.11). So a node gets each statement in a packet of its own.
 """
 
 from __future__ import annotations

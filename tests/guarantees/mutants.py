@@ -2803,6 +2803,13 @@ MUTANTS = [
     ),
     # A cluster of servers.
     Mutant(
+        "a-node-gets-a-transaction-in-one-packet",
+        "core.storage.dialects.mariadb:MariaDB.run",
+        "if galera.is_node(tx):",
+        "if False:",
+        _GALERA + "test_an_aborted_transaction_is_not_continued_by_its_next_statements",
+    ),
+    Mutant(
         "a-node-answers-by-what-it-has-applied",
         "core.storage.galera:prepare",
         "wsrep_sync_wait = {SYNC_WAIT}",

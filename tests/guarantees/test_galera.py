@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from core.commits.combiner import Inline
 from core.consumer_groups import leases, positions
 from core.processes import definitions
 from core.service import Service
-from core.storage import checks, schema
+from core.storage import checks, schema, statements, tables
 from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.load import Load, check, open_shared
@@ -87,6 +88,37 @@ def events(pair: Pair, after: int) -> list[feed.Event]:
     feed_events = pair.other.snapshot(feed.read, after, 100_000).events
     assert [event.position for event in feed_events] == list(range(after + 1, after + 1 + len(feed_events)))
     return feed_events
+
+
+def test_an_aborted_transaction_is_not_continued_by_its_next_statements(pair: Pair) -> None:
+    """A commit on another node aborts it between any two of its statements: none of them has an effect, also those that
+    were sent together with the COMMIT."""
+    first, other = pair.services()
+    steps = 300
+
+    def write(contested: int, own: int) -> None:
+        with pair.first.engine.connect() as tx:
+            statements.run(tx, f"SELECT id FROM batches WHERE id = {contested} FOR UPDATE")
+            is_locked.set()
+            step = f"UPDATE batches SET acked = acked + 1 WHERE id = {own}"
+            last = f"UPDATE batches SET failed = failed + 1 WHERE id = {contested}"
+            statements.finish(tx, *[step] * steps, last)
+            tx.commit()
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(ROUNDS):
+            is_locked = threading.Event()
+            contested, own = (first.batches.open(Opening(items=1000)).batch.id for _ in range(2))
+            assert other.batches.get(contested).failed == 0  # the other node has it
+            writing = pool.submit(write, contested, own)
+            assert is_locked.wait(60)
+            other.database.write(lambda tx, batch=contested: batches.update(tx, batch, items=1001))
+            error = writing.exception(60)
+            with pair.other.engine.connect() as tx:
+                rows = sa.select(tables.batches.c.acked + tables.batches.c.failed).where(
+                    tables.batches.c.id.in_([contested, own])
+                )
+                assert sorted(tx.scalars(rows)) == ([1, steps] if error is None else [0, 0]), error
 
 
 def test_a_failed_certification_is_retried_and_costs_no_connection(pair: Pair) -> None:

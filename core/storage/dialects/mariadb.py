@@ -136,8 +136,12 @@ class MariaDB(Dialect):
         return blob
 
     def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
-        if not texts:
-            return []
+        if galera.is_node(tx):
+            return [rows for text in texts for rows in self._send(tx, [text])]
+        return self._send(tx, texts) if texts else []
+
+    def _send(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
+        """Execute the statements in one packet."""
         text = ";".join(_hurried(tx, texts))
         driver = tx.connection.dbapi_connection
         assert driver is not None
