@@ -1527,7 +1527,7 @@ MUTANTS = [
     # The last statements and the COMMIT in one packet.
     Mutant(
         "a-packet-that-ends-early-is-taken-for-a-commit",
-        "core.storage.dialects.mariadb:MariaDB.run",
+        "core.storage.dialects.mariadb:MariaDB._send",
         "if len(rows) < len(texts):",
         "if False:",
         _LAST + "test_a_packet_that_ends_before_the_commit_is_a_lost_connection",
