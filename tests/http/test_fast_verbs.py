@@ -45,6 +45,8 @@ def service_() -> Iterator[ServiceProcess]:
         ):
             status, _, _ = ask(running.port, request("POST" if path.endswith("/sync") else "PUT", path, body))
             assert status in (200, 201)
+        for _ in range(2):  # the events that both paths read, whichever case runs first
+            ask(running.port, request("POST", OPEN, {}))
         yield running
 
 
