@@ -3,7 +3,6 @@ that find batches."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,7 +22,6 @@ from api.routes.writes import Reads, Writes
 from core import traces
 from core.batches import group_counts, ranges
 from core.batches.batch import Batch, Extended, Opened, Sealed
-from core.batches.lifecycle import TERMINAL
 from core.batches.writing import Extend
 from core.explain import Reason
 from core.service import Service
@@ -115,18 +113,9 @@ async def get_batch(
     wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for a terminal state")] = 0,
 ) -> Any:
     """One batch; with `wait`, once it is in a terminal state or the time is over."""
-    service = service_of(request)
     if not wait:
         return read(await _reads(request).batches.get(batch)).response()
-    async with _waiting(request).watch(batch) as end_event:
-        state = await run_in_threadpool(service.batches.get, batch)
-        if state.state in TERMINAL:
-            return models.shown(state)
-        try:
-            await asyncio.wait_for(end_event.wait(), wait)
-        except TimeoutError:
-            return models.shown(await run_in_threadpool(service.batches.get, batch))
-    return Response(await _waiting(request).look(batch), media_type="application/json")
+    return Response(await _waiting(request).end_of(batch, wait), media_type="application/json")
 
 
 @router.patch(

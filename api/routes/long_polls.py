@@ -27,6 +27,7 @@ from starlette.concurrency import run_in_threadpool
 from api.routes import models
 from core import errors, feed
 from core.batches.batch import ended
+from core.batches.lifecycle import TERMINAL
 from core.service import Service
 from core.storage import limits
 from core.storage.statements import chunks
@@ -83,6 +84,14 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """A batch at one moment. `text`: the batch as JSON."""
+
+    has_ended: bool
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SharedPage(feed.EventPage):
     """A page that several followers share, with its encoded texts."""
 
@@ -107,7 +116,7 @@ class Waiting:
         self._loop = asyncio.get_running_loop()
         self._batches: dict[int, set[asyncio.Event]] = {}
         self._followers: set[Follower] = set()
-        self._looks: dict[int, asyncio.Task[bytes]] = {}
+        self._looks: dict[int, asyncio.Task[Look]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._begun: asyncio.Future[None] | None = None
         """Done when the reader has read the feed's last position. It notifies followers of all events after that."""
@@ -124,18 +133,26 @@ class Waiting:
         service.feed.on_append(partial(self._call_in_loop, self._notify_reader))
         service.feed.on_doubt(partial(self._call_in_loop, self._doubt))
 
-    @contextlib.asynccontextmanager
-    async def watch(self, batch: int) -> AsyncIterator[asyncio.Event]:
-        """An event that is set when the batch has ended or the service stops. First enter the context, then read the
-        batch, then wait: in this order, no end is missed. Raises `errors.Unavailable`."""
-        event = asyncio.Event()
-        self._batches.setdefault(batch, set()).add(event)
+    async def end_of(self, batch: int, seconds: float) -> bytes:
+        """The batch as JSON once it has ended, or as it is when the seconds are over or the service stops. Raises
+        `errors.BatchNotFound` and `errors.Unavailable`."""
+        woken = asyncio.Event()
+        self._batches.setdefault(batch, set()).add(woken)
         try:
-            await self._begin(event)
-            yield event
+            await self._begin(woken)
+            over = self._loop.time() + seconds
+            look = await self._read_batch(batch)  # after the beginning, so that no end is missed
+            while not (look.has_ended or self._closed):
+                try:
+                    await asyncio.wait_for(woken.wait(), over - self._loop.time())
+                except TimeoutError:
+                    return (await self._read_batch(batch)).text
+                woken.clear()  # it may have been a doubt
+                look = await self._shared_look(batch)
+            return look.text
         finally:
             waiters = self._batches[batch]
-            waiters.discard(event)
+            waiters.discard(woken)
             if not waiters:
                 del self._batches[batch]
 
@@ -167,18 +184,19 @@ class Waiting:
         """Whether the last poll could not reach the database."""
         return self._is_database_unreachable
 
-    async def look(self, batch: int) -> bytes:
-        """The batch as it is now, as JSON. Requests that are woken together share one read and one text, as a thousand
-        separate reads would take seconds. Raises `errors.BatchNotFound`."""
-        look = self._looks.get(batch)
-        if look is None:
-            look = self._looks[batch] = asyncio.create_task(self._look(batch))
-            look.add_done_callback(lambda _: self._looks.pop(batch))
-        return await asyncio.shield(look)
+    async def _shared_look(self, batch: int) -> Look:
+        """Requests that are woken together share one read and one text, as a thousand separate reads would take
+        seconds."""
+        task = self._looks.get(batch)
+        if task is None or task.done():
+            task = self._looks[batch] = asyncio.create_task(self._read_batch(batch))
+            task.add_done_callback(lambda done: self._looks.get(batch) is done and self._looks.pop(batch))
+        return await asyncio.shield(task)
 
-    async def _look(self, batch: int) -> bytes:
+    async def _read_batch(self, batch: int) -> Look:
         state = await run_in_threadpool(self._service.batches.get, batch)
-        return models.Batch.model_validate(models.shown(state)).model_dump_json().encode()
+        text = models.Batch.model_validate(models.shown(state)).model_dump_json().encode()
+        return Look(state.state in TERMINAL, text)
 
     async def read(self, follower: Follower, after: int, limit: int, size_limit: int | None = None) -> feed.EventPage:
         """The next events for a follower: from memory if that has all events after `after`, otherwise from the
@@ -324,6 +342,7 @@ class Waiting:
         types, batches = {event.type for event in events}, {event.batch for event in events}
         for event in events:
             if event.batch is not None and ended(event):
+                self._looks.pop(event.batch, None)  # it may have begun before the end
                 for waiter in self._batches.get(event.batch, ()):
                     waiter.set()
         starts: dict[Filter, int | None] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ class CountingService(Service):
         super().__init__(database, combiner=Inline)
         self.counts: Counter[str] = Counter()
         self.on_head: Callable[[], object] = lambda: None
+        self.on_get: Callable[[], object] = lambda: None
 
         head, read, get = self.feed.head, self.feed.read, self.batches.get
 
@@ -48,7 +50,9 @@ class CountingService(Service):
 
         def counted_get(batch: int) -> Any:
             self.counts["get"] += 1
-            return get(batch)
+            state = get(batch)
+            self.on_get()
+            return state
 
         self.feed.head = counted_head  # type: ignore[method-assign]
         self.feed.read = counted_read  # type: ignore[method-assign]
@@ -62,11 +66,14 @@ def asked(sqlite_url: str) -> Iterator[CountingService]:
         yield CountingService(database)
 
 
-async def _watch(waiters: Waiting, batch: int, watching: asyncio.Semaphore) -> bytes:
-    async with waiters.watch(batch) as end_state:
-        watching.release()
-        await end_state.wait()
-        return await waiters.look(batch)
+async def _reads(asked: CountingService, count: int, start: Callable[[], None] = lambda: None) -> None:
+    """Return once `count` more batches were read."""
+    read, loop = asyncio.Semaphore(0), asyncio.get_running_loop()
+    asked.on_get = lambda: loop.call_soon_threadsafe(read.release)
+    start()
+    for _ in range(count):
+        await asyncio.wait_for(read.acquire(), 30)
+    asked.on_get = lambda: None
 
 
 async def _follow(waiters: Waiting, after: int, watching: asyncio.Semaphore) -> feed.EventPage:
@@ -85,9 +92,10 @@ def test_the_feed_is_polled_once_for_all_waiters(asked: CountingService, monkeyp
         batches = [asked.batches.open(Opening(items=0)).batch.id for _ in range(100)]
         start = asked.feed.head()
         waiters, watching, loop = Waiting(asked), asyncio.Semaphore(0), asyncio.get_running_loop()
-        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_watch(waiters, entry, watching)) for entry in batches]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(waiters.end_of(batch, 60)) for batch in batches]
+        await _reads(asked, len(tasks))
         tasks += [asyncio.create_task(_follow(waiters, start, watching)) for _ in range(50)]
-        for _ in tasks:
+        for _ in range(50):
             await watching.acquire()
         polled = asyncio.Event()
         asked.counts.clear()
@@ -120,8 +128,8 @@ def test_without_waiters_the_database_is_not_polled(asked: CountingService, monk
         waiters = Waiting(asked)
         for _ in range(3):
             batch = asked.batches.open(Opening(items=0)).batch.id
-            task = asyncio.create_task(_watch(waiters, batch, watching := asyncio.Semaphore(0)))
-            await watching.acquire()
+            task = asyncio.create_task(waiters.end_of(batch, 60))
+            await _reads(asked, 1)
             await asyncio.to_thread(asked.batches.seal, batch)
             assert b'"state":"complete"' in await asyncio.wait_for(task, 30)
             reader = waiters._reader
@@ -130,6 +138,64 @@ def test_without_waiters_the_database_is_not_polled(asked: CountingService, monk
         asked.counts.clear()
         await asyncio.to_thread(asked.batches.seal, asked.batches.open(Opening(items=0)).batch.id)
         assert asked.counts == Counter()
+
+    asyncio.run(scene())
+
+
+def test_a_doubt_about_the_database_ends_no_wait(asked: CountingService) -> None:
+    """The batch is read again, and the request waits on for its end."""
+
+    async def scene() -> None:
+        waiters = Waiting(asked)
+        batch = asked.batches.open(Opening(items=0)).batch.id
+        task = asyncio.create_task(waiters.end_of(batch, 60))
+        await _reads(asked, 1)
+        for _ in range(3):
+            await _reads(asked, 1, asked.database._doubt)
+        await asyncio.to_thread(asked.batches.seal, batch)
+        assert b'"state":"complete"' in await asyncio.wait_for(task, 30)
+
+    asyncio.run(scene())
+
+
+def test_the_time_of_a_wait_includes_its_doubts(asked: CountingService) -> None:
+    async def scene() -> None:
+        waiters = Waiting(asked)
+        batch = asked.batches.open(Opening(items=0)).batch.id
+        task = asyncio.create_task(waiters.end_of(batch, 1))
+        await _reads(asked, 1)
+        while not task.done():
+            asked.database._doubt()
+            await asyncio.wait({task}, timeout=0.05)
+        assert b'"state":"open"' in task.result()
+
+    asyncio.run(scene())
+
+
+def test_the_end_of_a_batch_is_not_answered_from_an_earlier_read(asked: CountingService) -> None:
+    """A request that a doubt woke has read the batch as it was; one that its end wakes reads it again."""
+
+    async def scene() -> None:
+        waiters = Waiting(asked)
+        batch = asked.batches.open(Opening(items=0)).batch.id
+        first = asyncio.create_task(waiters.end_of(batch, 60))
+        await _reads(asked, 1)
+        has_read, may_return = threading.Event(), threading.Event()
+
+        def stay() -> None:
+            asked.on_get = lambda: None
+            has_read.set()
+            may_return.wait(30)
+
+        asked.on_get = stay
+        asked.database._doubt()
+        assert await asyncio.to_thread(has_read.wait, 30)
+        second = asyncio.create_task(waiters.end_of(batch, 60))
+        await _reads(asked, 1)
+        await asyncio.to_thread(asked.batches.seal, batch)
+        assert b'"state":"complete"' in await asyncio.wait_for(second, 30)
+        may_return.set()
+        assert b'"state":"complete"' in await asyncio.wait_for(first, 30)
 
     asyncio.run(scene())
 
