@@ -130,6 +130,13 @@ def fence(tx: Connection, group: str, partition: int, worker: str, epoch: int) -
         raise error
 
 
+def hold(tx: Connection, group: str, partition: int) -> None:
+    """Lock a partition, whoever owns it: no write on a worker's behalf commits there until this transaction does."""
+    row = _positions.group_name == group, _positions.partition_no == partition
+    tx.execute(sa.select(_positions.epoch).where(*row).with_for_update())
+    galera.guard(tx, _positions.epoch, *row)
+
+
 _KEY: Final = ("group_name", "partition_no")
 
 

@@ -17,9 +17,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors
+from core.consumer_groups import positions
 from core.processes import definitions, inbox, outbox, timers
 from core.storage import dialects, limits, tables
 from core.storage.statements import LIST, Pipeline, among, as_text, as_time, chunks, literal, packets
+from lastbit.streams.partitions import partition_of
 
 SHOWN: Final = 200
 """Maximum number of events, and of commands, in an instance's details."""
@@ -188,9 +190,11 @@ def _instance(row: Any, parked: int) -> Instance:
 def retry(tx: Connection, process: str, instance: str, event: str | None = None) -> int:
     """Retry the instance's parked events, or one of them. Return the number of events. Raises `errors.ProcessNotFound`,
     `InstanceNotFound`."""
-    definitions.get(tx, process)
+    definition = definitions.get(tx, process)
     if _find(tx, process, instance) is None:
         raise errors.InstanceNotFound(process, instance)
+    # Otherwise an event that is parked meanwhile could miss the retry, and yet come before it in the feed's order.
+    positions.hold(tx, definition.group, partition_of(instance, definition.partitions))
     return inbox.retry(tx, process, instance, event)
 
 

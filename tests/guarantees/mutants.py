@@ -2478,6 +2478,13 @@ MUTANTS = [
         _WRITES + "test_a_refused_handling_does_not_affect_its_neighbours",
     ),
     Mutant(
+        "a-retry-does-not-hold-its-partition",
+        "core.processes.instances:retry",
+        "positions.hold(tx, definition.group, partition_of(instance, definition.partitions))",
+        "pass",
+        _PROCESSES + "test_no_event_is_parked_in_the_middle_of_a_retry",
+    ),
+    Mutant(
         "a-full-window-ends-the-worker",
         "lastbit.processes.worker:_pass_over",
         "(WindowClosed, WindowFull)",

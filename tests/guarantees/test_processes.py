@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
@@ -256,6 +256,39 @@ def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(server_datab
     slow.stop()
     assert not early
     assert successor.deliver(event).repeated
+
+
+def test_no_event_is_parked_in_the_middle_of_a_retry(server_database: Database) -> None:
+    """Otherwise it would miss the retry, although its parking precedes the retry's events in the feed's order."""
+    service = Service(server_database, combiner=Inline)
+    worker = Worker(service, function=poisoned)
+    first, second = append(service, ("o1", "reserved"), ("o1", "charged"))
+    assert worker.deliver(first).status is Status.PARKED
+    handling = replace(worker.compute("o1", second), error="ValueError('no such account')")
+    has_read, wake = threading.Event(), threading.Event()
+    slow = Service(Database(server_database.url.render_as_string(hide_password=False)), combiner=Inline)
+
+    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
+        if text.startswith("UPDATE inbox"):
+            has_read.set()
+            wake.wait(60)
+
+    sa.event.listen(slow.database.engine, "before_cursor_execute", freeze)
+    with ThreadPoolExecutor(2) as threads:
+        retry = threads.submit(slow.processes.retry_parked, PROCESS, "o1")
+        assert has_read.wait(60)
+        parking = threads.submit(service.processes.handle, handling)
+        # By now it waits for a lock, or it is done without waiting.
+        pause = threading.Event()
+        while not parking.done() and not waits_for_a_lock(service):
+            pause.wait(0.15)  # the server caches its list of lock waits for 0.1 s
+        early = parking.done()
+        wake.set()
+        assert retry.result(60) == 1
+        parked = parking.result(60)
+        assert (parked.status, parked.repeated) == (Status.PARKED, False)
+    slow.stop()
+    assert not early
 
 
 def waits_for_a_lock(service: Service) -> bool:
