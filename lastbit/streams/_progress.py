@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from lastbit.errors import InvalidArgument
+from lastbit.streams._awaited import Awaited
 from lastbit.streams.errors import CommitFailed, RecordFailed, WindowClosed
 from lastbit.streams.window import AckWindow
 
@@ -81,7 +82,7 @@ class Progress(Generic[R]):
         self._options = options
         # A caller that passes a window stores more than the floor, so it gets a commit for every change.
         self._floor_alone = window is None
-        self._awaited = deque(self.window.outstanding)  # restored offsets, which the source should deliver again
+        self._awaited = Awaited(self.window)
         self._opaque: bool | None = None
         self._names: deque[tuple[int, Any]] = deque()
         self._at_floor: tuple[int, Any] | None = None  # the floor and the source's offset there
@@ -108,12 +109,8 @@ class Progress(Generic[R]):
         return self.window.high + 1
 
     def track(self, position: int, offset: Any) -> bool:
-        """`AckWindow.track`, without waiting. If the source skips a restored offset, retention or compaction has
-        removed it from the log. It is acked, so that it doesn't hold the floor forever."""
-        while self._awaited and self._awaited[0] <= position:
-            vanished = self._awaited.popleft()
-            if vanished < position and self.window.ack(vanished):
-                log.warning("the source skipped offset %d, which was outstanding: its log no longer has it", vanished)
+        """`AckWindow.track`, without waiting. Restored offsets that the source skips are acked (see `Awaited`)."""
+        self._awaited.pass_to(position)
         is_new = self.window.track(position)
         if self._opaque:
             with self._names_lock:

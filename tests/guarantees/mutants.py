@@ -2774,8 +2774,8 @@ MUTANTS = [
     ),
     Mutant(
         "records-deleted-from-the-log-hold-the-floor",
-        "lastbit.streams._progress:Progress.track",
-        "vanished < position and self.window.ack(vanished)",
+        "lastbit.streams._awaited:Awaited.pass_to",
+        "vanished < offset and self._window.ack(vanished)",
         "False",
         _ORDERED + "test_restored_offsets_missing_from_the_log_do_not_hold_the_floor[in_threads]",
     ),

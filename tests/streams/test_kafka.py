@@ -88,6 +88,24 @@ def test_acked_records_above_the_floor_do_not_replay() -> None:
     assert [broker.committed[place].offset for place in PLACES] == [last_of(place) + 1 for place in PLACES]
 
 
+def test_restored_offsets_missing_from_the_log_do_not_hold_the_floor(caplog: pytest.LogCaptureFixture) -> None:
+    """Compaction or retention may remove a record that was outstanding: the next owner never gets it."""
+    broker = Broker(make_records(10))
+    with KafkaTopics(RecordedClient(broker, assigned=[ZERO]), ["orders"]) as topics:
+        for number in take(topics, 10).keys() - {3, 5}:
+            topics.window.ack(number)
+        topics.commit(-1)
+    assert snapshot_of(broker.committed[ZERO]).outstanding == (3, 5)
+    broker.records = [record for record in broker.records if record.offset != 3]
+    with KafkaTopics(RecordedClient(broker, assigned=[ZERO]), ["orders"]) as topics:
+        [(number, record)] = take(topics, 1).items()
+        assert record.offset == 5
+        topics.window.ack(number)
+        topics.commit(topics.window.floor)
+    assert broker.committed[ZERO].offset == 10
+    assert "the source skipped offset 3" in caplog.text
+
+
 def test_metadata_over_the_limit_does_not_stop_consumption_parallel_consumer_647() -> None:
     """A snapshot over the limit is shortened and committed, and the omitted offsets replay."""
     broker = Broker(make_records(900), limit=100)

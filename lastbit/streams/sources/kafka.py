@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from lastbit.errors import InvalidArgument
+from lastbit.streams._awaited import Awaited
 from lastbit.streams.errors import CorruptSnapshot, WindowClosed, WindowFull
 from lastbit.streams.snapshot import MIN_BYTES, Snapshot
 from lastbit.streams.sources.session import Done, Session
@@ -208,6 +209,7 @@ class _Partition:
     def __init__(self, position: Position) -> None:
         self.place = position.place
         self.window = _restored(position)
+        self.awaited = Awaited(self.window)
         self.committed_acks = 0
         """The window's ack count at the last commit."""
 
@@ -276,6 +278,7 @@ class KafkaTopics(Session[tuple[_Partition, int, Any]]):
     def _track(self, partition: _Partition, offset: int) -> bool | None:
         """Whether to handle the record; None if its window is full."""
         try:
+            partition.awaited.pass_to(offset)
             return partition.window.track(offset)
         except WindowClosed:
             return False  # revoked after it was read and before it was handled
