@@ -8,8 +8,9 @@ Things that could go wrong, and why they cannot:
   and never hold the floor. If a newly assigned partition has an older position, the worker reads from there.
 * *An event is handled twice*, after a crash or beside a worker that has lost the partition: the service applies each
   event once (`core/processes/handling.py`).
-* *The state is outdated.* States are cached between events. The service refuses effects that were computed from another
-  version. Then the worker reads the instance and calls the function again.
+* *The state is outdated.* States are cached between events, while the worker owns their partition at one epoch: another
+  owner may finish an instance, and one that starts again later has the same versions. The service refuses effects that
+  were computed from another version. Then the worker reads the instance and calls the function again.
 * *Events of one instance overtake each other.* A partition has one lane. A call has at most one event of an instance,
   and the next one waits for the response. Events of different instances share calls, and lanes run in parallel.
 * *The service is unreachable.* A started call is retried until it gets a response or the partition is lost.
@@ -26,7 +27,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lastbit import _calls, errors
 from lastbit._drivers import HasDriver
@@ -78,6 +79,18 @@ class _Partition:
     handled: bool = False
     """Whether an event was handled since the last commit."""
     committed: float = field(default_factory=time.monotonic)
+
+
+class _Cached(NamedTuple):
+    """An instance's state as JSON, which is valid only at this epoch of its partition."""
+
+    epoch: int
+    version: int
+    state: str
+
+
+_NEW: Final = 0, "null"
+"""The version and the state of an instance that doesn't exist."""
 
 
 @dataclass(eq=False)
@@ -163,7 +176,7 @@ class ProcessWorker:
         self._ahead = threading.Semaphore(AHEAD)
         self._changed = threading.Condition()
         self._ours: dict[int, _Partition] = {}
-        self._states: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._states: OrderedDict[str, _Cached] = OrderedDict()
         self._head = 0
         self._stopping = threading.Event()
         self._group: ConsumerGroup | None = None
@@ -363,9 +376,10 @@ class ProcessWorker:
 
     def _body(self, task: _Task) -> dict[str, Any]:
         event = task.event(self._process.retry_type)
-        version, state = self._states.get(task.instance, (0, "null"))
+        epoch, cached = task.partition.assignment.epoch, self._states.get(task.instance)
+        version, state = _NEW if cached is None or cached.epoch != epoch else cached[1:]
         outcome = self._process.decide(json.loads(state), event) if task.refusal is None else {"error": task.refusal}
-        body = handling(event.id, event.position, self._name, task.partition.assignment.epoch, version, outcome)
+        body = handling(event.id, event.position, self._name, epoch, version, outcome)
         return {"instance": task.instance, **body}
 
     def _send(self, tasks: Sequence[_Task]) -> None:
@@ -385,12 +399,12 @@ class ProcessWorker:
         must_pause = False
         for task, result in zip(tasks, results, strict=True):
             if not isinstance(result, errors.LastbitError):
-                self._remember(task.instance, result.instance)
+                self._remember(task, result.instance)
                 task.is_over = task.is_handled = True
                 if result.status == "parked" and not result.repeated:
                     log.warning("parked event %s for %s %r", task.body["event"]["id"], self._process, task.instance)
             elif isinstance(result, errors.VersionConflict):
-                must_pause |= not self._refresh(task.instance)
+                must_pause |= not self._refresh(task)
             elif isinstance(result, errors.StaleEpoch):
                 # A commit reports the stale epoch to the group, which ends the assignment.
                 with suppress(errors.LastbitError):
@@ -406,10 +420,10 @@ class ProcessWorker:
         if must_pause:
             self._stopping.wait(PAUSE)
 
-    def _refresh(self, instance: str) -> bool:
+    def _refresh(self, task: _Task) -> bool:
         """Read the instance's state. Returns False if the service can't answer now."""
         try:
-            self._remember(instance, self._look(instance))
+            self._remember(task, self._look(task.instance))
         except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
             if not _passes(error):
                 raise
@@ -422,12 +436,13 @@ class ProcessWorker:
         except errors.InstanceNotFound:
             return None
 
-    def _remember(self, instance: str, details: Instance | None) -> None:
+    def _remember(self, task: _Task, details: Instance | None) -> None:
         # Each instance belongs to one lane. The lanes share only the dictionary, whose operations are atomic.
         if details is None or details.status == "finished":
-            self._states.pop(instance, None)
+            self._states.pop(task.instance, None)
             return
-        self._states[instance] = (details.version, json.dumps(details.state))
+        epoch = task.partition.assignment.epoch
+        self._states[task.instance] = _Cached(epoch, details.version, json.dumps(details.state))
         if len(self._states) > KEPT:
             with suppress(KeyError):
                 self._states.popitem(last=False)

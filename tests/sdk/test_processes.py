@@ -23,7 +23,7 @@ from lastbit.models import Event
 from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
 from lastbit.processes import worker as worker_module
 from lastbit.processes.calls import Processes
-from lastbit.streams import ConsumerGroup
+from lastbit.streams import ConsumerGroup, partition_of
 from tests.support.exposition import eventually
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 
@@ -70,7 +70,8 @@ def working(url: str, process: Process, *names: str, **options: Any) -> Iterator
                 errors.append(error)
 
     with Client(url) as client:
-        client.processes.define(process.name, partitions=4)  # defined here, so that it can be read at once
+        # Defined here, so that it can be read at once.
+        client.processes.define(process.name, partitions=options.get("partitions", 4))
     threads = []
     for name in names:
         ready = threading.Event()
@@ -388,6 +389,41 @@ def test_another_worker_takes_over_from_a_killed_process(url: str, client: Clien
     with working(url, process, "w2", ttl=1.0):
         append(client, "killed", range(60, 70))
         assert Counter(issued(client, process, 70)) == Counter(f"killed-{order}" for order in range(70))
+
+
+def test_a_state_from_an_earlier_ownership_is_not_used() -> None:
+    """A partition moves to another worker and back. Meanwhile its instance has ended, was removed and has started
+    again, so its version is the one that the first worker remembers."""
+
+    def listed(state: Any, event: Event) -> Any:
+        events = [*(state or []), event.id]
+        return Finish(state=events) if event.id == "last" else (events, [])
+
+    process = Process("moved", {"moved": "key"}, listed)
+    instance = next(name for name in map(str, range(100)) if partition_of(name, 2) == 1)
+
+    with sqlite_file() as database, running_service(database) as service, Client(service.url) as client:
+
+        def handle(event: str, version: int) -> None:
+            client.append_event(id=event, type="moved", key=instance)
+            eventually(lambda: [each.version for each in client.processes.instances("moved")], [version])
+
+        def owner() -> str | None:
+            return client.groups.get("process.moved").positions[1].owner
+
+        options = {"partitions": 2, "release": 5.0}
+        with working(service.url, process, "w1", **options):
+            handle("first", 1)
+            with working(service.url, process, "w2", **options):
+                eventually(owner, "w2")
+                handle("last", 2)
+                eventually(lambda: client.processes.list()[0].floor, 2)
+                janitor = run_module("jobs.janitor", "--keep", "0s", "--database-url", database)
+                assert json.loads(janitor.stdout)["instances"] == 1
+                handle("again", 1)
+            eventually(owner, "w1")
+            handle("after", 2)
+        assert client.processes.get("moved", instance).state == ["again", "after"]
 
 
 def test_the_calls_for_processes(url: str, client: Client) -> None:
