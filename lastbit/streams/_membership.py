@@ -22,6 +22,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -304,8 +305,12 @@ class Membership(Generic[A]):
     def committing(self, assignments: Iterable[A]) -> list[WindowCommit[A]]:
         """What to commit of these assignments, without those that are known to be lost or were given back."""
         self.expire()
-        held = [each for each in assignments if self._held.get(each.partition) is each]
-        return [WindowCommit(assignment, *assignment.committing()) for assignment in held]
+        commits: list[WindowCommit[A]] = []
+        for assignment in assignments:
+            if self._held.get(assignment.partition) is assignment:
+                with suppress(errors.StaleEpoch):  # the lease may end while the snapshots are made
+                    commits.append(WindowCommit(assignment, *assignment.committing()))
+        return commits
 
     def committed(self, commits: Iterable[WindowCommit[A]], stale: Collection[A]) -> None:
         """Record that the service has stored these windows, except those of assignments whose epoch is stale."""

@@ -240,6 +240,19 @@ def test_many_commits_leave_out_what_is_lost(worker: Worker) -> None:
     assert not good.uncommitted
 
 
+def test_a_lease_that_ends_while_commits_are_computed_leaves_out_the_rest(worker: Worker) -> None:
+    """Snapshots of large windows take a while. The partitions are lost, but the worker goes on."""
+    first, second = worker.joined((0, 1), (1, 1))
+
+    def slow() -> bytes:
+        worker.now += TTL
+        return b"slow"
+
+    first.window.snapshot = slow  # type: ignore[method-assign, assignment]
+    assert [each.assignment for each in worker.membership.committing([first, second])] == [first]
+    assert second.lost
+
+
 def test_a_released_partition_is_not_accepted_again_from_an_older_answer(worker: Worker) -> None:
     """The answer was under way when the drain ended."""
     worker.joined((0, 1))
