@@ -195,7 +195,7 @@ def get_webhook(webhook: WebhookId, request: Request) -> dict[str, Any]:
 @router.delete("/{id}", status_code=204, responses=documented("webhook_not_found", "invalid_request"))
 @needs(Role.ADMIN)
 def delete_webhook(webhook: WebhookId, request: Request) -> Response:
-    """Delete a webhook with its deliveries. Nothing more is sent to it."""
+    """Delete a webhook with its deliveries. Nothing more is sent to it, except what a dispatcher has claimed."""
     _service(request).webhooks.delete(webhook)
     return Response(status_code=204)
 

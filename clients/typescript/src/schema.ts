@@ -463,7 +463,7 @@ export interface paths {
         post?: never;
         /**
          * Delete webhook
-         * @description Delete a webhook with its deliveries. Nothing more is sent to it.
+         * @description Delete a webhook with its deliveries. Nothing more is sent to it, except what a dispatcher has claimed.
          */
         delete: operations["delete_webhook"];
         options?: never;
