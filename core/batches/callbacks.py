@@ -29,9 +29,12 @@ CHUNK: Final = 500
 ACTIVE: Final = "active"
 DISABLED: Final = "disabled"
 """States of a webhook (see `core.webhooks.subscriptions`)."""
+PENDING: Final = "pending"
+"""The state of a delivery that must be sent (see `core.webhooks.delivery_log`)."""
 
 _table = tables.webhooks.c
 _deliveries = tables.deliveries.c
+_feed = tables.feed.c
 
 
 class Callback(NamedTuple):
@@ -94,6 +97,18 @@ def is_opened(tx: Connection, open_key: str) -> bool:
 def _id(tx: Connection, batch: int) -> int | None:
     id: int | None = tx.scalar(sa.select(_table.id).where(_table.batch_id == batch))
     return id
+
+
+def is_owed(tx: Connection, batch: int) -> bool:
+    """Whether the batch has a callback for which an event must still be planned or sent. Events that are planned in
+    between are not missed: the position is read before the deliveries."""
+    webhook = tx.scalar(sa.select(_table.id).where(_table.batch_id == batch, _table.state == ACTIVE))
+    if webhook is None:
+        return False
+    position = tx.scalar(sa.select(tables.callback_cursor.c.position))
+    not_planned = sa.select(_feed.position).where(_feed.batch_id == batch, _feed.position > position)
+    pending = sa.select(_deliveries.id).where(_deliveries.webhook_id == webhook, _deliveries.state == PENDING)
+    return any(tx.scalar(query.limit(1)) is not None for query in (not_planned, pending))
 
 
 def disable(tx: Connection, batch: int) -> None:

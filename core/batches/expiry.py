@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from core import errors
 from core.batches import batch as batches
-from core.batches import nesting, purge
+from core.batches import callbacks, nesting, purge
 from core.batches.lifecycle import LIVE, Cause, State, is_idle, is_overdue
 from core.storage import dialects, statements, tables
 from core.storage.database import Database
@@ -150,9 +150,10 @@ def expire(
 
 
 def remove(database: Database, batch_id: int, policy: Policy) -> bool:
-    """Mark the batch for deletion if it is still due, and purge it. A batch that another janitor has marked is purged
-    too, as that janitor may have been killed. Return whether the batch was removed. Raises `errors.LockTimeout` at once
-    if the batch is locked."""
+    """Mark the batch for deletion if it is still due, and purge it. A batch whose callback must still be sent stays,
+    since its callback would be deleted with it. A batch that another janitor has marked is purged too, as that janitor
+    may have been killed. Return whether the batch was removed. Raises `errors.LockTimeout` at once if the batch is
+    locked."""
 
     def condemn(tx: Connection) -> bool:
         try:
@@ -160,6 +161,8 @@ def remove(database: Database, batch_id: int, policy: Policy) -> bool:
         except errors.BatchNotFound:
             return True
         if batch.ended_at is None or now - batch.ended_at < policy.keep or batch.parent_due is not None:
+            return False
+        if callbacks.is_owed(tx, batch_id):
             return False
         purge.mark(tx, batch_id)
         return True

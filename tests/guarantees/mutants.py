@@ -678,6 +678,20 @@ MUTANTS = [
         "test_callbacks.py::test_events_are_kept_until_they_are_planned_for_a_callback",
     ),
     Mutant(
+        "retention-deletes-a-batch-whose-callback-was-not-planned",
+        "core.batches.callbacks:is_owed",
+        "for query in (not_planned, pending)",
+        "for query in (pending,)",
+        "test_callbacks.py::test_retention_keeps_a_batch_until_its_callback_was_sent",
+    ),
+    Mutant(
+        "retention-deletes-a-batch-whose-callback-was-not-sent",
+        "core.batches.callbacks:is_owed",
+        "for query in (not_planned, pending)",
+        "for query in (not_planned,)",
+        "test_callbacks.py::test_retention_keeps_a_batch_until_its_callback_was_sent",
+    ),
+    Mutant(
         "a-callback-stays-active-while-its-batch-is-removed",
         "core.batches.purge:mark",
         "callbacks.disable(tx, batch_id)",

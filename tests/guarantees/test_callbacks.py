@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from core import errors, feed
+from core import errors, feed, janitor
 from core.acks.call import Call
 from core.batches import purge
 from core.batches.batch import Opened, Opening
 from core.batches.callbacks import DEFAULT_TYPES, Callback
+from core.batches.expiry import Policy
 from core.batches.lifecycle import Verb
 from core.commits.combiner import Inline
 from core.feed import NewEvent
@@ -247,6 +248,23 @@ def test_events_are_kept_until_they_are_planned_for_a_callback(
     receiver.secrets.append(batch.callback.secret)
     once(service)
     assert [post.id for post in receiver.got] == [f"batch:{batch.batch.id}:completed"]
+
+
+def test_retention_keeps_a_batch_until_its_callback_was_sent(
+    service: Service, database: Database, receiver: Receiver
+) -> None:
+    """Neither an event that is not planned yet nor a delivery that is not made yet is deleted with the batch."""
+    batch = open_batch(service, receiver.url, *COMPLETED)
+    assert batch.callback is not None
+    receiver.secrets.append(batch.callback.secret)
+    complete(service, batch.batch.id)
+    nothing_is_kept = Policy(keep=timedelta(0), keep_events=timedelta(0))
+    assert janitor.run_once(database, nothing_is_kept).deleted == []
+    plan_all(database)
+    assert janitor.run_once(database, nothing_is_kept).deleted == []
+    once(service)
+    assert [post.id for post in receiver.got] == [f"batch:{batch.batch.id}:completed"]
+    assert janitor.run_once(database, nothing_is_kept).deleted == [batch.batch.id]
 
 
 def test_the_first_callback_does_not_wait_for_the_whole_feed(
