@@ -126,8 +126,9 @@ def remove_chunk(tx: Connection, batch: int) -> bool:
     ids = list(tx.scalars(sa.select(_deliveries.id).where(_deliveries.webhook_id == webhook).limit(CHUNK)))
     attempts: Any = tables.delivery_attempts
     for part in chunks(sorted(ids), LIST):
-        tx.execute(sa.delete(attempts).where(attempts.c.delivery_id.in_(part)))
+        # The deliveries first: once they are locked, no dispatcher logs another attempt.
         tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))
+        tx.execute(sa.delete(attempts).where(attempts.c.delivery_id.in_(part)))
     if len(ids) == CHUNK:
         return False
     tx.execute(sa.delete(tables.webhooks).where(_table.id == webhook))

@@ -167,8 +167,9 @@ def remove(tx: Connection, condition: sa.ColumnElement[bool]) -> bool:
     """Remove a chunk of the deliveries and their attempts. Return whether there may be more."""
     ids = list(tx.scalars(sa.select(_deliveries.id).where(condition).limit(CHUNK)))
     for part in chunks(sorted(ids), LIST):
-        tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))
+        # The deliveries first: once they are locked, no dispatcher logs another attempt.
         tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))
+        tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))
     return len(ids) == CHUNK
 
 

@@ -678,6 +678,15 @@ MUTANTS = [
         "test_callbacks.py::test_events_are_kept_until_they_are_planned_for_a_callback",
     ),
     Mutant(
+        "a-removal-leaves-an-attempt-that-is-logged-meanwhile",
+        "core.webhooks.subscriptions:remove",
+        "tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))\n"
+        "        tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))",
+        "tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))\n"
+        "        tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))",
+        "test_webhooks.py::test_an_attempt_that_is_logged_during_a_removal_is_removed_too",
+    ),
+    Mutant(
         "retention-deletes-a-batch-whose-callback-was-not-planned",
         "core.batches.callbacks:is_owed",
         "for query in (not_planned, pending)",

@@ -31,6 +31,7 @@ from core.processes import timers
 from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
+from core.webhooks import deliveries, subscriptions
 from core.webhooks.backoff import Backoff
 from core.webhooks.delivery_log import Delivery, Progress
 from core.webhooks.replicas import GROUP, Replica
@@ -123,6 +124,28 @@ def wait_until_delivered(service: Service, webhook: int) -> None:
             return
         poll.wait(0.1)
     raise AssertionError("not every delivery was made")
+
+
+def test_an_attempt_that_is_logged_during_a_removal_is_removed_too(server_service: Service) -> None:
+    """The dispatcher records a send between two statements of the removal."""
+    database = server_service.database
+    created = database.write(subscriptions.create, "https://receiver.example", None, None, "whsec_" + "A" * 44)
+    server_service.feed.append([NewEvent("one", "x")])
+    database.write_in_chunks(deliveries.plan, created.webhook.id)
+    [claim], _ = database.write(deliveries.claim, timedelta(minutes=1), 1, {}, 1)
+    record = deliveries.Record(batch=0, claim=claim, answer=SendResult(204, None, 1), chance=0.5)
+    records = [record]
+
+    def see(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("DELETE FROM deliveries") and records:
+            database.write(deliveries.record, [records.pop()], Backoff())
+
+    with Database(database.url.render_as_string(hide_password=False)) as other:
+        sa.event.listen(other.engine, "before_cursor_execute", see)
+        subscriptions.delete(other, created.webhook.id)
+    assert not records
+    for table in (tables.deliveries, tables.delivery_attempts):
+        assert database.read(lambda tx, table=table: tx.execute(sa.select(table)).all()) == []  # type: ignore[misc]
 
 
 def test_a_delivery_that_was_sent_but_not_recorded_is_sent_again_with_its_id(
