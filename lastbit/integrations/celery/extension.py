@@ -82,8 +82,9 @@ class Lastbit:
         ids, publishes what it had not published, and repeats at most one chunk. The signatures must be the same, in the
         same order. `progress=True` shows a progress line (needs `lastbit[cli]`).
 
-        Raises `InvalidArgument` for a group, which has no end of its own: pass its tasks. Otherwise raises the errors
-        of `lastbit.integrations.fan_out`, and `MessagesRefused` if the broker can't be reached.
+        Raises `InvalidArgument` for a group, and for a chain or chord that ends with one, as it has no end of its own:
+        pass its tasks. Otherwise raises the errors of `lastbit.integrations.fan_out`, and `MessagesRefused` if the
+        broker can't be reached.
         """
         with Publisher(self.app, self.client) as publisher:
             return fan_out(

@@ -39,6 +39,18 @@ def items_of_message(headers: object, payload: object) -> list[str]:
     return [*([str(own)] if is_item(own) else []), *later_items(embed)]
 
 
+def has_one_end(signature: Mapping[str, Any]) -> bool:
+    """Whether one task is the last of this signature: not if it is, or ends with, a group or `chunks`. Celery gives no
+    task of these the id of the whole."""
+    while signature["task"] in ("celery.chain", "celery.chord"):
+        parts = signature["kwargs"]
+        last = parts.get("body") or (parts.get("tasks") or [None])[-1]
+        if last is None:
+            break
+        signature = last
+    return signature["task"] not in ("celery.group", "celery.chunks")
+
+
 def _of_all(signatures: object) -> Iterator[str]:
     for signature in signatures if isinstance(signatures, list | tuple) else [signatures]:
         if isinstance(signature, list | tuple):

@@ -21,13 +21,13 @@ from typing import Any, Self
 
 from amqp.exceptions import MessageNacked
 from celery import Celery
-from celery.canvas import Signature, group
+from celery.canvas import Signature
 from celery.signals import before_task_publish
 from kombu.exceptions import OperationalError
 
 from lastbit.client import Client
 from lastbit.errors import InvalidArgument
-from lastbit.integrations.celery.items import items_of_message
+from lastbit.integrations.celery.items import has_one_end, items_of_message
 from lastbit.integrations.celery.requests import reason_of
 
 log = logging.getLogger("lastbit.celery")
@@ -60,13 +60,13 @@ class Publisher:
 
     def checked(self, task: Signature) -> Signature:
         """The signature, if it can be an item. Raises `InvalidArgument`."""
-        if isinstance(task, group):
-            raise InvalidArgument(
-                f"position {self._checked}: a group can't be an item, as it has no end of its own. Pass its tasks, or "
-                "make it the header of a chord"
-            )
         if not isinstance(task, Signature):
             raise InvalidArgument(f"position {self._checked}: expected a signature like task.s(…), not {task!r}")
+        if not has_one_end(task):
+            raise InvalidArgument(
+                f"position {self._checked}: a group can't be an item, or its last part, as it has no end of its own. "
+                "Pass its tasks, or make it the header of a chord"
+            )
         self._checked += 1
         return task
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
+from celery.canvas import chunks
 from celery.signals import before_task_publish
 from kombu import Queue
 
@@ -95,10 +96,20 @@ def test_redriven_tasks_are_published_again(place: Place) -> None:
     assert outcomes(batch) == failed
 
 
+app = Celery(set_as_current=False)
+one, two = app.signature("succeed"), app.signature("succeed", args=(2,))
+NO_END = "position 1: a group can't be an item, or its last part"
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (group(Celery(set_as_current=False).signature("succeed")), "position 1: a group can't be an item"),
+        (group(one), NO_END),
+        (chain(one, group(one, two)), NO_END),
+        (chord([one, two], group(one, two)), NO_END),
+        (chain(one, chord([one, two], group(one, two))), NO_END),
+        (chunks(one, [(1,), (2,)], 1), NO_END),
+        (chain(one, chunks(one, [(1,), (2,)], 1)), NO_END),
         ("succeed", r"position 1: expected a signature like task.s\(…\), not 'succeed'"),
     ],
 )
