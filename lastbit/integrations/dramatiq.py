@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
@@ -94,8 +93,8 @@ class LastbitMiddleware(Middleware):
     `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`. `on_completed`: called with
     a `Completed` for each complete batch in a result, repeatedly if it raises; see `Acker`. `skipped`: whether a
     message that a middleware skipped acks or fails its item. `linger`: seconds for which resolutions are gathered.
-    `shutdown_timeout`: seconds for which a stopping worker waits for the service; messages that are not settled then
-    are returned to the broker, and run again.
+    `shutdown_timeout`: seconds for which a stopping worker waits for the service after its last message has ended;
+    messages that are not settled then are returned to the broker, and run again.
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class LastbitMiddleware(Middleware):
         self._skipped = skipped
         self._linger = linger
         self._shutdown_timeout = shutdown_timeout
-        self._drain_until = float("inf")
         self._notes = _Notes()
         self._settler: Settler | None = None
 
@@ -139,19 +137,15 @@ class LastbitMiddleware(Middleware):
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         acker = self.client.acker(self._on_completed, linger=self._linger)
         self._settler = Settler(acker, threads=REMOVERS)
-        self._drain_until = float("inf")
 
     def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
         settle = partial(self._settle, thread, thread.post_process_message)
         thread.post_process_message = settle  # type: ignore[method-assign]
 
-    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
-        self._drain_until = time.monotonic() + self._shutdown_timeout
-
     def before_worker_thread_shutdown(self, broker: Broker, thread: WorkerThread) -> None:
         # Here the consumers still run; RabbitMQ's need that to ack.
         if self._settler is not None:
-            self._settler.drain(max(0.0, min(self._drain_until - time.monotonic(), self._shutdown_timeout)))
+            self._settler.drain(self._shutdown_timeout)
 
     def before_consumer_thread_shutdown(self, broker: Broker, thread: ConsumerThread) -> None:
         if self._settler is not None and (messages := self._settler.abandon(thread)):

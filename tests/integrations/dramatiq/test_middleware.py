@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -234,6 +235,25 @@ def test_a_stopping_worker_does_not_wait_for_an_absent_service_forever(broker: M
     worker.join()
     worker.stop()
     assert stub.queues["default"].unfinished_tasks == 1
+
+
+def test_a_message_that_ends_late_in_a_stop_is_settled_too(broker: Make, client: Client) -> None:
+    """The time for the service begins when the work ends, and not when the worker is asked to stop."""
+    stub = broker(LastbitMiddleware(client=client, shutdown_timeout=1, linger=0.3))
+    has_begun, work = threading.Event(), threading.Event()
+
+    @dramatiq.actor(broker=stub)
+    def works_for_longer_than_the_timeout() -> None:
+        has_begun.set()
+        work.wait(1.2)
+
+    batch = fan_out([works_for_longer_than_the_timeout.message()])
+    worker = Worker(stub, worker_timeout=50, worker_threads=2)
+    worker.start()
+    has_begun.wait(30)
+    worker.stop()
+    assert stub.queues["default"].unfinished_tasks == 0
+    assert batch.refresh().acked == 1
 
 
 def test_a_broker_without_the_middleware_is_refused() -> None:
