@@ -20,7 +20,6 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -45,8 +44,6 @@ GATHERED: Final = 100
 """The number of waiting acks that are sent at once."""
 PAUSE: Final = 1.0
 """Seconds before acks are sent again that failed, in addition to the client's own retries."""
-GRACE: Final = 30.0
-"""Seconds that a stop waits for running handlers."""
 
 
 class Outcome(Enum):
@@ -135,18 +132,14 @@ class Workers(Generic[D]):
     def put(self, delivery: D) -> None:
         self._inbox.put(delivery)
 
-    def close(self, grace: float = GRACE) -> None:
-        """Start no more handlers, wait up to `grace` seconds for running ones, and until their items are resolved or
-        the client has given up."""
+    def close(self) -> None:
+        """Start no more handlers, and wait until the running ones have ended and their items are resolved or the client
+        has given up."""
         self._stopping = True
         for _ in self._threads:
             self._inbox.put(None)
-        until = time.monotonic() + grace
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        running = sum(thread.is_alive() for thread in self._threads)
-        if running:
-            log.warning("%d handlers did not end within %g seconds; their messages return", running, grace)
+            thread.join()
         self._acker.close()
 
     def _work(self) -> None:
@@ -189,7 +182,7 @@ class Workers(Generic[D]):
             log.error("the message was handled, but no item was resolved: its header %s: %s", ITEM, error)
             delivery.settle(_outcome(failure))
         except errors.AckerClosed:
-            pass  # the handler outlived the stop; the message returns
+            pass  # it was to be sent again; the message returns
 
     def _told(self, receivers: list[D | _Failing[D]], outcome: Told | BaseException) -> None:
         """Called in the acker's thread."""

@@ -1,0 +1,47 @@
+"""The threads that handle messages for the consumers of RabbitMQ and Kafka."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from lastbit import Client
+from lastbit.integrations._workers import Outcome, Workers
+
+
+@dataclass
+class Delivery:
+    item: str | None
+    message: str = "work"
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def settle(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_a_stop_waits_for_a_handler_however_long_it_runs(service_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the stop gave up, the message would be delivered elsewhere while it is handled here. Each look at the clock
+    takes an hour."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def handle(message: str) -> None:
+        has_begun.set()
+        assert may_end.wait(30)
+
+    with Client(service_url) as client:
+        batch = client.open(items=1, sealed=True)
+        delivery = Delivery(batch.ids[0])
+        workers: Workers[Delivery] = Workers(client, handle, 1, None)
+        workers.put(delivery)
+        assert has_begun.wait(30)
+        hours = count()
+        monkeypatch.setattr(time, "monotonic", lambda: 3600.0 * next(hours))
+        threading.Timer(0.3, may_end.set).start()
+        workers.close()
+        monkeypatch.undo()
+        assert delivery.outcomes == [Outcome.DONE]
+        assert batch.refresh().acked == 1
