@@ -14,6 +14,9 @@ notes. The message is settled where Dramatiq acks it, in `ConsumerThread.post_pr
 thread gets replaced when it starts. First the item is resolved, then Dramatiq's own method runs. No worker thread waits
 for that (see `_settler`).
 
+*An ack removes another message*, as RabbitMQ's consumer has connected again, and the new connection uses the same
+delivery tags. A message of an earlier connection is not acked: it is delivered again.
+
 *A retry is lost*, as the broker was unreachable for a moment: Dramatiq logs that, and acks the message. Its item fails,
 with the exception as reason, as no message is left that could resolve it.
 """
@@ -139,6 +142,7 @@ class LastbitMiddleware(Middleware):
         self._settler = Settler(acker, threads=REMOVERS)
 
     def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
+        _keep_tags_apart(thread)
         settle = partial(self._settle, thread, thread.post_process_message)
         thread.post_process_message = settle  # type: ignore[method-assign]
 
@@ -264,6 +268,27 @@ def resend(redrive: Redrive, messages: Iterable[Sendable], *, broker: Broker | N
     """
     broker = broker or get_broker()
     return _fan_out.resend(_middleware(broker).client, redrive, _checked(messages), partial(_send, broker))
+
+
+def _keep_tags_apart(thread: ConsumerThread) -> None:
+    """Let no message be acked on another connection to RabbitMQ than the one that delivered it.
+
+    A consumer that has connected again counts its delivery tags from 1, so the ack would remove another message, which
+    perhaps nobody has handled.
+    """
+    handle, post_process = thread.handle_message, thread.post_process_message
+
+    def handle_message(message: Any) -> None:
+        message.lastbit_consumer = thread.consumer
+        handle(message)
+
+    def post_process_message(message: Any) -> None:
+        if hasattr(message, "_tag") and message.lastbit_consumer is not thread.consumer:
+            message._tag = None  # no consumer has such a tag; Dramatiq logs that, and the message comes again
+        post_process(message)
+
+    thread.handle_message = handle_message  # type: ignore[method-assign]
+    thread.post_process_message = post_process_message  # type: ignore[method-assign]
 
 
 def _make_room(thread: ConsumerThread, message: MessageProxy) -> None:
