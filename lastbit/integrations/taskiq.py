@@ -285,6 +285,8 @@ def _broken_promises(broker: AsyncBroker, command: Sequence[str]) -> list[str]:
     name = type(broker).__name__
     if name.startswith(("ListQueue", "PubSub")):
         found.append(f"{name} has no acks, so a killed worker's messages are lost; use RedisStreamBroker")
+    if (maxlen := getattr(broker, "maxlen", None)) is not None:
+        found.append(f"with maxlen={maxlen}, Redis drops the oldest messages, also those that nobody has handled")
     if getattr(broker, "unacknowledged_lock_timeout", 0) is None:
         found.append(
             "without unacknowledged_lock_timeout, a worker that is killed while it reclaims messages keeps the others "

@@ -242,6 +242,11 @@ def test_an_argument_that_cannot_be_sent_ends_the_fan_out_at_once(service_url: s
     [
         (RedisStreamBroker("redis://127.0.0.1:9", unacknowledged_lock_timeout=1), "taskiq worker app:broker", ""),
         (RedisStreamBroker("redis://127.0.0.1:9"), "taskiq worker app:broker", "without unacknowledged_lock_timeout"),
+        (
+            RedisStreamBroker("redis://127.0.0.1:9", unacknowledged_lock_timeout=1, maxlen=9),
+            "taskiq worker app:broker",
+            "with maxlen=9, Redis drops the oldest messages",
+        ),
         (ListQueueBroker("redis://127.0.0.1:9"), "taskiq worker app:broker", "ListQueueBroker has no acks"),
         (InMemoryBroker(), "taskiq worker app:broker --ack-type when_executed", "--ack-type when_executed acks"),
     ],
