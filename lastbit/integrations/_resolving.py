@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
+from lastbit.errors import ItemRejected
 from lastbit.integrations._failed import Failed
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ def reason_of(error: BaseException) -> str | None:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     # Without surrogates, which UTF-8 can't encode.
     return None if text is None else text.encode(errors="replace").decode()[:LONGEST_REASON]
+
+
+def is_rejection(error: BaseException | None, item: str) -> bool:
+    """Whether the service has rejected this item. `on_completed` may raise the rejection of another one; then this item
+    is resolved, but its batch's completion isn't processed."""
+    return isinstance(error, ItemRejected) and error.item == item
 
 
 @contextmanager

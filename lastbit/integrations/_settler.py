@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final
 
-from lastbit import errors
 from lastbit.acker import Acker
+from lastbit.integrations._resolving import is_rejection
 
 log = logging.getLogger("lastbit.integrations")
 
@@ -104,7 +104,7 @@ class Settler:
     def _answered(self, entry: _Open, future: Future[Any]) -> None:
         """Called in the acker's thread, which must not wait for the broker."""
         error = future.exception()
-        if error is not None and not isinstance(error, errors.ItemRejected):
+        if error is not None and not is_rejection(error, entry.resolution.item):
             log.warning("item %s is not resolved yet, and is sent again: %s", entry.resolution.item, error)
             timer = threading.Timer(PAUSE, self._repeat, [entry])
             timer.daemon = True

@@ -31,7 +31,7 @@ from lastbit import errors
 from lastbit.acker import Acker, Told
 from lastbit.client import Client
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import reason_of
+from lastbit.integrations._resolving import is_rejection, reason_of
 from lastbit.models import Completed
 
 log = logging.getLogger("lastbit.integrations")
@@ -200,13 +200,13 @@ class Workers(Generic[D]):
             self._settle([failing.delivery for failing in failed], Outcome.FAILED)
 
     def _not_resolved(self, delivery: D, failure: Failed | None, error: BaseException) -> None:
-        if isinstance(error, errors.ItemRejected):
+        if is_rejection(error, delivery.item or ""):
             log.warning("%s; its message is removed", error)
             settle_each([delivery], Outcome.DONE)
         elif passes(error):
             if not self._stopping:
                 self._send_later(partial(self._resolve, delivery, failure), error)
-        elif isinstance(error, errors.LastbitError):
+        elif isinstance(error, errors.LastbitError) and not isinstance(error, errors.ItemRejected):
             self._end(error)
         else:
             log.error("on_completed raised; the message of item %s is handled again", delivery.item, exc_info=error)

@@ -35,6 +35,7 @@ from lastbit.client import AsyncClient
 from lastbit.failures import Redrive
 from lastbit.integrations import _fan_out
 from lastbit.integrations._messages import item_of, reason_of
+from lastbit.integrations._resolving import is_rejection
 from lastbit.models import Completed
 
 try:
@@ -159,12 +160,12 @@ class LastbitMiddleware(TaskiqMiddleware):
         while True:
             try:
                 await (await acker.ack(item) if reason is None else await acker.fail(item, reason))
-            except errors.ItemRejected as error:
-                log.warning("%s; its message is removed", error)
-                return
             except errors.AckerClosed:
                 raise  # the message is not acked
             except Exception as error:  # noqa: BLE001  # also one of `on_completed`
+                if is_rejection(error, item):
+                    log.warning("%s; its message is removed", error)
+                    return
                 log.warning("item %s is not resolved yet, and is sent again: %s", item, error)
                 await asyncio.sleep(PAUSE)
             else:

@@ -9,7 +9,8 @@ from itertools import count
 
 import pytest
 
-from lastbit import Client
+from lastbit import Client, Completed
+from lastbit.errors import ItemRejected
 from lastbit.integrations._workers import Outcome, Workers
 
 
@@ -18,9 +19,11 @@ class Delivery:
     item: str | None
     message: str = "work"
     outcomes: list[Outcome] = field(default_factory=list)
+    settled: threading.Event = field(default_factory=threading.Event)
 
     def settle(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+        self.settled.set()
 
 
 def test_a_stop_waits_for_a_handler_however_long_it_runs(service_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +48,33 @@ def test_a_stop_waits_for_a_handler_however_long_it_runs(service_url: str, monke
         monkeypatch.undo()
         assert delivery.outcomes == [Outcome.DONE]
         assert batch.refresh().acked == 1
+
+
+def test_a_rejection_that_on_completed_raises_is_not_that_of_the_item(service_url: str) -> None:
+    """The item was acked, but the completion of its batch was not processed: the message comes again."""
+
+    def on_completed(completed: Completed) -> None:
+        raise ItemRejected(f"{completed.batch + 1}:0:0", "cancelled")
+
+    with Client(service_url) as client:
+        batch = client.open(items=1, sealed=True)
+        delivery = Delivery(batch.ids[0])
+        workers: Workers[Delivery] = Workers(client, lambda message: None, 1, on_completed)
+        workers.put(delivery)
+        assert delivery.settled.wait(30)
+        workers.close()
+        assert delivery.outcomes == [Outcome.AGAIN]
+        assert workers.failure is None
+        assert batch.refresh().acked == 1
+
+
+def test_a_rejected_item_has_its_message_removed(service_url: str) -> None:
+    with Client(service_url) as client:
+        batch = client.open(items=1)
+        batch.cancel()
+        delivery = Delivery(batch.ids[0])
+        workers: Workers[Delivery] = Workers(client, lambda message: None, 1, None)
+        workers.put(delivery)
+        assert delivery.settled.wait(30)
+        workers.close()
+        assert delivery.outcomes == [Outcome.DONE]

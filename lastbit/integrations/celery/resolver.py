@@ -19,7 +19,7 @@ from typing import Final
 
 from lastbit.acker import Acker, Told
 from lastbit.client import Client
-from lastbit.errors import ItemRejected
+from lastbit.integrations._resolving import is_rejection
 from lastbit.integrations._settler import Resolution
 from lastbit.models import Completed
 
@@ -80,7 +80,7 @@ class Resolver:
 
     def _continue(self, resolution: Resolution, then: Callable[[], None], future: Future[Told]) -> None:
         error = future.exception()
-        if error is not None and not isinstance(error, ItemRejected):
+        if error is not None and not is_rejection(error, resolution.item):
             self._hold(resolution, then, error)
             return
         if error is not None:

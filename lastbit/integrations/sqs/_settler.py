@@ -26,7 +26,7 @@ from typing import Final
 from lastbit import errors
 from lastbit.acker import Acker, Told
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import reason_of
+from lastbit.integrations._resolving import is_rejection, reason_of
 from lastbit.integrations._workers import passes
 from lastbit.integrations.sqs._inbox import Run
 from lastbit.integrations.sqs._leases import Leases
@@ -99,7 +99,7 @@ class Settler:
         error = future.exception()
         if error is None:
             self._end(run, position, is_stored=True)
-        elif isinstance(error, errors.ItemRejected):
+        elif is_rejection(error, item_of(message) or ""):
             log.warning("message %s of %s is deleted: %s", message["MessageId"], self._queue.name, error)
             self._end(run, position, is_stored=True)
         elif passes(error) and not self._closing:
@@ -107,8 +107,9 @@ class Settler:
         else:
             self._end(run, position, is_stored=False)
             log.warning("message %s of %s will be delivered again: %s", message["MessageId"], self._queue.name, error)
-            # An exception of `on_completed` concerns this batch only.
-            if isinstance(error, errors.LastbitError) and not passes(error):
+            # An exception of `on_completed`, also the rejection of another item, concerns this batch only.
+            concerns_all = isinstance(error, errors.LastbitError) and not isinstance(error, errors.ItemRejected)
+            if concerns_all and not passes(error):
                 self._on_error(error)
 
     def _send_later(self, send: Callable[[], None], error: BaseException) -> None:
