@@ -54,6 +54,8 @@ class Arena:
         """The session of each statement, including statements before which no session stopped."""
         self.runs = 0
         """How many schedules were begun."""
+        self.is_patient = False
+        """Whether the server finishes its work in the background before each schedule."""
         self._laid: Scene | None = None
         """The scene in the database, except for the tables that were written since."""
         self._dirty: set[str] = set()
@@ -146,7 +148,7 @@ class Arena:
         if tables != set():
             self.database.execute([*scenes.empty(tables), *scenes.lay(scene, tables)])
         self._laid, self._dirty = scene, set()
-        self.database.freeze()
+        self.database.freeze(is_patient=self.is_patient)
 
     def _observe(self) -> None:
         for profile, session in zip(self.profiles, self.sessions, strict=True):

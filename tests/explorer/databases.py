@@ -47,8 +47,9 @@ class Explored(Protocol):
     def execute(self, texts: Sequence[str]) -> list[Rows]:
         """Execute statements and commit; return the rows of each."""
 
-    def freeze(self) -> None:
-        """Called once a scene is written: from here on the server does nothing by itself."""
+    def freeze(self, *, is_patient: bool) -> None:
+        """Called once a scene is written: from here on the server does nothing by itself. `is_patient`: it first
+        finishes what it does in the background."""
 
     def close(self) -> None: ...
 
@@ -123,9 +124,13 @@ class OnMariaDB:
                 results.append(list(cursor.fetchall()))
         return results
 
-    def freeze(self) -> None:
-        """Stop the purge threads from removing rows deleted from now on: a lock wait ends when its row is removed."""
+    def freeze(self, *, is_patient: bool) -> None:
+        """Stop the purge threads from removing rows deleted from now on: a lock wait ends when its row is removed. On a
+        busy machine they may not have removed all rows of the last scene yet."""
         with self._watcher.cursor() as cursor:
+            if is_patient:
+                cursor.execute("COMMIT")
+                cursor.execute("SET GLOBAL innodb_max_purge_lag_wait = 0")
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
 
     def close(self) -> None:
@@ -167,7 +172,7 @@ class OnPostgreSQL:
                 results.append(cursor.fetchall() if cursor.description else [])
         return results
 
-    def freeze(self) -> None:
+    def freeze(self, *, is_patient: bool) -> None:
         """The server runs without autovacuum."""
         self._scenes += 1
         if self._scenes % EVERY_VACUUM == 0:
@@ -203,7 +208,7 @@ class OnSQLite:
         self._connection.execute("COMMIT")
         return results
 
-    def freeze(self) -> None:
+    def freeze(self, *, is_patient: bool) -> None:
         """SQLite has no threads of its own."""
 
     def close(self) -> None:

@@ -40,6 +40,9 @@ SWITCHES: Final = (2, 4, 8, None)
 outcome, those of the next number are run, and finally all."""
 ATTEMPTS: Final = 5
 """How many times a combination is searched before schedules that don't repeat are reported as a finding."""
+IMPATIENT: Final = 2
+"""How many of these times are spared the wait for the server's work in the background, a tenth of a second for each
+schedule. On a busy machine that work may interfere."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Search:
         """Search up to the first finding."""
         before = self._arena.runs
         for attempt in range(1, ATTEMPTS + 1):
+            self._arena.is_patient = attempt > IMPATIENT
             try:
                 self.begin()
                 self._search()
