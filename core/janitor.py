@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from core import errors, feed
 from core.acks import parents
 from core.batches import batch as batches
-from core.batches import expiry, nesting
+from core.batches import callbacks, expiry, nesting
 from core.batches.expiry import Policy
 from core.batches.lifecycle import Cause, State
 from core.processes import definitions, retention
@@ -78,12 +78,17 @@ def run_once(
             return cause is Cause.DEADLINE or not database.read(nesting.has_live_children, row.id)
         return unless_locked(lambda: _expire(database, row.id, policy, stuck) is not None, row.id)
 
+    def remove(batch: int) -> bool:
+        if dry_run:
+            return not database.read(callbacks.is_owed, batch)
+        return unless_locked(lambda: expiry.remove(database, batch, policy), batch)
+
     for row, cause in expiry.due(database, policy):
         if expire(row, cause):
             (report.expired_open if row.state == State.OPEN else report.expired_sealed).append(row.id)
             progress(row.id)
     for batch in expiry.half_deleted_or_due(database, policy.keep):
-        if dry_run or unless_locked(lambda batch=batch: expiry.remove(database, batch, policy), batch):  # type: ignore[misc]
+        if remove(batch):
             report.deleted.append(batch)
             progress(batch)
     if not dry_run:
