@@ -210,6 +210,8 @@ class ModelBatch:
     idle: bool = False
     """Whether the batch is unchanged since `time_passes`."""
     ended_long_ago: bool = False
+    has_callback: bool = False
+    """Retention keeps the batch until its callback was sent; here no dispatcher sends it."""
     overdue: int | None = None
     """For how many days its deadline has passed; None if it has not, or if there is none."""
 
@@ -324,6 +326,7 @@ class Model:
         batch.tolerance = opening["tolerated_failures"], opening["tolerated_failure_percentage"]
         batch.cancels = opening["on_exceeded"] == "cancel"
         batch.labels = dict(opening["labels"])
+        batch.has_callback = opening["callback"] is not None
         batch.events = ["opened", *(["sealed"] if sealed else [])]
         if parent is not None:
             batch.parent = parent[0], parent[1] * self.batches[parent[0]].group_size + parent[2]
@@ -471,7 +474,7 @@ class Model:
                     self._ended(batch)
                     while self.owing:
                         self._pay(self.owing.pop(0))
-        deletions = [batch for batch in self.batches.values() if batch.ended_long_ago]
+        deletions = [batch for batch in self.batches.values() if batch.ended_long_ago and not batch.has_callback]
         for batch in deletions:
             self._forget(batch)
         return {"expired": sorted(batch.id for batch in expired), "deleted": sorted(batch.id for batch in deletions)}
