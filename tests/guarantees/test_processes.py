@@ -8,7 +8,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -221,20 +221,35 @@ def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(server_datab
     assert not successor.deliver(event).repeated
 
 
+def freeze_before(service: Service, statement: str) -> tuple[threading.Event, threading.Event]:
+    """Stop the service before each statement that begins so. The first event tells that it has stopped, the second one
+    lets it go on."""
+    has_stopped, wake = threading.Event(), threading.Event()
+
+    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
+        if text.startswith(statement):
+            has_stopped.set()
+            wake.wait(60)
+
+    sa.event.listen(service.database.engine, "before_cursor_execute", freeze)
+    return has_stopped, wake
+
+
+def ends_without_a_wait(service: Service, call: Future[Any]) -> bool:
+    """Return as soon as the call waits for a lock, or has ended; whether it has ended."""
+    pause = threading.Event()
+    while not call.done() and not waits_for_a_lock(service):
+        pause.wait(0.15)  # the server caches its list of lock waits for 0.1 s
+    return call.done()
+
+
 def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(server_database: Database) -> None:
     """After its fence, it holds its partition until its commit; the next owner then sees what it has written."""
     service = Service(server_database, combiner=Inline)
     worker = Worker(service)
     [event] = append(service, ("o1", "charged"))
-    is_fenced, wake = threading.Event(), threading.Event()
     slow = Service(Database(server_database.url.render_as_string(hide_password=False)), combiner=Inline)
-
-    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
-        if text.startswith("INSERT INTO processes"):
-            is_fenced.set()
-            wake.wait(60)
-
-    sa.event.listen(slow.database.engine, "before_cursor_execute", freeze)
+    is_fenced, wake = freeze_before(slow, "INSERT INTO processes")
     handling = worker.compute("o1", event)
 
     def succeed() -> Worker:
@@ -245,11 +260,7 @@ def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(server_datab
         write = threads.submit(slow.processes.handle, handling)
         assert is_fenced.wait(60)
         takeover = threads.submit(succeed)
-        # By now it waits for a lock, or it is done without waiting.
-        pause = threading.Event()
-        while not takeover.done() and not waits_for_a_lock(service):
-            pause.wait(0.15)  # the server caches its list of lock waits for 0.1 s
-        early = takeover.done()
+        early = ends_without_a_wait(service, takeover)
         wake.set()
         assert not write.result(60).repeated
         successor = takeover.result(60)
@@ -265,24 +276,13 @@ def test_no_event_is_parked_in_the_middle_of_a_retry(server_database: Database) 
     first, second = append(service, ("o1", "reserved"), ("o1", "charged"))
     assert worker.deliver(first).status is Status.PARKED
     handling = replace(worker.compute("o1", second), error="ValueError('no such account')")
-    has_read, wake = threading.Event(), threading.Event()
     slow = Service(Database(server_database.url.render_as_string(hide_password=False)), combiner=Inline)
-
-    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
-        if text.startswith("UPDATE inbox"):
-            has_read.set()
-            wake.wait(60)
-
-    sa.event.listen(slow.database.engine, "before_cursor_execute", freeze)
+    has_read, wake = freeze_before(slow, "UPDATE inbox")
     with ThreadPoolExecutor(2) as threads:
         retry = threads.submit(slow.processes.retry_parked, PROCESS, "o1")
         assert has_read.wait(60)
         parking = threads.submit(service.processes.handle, handling)
-        # By now it waits for a lock, or it is done without waiting.
-        pause = threading.Event()
-        while not parking.done() and not waits_for_a_lock(service):
-            pause.wait(0.15)  # the server caches its list of lock waits for 0.1 s
-        early = parking.done()
+        early = ends_without_a_wait(service, parking)
         wake.set()
         assert retry.result(60) == 1
         parked = parking.result(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -50,6 +51,18 @@ def test_a_stop_waits_for_a_handler_however_long_it_runs(service_url: str, monke
         assert batch.refresh().acked == 1
 
 
+def handle_one(
+    client: Client, item: str, on_completed: Callable[[Completed], object] | None = None
+) -> tuple[Workers[Delivery], Delivery]:
+    """Handle the message of one item until it is settled, and stop."""
+    workers: Workers[Delivery] = Workers(client, lambda message: None, 1, on_completed)
+    delivery = Delivery(item)
+    workers.put(delivery)
+    assert delivery.settled.wait(30)
+    workers.close()
+    return workers, delivery
+
+
 def test_a_rejection_that_on_completed_raises_is_not_that_of_the_item(service_url: str) -> None:
     """The item was acked, but the completion of its batch was not processed: the message comes again."""
 
@@ -58,11 +71,7 @@ def test_a_rejection_that_on_completed_raises_is_not_that_of_the_item(service_ur
 
     with Client(service_url) as client:
         batch = client.open(items=1, sealed=True)
-        delivery = Delivery(batch.ids[0])
-        workers: Workers[Delivery] = Workers(client, lambda message: None, 1, on_completed)
-        workers.put(delivery)
-        assert delivery.settled.wait(30)
-        workers.close()
+        workers, delivery = handle_one(client, batch.ids[0], on_completed)
         assert delivery.outcomes == [Outcome.AGAIN]
         assert workers.failure is None
         assert batch.refresh().acked == 1
@@ -72,9 +81,5 @@ def test_a_rejected_item_has_its_message_removed(service_url: str) -> None:
     with Client(service_url) as client:
         batch = client.open(items=1)
         batch.cancel()
-        delivery = Delivery(batch.ids[0])
-        workers: Workers[Delivery] = Workers(client, lambda message: None, 1, None)
-        workers.put(delivery)
-        assert delivery.settled.wait(30)
-        workers.close()
+        _, delivery = handle_one(client, batch.ids[0])
         assert delivery.outcomes == [Outcome.DONE]
