@@ -57,6 +57,9 @@ class LastbitError(Exception):
 
     partial: AckResult | None = None
     """The merged results of the requests that succeeded, if a call of several requests failed after some of them."""
+    is_temporary: bool = False
+    """Whether the same call may succeed later, with nothing changed: the service was unreachable or overloaded, it
+    failed, or a gateway responded in its place. Whether the call had an effect is another question."""
 
 
 class ServiceError(LastbitError):
@@ -77,6 +80,7 @@ class ServiceError(LastbitError):
         self.detail = detail
         self.errors = tuple(errors)
         self.retry_after = retry_after
+        self.is_temporary = status >= 500 or self.is_temporary
 
     def __str__(self) -> str:
         return f"{self.detail} ({self.status} {self.code})"
@@ -170,6 +174,8 @@ class OutOfOrder(ServiceError):
 class RateLimited(ServiceError):
     """Too many requests; the retries failed too."""
 
+    is_temporary = True
+
 
 class Unavailable(ServiceError):
     """The service is overloaded or its database is unreachable; the retries failed too. Repeating the call is safe."""
@@ -235,6 +241,8 @@ class ServiceUnreachable(LastbitError):
     """The service did not respond. The request may or may not have been carried out; if it is `repeatable`, sending it
     again is safe."""
 
+    is_temporary = True
+
     def __init__(
         self, url: str, request: str, cause: str, attempts: int, seconds: float, repeatable: bool = True
     ) -> None:
@@ -267,6 +275,8 @@ class ServiceUnreachable(LastbitError):
 
 class UnexpectedAnswer(LastbitError):
     """The response does not follow the contract. It may come from other software, or from a much older release."""
+
+    is_temporary = True
 
     def __init__(self, url: str, request: str, status: int, found: str) -> None:
         super().__init__(url, request, status, found)

@@ -84,13 +84,6 @@ def settle_each(deliveries: Sequence[Delivery], outcome: Outcome) -> None:
             log.exception("the message of item %s was not settled", delivery.item)
 
 
-def passes(error: BaseException) -> bool:
-    """Whether the same ack may succeed later."""
-    if isinstance(error, errors.ServiceError):
-        return error.status >= 500 or isinstance(error, errors.RateLimited)
-    return isinstance(error, errors.ServiceUnreachable | errors.UnexpectedAnswer)
-
-
 def checked_workers(count: int, handle: Callable[..., object]) -> None:
     """Raises `InvalidArgument`."""
     if not isinstance(count, int) or count < 1:
@@ -203,14 +196,13 @@ class Workers(Generic[D]):
         if is_rejection(error, delivery.item or ""):
             log.warning("%s; its message is removed", error)
             settle_each([delivery], Outcome.DONE)
-        elif passes(error):
-            if not self._stopping:
-                self._send_later(partial(self._resolve, delivery, failure), error)
-        elif isinstance(error, errors.LastbitError) and not isinstance(error, errors.ItemRejected):
-            self._end(error)
-        else:
+        elif not isinstance(error, errors.LastbitError) or isinstance(error, errors.ItemRejected):
             log.error("on_completed raised; the message of item %s is handled again", delivery.item, exc_info=error)
             settle_each([delivery], Outcome.AGAIN)
+        elif not error.is_temporary:
+            self._end(error)
+        elif not self._stopping:
+            self._send_later(partial(self._resolve, delivery, failure), error)
 
     def _send_later(self, send: Callable[[], None], error: BaseException) -> None:
         with self._lock:

@@ -270,7 +270,7 @@ class Membership(Generic[A]):
             self._next_sync = self._now()
 
     def _refused(self, error: BaseException) -> None:
-        if not passes(error):
+        if not (isinstance(error, errors.LastbitError) and error.is_temporary):
             # The service no longer knows this worker, or will never accept it.
             self.gone = True
             self.fail(error)
@@ -399,10 +399,3 @@ class Membership(Generic[A]):
 
     def _lane(self, partition: int) -> _Lane[A]:
         return self._lanes.setdefault(partition, _Lane())
-
-
-def passes(error: BaseException) -> bool:
-    """Whether the same sync may succeed later."""
-    if isinstance(error, errors.ServiceError):
-        return error.status >= 500 or isinstance(error, errors.RateLimited)
-    return isinstance(error, errors.ServiceUnreachable | errors.UnexpectedAnswer)

@@ -21,7 +21,7 @@ from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
 from lastbit.retry import Retry
 from lastbit.streams._commits import commit, commit_many, for_a_lease
-from lastbit.streams._membership import A, Call, Held, Lease, Membership, Sync, passes
+from lastbit.streams._membership import A, Call, Held, Lease, Membership, Sync
 from lastbit.streams._progress import CAPACITY, EVERY
 from lastbit.streams.ordered import run_ordered
 from lastbit.streams.window import AckWindow
@@ -246,7 +246,7 @@ class ConsumerGroup:
             try:
                 self.commit(assignment for assignment in self.assignments if assignment.uncommitted)
             except Exception as error:  # noqa: BLE001  # made again, or `consume` raises it
-                if not passes(error):
+                if not (isinstance(error, errors.LastbitError) and error.is_temporary):
                     self._fail(error)
                     return
                 log.warning("the positions could not be committed; the commit will be made again: %r", error)

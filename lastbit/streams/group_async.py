@@ -14,7 +14,7 @@ from lastbit._drivers import HasAsyncDriver
 from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
 from lastbit.streams._commits import commit, commit_many
-from lastbit.streams._membership import Call, Held, Lease, Membership, Sync, passes
+from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
 from lastbit.streams._progress import CAPACITY, EVERY
 from lastbit.streams.group import LONGEST_WAIT, Released, beat, leave, log, now, while_active, window_of
 from lastbit.streams.ordered_async import run_ordered_async
@@ -168,7 +168,7 @@ class AsyncConsumerGroup:
             try:
                 await self.commit([assignment for assignment in self.assignments if assignment.uncommitted])
             except Exception as error:  # noqa: BLE001  # made again, or `consume` raises it
-                if not passes(error):
+                if not (isinstance(error, errors.LastbitError) and error.is_temporary):
                     self._membership.fail(error)
                     self._changed.set()
                     return

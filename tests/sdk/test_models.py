@@ -167,22 +167,32 @@ def test_errors_can_be_pickled(error: errors.LastbitError) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "kind"),
+    ("status", "code", "kind", "is_temporary"),
     [
-        (404, "batch_not_found", errors.BatchNotFound),
-        (409, "batch_sealed", errors.BatchSealed),
-        (409, "batch_cancelled", errors.BatchEnded),
-        (422, "idempotency_key_reused", errors.IdempotencyKeyReused),
-        (409, "batch_frozen", errors.Conflict),
-        (503, "unavailable", errors.Unavailable),
-        (502, "http_502", errors.Unavailable),
-        (418, "teapot", errors.ServiceError),
+        (404, "batch_not_found", errors.BatchNotFound, False),
+        (409, "batch_sealed", errors.BatchSealed, False),
+        (409, "batch_cancelled", errors.BatchEnded, False),
+        (422, "idempotency_key_reused", errors.IdempotencyKeyReused, False),
+        (409, "batch_frozen", errors.Conflict, False),
+        (418, "teapot", errors.ServiceError, False),
+        (429, "rate_limited", errors.RateLimited, True),
+        (429, "http_429", errors.RateLimited, True),
+        (500, "internal", errors.ServiceError, True),
+        (503, "unavailable", errors.Unavailable, True),
+        (502, "http_502", errors.Unavailable, True),
     ],
 )
 def test_a_problem_has_the_class_of_its_code_or_else_of_its_status(
-    status: int, code: str, kind: type[errors.ServiceError]
+    status: int, code: str, kind: type[errors.ServiceError], is_temporary: bool
 ) -> None:
     """So that a code newer than this client still has a fitting class."""
     error = errors.service_error(status, code, "detail")
     assert type(error) is kind
     assert (error.status, error.code, error.detail) == (status, code, "detail")
+    assert error.is_temporary is is_temporary
+    assert pickle.loads(pickle.dumps(error)).is_temporary is is_temporary
+
+
+def test_only_failures_to_respond_are_temporary_apart_from_those() -> None:
+    temporary = {type(error) for error in every_error() if error.is_temporary}
+    assert temporary == {errors.ServiceUnreachable, errors.UnexpectedAnswer}

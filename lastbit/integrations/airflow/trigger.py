@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from lastbit.errors import BatchNotFound, LastbitError, RateLimited, ServiceError, ServiceUnreachable
+from lastbit.errors import BatchNotFound, LastbitError, ServiceError, ServiceUnreachable
 from lastbit.integrations.airflow import outcome
 from lastbit.integrations.airflow._airflow import BaseTrigger, TriggerEvent
 from lastbit.integrations.airflow.clients import shared_client
@@ -78,11 +78,7 @@ class LastbitBatchTrigger(BaseTrigger):
                     if target.batch_id is not None:
                         raise
                 except (ServiceError, ServiceUnreachable) as error:
-                    if not _is_temporary(error):
+                    if not error.is_temporary:
                         raise
                     self.log.warning("still waiting for %s: %s", target, error)
                 await asyncio.sleep(self.poll_interval)
-
-
-def _is_temporary(error: ServiceError | ServiceUnreachable) -> bool:
-    return isinstance(error, ServiceUnreachable | RateLimited) or error.status >= 500

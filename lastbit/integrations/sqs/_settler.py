@@ -27,7 +27,6 @@ from lastbit import errors
 from lastbit.acker import Acker, Told
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._resolving import is_rejection, reason_of
-from lastbit.integrations._workers import passes
 from lastbit.integrations.sqs._inbox import Run
 from lastbit.integrations.sqs._leases import Leases
 from lastbit.integrations.sqs._queue import MOST_ENTRIES, Message, Queue, item_of
@@ -97,19 +96,20 @@ class Settler:
         """Called in the acker's thread."""
         message = run.messages[position]
         error = future.exception()
+        is_temporary = isinstance(error, errors.LastbitError) and error.is_temporary
         if error is None:
             self._end(run, position, is_stored=True)
         elif is_rejection(error, item_of(message) or ""):
             log.warning("message %s of %s is deleted: %s", message["MessageId"], self._queue.name, error)
             self._end(run, position, is_stored=True)
-        elif passes(error) and not self._closing:
+        elif is_temporary and not self._closing:
             self._send_later(partial(self.settle, run, position, failure), error)
         else:
             self._end(run, position, is_stored=False)
             log.warning("message %s of %s will be delivered again: %s", message["MessageId"], self._queue.name, error)
             # An exception of `on_completed`, also the rejection of another item, concerns this batch only.
             concerns_all = isinstance(error, errors.LastbitError) and not isinstance(error, errors.ItemRejected)
-            if concerns_all and not passes(error):
+            if concerns_all and not is_temporary:
                 self._on_error(error)
 
     def _send_later(self, send: Callable[[], None], error: BaseException) -> None:
