@@ -18,28 +18,22 @@ Things that could go wrong, and why they cannot:
 
 from __future__ import annotations
 
-import json
 import logging
-import queue
 import threading
 import time
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Final
 
 from lastbit import _calls, errors
 from lastbit._drivers import HasDriver
 from lastbit.models import Event
-from lastbit.processes.calls import Processes, handling
+from lastbit.processes._lane import PAUSE, Job, Lane, Shared
+from lastbit.processes._partition import Partition
+from lastbit.processes.calls import Processes
 from lastbit.processes.definition import Process
-from lastbit.streams.errors import WindowClosed, WindowFull
 from lastbit.streams.group import Assignment, ConsumerGroup
 from lastbit.streams.partitions import partition_of
-
-if TYPE_CHECKING:
-    from lastbit.processes.models import Handled, Instance
 
 log = logging.getLogger("lastbit.processes")
 
@@ -49,99 +43,8 @@ POLL: Final = 1.0
 """Seconds for which the service holds a read that finds nothing. A new partition may wait for this time."""
 AHEAD: Final = 1000
 """Maximum events that are read but not handled yet."""
-KEPT: Final = 10_000
-"""Maximum instances whose states are cached between events."""
 IDLE: Final = 15
 """Number of commit intervals after which a floor is committed if it advanced only over other partitions' events."""
-MANY: Final = 100
-"""Maximum events in one call, as the service accepts."""
-CALL: Final = 4 * 2**20
-"""Approximate maximum bytes of one call: half of what the service accepts."""
-PAUSE: Final = 0.5
-"""Seconds to wait after a temporary refusal by the service."""
-
-
-@dataclass(eq=False)
-class _Partition:
-    """A partition owned by this worker, with the position up to which events were passed to it."""
-
-    assignment: Assignment
-    reached: int
-    lane: int
-    left: set[int]
-    """Positions that were outstanding at the last commit and have not been read again."""
-    open: bool = True
-    """Whether it is not released yet."""
-    cut: bool = False
-    """Whether an event was not accepted. Then no later event may be skipped."""
-    busy: int = 0
-    """Number of events being handled."""
-    handled: bool = False
-    """Whether an event was handled since the last commit."""
-    committed: float = field(default_factory=time.monotonic)
-
-
-class _Cached(NamedTuple):
-    """An instance's state as JSON, which is valid only at this epoch of its partition."""
-
-    epoch: int
-    version: int
-    state: str
-
-
-_NEW: Final = 0, "null"
-"""The version and the state of an instance that doesn't exist."""
-
-
-@dataclass(eq=False)
-class _Job:
-    """An event and its instances in one partition. Only the partition's lane changes it."""
-
-    partition: _Partition
-    position: int
-    event: Event
-    instances: list[str]
-    left: int = 0
-    """The number of instances for which it is not over yet."""
-    is_handled: bool = True
-    """Whether it was handled for each instance for which it is over."""
-
-
-@dataclass(eq=False)
-class _Task:
-    """An event that must be handled for one instance."""
-
-    job: _Job
-    instance: str
-    body: dict[str, Any] = field(default_factory=dict)
-    """Its entry in the last call."""
-    refusal: str | None = None
-    """Why the service has refused the function's result."""
-    is_over: bool = False
-    is_handled: bool = False
-    """If it is over, but not handled, it is left to the partition's next owner."""
-
-    @property
-    def partition(self) -> _Partition:
-        return self.job.partition
-
-    def event(self, retry_type: str) -> Event:
-        event = self.job.event
-        return Event.from_json(event.data["event"]) if event.type == retry_type else event
-
-
-def _end(task: _Task, ahead: threading.Semaphore) -> None:
-    """The task is over. If the event is handled for all of its instances now, it is acked."""
-    job = task.job
-    job.left -= 1
-    job.is_handled = job.is_handled and task.is_handled
-    if job.left:
-        return
-    ahead.release()
-    if job.is_handled:
-        with suppress(WindowClosed):
-            job.partition.assignment.window.ack(job.position)
-            job.partition.handled = True
 
 
 class ProcessWorker:
@@ -167,18 +70,15 @@ class ProcessWorker:
         self._process = process
         self._client = client
         self._driver = client.driver
-        self._processes = Processes(client.driver)
         self._name = worker
         self._partitions = partitions
         self._times = (ttl, release)
         self._every = every
-        self._lanes: list[queue.SimpleQueue[_Job | None]] = [queue.SimpleQueue() for _ in range(lanes)]
-        self._ahead = threading.Semaphore(AHEAD)
-        self._changed = threading.Condition()
-        self._ours: dict[int, _Partition] = {}
-        self._states: OrderedDict[str, _Cached] = OrderedDict()
+        self._shared = Shared(process, Processes(client.driver), worker, threading.Semaphore(AHEAD))
+        self._lanes = [Lane(self._shared) for _ in range(lanes)]
+        self._changed, self._stopping = self._shared.changed, self._shared.stopping
+        self._ours: dict[int, Partition] = {}
         self._head = 0
-        self._stopping = threading.Event()
         self._group: ConsumerGroup | None = None
         self._error: BaseException | None = None
 
@@ -186,7 +86,7 @@ class ProcessWorker:
         """Define the process and work until `stop` is called. Then release all partitions, leave, and return. Raises
         errors that make continuing impossible. If the service is unreachable, it keeps trying."""
         ttl, release = self._times
-        defined = self._processes.define(self._process.name, partitions=self._partitions, ttl=ttl, release=release)
+        defined = self._shared.calls.define(self._process.name, partitions=self._partitions, ttl=ttl, release=release)
         self._count, self._after = defined.partitions, defined.after
         self._group = ConsumerGroup(self._client, defined.group, self._name)
         if self._stopping.is_set():
@@ -194,9 +94,7 @@ class ProcessWorker:
         threads = [threading.Thread(target=self._guarded, args=(self._read,), name="lastbit-read", daemon=True)]
         threads.append(threading.Thread(target=self._guarded, args=(self._keep_floors,), daemon=True))
         for lane in self._lanes:
-            threads.append(
-                threading.Thread(target=self._guarded, args=(lambda lane=lane: self._work(lane),), daemon=True)
-            )
+            threads.append(threading.Thread(target=self._guarded, args=(lane.run,), daemon=True))
         for thread in threads:
             thread.start()
         try:
@@ -206,7 +104,7 @@ class ProcessWorker:
             with self._changed:
                 self._changed.notify_all()
             for lane in self._lanes:
-                lane.put(None)
+                lane.close()
             for thread in threads:
                 thread.join(POLL + self._driver.service.timeout)
         if self._error is not None:
@@ -231,10 +129,10 @@ class ProcessWorker:
         # If the window is empty, nothing was committed: start at the process's first position.
         position = assignment.floor if assignment.window.high >= 0 else self._after
         with self._changed:
-            lanes_in_use = [instance.lane for instance in self._ours.values()]
+            lanes_in_use = [partition.lane for partition in self._ours.values()]
             lane = min(range(len(self._lanes)), key=lanes_in_use.count)
             outstanding = set(assignment.window.outstanding)
-            self._ours[assignment.partition] = _Partition(assignment, position, lane, outstanding)
+            self._ours[assignment.partition] = Partition(assignment, position, lane, outstanding)
             self._changed.notify_all()
 
     def _released(self, assignment: Assignment) -> None:
@@ -260,8 +158,8 @@ class ProcessWorker:
             after = min(each.reached for each in partitions)
             try:
                 page = self._driver.run(_calls.events, after, self._process.types, None, POLL, PAGE)
-            except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
-                if not _passes(error):
+            except errors.LastbitError as error:
+                if not error.is_temporary:
                     raise
                 self._stopping.wait(PAUSE)
                 continue
@@ -269,9 +167,9 @@ class ProcessWorker:
             for event in page.events:
                 self._feed(event, partitions)
             for partition in partitions:
-                _pass_over(partition, page.next)
+                partition.pass_over(page.next)
 
-    def _feed(self, event: Event, partitions: Iterable[_Partition]) -> None:
+    def _feed(self, event: Event, partitions: Iterable[Partition]) -> None:
         """Pass an event to the partitions that have instances for it and have not received it."""
         instances: dict[int, list[str]] = defaultdict(list)
         for instance in self._process.instances_of(event):
@@ -288,164 +186,15 @@ class ProcessWorker:
             if event.position <= partition.reached or partition.cut:
                 continue
             own_instances = instances.get(partition.assignment.partition)
-            if own_instances and self._track(partition, event.position):
+            if own_instances and partition.track(event.position, self._stopping):
                 self._take_room()
-                self._lanes[partition.lane].put(_Job(partition, event.position, event, own_instances))
+                self._lanes[partition.lane].put(Job(partition, event, own_instances))
             partition.reached = event.position
 
-    def _track(self, partition: _Partition, position: int) -> bool:
-        """Whether to handle the event. If the partition is being released, it is cut off here."""
-        while partition.open and not self._stopping.is_set():
-            try:
-                is_new = partition.assignment.window.track(position, timeout=PAUSE)
-            except WindowFull as full:
-                log.warning("partition %d waits for its event at %d", partition.assignment.partition, full.oldest)
-            except WindowClosed:
-                break
-            else:
-                partition.left.discard(position)
-                return is_new
-        partition.cut = True
-        return False
-
     def _take_room(self) -> None:
-        while not self._ahead.acquire(timeout=PAUSE):
+        while not self._shared.room.acquire(timeout=PAUSE):
             if self._stopping.is_set():
                 return
-
-    # Handling
-
-    def _work(self, lane: queue.SimpleQueue[_Job | None]) -> None:
-        """Handle the lane's events, with one call for those of different instances that are ready at the same time."""
-        waiting: dict[str, deque[_Task]] = {}
-        is_ending = False
-        while waiting or not is_ending:
-            jobs = [] if waiting else [lane.get()]
-            # Also the next jobs, without waiting for more.
-            with suppress(queue.Empty):
-                while len(jobs) + len(waiting) < MANY:
-                    jobs.append(lane.get_nowait())
-            for job in jobs:
-                if job is None:
-                    is_ending = True
-                    continue
-                job.left = len(job.instances)
-                for instance in job.instances:
-                    waiting.setdefault(instance, deque()).append(_Task(job, instance))
-            self._handle(waiting)
-
-    def _handle(self, waiting: dict[str, deque[_Task]]) -> None:
-        """Handle the first event of each of these instances, and remove those that are done. Events of partitions that
-        were lost or are being released are left to the next owner."""
-        tasks: list[_Task] = []
-        with self._changed:
-            for instance, queued in list(waiting.items()):
-                while queued and not (queued[0].partition.open and not queued[0].partition.assignment.lost):
-                    _end(queued.popleft(), self._ahead)
-                if not queued:
-                    del waiting[instance]
-                elif len(tasks) < MANY:
-                    tasks.append(queued[0])
-                    queued[0].partition.busy += 1
-        try:
-            self._store(tasks)
-            for task in tasks:
-                if task.is_over:
-                    waiting[task.instance].popleft()
-                    _end(task, self._ahead)
-        finally:
-            with self._changed:
-                for task in tasks:
-                    task.partition.busy -= 1
-                self._changed.notify_all()
-
-    def _store(self, tasks: Sequence[_Task]) -> None:
-        """Compute the tasks' effects, and store them with as few calls as possible."""
-        part: list[_Task] = []
-        size = 0
-        for task in tasks:
-            task.body = self._body(task)
-            length = len(json.dumps(task.body))
-            if part and size + length > CALL:
-                self._send(part)
-                part, size = [], 0
-            part.append(task)
-            size += length
-        if part:
-            self._send(part)
-
-    def _body(self, task: _Task) -> dict[str, Any]:
-        event = task.event(self._process.retry_type)
-        epoch, cached = task.partition.assignment.epoch, self._states.get(task.instance)
-        version, state = _NEW if cached is None or cached.epoch != epoch else cached[1:]
-        outcome = self._process.decide(json.loads(state), event) if task.refusal is None else {"error": task.refusal}
-        body = handling(event.id, event.position, self._name, epoch, version, outcome)
-        return {"instance": task.instance, **body}
-
-    def _send(self, tasks: Sequence[_Task]) -> None:
-        """Store the effects of these tasks with one call. Those that aren't over then must be tried again."""
-        try:
-            bodies = [task.body for task in tasks]
-            results: Sequence[Handled | errors.LastbitError] = self._processes.handle_many(self._process.name, bodies)
-        except (errors.InvalidRequest, errors.InvalidArgument) as error:
-            if len(tasks) > 1:
-                # One of them may be the cause.
-                for task in tasks:
-                    self._send([task])
-                return
-            results = [error]
-        except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
-            results = [error] * len(tasks)
-        must_pause = False
-        for task, result in zip(tasks, results, strict=True):
-            if not isinstance(result, errors.LastbitError):
-                self._remember(task, result.instance)
-                task.is_over = task.is_handled = True
-                if result.status == "parked" and not result.repeated:
-                    log.warning("parked event %s for %s %r", task.body["event"]["id"], self._process, task.instance)
-            elif isinstance(result, errors.VersionConflict):
-                must_pause |= not self._refresh(task)
-            elif isinstance(result, errors.StaleEpoch):
-                # A commit reports the stale epoch to the group, which ends the assignment.
-                with suppress(errors.LastbitError):
-                    task.partition.assignment.commit()
-                task.is_over = True
-            elif isinstance(result, errors.InvalidRequest | errors.InvalidArgument) and task.refusal is None:
-                # If the service refuses the function's result, park the event, as if the function had raised.
-                task.refusal = str(result)
-            elif _passes(result):
-                must_pause = True
-            else:
-                raise result
-        if must_pause:
-            self._stopping.wait(PAUSE)
-
-    def _refresh(self, task: _Task) -> bool:
-        """Read the instance's state. Returns False if the service can't answer now."""
-        try:
-            self._remember(task, self._look(task.instance))
-        except (errors.ServiceError, errors.ServiceUnreachable, errors.UnexpectedAnswer) as error:
-            if not _passes(error):
-                raise
-            return False
-        return True
-
-    def _look(self, instance: str) -> Instance | None:
-        try:
-            return self._processes.get(self._process.name, instance)
-        except errors.InstanceNotFound:
-            return None
-
-    def _remember(self, task: _Task, details: Instance | None) -> None:
-        # Each instance belongs to one lane. The lanes share only the dictionary, whose operations are atomic.
-        if details is None or details.status == "finished":
-            self._states.pop(task.instance, None)
-            return
-        epoch = task.partition.assignment.epoch
-        self._states[task.instance] = _Cached(epoch, details.version, json.dumps(details.state))
-        if len(self._states) > KEPT:
-            with suppress(KeyError):
-                self._states.popitem(last=False)
 
     # Floors
 
@@ -470,29 +219,6 @@ class ProcessWorker:
                 # The next commit includes them. The group reports lost partitions.
                 for partition in due:
                     partition.handled = True
-
-
-def _pass_over(partition: _Partition, position: int) -> None:
-    """Advance the window to `position`, up to which all events were read. Positions that were outstanding and were not
-    read again are acked."""
-    if position < partition.reached or partition.cut:
-        return
-    window = partition.assignment.window
-    # A full window needs no place for `position`: a later one takes the floor beyond it.
-    with suppress(WindowClosed, WindowFull):
-        for offset in sorted(each for each in partition.left if each <= position):
-            window.ack(offset)  # of an event type that an earlier version of the process read
-            partition.left.discard(offset)
-        if position > window.high and window.track(position):
-            window.ack(position)
-    partition.reached = position
-
-
-def _passes(error: BaseException) -> bool:
-    """Whether the same call may succeed later."""
-    if isinstance(error, errors.ServiceError):
-        return error.status >= 500 or isinstance(error, errors.RateLimited)
-    return isinstance(error, errors.ServiceUnreachable | errors.UnexpectedAnswer)
 
 
 def run(

@@ -2185,7 +2185,7 @@ MUTANTS = [
     ),
     Mutant(
         "an-entry-that-is-refused-for-now-is-not-tried-again",
-        "lastbit.processes.worker:ProcessWorker._send",
+        "lastbit.processes._lane:Lane._send",
         "must_pause = True",
         "task.is_over = True",
         _SDK + "test_processes.py::test_an_entry_that_is_refused_for_now_is_tried_again",
@@ -2509,14 +2509,14 @@ MUTANTS = [
     ),
     Mutant(
         "a-full-window-ends-the-worker",
-        "lastbit.processes.worker:_pass_over",
+        "lastbit.processes._partition:Partition.pass_over",
         "(WindowClosed, WindowFull)",
         "(WindowClosed)",
         _SDK + "test_processes.py::test_a_full_window_does_not_end_the_worker",
     ),
     Mutant(
         "an-event-is-acked-though-its-entry-was-refused",
-        "lastbit.processes.worker:ProcessWorker._handle",
+        "lastbit.processes._lane:Lane._handle",
         "if task.is_over:",
         "if setattr(task, 'is_handled', True) is None:",
         _SDK + "test_processes.py::test_a_refused_entry_of_a_shared_call_does_not_delay_the_others",
