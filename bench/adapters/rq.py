@@ -10,6 +10,7 @@ from rq import Queue
 
 from lastbit.batch import BatchHandle
 from lastbit.integrations.rq import fan_out
+from lastbit.integrations.rq._unacked import noted
 
 WORKER = (
     *("rq.cli", "worker", "--quiet", "--url", os.environ["BENCH_BROKER"]),
@@ -34,7 +35,6 @@ def track(numbers: Sequence[int]) -> BatchHandle:
 
 
 def left(store: redis.Redis) -> int:
-    """The number of jobs that wait or are under way."""
-    return (
-        int(store.llen(queue.key)) + int(store.zcard("rq:wip:default")) + int(store.llen(f"{queue.key}:intermediate"))
-    )
+    """The number of jobs that wait or are under way, or whose items are not acked yet."""
+    waiting = int(store.llen(queue.key)) + int(store.llen(f"{queue.key}:intermediate"))
+    return waiting + int(store.zcard("rq:wip:default")) + len(noted(store, queue.name))

@@ -225,6 +225,20 @@ MUTANTS = [
         _TASKIQ + "test_a_task_ends_only_when_the_service_is_back",
     ),
     Mutant(
+        "a-finished-job-is-saved-without-a-note",
+        "lastbit.integrations.rq:LastbitMixin.handle_job_success",
+        "_unacked.note(self.connection, job.origin, item)",
+        "pass",
+        _RQ + "test_jobs_go_on_while_the_service_is_away",
+    ),
+    Mutant(
+        "what-a-killed-worker-noted-is-not-acked",
+        "lastbit.integrations.rq:reconcile",
+        "resolved = _ack_noted(queue, client)",
+        "resolved = 0",
+        _RQ + "test_reconcile_resolves_what_ended_without_a_worker",
+    ),
+    Mutant(
         "cancelled-jobs-are-overlooked",
         "lastbit.integrations.rq:reconcile",
         "canceled.get_job_ids(cleanup=False)",

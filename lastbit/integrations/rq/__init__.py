@@ -6,12 +6,13 @@
 RQ permits no colons in a job's id, so the job of item `7:0:42` is `lastbit-7-0-42`. What could go wrong:
 
 *A callback is no safe place.* `on_failure` runs at every failure, also before a retry, and not if the work-horse is
-killed. `on_success` runs before the job is saved. So the worker resolves items: it acks one before it saves the job as
-finished, and fails one before it saves the job as failed, but not if the job will be retried.
+killed. `on_success` runs before the job is saved. So the worker resolves items: it fails one before it saves the job as
+failed, but not if the job will be retried; and before it saves a job as finished, it notes the item, which it acks
+while the next jobs run (`_unacked`).
 
 *RQ ends a job without a worker*: it is cancelled, or its worker died and somebody's look at a registry cleaned it up.
 No hook sees all of these. So workers also compare: at each maintenance, `reconcile` resolves the pending items of jobs
-that have ended.
+that have ended, and acks those that were noted by a worker that died.
 
 What remains is RQ's own: a job that is deleted, or that expires in the queue, leaves no trace, and its item stays
 pending. `fan_out` refuses the option `ttl` for that reason.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -34,8 +35,8 @@ from lastbit.failures import Redrive
 from lastbit.ids import ItemId
 from lastbit.integrations import _fan_out
 from lastbit.integrations._messages import MOST_REASON, item_of
-from lastbit.integrations._settler import Resolution
-from lastbit.integrations.rq._relay import Relay
+from lastbit.integrations._settler import Resolution, Settler
+from lastbit.integrations.rq._relay import Ack, Fail, Relay
 from lastbit.models import AckResult
 
 try:
@@ -43,13 +44,19 @@ try:
     from rq import Queue, SimpleWorker, Worker
     from rq.job import Job, JobStatus
     from rq.registry import CanceledJobRegistry
+
+    from lastbit.integrations.rq import _unacked
 except ImportError as cause:
     raise errors.MissingExtra("rq", "the adapter for RQ") from cause
 
 log = logging.getLogger("lastbit.integrations")
 
-PAUSE: Final = 1.0
-"""Seconds until a failed ack is repeated, in addition to the client's own retries."""
+LINGER: Final = 0.05
+"""Seconds for which acks are gathered. No job waits meanwhile."""
+MOST_UNACKED: Final = 1000
+"""While the service is away, a worker finishes this many jobs; the next one waits for it."""
+PATIENCE: Final = 10.0
+"""Seconds for which a stopping worker waits for its acks."""
 PREFIX: Final = "lastbit-"
 _REFUSED: Final = {
     "job_id": "the job's id is the item's",
@@ -78,6 +85,7 @@ class LastbitMixin:
     """
 
     _own_client: Client | None = None
+    _settler: Settler | None = None
     _relay: Relay | None = None
 
     def lastbit_client(self) -> Client:
@@ -89,17 +97,9 @@ class LastbitMixin:
             self._own_client = self.lastbit_client()
         return self._own_client
 
-    def _send(self, resolution: Resolution) -> AckResult:
-        if self._relay is not None and self.is_horse:  # type: ignore[attr-defined]
-            try:
-                return self._relay.send(resolution)
-            except (EOFError, OSError) as error:
-                log.warning("the worker of this work-horse has ended (%r); the work-horse calls the service", error)
-                self._relay = None
-        return _resolve_by(self._client(), resolution)
-
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
-        self._relay = Relay(partial(_resolve_by, self._client()))
+        self._prepare()
+        self._relay = Relay(self._take)
         super().fork_work_horse(job, queue)  # type: ignore[misc]
         self._relay.serve()
 
@@ -112,15 +112,9 @@ class LastbitMixin:
 
     def handle_job_success(self, job: Job, queue: Queue, started_job_registry: Any) -> None:
         item = item_of_job(job.id)
-        while item is not None:
-            try:
-                _warn(self._send(Resolution(item)))
-            except errors.LastbitError as error:
-                # If the job ended as failed instead, its work would be done again.
-                log.warning("item %s is not acked yet, and is sent again: %s", item, error)
-                time.sleep(PAUSE)
-            else:
-                break
+        if item is not None:
+            _unacked.note(self.connection, job.origin, item)  # type: ignore[attr-defined]
+            self._resolve(Ack(item, job.origin))
         super().handle_job_success(job, queue, started_job_registry)  # type: ignore[misc]
 
     def handle_job_failure(
@@ -145,19 +139,66 @@ class LastbitMixin:
             except errors.LastbitError as error:
                 log.warning("jobs of %s are not compared with their items: %s", queue.name, error)
 
+    def teardown(self) -> None:
+        is_worker = not self.is_horse  # type: ignore[attr-defined]
+        if is_worker and self._settler is not None and not self._settler.drain(PATIENCE):
+            log.warning("%d items of finished jobs are not acked yet; a later worker acks them", len(self._settler))
+        super().teardown()  # type: ignore[misc]
+
     def _fail(self, job: Job, exc_string: str) -> None:
         item = item_of_job(job.id)
         if item is not None:
-            try:
-                _warn(self._send(Resolution(item, failed=True, reason=_reason(exc_string))))
-            except errors.LastbitError as error:
-                log.warning("item %s is not failed yet, the next maintenance will fail it: %s", item, error)
+            self._resolve(Fail(item, _reason(exc_string)))
 
+    def _resolve(self, request: Ack | Fail) -> None:
+        """If the service can't be reached, a maintenance will resolve the item."""
+        try:
+            if not self.is_horse:  # type: ignore[attr-defined]
+                self._take(request)
+            elif not self._relayed(request):
+                self._resolve_now(request)
+        except errors.LastbitError as error:
+            log.warning("item %s is not resolved yet, the next maintenance will do it: %s", request.item, error)
 
-def _resolve_by(client: Client, resolution: Resolution) -> AckResult:
-    if resolution.failed:
-        return client.fail(resolution.item, resolution.reason)
-    return client.ack(resolution.item)
+    def _relayed(self, request: Ack | Fail) -> bool:
+        """Whether the work-horse's worker has taken the request."""
+        if self._relay is None:
+            return False
+        try:
+            self._relay.send(request)
+        except (EOFError, OSError) as error:
+            log.warning("the worker of this work-horse has ended (%r); the work-horse calls the service", error)
+            self._relay = None
+            return False
+        return True
+
+    def _take(self, request: Ack | Fail) -> None:
+        """In the worker: fail the item at once, or ack it later."""
+        if isinstance(request, Fail):
+            self._resolve_now(request)
+            return
+        settler = self._prepare()
+        self._room.acquire()
+        settler.settle(Resolution(request.item), partial(self._acked, request), request, self)
+
+    def _prepare(self) -> Settler:
+        if self._settler is None:
+            self._room = threading.Semaphore(MOST_UNACKED)
+            self._settler = Settler(self._client().acker(linger=LINGER), threads=1)
+        return self._settler
+
+    def _acked(self, request: Ack) -> None:
+        try:
+            _unacked.remove(self.connection, request.queue, [request.item])  # type: ignore[attr-defined]
+        finally:
+            self._room.release()
+
+    def _resolve_now(self, request: Ack | Fail) -> None:
+        if isinstance(request, Fail):
+            _warn(self._client().fail(request.item, request.reason))
+        else:
+            _warn(self._client().ack(request.item))
+            _unacked.remove(self.connection, request.queue, [request.item])  # type: ignore[attr-defined]
 
 
 class LastbitWorker(LastbitMixin, Worker):
@@ -171,17 +212,17 @@ class LastbitSimpleWorker(LastbitMixin, SimpleWorker):
 def reconcile(queue: Queue, client: Client | None = None) -> int:
     """Resolve the pending items of jobs of this queue that have ended, and return how many there were.
 
-    Finished jobs ack their items, failed and cancelled ones fail them. Workers call this at each maintenance, by
-    default every ten minutes. Raises `ServiceError`, `ServiceUnreachable`.
+    Finished jobs ack their items, failed and cancelled ones fail them. Workers call this when they start and at each
+    maintenance, by default every ten minutes. Raises `ServiceError`, `ServiceUnreachable`.
     """
     client = client or default_client()
+    resolved = _ack_noted(queue, client)
     canceled = CanceledJobRegistry(queue.name, connection=queue.connection)
     ended = {
         **_items_of(queue.failed_job_registry.get_job_ids(cleanup=False), "failed"),
         **_items_of(canceled.get_job_ids(cleanup=False), "canceled"),
         **_items_of(queue.finished_job_registry.get_job_ids(cleanup=False), "finished"),
     }
-    resolved = 0
     for batch in {ItemId.parse(item).batch for item in ended}:
         for item in _pending(client, batch, [item for item in ended if ItemId.parse(item).batch == batch]):
             if ended[item] == "finished":
@@ -195,6 +236,17 @@ def reconcile(queue: Queue, client: Client | None = None) -> int:
                 result = client.fail(item, _reason(_stored_error(job)))
             resolved += result.applied
     return resolved
+
+
+def _ack_noted(queue: Queue, client: Client) -> int:
+    """Ack the items that workers have noted. Most of them belong to running workers, which ack them too."""
+    items = _unacked.noted(queue.connection, queue.name)
+    if not items:
+        return 0
+    result = client.ack(items)
+    _warn(result)
+    _unacked.remove(queue.connection, queue.name, items)
+    return result.applied
 
 
 def _items_of(job_ids: Iterable[str], status: str) -> dict[str, str]:

@@ -17,11 +17,10 @@ from rq.command import send_stop_job_command
 
 from lastbit import Client, errors
 from lastbit.batch import BatchHandle
-from lastbit.integrations import rq as adapter
-from lastbit.integrations._settler import Resolution
+from lastbit.integrations import _settler
 from lastbit.integrations.rq import LastbitSimpleWorker, fan_out, item_of_job, job_id_of, reconcile, resend
-from lastbit.integrations.rq._relay import Relay
-from lastbit.models import AckResult
+from lastbit.integrations.rq._relay import Ack, Fail, Relay
+from lastbit.integrations.rq._unacked import note, noted
 from lastbit.retry import Retry as ClientRetry
 from tests.integrations.redrives import redriven
 from tests.integrations.rq.conftest import StartWorker
@@ -131,7 +130,7 @@ def test_the_job_of_a_killed_worker_is_retried_or_fails_its_item(
 
 
 def test_a_work_horse_outlives_its_worker(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
-    """It acks the item itself then, and saves the job as finished."""
+    """It acks the item itself then, removes its note, and saves the job as finished."""
     with worker() as first:
         batch = fan_out(app.queue, app.waits_for_a_go, [("w",)])
         store.blpop(["begun:w"], 30)
@@ -141,46 +140,53 @@ def test_a_work_horse_outlives_its_worker(app: ModuleType, worker: StartWorker, 
     assert batch.wait(30).succeeded
     job = app.queue.fetch_job(job_id_of(f"{batch.id}:0:0"))
     wait_until(lambda: job.get_status() == "finished", "the job is finished")
+    assert noted(app.store, "default") == []
 
 
 def test_a_work_horse_gets_the_errors_of_its_worker() -> None:
-    """And the results. It continues after an error."""
-    results = {"1:0:0": AckResult(applied=1), "1:0:1": errors.LastbitError("no service")}
+    """And continues after an error."""
+    taken: list[Ack | Fail] = []
 
-    def resolve(resolution: Resolution) -> AckResult:
-        result = results[resolution.item]
-        if isinstance(result, Exception):
-            raise result
-        return result
+    def take(request: Ack | Fail) -> None:
+        if isinstance(request, Fail):
+            raise errors.LastbitError("no service")
+        taken.append(request)
 
     def run_horse() -> None:
         relay.enter_horse()
-        for item in ("1:0:1", "1:0:0"):
+        for request in (Fail("1:0:1", "broken"), Ack("1:0:0", "default")):
             try:
-                answers.put(relay.send(Resolution(item)))
+                relay.send(request)
+                answers.put("taken")
             except errors.LastbitError as error:
                 answers.put(str(error))
 
     fork = multiprocessing.get_context("fork")
-    relay, answers = Relay(resolve), fork.SimpleQueue()
+    relay, answers = Relay(take), fork.SimpleQueue()
     horse = fork.Process(target=run_horse)
     horse.start()
     relay.serve()
-    assert [answers.get(), answers.get()] == ["no service", AckResult(applied=1)]
+    assert [answers.get(), answers.get()] == ["no service", "taken"]
+    assert taken == [Ack("1:0:0", "default")]
     horse.join(30)
     wait_until(lambda: "lastbit-relay" not in {thread.name for thread in threading.enumerate()}, "the thread has ended")
 
 
 def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client: Client) -> None:
-    """Cancelled jobs, and jobs that another worker class has run. It does not touch jobs that wait."""
+    """Cancelled jobs, jobs that another worker class has run, and what a killed worker has noted, though its job has
+    expired meanwhile. It does not touch jobs that wait."""
     batch = fan_out(app.queue, app.succeeds, [(), ()], client=client)
     fan_out(app.queue, app.fails, [()], client=client, batch=client.open(), seal=False)
     failing = client.batch(batch.id + 1)
     SimpleWorker([app.queue], connection=app.store).work(burst=True)
     waiting = fan_out(app.queue, app.succeeds, [(), ()], client=client)
     app.queue.fetch_job(job_id_of(f"{waiting.id}:0:1")).cancel()
-    assert reconcile(app.queue, client) == 4
+    noted_one = client.open(items=1)
+    note(app.store, "default", f"{noted_one.id}:0:0")
+    assert reconcile(app.queue, client) == 5
     assert reconcile(app.queue, client) == 0
+    assert noted_one.refresh().acked == 1
+    assert noted(app.store, "default") == []
     assert batch.refresh().succeeded
     assert reasons(failing) == {0: "ValueError: no such picture"}
     assert reasons(waiting) == {1: "the job was canceled"}
@@ -207,36 +213,61 @@ def test_a_job_of_a_cancelled_batch_ends(app: ModuleType, client: Client, caplog
     assert app.queue.fetch_job(job_id_of(f"{batch.id}:0:0")).is_finished
 
 
-def test_a_job_ends_only_when_the_service_is_back(app: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs once, and is not saved as finished before its item is acked."""
-    monkeypatch.setattr(adapter, "PAUSE", 0.05)
+def test_jobs_go_on_while_the_service_is_away(app: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their items are acked when it is back. A worker that stops waits for that."""
+    monkeypatch.setattr(_settler, "PAUSE", 0.05)
+    statuses: list[Any] = []
     with sqlite_file() as url:
         service = ServiceProcess(url).start()
         try:
             client = Client(service.url, retry=ClientRetry(attempts=1))
-            statuses: list[Any] = []
-            timers: list[threading.Timer] = []
 
             class Worker(LastbitSimpleWorker):
                 def lastbit_client(self) -> Client:
                     return client
 
                 def handle_job_success(self, job: Any, **options: Any) -> None:  # type: ignore[override]
-                    service.stop()
-                    timers.append(threading.Timer(0.3, bring_back, [job.id]))
-                    timers[0].start()
+                    if job.id == first:
+                        service.stop()
                     super().handle_job_success(job, **options)
+                    statuses.append(job.get_status(refresh=True))
 
-            def bring_back(job_id: str) -> None:
-                statuses.append(app.queue.fetch_job(job_id).get_status())
-                service.start()
+                def teardown(self) -> None:
+                    statuses.append(sorted(noted(app.store, "default")))
+                    service.start()
+                    super().teardown()
 
-            batch = fan_out(app.queue, app.succeeds, [()], client=client)
+            batch = fan_out(app.queue, app.succeeds, [(), ()], client=client)
+            items = [f"{batch.id}:0:{index}" for index in range(2)]
+            first = job_id_of(items[0])
             Worker([app.queue], connection=app.store).work(burst=True)
-            timers[0].join()
+            assert statuses == ["finished", "finished", items]
             assert batch.refresh().succeeded
-            assert statuses == ["started"]
-            assert app.queue.fetch_job(job_id_of(f"{batch.id}:0:0")).is_finished
+            assert noted(app.store, "default") == []
+        finally:
+            service.remove()
+
+
+def test_the_next_worker_acks_what_a_killed_one_has_finished(
+    app: ModuleType, worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job is finished, so it won't run again."""
+    with sqlite_file() as url:
+        service = ServiceProcess(url).start()
+        try:
+            monkeypatch.setenv("LASTBIT_URL", service.url)
+            batch = fan_out(app.queue, app.succeeds, [()], client=Client(service.url))
+            item = f"{batch.id}:0:0"
+            service.stop()
+            with worker() as first:
+                wait_until(lambda: app.queue.finished_job_registry.count == 1, "the job is finished")
+                first.kill()
+            app.store.delete(app.queue.finished_job_registry.key)  # as after its result_ttl
+            service.start()
+            assert (batch.refresh().pending, noted(app.store, "default")) == (1, [item])
+            with worker():
+                assert batch.wait(30).succeeded
+                wait_until(lambda: not noted(app.store, "default"), "the note is removed")
         finally:
             service.remove()
 
