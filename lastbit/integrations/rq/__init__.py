@@ -14,6 +14,10 @@ while the next jobs run (`_unacked`).
 No hook sees all of these. So workers also compare: at each maintenance, `reconcile` resolves the pending items of jobs
 that have ended, and acks those that were noted by a worker that died.
 
+*A work-horse inherits a lock* that a thread of its worker held at the fork, and waits for it forever. redis-py's pool
+has such a lock, so no note is removed during a fork; and imports have locks, so the first ack of a worker, which
+imports modules, is made while its work-horse waits.
+
 What remains is RQ's own: a job that is deleted, or that expires in the queue, leaves no trace, and its item stays
 pending. `fan_out` refuses the option `ttl` for that reason.
 """
@@ -25,6 +29,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -86,6 +91,7 @@ class LastbitMixin:
 
     _own_client: Client | None = None
     _settler: Settler | None = None
+    _has_acked = False
     _relay: Relay | None = None
 
     def lastbit_client(self) -> Client:
@@ -100,7 +106,8 @@ class LastbitMixin:
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         self._prepare()
         self._relay = Relay(self._take)
-        super().fork_work_horse(job, queue)  # type: ignore[misc]
+        with self._removing:
+            super().fork_work_horse(job, queue)  # type: ignore[misc]
         self._relay.serve()
 
     def main_work_horse(self, job: Job, queue: Queue) -> None:
@@ -178,27 +185,37 @@ class LastbitMixin:
             self._resolve_now(request)
             return
         settler = self._prepare()
+        if not self._has_acked:
+            self._has_acked = True
+            with suppress(errors.LastbitError):
+                self._resolve_now(request)
+                return
         self._room.acquire()
         settler.settle(Resolution(request.item), partial(self._acked, request), request, self)
 
     def _prepare(self) -> Settler:
         if self._settler is None:
             self._room = threading.Semaphore(MOST_UNACKED)
+            self._removing = threading.Lock()
             self._settler = Settler(self._client().acker(linger=LINGER), threads=1)
         return self._settler
 
     def _acked(self, request: Ack) -> None:
         try:
-            _unacked.remove(self.connection, request.queue, [request.item])  # type: ignore[attr-defined]
+            self._remove(request)
         finally:
             self._room.release()
+
+    def _remove(self, request: Ack) -> None:
+        with nullcontext() if self.is_horse else self._removing:  # type: ignore[attr-defined]
+            _unacked.remove(self.connection, request.queue, [request.item])  # type: ignore[attr-defined]
 
     def _resolve_now(self, request: Ack | Fail) -> None:
         if isinstance(request, Fail):
             _warn(self._client().fail(request.item, request.reason))
         else:
             _warn(self._client().ack(request.item))
-            _unacked.remove(self.connection, request.queue, [request.item])  # type: ignore[attr-defined]
+            self._remove(request)
 
 
 class LastbitWorker(LastbitMixin, Worker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -18,9 +19,17 @@ from rq.command import send_stop_job_command
 from lastbit import Client, errors
 from lastbit.batch import BatchHandle
 from lastbit.integrations import _settler
-from lastbit.integrations.rq import LastbitSimpleWorker, fan_out, item_of_job, job_id_of, reconcile, resend
+from lastbit.integrations.rq import (
+    LastbitSimpleWorker,
+    LastbitWorker,
+    fan_out,
+    item_of_job,
+    job_id_of,
+    reconcile,
+    resend,
+)
 from lastbit.integrations.rq._relay import Ack, Fail, Relay
-from lastbit.integrations.rq._unacked import note, noted
+from lastbit.integrations.rq._unacked import note, noted, remove
 from lastbit.retry import Retry as ClientRetry
 from tests.integrations.redrives import redriven
 from tests.integrations.rq.conftest import StartWorker
@@ -246,6 +255,38 @@ def test_jobs_go_on_while_the_service_is_away(app: ModuleType, monkeypatch: pyte
             assert noted(app.store, "default") == []
         finally:
             service.remove()
+
+
+def test_no_work_horse_is_forked_while_a_note_is_removed(
+    app: ModuleType, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would inherit the lock of Redis's connection pool, which no thread of its own releases."""
+    removes, forks, has_lock = threading.Event(), threading.Event(), threading.Event()
+    numbers = itertools.count(1)
+
+    def remove_slowly(connection: Any, queue: str, items: Any) -> None:
+        if next(numbers) == 2:  # the work-horse of the first one waits for it
+            removes.set()
+            assert forks.wait(30)
+            with connection.connection_pool._lock:
+                has_lock.set()
+                threading.Event().wait(0.2)
+        remove(connection, queue, items)
+
+    class Worker(LastbitWorker):
+        def fork_work_horse(self, job: Any, queue: Any) -> None:
+            if removes.is_set():
+                forks.set()
+                assert has_lock.wait(30)
+            super().fork_work_horse(job, queue)
+
+    monkeypatch.setattr("lastbit.integrations.rq._unacked.remove", remove_slowly)
+    batch = fan_out(app.queue, app.succeeds, [()] * 50, client=client, options={"timeout": 1})
+    worker = Worker([app.queue], connection=app.store)
+    worker.work(burst=True)
+    assert has_lock.is_set()
+    assert batch.refresh().succeeded
+    assert app.queue.failed_job_registry.count == 0
 
 
 def test_the_next_worker_acks_what_a_killed_one_has_finished(
