@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from lastbit.errors import ItemRejected
+from lastbit.errors import ItemRejected, LastbitError
 from lastbit.integrations._failed import Failed
 
 if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
-    from lastbit.models import AckResult
+    from lastbit.models import AckResult, Completed
 
 log = logging.getLogger("lastbit.integrations")
 
@@ -35,6 +35,27 @@ def is_rejection(error: BaseException | None, item: str) -> bool:
     """Whether the service has rejected this item. `on_completed` may raise the rejection of another one; then this item
     is resolved, but its batch's completion isn't processed."""
     return isinstance(error, ItemRejected) and error.item == item
+
+
+class CompletionError(Exception):
+    """An error of Lastbit that `on_completed` raised. It concerns the complete batch; the same error of an ack would
+    concern all."""
+
+
+def marking_errors(on_completed: Callable[[Completed], object] | None) -> Callable[[Completed], object] | None:
+    """`on_completed`, whose errors can be told from those of acks. Temporary ones are left: both are tried again."""
+    if on_completed is None:
+        return None
+
+    def call(completion: Completed) -> None:
+        try:
+            on_completed(completion)
+        except LastbitError as error:
+            if error.is_temporary:
+                raise
+            raise CompletionError(str(error)) from error
+
+    return call
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from lastbit import errors
 from lastbit.acker import Acker, Told
 from lastbit.client import Client
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import is_rejection, reason_of
+from lastbit.integrations._resolving import is_rejection, marking_errors, reason_of
 from lastbit.models import Completed
 
 log = logging.getLogger("lastbit.integrations")
@@ -109,7 +109,8 @@ class Workers(Generic[D]):
         """`settle` gets deliveries whose items one call to Lastbit has resolved; it must not block."""
         self._handle = handle
         self._settle = settle
-        self._acker = Acker(client.driver, on_completed, linger=LINGER, gathered=gathered, tell=self._told)
+        completed = marking_errors(on_completed)
+        self._acker = Acker(client.driver, completed, linger=LINGER, gathered=gathered, tell=self._told)
         self._inbox: SimpleQueue[D | None] = SimpleQueue()
         self._stopping = False
         self._again: list[Callable[[], None]] = []
@@ -196,7 +197,7 @@ class Workers(Generic[D]):
         if is_rejection(error, delivery.item or ""):
             log.warning("%s; its message is removed", error)
             settle_each([delivery], Outcome.DONE)
-        elif not isinstance(error, errors.LastbitError) or isinstance(error, errors.ItemRejected):
+        elif not isinstance(error, errors.LastbitError):
             log.error("on_completed raised; the message of item %s is handled again", delivery.item, exc_info=error)
             settle_each([delivery], Outcome.AGAIN)
         elif not error.is_temporary:

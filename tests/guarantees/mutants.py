@@ -171,7 +171,7 @@ MUTANTS = [
     Mutant(
         "a-rejected-item-ends-the-consumer",
         "lastbit.integrations._workers:Workers._not_resolved",
-        "isinstance(error, errors.ItemRejected)",
+        'is_rejection(error, delivery.item or "")',
         "False",
         _CONSUMER + "test_the_message_of_a_rejected_item_does_not_come_back",
     ),

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from lastbit import Client, Completed
-from lastbit.errors import ItemRejected
+from lastbit.errors import Forbidden, ItemRejected
 from lastbit.integrations._workers import Outcome, Workers
 
 
@@ -63,11 +63,17 @@ def handle_one(
     return workers, delivery
 
 
-def test_a_rejection_that_on_completed_raises_is_not_that_of_the_item(service_url: str) -> None:
-    """The item was acked, but the completion of its batch was not processed: the message comes again."""
+@pytest.mark.parametrize(
+    "error",
+    [ItemRejected("1:0:0", "cancelled"), Forbidden(403, "forbidden", "the token may not open batches"), OSError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_on_completed_concerns_its_batch_alone(service_url: str, error: Exception) -> None:
+    """The item was acked, but the completion of its batch was not processed: the message comes again. The consumer goes
+    on, also after an error that would end it if an ack raised it."""
 
     def on_completed(completed: Completed) -> None:
-        raise ItemRejected(f"{completed.batch + 1}:0:0", "cancelled")
+        raise error
 
     with Client(service_url) as client:
         batch = client.open(items=1, sealed=True)

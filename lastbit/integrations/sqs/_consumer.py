@@ -25,6 +25,7 @@ from typing import Final
 from lastbit import errors
 from lastbit.client import Client
 from lastbit.integrations._failed import Failed
+from lastbit.integrations._resolving import marking_errors
 from lastbit.integrations.sqs._inbox import Inbox, Run, runs
 from lastbit.integrations.sqs._leases import Leases
 from lastbit.integrations.sqs._queue import LONGEST_POLL, LONGEST_VISIBILITY, MOST_ENTRIES, Message, Queue, passes
@@ -86,7 +87,7 @@ class Consumer:
         self._error: BaseException | None = None
         # One receive at a time on FIFO queues keeps deletions in order, and shows reliably that a queue is empty.
         parallel = 1 if queue.is_fifo or options.until_empty else options.receivers
-        acker = lastbit.acker(options.on_completed, linger=LINGER)
+        acker = lastbit.acker(marking_errors(options.on_completed), linger=LINGER)
         self._settler = Settler(queue, acker, self._leases, parallel, self._end)
         self._receivers = [self._thread(self._receive, "receive") for _ in range(parallel)]
         self._workers = [self._thread(self._work, "work") for _ in range(options.workers)]

@@ -107,9 +107,7 @@ class Settler:
         else:
             self._end(run, position, is_stored=False)
             log.warning("message %s of %s will be delivered again: %s", message["MessageId"], self._queue.name, error)
-            # An exception of `on_completed`, also the rejection of another item, concerns this batch only.
-            concerns_all = isinstance(error, errors.LastbitError) and not isinstance(error, errors.ItemRejected)
-            if concerns_all and not is_temporary:
+            if isinstance(error, errors.LastbitError) and not is_temporary:
                 self._on_error(error)
 
     def _send_later(self, send: Callable[[], None], error: BaseException) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from lastbit import Client, InvalidArgument, NotFound, Retry
+from lastbit import Client, Forbidden, InvalidArgument, NotFound, Retry
 from lastbit.integrations import Failed, sqs
 from tests.integrations.sqs.conftest import Consume
 from tests.support.aws import Moto, sqs_client
@@ -226,8 +226,11 @@ def test_messages_stay_while_lastbit_is_away(moto: Moto, caplog: pytest.LogCaptu
 
 
 @pytest.mark.slow
-def test_an_exception_of_on_completed_leaves_the_message(moto: Moto, lastbit: Client, consume: Consume) -> None:
-    """It is called again with the redelivery."""
+@pytest.mark.parametrize("error", [OSError("the disk is full"), Forbidden(403, "forbidden", "")], ids=["os", "lastbit"])
+def test_an_exception_of_on_completed_leaves_the_message(
+    moto: Moto, lastbit: Client, consume: Consume, error: Exception
+) -> None:
+    """It is called again with the redelivery. An error of Lastbit doesn't end the consumer, unlike that of an ack."""
     queue = moto.queue(visibility=1, most_receives=5)
     sqs.fan_out(queue.client, queue.url, ["a"], lastbit=lastbit)
     completed: list[int] = []
@@ -236,7 +239,7 @@ def test_an_exception_of_on_completed_leaves_the_message(moto: Moto, lastbit: Cl
     def publish(completion: Any) -> None:
         completed.append(completion.batch)
         if len(completed) == 1:
-            raise OSError("the disk is full")
+            raise error
         stop.set()
 
     consume(queue, ignore, on_completed=publish)
