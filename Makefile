@@ -12,6 +12,7 @@ TOOLS := .tools
 AIRFLOW := .venv-airflow
 RECIPES := .venv-recipes
 SPARK35 := .venv-spark35
+OLDEST := .venv-oldest
 # Processes of pytest-xdist, each with its own MariaDB. With only two, two cores would be idle a third of the time.
 TEST_PROCESSES ?= 3
 # The interpreters of test-sdk-versions: names on the path, or paths.
@@ -22,7 +23,7 @@ QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-celery serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-postgresql test-spark test-spark-connect test-spark-35 \
-	test-airflow test-recipes test-howtos test-typescript test-sdk-versions coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
+	test-airflow test-recipes test-howtos test-typescript test-sdk-versions test-oldest coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -60,6 +61,17 @@ $(SPARK35)/.ready: pyproject.toml constraints/run.txt constraints/spark35.txt
 	$(SPARK35)/bin/python $(LOCKED) -r constraints/run.txt
 	$(SPARK35)/bin/python $(LOCKED) -r constraints/spark35.txt
 	$(SPARK35)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The lowest versions that the SDK and its extras allow, in front of the packages of .venv.
+$(OLDEST)/.ready: $(READY) constraints/oldest.txt
+	rm -rf $(OLDEST)
+	$(BIN)/python -m venv --without-pip $(OLDEST)
+	$(BIN)/python $(LOCKED) --no-deps --target $(OLDEST)/packages -r constraints/oldest.txt
+	printf '%s\n' $(CURDIR) $(CURDIR)/$(OLDEST)/packages $(CURDIR)/$(VENV)/lib/python3.*/site-packages \
+		> "$$(echo $(OLDEST)/lib/python3.*/site-packages)/oldest.pth"
+	printf '#!%s\nfrom lastbit.__main__ import main\n\nmain()\n' $(CURDIR)/$(OLDEST)/bin/python > $(OLDEST)/bin/lastbit
+	chmod +x $(OLDEST)/bin/lastbit
 	@touch $@
 
 $(TOOLS)/.ready: constraints/tools.txt
@@ -162,6 +174,10 @@ test-typescript: $(READY) ## run the tests of clients/typescript; needs Node 20
 test-sdk-versions: ## run the SDK's tests on each Python in PYTHONS
 	@scripts/need.sh rabbitmq-server redis-server
 	@TEST_PROCESSES=$(TEST_PROCESSES) scripts/test_sdk_versions.sh $(PYTHONS)
+
+test-oldest: $(OLDEST)/.ready ## run SDK and adapters on the oldest allowed versions
+	@scripts/need.sh rabbitmq-server redis-server
+	$(OLDEST)/bin/python -m $(QUICK_TESTS) tests/sdk tests/integrations --ignore tests/integrations/airflow
 
 coverage: $(READY) ## run the tests of `make test` and print their coverage
 	@scripts/need.sh $(TEST_SERVERS)

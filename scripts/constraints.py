@@ -6,6 +6,9 @@ another as requirements/*.txt do; each contains only what its base lacks. Existi
 
 Some packages conflict with the others: those of Airflow, the queues of the recipes, and PySpark 3.5. Each of these sets
 shares no versions with the other sets, and is installed into an environment of its own.
+
+oldest.txt has the lowest versions that the SDK and its extras allow, and what else must differ from the set `dev`
+for them. They are installed in front of that set.
 """
 
 from __future__ import annotations
@@ -60,6 +63,10 @@ SETS = {
 }
 
 
+OLDEST = Set("oldest", (*PYPROJECT, *_options(["cli", *(name for name in extras() if name not in ("otel", "redis"))])))
+"""Without the extras whose lowest versions others of `dev` exclude: redis (Celery), and otel (OpenTelemetry's SDK)."""
+
+
 @dataclass(frozen=True)
 class Pin:
     """One package: `name==version`, perhaps with a marker, and the allowed hashes of its files."""
@@ -106,7 +113,15 @@ def present(target: Set) -> list[Pin]:
     return [pin for path in paths if path.exists() for pin in parse(path.read_text())]
 
 
-def resolve(target: Set, preferences: Iterable[Pin], bounds: Iterable[Pin]) -> list[Pin]:
+def direct(target: Set) -> list[Requirement]:
+    """The project's dependency and those of the set's extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [name for name in target.sources if name in project["optional-dependencies"]]
+    extra_lines = [line for name in names for line in project["optional-dependencies"][name]]
+    return [Requirement(line) for line in (*project["dependencies"], *extra_lines)]
+
+
+def resolve(target: Set, preferences: Iterable[Pin], bounds: Iterable[Pin], resolution: str = "highest") -> list[Pin]:
     """All packages of a set. Versions in `bounds` are required; those in `preferences` are kept if they fit."""
     with tempfile.TemporaryDirectory() as folder:
         output, constraints = Path(folder) / "output.txt", Path(folder) / "held.txt"
@@ -114,6 +129,7 @@ def resolve(target: Set, preferences: Iterable[Pin], bounds: Iterable[Pin]) -> l
         output.write_text("\n".join(str(pin.requirement) for pin in preferences))
         constraints.write_text("\n".join(str(pin.requirement) for pin in bounds))
         options = ["--universal", "--python-version", PYTHON, "--generate-hashes", "--no-header", "--no-annotate"]
+        options += ["--resolution", resolution]
         files = ["--constraints", str(constraints), "--output-file", str(output), *target.sources]
         uv = str(Path(sys.executable).with_name("uv"))
         subprocess.run([uv, "pip", "compile", "--quiet", "--no-config", *options, *files], cwd=ROOT, check=True)
@@ -139,6 +155,10 @@ def main() -> None:
     for target in SETS.values():
         text = render(target, resolved[target.name], resolved[target.base] if target.base else [])
         (FOLDER / f"{target.name}.txt").write_text(text)
+    named = {canonicalize_name(requirement.name) for requirement in direct(OLDEST)}
+    others = [pin for pin in resolved["dev"] if pin.name not in named]
+    oldest = resolve(OLDEST, others, [], "lowest-direct")
+    (FOLDER / "oldest.txt").write_text(render(OLDEST, oldest, resolved["dev"]))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from scripts import audit, constraints, sbom
 from tests.support.servers import ROOT
@@ -80,6 +81,17 @@ def test_the_locked_versions_are_within_the_ranges(name: str) -> None:
     for requirement in requirements:
         pin = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pin.version, prereleases=True), str(requirement)
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    """Of the adapters' extras; otherwise run `make constraints`."""
+    text = (constraints.FOLDER / "oldest.txt").read_text()
+    pins = {pin.name: pin for pin in constraints.parse(text)}
+    assert text == constraints.render(constraints.OLDEST, pins.values(), [])
+    for requirement in constraints.direct(constraints.OLDEST):
+        (lowest,) = (Version(each.version).release for each in requirement.specifier if each.operator == ">=")
+        # The lowest release may have been withdrawn.
+        assert Version(pins[canonicalize_name(requirement.name)].version).release[: len(lowest)] == lowest
 
 
 @pytest.mark.parametrize("name", ["server", "run", "dev"])

@@ -451,7 +451,15 @@ def test_invalid_options_are_refused_when_the_client_is_created(options: dict[st
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("NO_PROXY", "[::1"), ("ALL_PROXY", "ftp://x"), ("SSL_CERT_FILE", "/none")]
+    ("variable", "value"),
+    [
+        ("NO_PROXY", "[::1"),
+        ("ALL_PROXY", "ftp://x"),
+        pytest.param(
+            *("SSL_CERT_FILE", "/none"),
+            marks=pytest.mark.skipif(httpx.__version__.startswith("0.27"), reason="httpx 0.27 ignores a missing file"),
+        ),
+    ],
 )
 def test_an_environment_that_httpx_cannot_use_is_an_invalid_argument(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str

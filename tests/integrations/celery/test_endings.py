@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
-from celery import chain, chord
+from celery import VERSION, chain, chord
 from celery.canvas import Signature
 
 from lastbit import BatchHandle
@@ -62,6 +62,9 @@ def chorded(*header: str, tracked_header: bool) -> Callable[[Place, Sequence[str
 
 
 NOT_RUN = "^not run, as an earlier task did not succeed: "
+TIME_LIMIT = "^hard time limit of 1 s exceeded$"
+REDELIVERS_AFTER_TIME_LIMIT = VERSION >= (5, 5)
+"""Earlier versions of Celery reject such a message."""
 
 CASES = {
     "success": Case(one("succeed"), [ACKED]),
@@ -84,8 +87,13 @@ CASES = {
     "child killed": Case(one("die"), ["^WorkerLostError: Worker exited prematurely: signal 9"], needs_processes=True),
     "child killed, with reject_on_worker_lost": Case(one("die_once"), [ACKED], runs=2, needs_processes=True),
     "child killed after its success was stored": Case(one("die_after_success"), [ACKED], needs_processes=True),
-    "hard time limit": Case(one("hang", time_limit=1), ["^hard time limit of 1 s exceeded$"], needs_processes=True),
-    "hard time limit, then redelivered": Case(one("hang_once", time_limit=1), [ACKED], runs=2, needs_processes=True),
+    "hard time limit": Case(one("hang", time_limit=1), [TIME_LIMIT], needs_processes=True),
+    "hard time limit, then redelivered": Case(
+        one("hang_once", time_limit=1),
+        [ACKED] if REDELIVERS_AFTER_TIME_LIMIT else [TIME_LIMIT],
+        runs=2 if REDELIVERS_AFTER_TIME_LIMIT else 1,
+        needs_processes=True,
+    ),
     "replaced": Case(lambda place, ids: place.task("replace", "succeed", task_id=ids[0]), [ACKED], runs=2),
     "replaced by a failure": Case(
         lambda place, ids: place.task("replace", "fail", task_id=ids[0]), ["^ValueError: no such product$"], runs=2
