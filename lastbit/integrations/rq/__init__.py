@@ -154,7 +154,8 @@ class LastbitMixin:
 
     def _fail(self, job: Job, exc_string: str) -> None:
         item = item_of_job(job.id)
-        if item is not None:
+        # The function of a noted item has succeeded, and its job could not be saved as finished.
+        if item is not None and not _unacked.is_noted(self.connection, job.origin, item):  # type: ignore[attr-defined]
             self._resolve(Fail(item, _reason(exc_string)))
 
     def _resolve(self, request: Ack | Fail) -> None:

@@ -19,6 +19,10 @@ def note(connection: redis.Redis, queue: str, item: str) -> None:
     connection.sadd(PREFIX + queue, item)
 
 
+def is_noted(connection: redis.Redis, queue: str, item: str) -> bool:
+    return bool(connection.sismember(PREFIX + queue, item))
+
+
 def noted(connection: redis.Redis, queue: str) -> list[str]:
     members: Any = connection.smembers(PREFIX + queue)
     return [member.decode() if isinstance(member, bytes) else member for member in members]

@@ -20,6 +20,7 @@ from lastbit import Client, errors
 from lastbit.batch import BatchHandle
 from lastbit.integrations import _settler
 from lastbit.integrations.rq import (
+    LastbitMixin,
     LastbitSimpleWorker,
     LastbitWorker,
     fan_out,
@@ -255,6 +256,27 @@ def test_jobs_go_on_while_the_service_is_away(app: ModuleType, monkeypatch: pyte
             assert noted(app.store, "default") == []
         finally:
             service.remove()
+
+
+def test_a_job_that_succeeded_does_not_fail_its_item(app: ModuleType, client: Client) -> None:
+    """Although it could not be saved as finished, and so has failed for RQ."""
+
+    class Broken(SimpleWorker):
+        def handle_job_success(self, *arguments: Any, **options: Any) -> None:  # type: ignore[override]
+            raise ConnectionError
+
+    class Worker(LastbitMixin, Broken):
+        def _take(self, request: Ack | Fail) -> None:
+            """It dies before the ack is sent."""
+            if isinstance(request, Fail):
+                super()._take(request)
+
+    batch = fan_out(app.queue, app.succeeds, [()], client=client)
+    Worker([app.queue], connection=app.store).work(burst=True)
+    assert app.queue.failed_job_registry.count == 1
+    assert (batch.refresh().pending, noted(app.store, "default")) == (1, [f"{batch.id}:0:0"])
+    assert reconcile(app.queue, client) == 1
+    assert batch.refresh().succeeded
 
 
 def test_no_work_horse_is_forked_while_a_note_is_removed(
