@@ -216,7 +216,8 @@ class LastbitMixin:
             _warn(self._client().fail(request.item, request.reason))
         else:
             _warn(self._client().ack(request.item))
-            self._remove(request)
+            with suppress(*_UNREACHABLE):  # the next maintenance removes it
+                self._remove(request)
 
 
 class LastbitWorker(LastbitMixin, Worker):

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import redis
 from rq import Queue, Retry, SimpleWorker
 from rq.command import send_stop_job_command
 
@@ -277,6 +278,27 @@ def test_a_job_that_succeeded_does_not_fail_its_item(app: ModuleType, client: Cl
     assert (batch.refresh().pending, noted(app.store, "default")) == (1, [f"{batch.id}:0:0"])
     assert reconcile(app.queue, client) == 1
     assert batch.refresh().succeeded
+
+
+def test_a_note_that_cannot_be_removed_does_not_fail_its_job(
+    app: ModuleType, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A maintenance removes it when Redis is back."""
+    numbers = itertools.count(1)
+
+    def remove_later(connection: Any, queue: str, items: Any) -> None:
+        if next(numbers) == 1:
+            raise redis.ConnectionError("Connection reset by peer")
+        remove(connection, queue, items)
+
+    monkeypatch.setattr("lastbit.integrations.rq._unacked.remove", remove_later)
+    batch = fan_out(app.queue, app.succeeds, [()], client=client)
+    LastbitSimpleWorker([app.queue], connection=app.store).work(burst=True)
+    assert app.queue.finished_job_registry.count == 1
+    assert batch.refresh().succeeded
+    assert noted(app.store, "default") == [f"{batch.id}:0:0"]
+    reconcile(app.queue, client)
+    assert noted(app.store, "default") == []
 
 
 def test_no_work_horse_is_forked_while_a_note_is_removed(
