@@ -36,8 +36,8 @@ from tests.explorer.states import Diverged, Memory, State
 MOST_STEPS: Final = 2000
 """A schedule with more steps is assumed never to end."""
 SWITCHES: Final = (2, 4, 8, None)
-"""How often an order of the transactions of three operations may leave an operation before its end: if no order has an
-outcome, those of the next number are run, and finally all."""
+"""How often an order of the transactions may leave an operation before its end, if preemptions are limited: if no order
+has an outcome, those of the next number are run, and finally all."""
 ATTEMPTS: Final = 5
 """How many times a combination is searched before schedules that don't repeat are reported as a finding."""
 IMPATIENT: Final = 2
@@ -120,7 +120,7 @@ class Search:
 
     def _await_orders(self) -> None:
         """Run the orders of whole transactions again when an outcome needs them."""
-        self._switches = list(SWITCHES if len(self._combination.operations) > 2 else SWITCHES[-1:])
+        self._switches = list(SWITCHES[-1:] if self._bound is None else SWITCHES)
 
     def _search(self) -> None:
         while True:
