@@ -39,8 +39,6 @@ class Arena:
         self.every_stop = every_stop
         self._reports: queue.SimpleQueue[Session] = queue.SimpleQueue()
         self.all = [Session(number, database.url, self._reports) for number in range(sessions)]
-        for session in self.all:
-            session.committed = self.committed
         self.footprints = Footprints(self)
         self.sessions: list[Session] = []
         self.commits: dict[str, tuple[int, ...]] = {}
@@ -138,9 +136,6 @@ class Arena:
             if session.status == PAUSED
             and self.database.may_run(session, [other for other in self.sessions if other is not session])
         ]
-
-    def committed(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return tuple(sorted(self.commits.items()))
 
     def _lay(self, scene: Scene) -> None:
         """Put the database in the scene's state."""

@@ -154,8 +154,8 @@ class Session:
         sa.event.listen(engine, "handle_error", lambda trouble: self._note(trouble.original_exception))
         sa.event.listen(engine, "commit", lambda tx: self._before(tx, None, "COMMIT", (), None, False))
         sa.event.listen(engine, "rollback", self._rolled_back)
-        self.committed: Callable[[], object] = tuple
-        """Returns the commits of all sessions so far; the explorer sets it."""
+        if self.database.is_embedded:
+            sa.event.listen(engine, "connect", self._watch_rows)
         self._exploring = False
         self.reset()
         self._thread.start()
@@ -341,9 +341,13 @@ class Session:
         if self.due is None:
             for table in self.written:
                 self.touched.setdefault(table, False)
+        elif self.database.is_embedded and not self.stops_everywhere:
+            # From its snapshot on, a transaction runs to its COMMIT in one step. Whether it may begin to write is known
+            # before the step (`may_run`), and then nobody else writes.
+            self.touched.update(dict.fromkeys(self.due.tables, False))
         elif self._has_snapshot:
             return
-        elif self.database.is_embedded or self._snapshot_is_due or not self.due.tables:
+        elif self._snapshot_is_due or not self.due.tables:
             self.touched[EVERY_TABLE] = True
         else:
             locks = self.due.kind is not Kind.READ
@@ -383,12 +387,19 @@ class Session:
             self._returned(rows if "ORDER BY" in text else sorted(rows, key=repr), count)
         elif hasattr(cursor, "_rows"):
             self._returned(cursor._rows, cursor.rowcount)
-        elif self._snapshot_is_due or text == "BEGIN IMMEDIATE":
-            # SQLite's cursors don't show what they will return. It follows from what was committed when the
-            # transaction took its snapshot: with BEGIN IMMEDIATE, or with its first statement.
-            self._note(self.committed())
+        else:
+            self._note(cursor.rowcount)  # its rows are noted as they are read
         self._has_snapshot |= self._snapshot_is_due
         self._snapshot_is_due = text == "BEGIN DEFERRED"
+
+    def _watch_rows(self, connection: Any, _: object) -> None:
+        """SQLite's cursors don't show which rows they will return."""
+
+        def noted(_: object, row: tuple[object, ...]) -> tuple[object, ...]:
+            self._note(row)
+            return row
+
+        connection.row_factory = noted
 
     def _returned(self, rows: object, count: int) -> None:
         self._note((rows, count))

@@ -269,8 +269,9 @@ def test_reasons_are_predicted(arena: Arena) -> None:
     find_nothing(arena, "ending/warm:fail-with-reason+open-child", 1)
 
 
-def test_predicted_transactions_are_those_that_sqlite_executes(on_one_file: Arena) -> None:
-    is_predicted(on_one_file, "growing/cold:ack-few+delete")
+@pytest.mark.parametrize("text", ["growing/cold:ack-few+delete", "ending/journaled-warm:cancel+pay-parents"])
+def test_predicted_transactions_are_those_that_sqlite_executes(on_one_file: Arena, text: str) -> None:
+    is_predicted(on_one_file, text)
 
 
 @pytest.mark.mariadb
