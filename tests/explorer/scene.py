@@ -21,12 +21,10 @@ from core.bits import bitfield, journal
 from core.processes import definitions
 from core.storage import tables
 from lastbit.streams.snapshot import Snapshot
-from tests.explorer.sessions import normalized
+from tests.explorer.sessions import LATER, OLD, normalized
 
 SIZE: Final = 64
 ITEMS: Final = SIZE + 8
-OLD: Final = "2026-01-01 00:00:00.000000"
-LATER: Final = "2099-01-01 00:00:00.000000"
 VARIANTS: Final = ("cold", "warm", "journaled", "journaled-warm")
 MIXED: Final = "mixed"
 """Batch 2 isn't journaled yet, but every session except the last one takes it as journaled."""

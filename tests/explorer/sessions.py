@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 from uuid import UUID
 
 import psycopg
@@ -46,6 +46,9 @@ from tests.explorer.accesses import ADVISORY, Access, Kind, Row, Statement, anal
 PAUSED, RUNNING, BLOCKED, DONE = "paused", "running", "blocked", "done"
 EVERY_TABLE = "*"
 """Among the tables that a step touched: it may depend on all tables, and on all locks."""
+OLD: Final = "2026-01-01 00:00:00.000000"
+LATER: Final = "2099-01-01 00:00:00.000000"
+"""The times in a scene."""
 _NEW_ID = re.compile(r"\b1\d{6}\b")
 _HEX_ID = re.compile(r"31(?:3\d){6}")
 """The same in a text that a statement holds in hexadecimal."""
@@ -393,10 +396,11 @@ class Session:
         self._snapshot_is_due = text == "BEGIN DEFERRED"
 
     def _watch_rows(self, connection: Any, _: object) -> None:
-        """SQLite's cursors don't show which rows they will return."""
+        """SQLite's cursors don't show which rows they will return. In a row, a time of the scene differs from the
+        current time: it decides whether a batch expires."""
 
         def noted(_: object, row: tuple[object, ...]) -> tuple[object, ...]:
-            self._note(row)
+            self._note((row, [value in (OLD, LATER) for value in row]))
             return row
 
         connection.row_factory = noted
