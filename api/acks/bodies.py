@@ -39,7 +39,7 @@ class GroupMask(msgspec.Struct, forbid_unknown_fields=True):
     batch: Integer
     group: Integer
     bits: Annotated[
-        str,
+        bytes,
         msgspec.Meta(
             description="base64, little-endian bit order: bit i of the group is bytes[i//8] >> (i%8) & 1; "
             "at most group_size/8 bytes",
@@ -131,10 +131,7 @@ def parse(
     if len(groups) > MAX_GROUPS:
         raise Problem("too_large", f"body.groups: expected at most {MAX_GROUPS:,} groups, got {len(groups):,}")
     ids = _ids(texts)
-    masks = [
-        (mask.batch, mask.group, bodies.from_base64(f"body.groups[{position}].bits", mask.bits))
-        for position, mask in enumerate(groups)
-    ]
+    masks = [(mask.batch, mask.group, mask.bits) for mask in groups]
     places: MaskPlaces = [(f"body.groups[{i}].bits", batch, bits) for i, (batch, _, bits) in enumerate(masks)]
     call = Call.of(verb, ids, masks, reason=getattr(body, "reason", None), idempotency_key=key)
     if not places and caller.prefix is None:

@@ -167,6 +167,7 @@ def test_a_bad_count_is_refused(http: httpx.Client, count: object) -> None:
         ({"groups": [{"batch": 1, "group": 0, "bits": "AQ"}]}, "body.groups[0].bits"),
         ({"groups": [{"batch": 1, "group": 0, "bits": "AQ==AQ=="}]}, "body.groups[0].bits"),
         ({"groups": [{"batch": 1, "group": 0, "bits": "\u00e9"}]}, "body.groups[0].bits"),
+        ({"groups": [{"batch": 1, "group": 0, "bits": 1}]}, "body.groups[0].bits"),
         ({"groups": [{"batch": 1, "group": 0, "bits": "", "size": 1}]}, "body.groups[0]"),
         ({"items": [], "colour": 1}, "body"),
         ([], "body"),
@@ -178,6 +179,12 @@ def test_a_bad_ack_is_refused(http: httpx.Client, body: object, place: str) -> N
     response = http.post("/v1/acks", json=body)
     assert code(response) == (422, "invalid_request")
     assert response.json()["errors"][0]["place"] == place
+
+
+@pytest.mark.parametrize("bits", ["AQ", "AQ=\n=", 1, None])
+def test_bits_that_are_not_base64_are_refused_with_what_was_expected(http: httpx.Client, bits: object) -> None:
+    detail = http.post("/v1/acks", json={"groups": [{"batch": 1, "group": 0, "bits": bits}]}).json()["detail"]
+    assert detail == "body.groups[0].bits: expected base64 text, with its padding and without line breaks"
 
 
 def test_an_unknown_field_of_an_ack_is_refused_with_those_that_exist(http: httpx.Client) -> None:
