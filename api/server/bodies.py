@@ -101,7 +101,7 @@ def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
         return decoder.decode(content)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
-        if "`bytes`" in message or message.startswith("Invalid base64"):
+        if message.startswith(("Expected `bytes`", "Invalid base64")):
             message = "expected base64 text, with its padding and without line breaks"
         if not place and message.startswith("Object contains unknown field"):
             message += f", expected {', '.join(field.encode_name for field in msgspec.structs.fields(decoder.type))}"

@@ -190,8 +190,9 @@ def test_bits_that_are_not_base64_are_refused_with_what_was_expected(http: httpx
 def test_an_unknown_field_of_an_ack_is_refused_with_those_that_exist(http: httpx.Client) -> None:
     """`ids` is what many try first."""
     for route, names in (("acks", "items, groups"), ("failures", "items, groups, reason")):
-        response = http.post(f"/v1/{route}", json={"ids": ["1:0:0"]})
-        assert response.json()["detail"] == f"body: Object contains unknown field `ids`, expected {names}"
+        for field in ("ids", "bytes"):
+            response = http.post(f"/v1/{route}", json={field: ["1:0:0"]})
+            assert response.json()["detail"] == f"body: Object contains unknown field `{field}`, expected {names}"
 
 
 def test_a_bad_reason_is_refused(http: httpx.Client) -> None:
