@@ -52,6 +52,7 @@ LATER: Final = "2099-01-01 00:00:00.000000"
 _NEW_ID = re.compile(r"\b1\d{6}\b")
 _HEX_ID = re.compile(r"31(?:3\d){6}")
 """The same in a text that a statement holds in hexadecimal."""
+_SCENE_TIME = re.compile(r"datetime\.datetime\((?:2026|2099), 1, 1,[^)]*\)|(?:2026|2099)-01-01 00:00:00(?:\.0+)?")
 _TIME = re.compile(r"datetime\.datetime\([^)]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?")
 
 
@@ -66,6 +67,12 @@ def normalized(text: str, ids: dict[str, str] | None = None) -> str:
     text = _TIME.sub("TIME", text)
     text = _HEX_ID.sub(lambda match: f" {bytes.fromhex(match[0]).decode()} ", text)
     return _NEW_ID.sub(lambda match: numbers.setdefault(match[0], f"new-{len(numbers) + 1}"), text)
+
+
+def observed(text: str, ids: dict[str, str]) -> str:
+    """The text without current times: `normalized`, except for the times of a scene, which decide whether a batch
+    expires. A batch that is due and one that was updated must not look the same."""
+    return normalized(_SCENE_TIME.sub(lambda match: "OLD" if "2026" in match[0] else "LATER", text), ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,7 +369,7 @@ class Session:
         if self.due is None or self.due.kind is Kind.READ:
             return
         seen = [(table, self.versions.get(table), self.locks.get(table)) for table in sorted(self.due.tables)]
-        digest = chained(normalized(self._text, self._ids), seen, observation)
+        digest = chained(observed(self._text, self._ids), seen, observation)
         for table in self.due.tables:
             self.locks[table] = digest
 
@@ -396,11 +403,10 @@ class Session:
         self._snapshot_is_due = text == "BEGIN DEFERRED"
 
     def _watch_rows(self, connection: Any, _: object) -> None:
-        """SQLite's cursors don't show which rows they will return. In a row, a time of the scene differs from the
-        current time: it decides whether a batch expires."""
+        """SQLite's cursors don't show which rows they will return."""
 
         def noted(_: object, row: tuple[object, ...]) -> tuple[object, ...]:
-            self._note((row, [value in (OLD, LATER) for value in row]))
+            self._note(row)
             return row
 
         connection.row_factory = noted
@@ -439,7 +445,7 @@ class Session:
                 text = f"{observation.sqlstate} {str(observation).partition(chr(10))[0]}"
             else:
                 text = repr(observation.args) if isinstance(observation, BaseException) else repr(observation)
-            text = normalized(text, self._ids)
+            text = observed(text, self._ids)
             self._digest.update(text.encode())
             self._chain(text)
 
