@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ from senders.webhooks import WebhookSender
 from tests.guarantees.test_webhooks import once
 from tests.support.clocks import Clock
 from tests.support.receivers import Got, Receiver
+from tests.support.waits import waiting_sessions
 
 HOUR = timedelta(hours=1)
 
@@ -194,11 +196,19 @@ def test_a_repeat_returns_the_same_secret(service: Service, clock: Clock) -> Non
 
 
 def test_equal_requests_at_once_rotate_once(server_database: Database) -> None:
-    """All of them return the same secret."""
+    """All of them return the same secret, although they all begin before the first of them has rotated it."""
     service = Service(server_database, combiner=Inline, sender=Recorder())
     webhook = service.webhooks.create("https://receiver.example", None, None).webhook.id
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: service.webhooks.rotate_secret(webhook, HOUR, "k"), range(8)))
+    row = sa.select(tables.webhooks.c.id).where(tables.webhooks.c.id == webhook)
+    engine = server_database.engine
+    with engine.connect() as holder, engine.connect() as watcher, ThreadPoolExecutor(4) as pool:
+        holder.execute(row.with_for_update())
+        rotations = [pool.submit(service.webhooks.rotate_secret, webhook, HOUR, "k") for _ in range(4)]
+        pause = threading.Event()
+        while waiting_sessions(watcher) < len(rotations):
+            pause.wait(0.15)  # the server repeats its last answer if asked more often
+        holder.rollback()
+        results = [rotation.result(60) for rotation in rotations]
     assert len({result.secret for result in results}) == 1
     assert [result.replayed for result in results].count(False) == 1
     service.stop()
