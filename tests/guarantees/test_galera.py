@@ -94,7 +94,7 @@ def test_an_aborted_transaction_is_not_continued_by_its_next_statements(pair: Pa
     """A commit on another node aborts it between any two of its statements: none of them has an effect, also those that
     were sent together with the COMMIT."""
     first, other = pair.services()
-    steps = 300
+    steps = 3000  # enough to last until the other node's commit arrives
 
     def write(contested: int, own: int) -> None:
         with pair.first.engine.connect() as tx:

@@ -152,6 +152,9 @@ def test_the_end_is_committed_and_no_commit_goes_back(run: Run) -> None:
     assert commits[-1] == 2999
     assert commits == sorted(set(commits))
     assert len(commits) < 1000
+    only_the_end: list[int] = []
+    run(numbered(100), same, key=same, commit=only_the_end.append, every=60)
+    assert only_the_end == [99]
 
 
 @on_both_runners
