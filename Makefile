@@ -195,7 +195,7 @@ test-soak: $(READY) ## run the races and the state machine for much longer
 	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 faketime
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
 
-explore: $(READY) ## try each interleaving of operations, on MariaDB and SQLite; DATABASE=postgresql
+explore: $(READY) ## try each interleaving; can be interrupted; DATABASE=D
 	@scripts/need.sh mariadb-server postgresql
 ifdef DATABASE
 	$(BIN)/python -m tests.explorer --database $(DATABASE) all --of 2 --progress .explored-$(DATABASE)
