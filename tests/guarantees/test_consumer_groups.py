@@ -37,7 +37,7 @@ from tests.guarantees import mutants
 from tests.guarantees.drivers.rounds import race
 from tests.guarantees.programs.dying import Mortals, mortals
 from tests.support.clocks import Clock
-from tests.support.waits import waiting_sessions
+from tests.support.waits import waits_for_a_lock
 
 TTL, RELEASE = 10, 30
 SOAK = 20 if os.environ.get("LASTBIT_SOAK") == "1" else 1
@@ -632,16 +632,13 @@ def test_a_sync_uses_the_time_after_its_lock_wait(server_service: Service) -> No
     made(service, 1)
     worker = Worker(service, "worker")
     lock = sa.select(tables.consumer_groups).with_for_update()
-    with service.database.engine.connect() as holder, service.database.engine.connect() as watch:
+    with service.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
         holder.execute(lock)
-        thread = threading.Thread(target=worker.sync)
-        thread.start()
-        pause = threading.Event()
-        while not waiting_sessions(watch):
-            pause.wait(0.15)  # the server caches its answer about locks for 0.1 s
-        after = watch.execute(sa.select(tables.utc_now())).scalar_one()
+        sync = pool.submit(worker.sync)
+        assert waits_for_a_lock(service.database, sync)
+        after = service.database.read(lambda tx: tx.scalar(sa.select(tables.utc_now())))
         holder.rollback()
-        thread.join()
+        sync.result(60)
     (worker_row,) = service.consumer_groups.get("g").workers
     assert worker_row.last_seen >= after
 

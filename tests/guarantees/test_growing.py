@@ -6,7 +6,6 @@ extended, and the new items are acked in a group that the bulk ack hasn't reache
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +22,7 @@ from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ack
-from tests.support.waits import waiting_sessions
+from tests.support.waits import waits_for_a_lock
 
 FIRST = GROUP + 8
 """Items that are issued before the batch grows: group 1 ends after its first byte."""
@@ -66,7 +65,7 @@ def test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack(
     with other_service.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
         holder.execute(first_group.with_for_update())
         under_way = pool.submit(lambda: bulk.acks.ack(call(batch)).result(60))
-        wait_for_a_lock_wait(other_service)
+        assert waits_for_a_lock(other_service.database, under_way)
         other_service.batches.extend(batch, 2 * GROUP - FIRST)
         assert ack(other_service, *new).applied == 3
         holder.rollback()
@@ -79,14 +78,6 @@ def test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack(
     assert other_service.batches.verify(batch).counted_acked == 2 * GROUP
 
 
-def wait_for_a_lock_wait(service: Service) -> None:
-    """Wait until a session waits for a row."""
-    pause = threading.Event()
-    with service.database.engine.connect() as watch:
-        while not waiting_sessions(watch):
-            pause.wait(0.15)  # the server repeats its last answer if asked more often
-
-
 @pytest.mark.mariadb
 def test_no_child_is_opened_for_an_item_acked_while_the_open_waited(other_service: Service) -> None:
     """The item's group has no row when the open starts, and its parent is locked: the item is acked meanwhile."""
@@ -97,7 +88,7 @@ def test_no_child_is_opened_for_an_item_acked_while_the_open_waited(other_servic
     with other_service.database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
         holder.execute(the_parent.with_for_update())
         opening = pool.submit(lambda: opener.batches.open(Opening(parent=ItemId.parse(item))))
-        wait_for_a_lock_wait(other_service)
+        assert waits_for_a_lock(other_service.database, opening)
         holder.execute(
             sa.insert(tables.item_groups).values(batch_id=parent, group_no=0, resolved_count=1, failed_count=0)
         )

@@ -8,7 +8,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -46,7 +46,7 @@ from tests.guarantees.models.orders import (
 from tests.guarantees.programs.dying import Mortals, mortals
 from tests.support.clocks import Clock
 from tests.support.exposition import Change
-from tests.support.waits import waiting_sessions
+from tests.support.waits import waits_for_a_lock
 
 ROUNDS = 40
 
@@ -173,9 +173,7 @@ def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(server_d
     with ThreadPoolExecutor(1) as threads, service.database.engine.connect() as pruning:
         pruning.execute(sa.select(inbox_rows).with_for_update())
         replay = threads.submit(replaying.processes.handle, handling)
-        pause = threading.Event()
-        while not waits_for_a_lock(service):
-            pause.wait(0.15)  # the server caches its list of lock waits for 0.1 s
+        assert waits_for_a_lock(service.database, replay)
         with service.database.engine.begin() as tx:
             tx.execute(sa.update(definition_rows).values(pruned=event.position))
         pruning.execute(sa.delete(inbox_rows))
@@ -235,14 +233,6 @@ def freeze_before(service: Service, statement: str) -> tuple[threading.Event, th
     return has_stopped, wake
 
 
-def ends_without_a_wait(service: Service, call: Future[Any]) -> bool:
-    """Return as soon as the call waits for a lock, or has ended; whether it has ended."""
-    pause = threading.Event()
-    while not call.done() and not waits_for_a_lock(service):
-        pause.wait(0.15)  # the server caches its list of lock waits for 0.1 s
-    return call.done()
-
-
 def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(server_database: Database) -> None:
     """After its fence, it holds its partition until its commit; the next owner then sees what it has written."""
     service = Service(server_database, combiner=Inline)
@@ -260,12 +250,12 @@ def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(server_datab
         write = threads.submit(slow.processes.handle, handling)
         assert is_fenced.wait(60)
         takeover = threads.submit(succeed)
-        early = ends_without_a_wait(service, takeover)
+        has_waited = waits_for_a_lock(service.database, takeover)
         wake.set()
         assert not write.result(60).repeated
         successor = takeover.result(60)
     slow.stop()
-    assert not early
+    assert has_waited
     assert successor.deliver(event).repeated
 
 
@@ -282,18 +272,13 @@ def test_no_event_is_parked_in_the_middle_of_a_retry(server_database: Database) 
         retry = threads.submit(slow.processes.retry_parked, PROCESS, "o1")
         assert has_read.wait(60)
         parking = threads.submit(service.processes.handle, handling)
-        early = ends_without_a_wait(service, parking)
+        has_waited = waits_for_a_lock(service.database, parking)
         wake.set()
         assert retry.result(60) == 1
         parked = parking.result(60)
         assert (parked.status, parked.repeated) == (Status.PARKED, False)
     slow.stop()
-    assert not early
-
-
-def waits_for_a_lock(service: Service) -> bool:
-    with service.database.engine.connect() as tx:
-        return bool(waiting_sessions(tx))
+    assert has_waited
 
 
 def test_a_stale_workers_every_write_is_refused(service: Service) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers import journaled
 from tests.guarantees.drivers.rounds import GROUP, ack, recount
-from tests.support.waits import waiting_sessions
+from tests.support.waits import waits_for_a_lock
 
 ITEMS = 2 * GROUP + 40
 """Of a batch of three groups, the last one partly issued."""
@@ -333,16 +333,6 @@ def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(s
 # Repairs next to other work.
 
 
-def waits_for_a_lock(service: Service, call: Future[Any]) -> bool:
-    """Whether a session waits for a row before the call is over."""
-    with service.database.engine.connect() as watch:
-        while not waiting_sessions(watch):
-            # The server repeats its last answer if it is asked more often than every tenth of a second.
-            if wait([call], 0.15).done:
-                return False
-    return True
-
-
 @pytest.mark.mariadb
 @pytest.mark.parametrize("kind", ["an ack", "an extend"])
 def test_no_change_gets_between_the_recount_and_the_write(
@@ -367,7 +357,7 @@ def test_no_change_gets_between_the_recount_and_the_write(
                 under_way.append(pool.submit(ack_numbers, other, batch, [3, 71]))
             else:
                 under_way.append(pool.submit(other.batches.extend, batch, GROUP))
-            assert waits_for_a_lock(service, under_way[0])
+            assert waits_for_a_lock(service.database, under_way[0])
             assert ack_numbers(other, other_batch, [2]) == 1, "acks of other batches must not wait"
         return original(recount)
 

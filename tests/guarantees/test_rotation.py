@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -27,7 +27,7 @@ from senders.webhooks import WebhookSender
 from tests.guarantees.test_webhooks import once
 from tests.support.clocks import Clock
 from tests.support.receivers import Got, Receiver
-from tests.support.waits import waiting_sessions
+from tests.support.waits import waits_for_a_lock
 
 HOUR = timedelta(hours=1)
 
@@ -199,13 +199,10 @@ def test_equal_requests_at_once_rotate_once(server_database: Database) -> None:
     service = Service(server_database, combiner=Inline, sender=Recorder())
     webhook = service.webhooks.create("https://receiver.example", None, None).webhook.id
     row = sa.select(tables.webhooks.c.id).where(tables.webhooks.c.id == webhook)
-    engine = server_database.engine
-    with engine.connect() as holder, engine.connect() as watcher, ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, server_database.engine.connect() as holder:
         holder.execute(row.with_for_update())
         rotations = [pool.submit(service.webhooks.rotate_secret, webhook, HOUR, "k") for _ in range(4)]
-        while waiting_sessions(watcher) < len(rotations):
-            # The server repeats its last answer if it is asked more often than every tenth of a second.
-            assert not wait(rotations, 0.15, FIRST_COMPLETED).done
+        assert waits_for_a_lock(server_database, *rotations)
         holder.rollback()
         results = [rotation.result(60) for rotation in rotations]
     assert len({result.secret for result in results}) == 1

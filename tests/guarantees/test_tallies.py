@@ -25,7 +25,7 @@ from tests.guarantees.models.service import tally_entry
 from tests.guarantees.models.streams import World
 from tests.guarantees.programs.dying import Mortals, mortals
 from tests.sdk.conftest import scripted_service  # noqa: F401  # a fixture
-from tests.support.waits import waiting_sessions
+from tests.support.waits import waits_for_a_lock
 
 SOAK = os.environ.get("LASTBIT_SOAK") == "1"
 WORLDS = 1_000 * (20 if SOAK else 1)
@@ -215,29 +215,17 @@ def test_two_concurrent_calls_bring_no_total_over_the_limit(server_database: Dat
     """Each call adds to its own row. The later one waits until the earlier one is over, and is refused."""
     earlier, second = (tallies.Entry("r1", INTEGER_LIMIT - 1, topic, 0, 0, 1, 0) for topic in ("screws", "bolts"))
     service = Service(server_database, combiner=Inline)
-    refusals: list[errors.InvalidRequest] = []
-    has_ended = threading.Event()
-
-    def apply_later() -> None:
-        try:
-            service.tallies.apply("limit", [second])
-        except errors.InvalidRequest as refusal:
-            refusals.append(refusal)
-        finally:
-            has_ended.set()
-
-    with server_database.engine.connect() as holder, server_database.engine.connect() as watch:
+    with server_database.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
         transaction = holder.begin()
         pipeline = Pipeline(holder)
         tallies.write(pipeline, [("limit", [earlier])])
         pipeline.flush()
-        thread = threading.Thread(target=apply_later)
-        thread.start()
-        while not waiting_sessions(watch) and not has_ended.wait(0.15):
-            pass
+        applied = pool.submit(service.tallies.apply, "limit", [second])
+        assert waits_for_a_lock(server_database, applied)
         transaction.commit()
-        thread.join()
-    assert [refusal.place for refusal in refusals] == ["body.entries[0].delta"]
+        with pytest.raises(errors.InvalidRequest) as refusal:
+            applied.result(60)
+    assert refusal.value.place == "body.entries[0].delta"
     assert totals(service, "limit") == {"r1": INTEGER_LIMIT - 1}
 
 

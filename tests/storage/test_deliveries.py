@@ -31,6 +31,7 @@ from core.webhooks.delivery_log import Delivery, Progress
 from core.webhooks.sender import SendResult
 from core.webhooks.subscriptions import State
 from tests.support.clocks import Clock
+from tests.support.waits import waits_for_a_lock
 
 DAY = timedelta(days=1)
 LEASE = timedelta(seconds=60)
@@ -711,23 +712,11 @@ def test_a_record_waits_for_a_claim_that_is_about_to_commit(mariadb_database: Da
             other.begin()
             ((again,), _) = deliveries.claim(other, LEASE, 1, {}, 1)
             result = pool.submit(record, service, first, OK)
-            wait_until_one_waits(mariadb_database)
+            assert waits_for_a_lock(mariadb_database, result)
             statements.commit(other)
         assert result.result() is None
     assert record(service, again, FAILED) is Progress.PENDING
     assert [entry.status for entry in log(service, webhook)[0].log] == [204, 500]
-
-
-def wait_until_one_waits(database: Database) -> None:
-    """Wait until a transaction waits for a lock."""
-    poll = threading.Event()
-    query = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-    for _ in range(600):
-        with database.engine.connect() as connection:
-            if connection.exec_driver_sql(query).scalar():
-                return
-        poll.wait(0.15)  # the server repeats its last answer if it is asked more often than every tenth of a second
-    raise AssertionError("no transaction waits for a lock")
 
 
 @pytest.mark.mariadb

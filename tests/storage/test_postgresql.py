@@ -16,7 +16,7 @@ from core.storage import schema, tables
 from core.storage.database import Database
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL
-from tests.support.waits import waiting_sessions
+from tests.support.waits import waits_for_a_lock
 
 
 def test_migrations_go_up_and_down_and_match_the_tables(postgresql_url: str) -> None:
@@ -129,16 +129,12 @@ def test_a_migration_that_deadlocks_with_a_transaction_begins_again(
     altered."""
     with Database(postgresql_url) as database, ThreadPoolExecutor(1) as pool:
         schema.migrate(database, "0012")
-        with (
-            contextlib.closing(postgresql.connect(database.url.database)) as transaction,
-            database.engine.connect() as watcher,
-        ):
+        with contextlib.closing(postgresql.connect(database.url.database)) as transaction:
             transaction.execute("SET deadlock_timeout = '1min'")  # the server ends the migration
             transaction.execute("BEGIN")
             transaction.execute("SELECT 1 FROM batches")
             migration = pool.submit(schema.migrate, database)
-            while not waiting_sessions(watcher):
-                assert not migration.done()
+            assert waits_for_a_lock(database, migration)
             transaction.execute("SELECT 1 FROM webhooks")
             transaction.execute("COMMIT")
         migration.result(60)
