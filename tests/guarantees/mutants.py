@@ -2872,7 +2872,7 @@ MUTANTS = [
         "core.storage.galera:guard",
         "if not is_node(tx)",
         "if column.name == 'trimmed'",
-        _GALERA + "test_no_event_is_trimmed_on_one_node_that_a_process_on_another_starts_with",
+        _GALERA + "test_a_trim_that_has_judged_keeps_the_events_of_a_process_defined_on_another_node",
     ),
     Mutant(
         "a-group-is-locked-on-its-node-alone",

@@ -362,6 +362,30 @@ def test_workers_that_join_on_two_nodes_share_no_partition(pair: Pair) -> None:
     )
 
 
+def test_a_trim_that_has_judged_keeps_the_events_of_a_process_defined_on_another_node(pair: Pair) -> None:
+    """The trim has read that no process needs them, and commits last. It is refused, and judges again."""
+    first, _ = pair.services()
+    after = first.feed.append([feed.NewEvent(f"judged:{suffix}", "own") for suffix in range(3)])[0].position
+    has_judged, may_write = threading.Event(), threading.Event()
+
+    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
+        if text.startswith("UPDATE feed_head"):
+            has_judged.set()
+            may_write.wait(60)
+
+    with Database(pair.urls[1]) as database, ThreadPoolExecutor(1) as pool:
+        sa.event.listen(database.engine, "before_cursor_execute", freeze)
+        trim = pool.submit(feed.trim, database, timedelta(0), needed=definitions.needed)
+        try:
+            assert has_judged.wait(60)
+            first.processes.define("judged", partitions=1, after=after)
+        finally:
+            may_write.set()
+        trim.result(60)
+    assert [event.position for event in first.feed.read(after, 1).events] == [after + 1]
+    first.processes.delete("judged")
+
+
 def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_starts_with(pair: Pair) -> None:
     """The process is defined with the position that it starts after; either the next events are there, or the
     definition is refused."""
