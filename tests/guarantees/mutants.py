@@ -2865,7 +2865,7 @@ MUTANTS = [
         "core.storage.galera:guard",
         "if not is_node(tx)",
         "if True",
-        _GALERA + "test_a_fenced_write_is_visible_to_the_partitions_next_owner_on_another_node",
+        _GALERA + "test_a_partition_that_moves_on_one_node_takes_along_what_was_written_on_another",
     ),
     Mutant(
         "the-head-is-locked-on-its-node-alone",
@@ -2879,7 +2879,7 @@ MUTANTS = [
         "core.storage.galera:guard",
         "if not is_node(tx)",
         "if column.name == 'first_epoch'",
-        _GALERA + "test_workers_that_join_on_two_nodes_share_no_partition",
+        _GALERA + "test_a_worker_that_has_judged_gets_no_partition_of_one_that_joined_on_another_node",
     ),
     Mutant(
         "a-lost-certification-may-have-been-committed",

@@ -39,6 +39,7 @@ from tests.guarantees.drivers.load import Load, check, open_shared
 from tests.guarantees.drivers.rounds import GROUP, ack, newly, prepare, race, recount
 from tests.support.galera import Cluster, Node, Policy, until
 from tests.support.servers import running_service
+from tests.support.waits import freeze_before
 
 pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.xdist_group("galera"), pytest.mark.timeout(300)]
 
@@ -333,6 +334,31 @@ def test_a_fenced_write_is_visible_to_the_partitions_next_owner_on_another_node(
     assert 0 < losses < ROUNDS, "the same call always came first"
 
 
+def test_a_partition_that_moves_on_one_node_takes_along_what_was_written_on_another(pair: Pair) -> None:
+    """The move has read its tally before the write, and commits last. It is refused, and reads again."""
+    first, other = pair.services()
+    first.consumer_groups.put("fenced", 1)
+    [lease] = first.consumer_groups.sync("fenced", leases.Caller("w", "session")).assigned
+    fence = positions.Fence("fenced", 0, "w", lease.epoch)
+    has_read, wake = threading.Event(), threading.Event()
+
+    def move(tx: Connection) -> int:
+        leases.leave(tx, "fenced", "w")
+        total = tallies.get(tx, "fenced", "k").value
+        has_read.set()
+        wake.wait(60)
+        return total
+
+    with ThreadPoolExecutor(1) as pool:
+        moved = pool.submit(first.database.write, move)
+        try:
+            assert has_read.wait(60)
+            other.tallies.apply("fenced", [tallies.Entry("k", 1, "topic", 0, 0, 1, 0)], fence)
+        finally:
+            wake.set()
+        assert moved.result(60) == 1
+
+
 def test_workers_that_join_on_two_nodes_share_no_partition(pair: Pair) -> None:
     """Each worker gets its own partitions, and reads the same assignment."""
     first, other = pair.services()
@@ -366,24 +392,33 @@ def test_a_trim_that_has_judged_keeps_the_events_of_a_process_defined_on_another
     """The trim has read that no process needs them, and commits last. It is refused, and judges again."""
     first, _ = pair.services()
     after = first.feed.append([feed.NewEvent(f"judged:{suffix}", "own") for suffix in range(3)])[0].position
-    has_judged, may_write = threading.Event(), threading.Event()
-
-    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
-        if text.startswith("UPDATE feed_head"):
-            has_judged.set()
-            may_write.wait(60)
-
     with Database(pair.urls[1]) as database, ThreadPoolExecutor(1) as pool:
-        sa.event.listen(database.engine, "before_cursor_execute", freeze)
+        has_judged, wake = freeze_before(database, "UPDATE feed_head")
         trim = pool.submit(feed.trim, database, timedelta(0), needed=definitions.needed)
         try:
             assert has_judged.wait(60)
             first.processes.define("judged", partitions=1, after=after)
         finally:
-            may_write.set()
+            wake.set()
         trim.result(60)
     assert [event.position for event in first.feed.read(after, 1).events] == [after + 1]
     first.processes.delete("judged")
+
+
+def test_a_worker_that_has_judged_gets_no_partition_of_one_that_joined_on_another_node(pair: Pair) -> None:
+    """It has read that all partitions are free, and commits last. It is refused, and judges again."""
+    first, _ = pair.services()
+    first.consumer_groups.put("judged", 8)
+    with Database(pair.urls[1]) as database, ThreadPoolExecutor(1) as pool:
+        has_judged, wake = freeze_before(database, "UPDATE positions")
+        other = Service(database, combiner=Inline)
+        late = pool.submit(other.consumer_groups.sync, "judged", leases.Caller("late", "session"))
+        try:
+            assert has_judged.wait(60)
+            early = first.consumer_groups.sync("judged", leases.Caller("early", "session"))
+        finally:
+            wake.set()
+        assert (len(early.assigned), late.result(60).assigned) == (8, [])
 
 
 def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_starts_with(pair: Pair) -> None:

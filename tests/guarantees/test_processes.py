@@ -46,7 +46,7 @@ from tests.guarantees.models.orders import (
 from tests.guarantees.programs.dying import Mortals, mortals
 from tests.support.clocks import Clock
 from tests.support.exposition import Change
-from tests.support.waits import waits_for_a_lock
+from tests.support.waits import freeze_before, waits_for_a_lock
 
 ROUNDS = 40
 
@@ -219,27 +219,13 @@ def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(server_datab
     assert not successor.deliver(event).repeated
 
 
-def freeze_before(service: Service, statement: str) -> tuple[threading.Event, threading.Event]:
-    """Stop the service before each statement that begins so. The first event tells that it has stopped, the second one
-    lets it go on."""
-    has_stopped, wake = threading.Event(), threading.Event()
-
-    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
-        if text.startswith(statement):
-            has_stopped.set()
-            wake.wait(60)
-
-    sa.event.listen(service.database.engine, "before_cursor_execute", freeze)
-    return has_stopped, wake
-
-
 def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(server_database: Database) -> None:
     """After its fence, it holds its partition until its commit; the next owner then sees what it has written."""
     service = Service(server_database, combiner=Inline)
     worker = Worker(service)
     [event] = append(service, ("o1", "charged"))
     slow = Service(Database(server_database.url.render_as_string(hide_password=False)), combiner=Inline)
-    is_fenced, wake = freeze_before(slow, "INSERT INTO processes")
+    is_fenced, wake = freeze_before(slow.database, "INSERT INTO processes")
     handling = worker.compute("o1", event)
 
     def succeed() -> Worker:
@@ -267,7 +253,7 @@ def test_no_event_is_parked_in_the_middle_of_a_retry(server_database: Database) 
     assert worker.deliver(first).status is Status.PARKED
     handling = replace(worker.compute("o1", second), error="ValueError('no such account')")
     slow = Service(Database(server_database.url.render_as_string(hide_password=False)), combiner=Inline)
-    has_read, wake = freeze_before(slow, "UPDATE inbox")
+    has_read, wake = freeze_before(slow.database, "UPDATE inbox")
     with ThreadPoolExecutor(2) as threads:
         retry = threads.submit(slow.processes.retry_parked, PROCESS, "o1")
         assert has_read.wait(60)

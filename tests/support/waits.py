@@ -1,9 +1,12 @@
-"""Waiting until sessions wait for a lock on a server."""
+"""Brings transactions to a known place: they stop before a statement, or wait for a lock on a server."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
+
+import sqlalchemy as sa
 
 from core.storage.database import Database
 
@@ -13,6 +16,20 @@ _WAITING = {
         "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     ),
 }
+
+
+def freeze_before(database: Database, statement: str) -> tuple[threading.Event, threading.Event]:
+    """Stop before each statement that begins so. The first event tells that one has stopped, the second one lets all go
+    on."""
+    has_stopped, wake = threading.Event(), threading.Event()
+
+    def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
+        if text.startswith(statement):
+            has_stopped.set()
+            wake.wait(60)
+
+    sa.event.listen(database.engine, "before_cursor_execute", freeze)
+    return has_stopped, wake
 
 
 def waits_for_a_lock(database: Database, *calls: Future[Any]) -> bool:
