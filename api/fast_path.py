@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -64,9 +64,13 @@ class Verb:
     route: str
     rule: Rule
     start: Start
+    _measured: dict[int, Histogram] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def measured(self, status: int) -> Histogram:
-        return REQUESTS.labels(self.method, self.route, str(status))
+        histogram = self._measured.get(status)
+        if histogram is None:
+            histogram = self._measured[status] = REQUESTS.labels(self.method, self.route, str(status))
+        return histogram
 
 
 class Call(Exchange):

@@ -303,9 +303,10 @@ class Waiting:
             follower.wanted_until = self._position
 
     async def _read_on(self) -> None:
+        limit = feed.FIRST  # mostly a few events are new, and a page of this size is read in the cheap way
         while True:
             try:
-                page = await run_in_threadpool(self._service.feed.read, self._position, READ)
+                page = await run_in_threadpool(self._service.feed.read, self._position, limit)
             except errors.InvalidRequest:  # the feed ends earlier
                 self._doubt()
                 return
@@ -324,6 +325,7 @@ class Waiting:
             await self._wake(self._followers_of(page.events))
             if page.next == page.last:
                 return
+            limit = READ
 
     def _keep(self, events: Sequence[feed.Event]) -> None:
         self._pages.clear()
