@@ -34,8 +34,10 @@ from core.storage.statements import chunks
 
 POLL: Final = 0.25
 """Seconds between two polls of the feed's last position."""
+READ_FIRST: Final = feed.FIRST
+"""Maximum events of the first read after a commit. Mostly a few events are new, and such a page is cheap."""
 READ: Final = 1000
-"""Maximum events per read."""
+"""Maximum events of each further read."""
 KEPT: Final = 10_000
 """Maximum events that stay in memory after a read, so that followers don't read them from the database again."""
 KEPT_BYTES: Final = 32 * 2**20
@@ -303,7 +305,7 @@ class Waiting:
             follower.wanted_until = self._position
 
     async def _read_on(self) -> None:
-        limit = feed.FIRST  # mostly a few events are new, and a page of this size is read in the cheap way
+        limit = READ_FIRST
         while True:
             try:
                 page = await run_in_threadpool(self._service.feed.read, self._position, limit)

@@ -221,6 +221,24 @@ def test_a_commit_of_this_process_wakes_waiters_without_the_poll(
     asyncio.run(scene())
 
 
+def test_a_commit_of_many_events_is_read_to_its_end_without_the_poll(
+    asked: CountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_polls, "POLL", 10_000.0)
+    new = [feed.NewEvent(str(number), "other") for number in range(2 * long_polls.READ_FIRST)]
+
+    async def scene() -> None:
+        waiters = Waiting(asked)
+        async with waiters.follow(["last"]) as follower:
+            await asyncio.to_thread(asked.feed.append, [*new, feed.NewEvent("end", "last")])
+            await asyncio.wait_for(follower.woken.wait(), 30)
+            page = await waiters.read(follower, 0, 10)
+            assert [event.id for event in page.events] == ["end"]
+        waiters.close()
+
+    asyncio.run(scene())
+
+
 def test_a_silent_stream_reports_how_far_it_has_read(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a follower that sees few events resumes after all events that it didn't want."""
     monkeypatch.setattr(events, "PING", 0.05)
@@ -346,6 +364,7 @@ def test_each_follower_gets_its_events_once_and_in_order(
     """With any filter, arriving and returning at any time, and with pages of any size."""
     monkeypatch.setattr(long_polls, "KEPT", 40)
     monkeypatch.setattr(long_polls, "SLICE", 3)
+    monkeypatch.setattr(long_polls, "READ_FIRST", 2)
     monkeypatch.setattr(long_polls, "READ", 7)
     monkeypatch.setattr(long_polls, "PAUSE", 0.0005)
     monkeypatch.setattr(long_polls, "BETWEEN", 0.0)
