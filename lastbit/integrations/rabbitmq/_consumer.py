@@ -33,7 +33,7 @@ log = logging.getLogger("lastbit.rabbitmq")
 
 PAUSES: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Seconds before each attempt to connect again; the last one repeats."""
-MOST_GATHERED: Final = 500
+MOST_GATHERED: Final = 2000
 LOOK: Final = 0.1
 """Seconds between checks for a stop."""
 

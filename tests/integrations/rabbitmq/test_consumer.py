@@ -359,3 +359,14 @@ def test_acks_name_no_tag_twice(order: list[int], data: st.DataObject) -> None:
             acked_tags -= acked
         assert not acked_tags
     assert not unsettled
+
+
+def test_one_ack_settles_the_next_tags_in_any_order() -> None:
+    tags = Tags()
+    assert list(tags.acks([3, 1, 2])) == [(3, True)]
+    assert list(tags.acks([5, 6])) == [(5, False), (6, False)]
+    assert list(tags.acks([7, 4])) == [(7, True)]
+    assert list(tags.acks([9, 8])) == [(9, True)]
+    tags.add(10)
+    assert list(tags.acks([11])) == [(11, True)]
+    assert list(tags.acks([14, 12])) == [(12, True), (14, False)]
