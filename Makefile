@@ -196,7 +196,7 @@ test-soak: $(READY) ## run the races and the state machine for much longer
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
 
 explore: $(READY) ## try each interleaving; can be interrupted; DATABASE=D
-	@scripts/need.sh mariadb-server postgresql
+	@scripts/need.sh $(or $(filter postgresql,$(DATABASE)),mariadb-server)
 ifdef DATABASE
 	$(BIN)/python -m tests.explorer --database $(DATABASE) all --of 2 --progress .explored-$(DATABASE)
 else

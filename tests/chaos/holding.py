@@ -22,13 +22,10 @@ from core.batches.lifecycle import State
 from core.storage import tables
 from core.storage.database import Database
 from tests.chaos.plans import GROWING_SIZE
+from tests.support.waits import WAITING
 
 _batches = tables.batches.c
 _groups = tables.item_groups.c
-_WAITING = {
-    "mysql": sa.text("SELECT COUNT(*) > 0 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"),
-    "postgresql": sa.text("SELECT COUNT(*) > 0 FROM pg_locks WHERE NOT granted"),
-}
 
 
 class Holder:
@@ -51,7 +48,7 @@ class Holder:
                 batch, group = dice.choice(growing)
                 row = (_groups.batch_id == batch, _groups.group_no == group)
                 holding.execute(sa.select(_groups.group_no).where(*row).with_for_update())
-                if not self._see(watching, _WAITING[watching.dialect.name], 3.0):
+                if not self._see(watching, sa.text(WAITING[watching.dialect.name]), 3.0):
                     return
                 items = watching.scalar(sa.select(_batches["items"]).where(_batches.id == batch)) or 0
                 last, issued = divmod(items, GROWING_SIZE)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import enum
 import functools
 import importlib
 import inspect
@@ -21,10 +22,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 VARIABLE = "LASTBIT_MUTANT"
+NO_TESTS = 5
+"""pytest's exit code if it has selected no test."""
 
 
 @dataclass(frozen=True)
@@ -2899,8 +2903,16 @@ def from_environment() -> None:
         next(mutant for mutant in MUTANTS if mutant.name == name).put_in_place()
 
 
-def _run(mutant: Mutant, databases: str | None = None) -> tuple[bool, str]:
-    """Whether the test itself failed, and the first line of the reason. `databases`: where the test runs."""
+class Verdict(enum.Enum):
+    KILLED = "KILLED"
+    """The test itself has failed."""
+    SURVIVED = "SURVIVED"
+    NOT_THERE = "NOT THERE"
+    """The test does not run on the selected database."""
+
+
+def _run(mutant: Mutant, database: str | None = None) -> tuple[Verdict, str]:
+    """The verdict, and the first line of the reason. `database`: where alone the test runs."""
     start = time.monotonic()
     process = subprocess.run(
         [
@@ -2909,7 +2921,7 @@ def _run(mutant: Mutant, databases: str | None = None) -> tuple[bool, str]:
         ],
         env={
             **os.environ,
-            **({} if databases is None else {"LASTBIT_TEST_DATABASES": databases}),
+            **({} if database is None else {"LASTBIT_TEST_DATABASES": database}),
             VARIABLE: mutant.name,
             "CI": "1",
         },
@@ -2917,11 +2929,16 @@ def _run(mutant: Mutant, databases: str | None = None) -> tuple[bool, str]:
         text=True,
         check=False,
     )
+    if database is not None and process.returncode == NO_TESTS:
+        return Verdict.NOT_THERE, f"its test does not run on {database}"
     failed = process.returncode == 1 and re.search(r"^FAILED ", process.stdout, re.MULTILINE) is not None
     if not failed and process.returncode != 0:
-        return False, f"the test did not run:\n{process.stdout}{process.stderr}"
+        return Verdict.SURVIVED, f"the test did not run:\n{process.stdout}{process.stderr}"
     reason = re.search(r"^\S+:\d+: (.*)$", process.stdout, re.MULTILINE)
-    return failed, f"{reason[1][:120] if reason else ''} ({time.monotonic() - start:.0f} s)"
+    return (
+        Verdict.KILLED if failed else Verdict.SURVIVED,
+        f"{reason[1][:120] if reason else ''} ({time.monotonic() - start:.0f} s)",
+    )
 
 
 def main() -> int:
@@ -2933,16 +2950,16 @@ def main() -> int:
     selection = [mutant for mutant in MUTANTS if not options.names or mutant.name in options.names]
     if unknown_names := set(options.names) - {mutant.name for mutant in selection}:
         parser.error(f"no such mutant: {', '.join(sorted(unknown_names))}")
-    survivors = 0
+    counts = Counter[Verdict]()
     with concurrent.futures.ThreadPoolExecutor(options.processes) as pool:
-        for mutant, (is_killed, reason) in zip(
+        for mutant, (verdict, reason) in zip(
             selection, pool.map(_run, selection, itertools.repeat(options.database)), strict=True
         ):
-            survivors += not is_killed
-            verdict = "KILLED  " if is_killed else "SURVIVED"
-            print(f"{verdict} {mutant.name}\n         by {mutant.test}\n         {reason}", flush=True)
-    print(f"{len(selection) - survivors} of {len(selection)} mutants were killed")
-    return 1 if survivors else 0
+            counts[verdict] += 1
+            print(f"{verdict.value:9} {mutant.name}\n          by {mutant.test}\n          {reason}", flush=True)
+    tried = len(selection) - counts[Verdict.NOT_THERE]
+    print(f"{counts[Verdict.KILLED]} of {tried} mutants were killed")
+    return 1 if counts[Verdict.SURVIVED] else 0
 
 
 if __name__ == "__main__":
