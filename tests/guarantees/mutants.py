@@ -97,7 +97,6 @@ _MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_matches_t
 _COMBINER = "test_combiner.py::"
 _FAILURES = "test_failures.py::"
 _ANCESTOR = "test_ancestor.py::"
-_GROUPS = "test_consumer_groups.py::test_each_partition_has_one_owner_and_assignments_settle"
 
 _FOLLOW = "test_feed.py::test_a_reader_sees_every_position_in_order_whatever_the_writers_do"
 _TREE = "test_nesting.py::test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die"
@@ -2225,14 +2224,14 @@ MUTANTS = [
         "core.consumer_groups.leases:sync",
         "acquired = acquired + kept",
         "pass",
-        _GROUPS,
+        "test_consumer_groups.py::test_a_worker_restarted_under_its_name_fences_its_zombie",
     ),
     Mutant(
         "a-new-owner-keeps-the-epoch",
         "core.consumer_groups.leases:sync",
         "_positions.epoch + 1",
         "_positions.epoch + 0",
-        _GROUPS,
+        "test_consumer_groups.py::test_each_partition_has_one_owner_and_assignments_settle",
     ),
     Mutant(
         "the-fence-asks-for-the-epoch-alone",
@@ -2246,7 +2245,7 @@ MUTANTS = [
         "core.consumer_groups.positions:lock",
         "(fence.worker, fence.epoch)",
         "(fence.worker, owners.get((fence.group, fence.partition), [fence.epoch])[-1])",
-        _GROUPS,
+        "test_consumer_groups.py::test_a_worker_restarted_under_its_name_fences_its_zombie",
     ),
     Mutant(
         "the-fence-locks-nothing",
