@@ -26,7 +26,7 @@ def _ack(batch: int, number: int) -> bytes:
     return load.encoded("/v1/acks", {"items": [item_id(batch, number)]})
 
 
-def _life(completed: Counter[int]) -> Flow:
+def life(completed: Counter[int]) -> Flow:
     """Counts its batch when the last ack has completed it."""
     batch = json.loads((yield OPENING))["id"]
     for number in range(ITEMS):
@@ -54,7 +54,7 @@ def lastbit(port: int, lives: int, connections: int) -> float:
     """Batches per second, until the last one is in the feed."""
     completed, announced = Counter[int](), Counter[int]()
     after = measure.call(port, "GET", "/v1/events?limit=1")["last"]
-    flows = itertools.chain([_follow(after, lives, announced)], (_life(completed) for _ in range(lives)))
+    flows = itertools.chain([_follow(after, lives, announced)], (life(completed) for _ in range(lives)))
     seconds, _ = load.converse(port, flows, connections + 1)
     if not (completed == announced and len(completed) == completed.total() == lives):
         raise RuntimeError(f"{len(completed)} of {lives} batches were completed, {len(announced)} announced")
@@ -64,7 +64,7 @@ def lastbit(port: int, lives: int, connections: int) -> float:
 def recipe(port: int, lives: int, connections: int) -> float:
     """Batches per second, until the last one is complete."""
     completed = Counter[int]()
-    seconds, _ = load.converse(port, (_life(completed) for _ in range(lives)), connections)
+    seconds, _ = load.converse(port, (life(completed) for _ in range(lives)), connections)
     if not len(completed) == completed.total() == lives:
         raise RuntimeError(f"{len(completed)} of {lives} batches were completed")
     return lives / seconds
