@@ -24,7 +24,7 @@ from lastbit.models import AckResult, FailedRange, PendingRange
 def ack(s: Session, ids: tuple[str, ...]) -> None:
     """Ack items: they are done.
 
-    If ids are piped in, or with a dash, they are read from standard input, one per line, without limit.
+    Without an ID, or with a dash, ids are read from standard input, one per line, without limit.
     """
     _resolve(s, ids, s.client.ack, "acked")
 
@@ -38,7 +38,7 @@ def ack(s: Session, ids: tuple[str, ...]) -> None:
 def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
     """Mark items as failed (dead-lettered). An ack wins over a failure, even later.
 
-    If ids are piped in, or with a dash, they are read from standard input, one per line, without limit.
+    Without an ID, or with a dash, ids are read from standard input, one per line, without limit.
     """
     _resolve(s, ids, lambda chunk: s.client.fail(chunk, reason), "failed")
 

@@ -96,7 +96,7 @@ def apply(
     A message that precedes a counted one is a repeat.
     """
     applied = s.client.tally(name).apply([(key, delta, Source(topic, partition, offset, child, generation))])
-    s.output.answer(applied, "added" if applied.applied else "a repeat: it was counted before")
+    s.output.answer(applied, "added" if applied.applied else "not added: this message, or a later one of its source, was counted before")
 
 
 @tally.command(epilog=examples("lastbit tally delete screws"))
