@@ -96,7 +96,8 @@ def apply(
     A message that precedes a counted one is a repeat.
     """
     applied = s.client.tally(name).apply([(key, delta, Source(topic, partition, offset, child, generation))])
-    s.output.answer(applied, "added" if applied.applied else "not added: this message, or a later one of its source, was counted before")
+    counted = "not added: this message, or a later one of its source, was counted before"
+    s.output.answer(applied, "added" if applied.applied else counted)
 
 
 @tally.command(epilog=examples("lastbit tally delete screws"))

@@ -632,7 +632,7 @@ def test_a_tally_on_the_command_line(lastbit: Lastbit) -> None:
     """Added once, shown, listed, deleted; negative deltas are not options."""
     message = ["--topic", "screws", "--partition", "3", "--offset", "17"]
     assert lastbit.ok("tally", "apply", "screws", "robot-7", "5", *message) == "added\n"
-    assert lastbit.ok("tally", "apply", "screws", "robot-7", "5", *message).startswith("not added: this message, or a later")
+    assert lastbit.ok("tally", "apply", "screws", "robot-7", "5", *message).startswith("not added: this message")
     child = lastbit.json("tally", "apply", "screws", "robot-7", "-2", *message, "--child", "1", "--generation", "4")
     assert child == {"applied": 1, "repeated": 0}
     text = lastbit.ok("tally", "value", "screws", "robot-7")
