@@ -24,7 +24,6 @@ from typing import Any
 
 from bench import lifecycle, load, measure
 from bench.load import Flow
-from lastbit.ids import item_id
 from tests.support.servers import ROOT
 
 LIVES, ACKS = 50, 500
@@ -50,7 +49,7 @@ class Table:
 
 
 def tables(connection: Any) -> dict[str, Table]:
-    """Those that hold something."""
+    """The tables of the database, by name."""
     found = {}
     for name, *numbers in connection.execute(TABLES).fetchall():
         [(size,)] = connection.execute("SELECT pg_total_relation_size(%s::regclass)", [name]).fetchall()
@@ -59,15 +58,15 @@ def tables(connection: Any) -> dict[str, Table]:
 
 
 def _random_acks(port: int) -> Iterator[Flow]:
-    """An endless series of single acks, in a large batch after the other."""
+    """Single acks without end, in one large batch after the other."""
     while True:
         batch = measure.call(port, "POST", "/v1/batches", {"items": ITEMS})["id"]
         for number in random.sample(range(ITEMS), ITEMS):
-            yield _ack(batch, number)
+            yield _one(lifecycle.ack(batch, number))
 
 
-def _ack(batch: int, number: int) -> Flow:
-    yield load.encoded("/v1/acks", {"items": [item_id(batch, number)]})
+def _one(request: bytes) -> Flow:
+    yield request
 
 
 def _janitor(url: str, keep: int) -> None:
@@ -89,7 +88,7 @@ def _load(port: int, url: str, seconds: int) -> Iterator[list[float]]:
         flows = [*itertools.islice(acks, ACKS), *(lifecycle.life(completed) for _ in range(LIVES))]
         random.shuffle(flows)
         latencies += load.converse(port, flows, CONNECTIONS)[1]
-        time.sleep(max(0.0, start + second - time.monotonic()))
+        time.sleep(max(0.0, start + second - time.monotonic()))  # part of the measurement: a load of every second
         elapsed = time.monotonic() - start
         if elapsed * PASSES >= seconds * (passes + 1):
             passes += 1
@@ -114,16 +113,14 @@ def run(minutes: float) -> None:
             latencies.sort()
             slow.append(latencies[len(latencies) * 99 // 100] * 1e3)
             samples.append(tables(connection))
-        rebuilt = {}
-        for name in samples[-1]:
-            connection.execute(f"VACUUM FULL {name}")
-            rebuilt[name] = tables(connection)[name].size
+        connection.execute("VACUUM FULL")
+        rebuilt = tables(connection)
     last = {name: table for name, table in samples[-1].items() if table.updates > 1000 or table.rows > 1000}
     measure.show(
         f"bloat: MB of each table with its indexes, PostgreSQL, {minutes:g} minutes, {requests:,} requests",
         ["", *(f"{number}/{PERIODS}" for number in range(1, PERIODS + 1)), "rebuilt"],
         [
-            *([name, *(f"{s[name].size:.1f}" for s in samples), f"{rebuilt[name]:.1f}"] for name in last),
+            *([name, *(f"{s[name].size:.1f}" for s in samples), f"{rebuilt[name].size:.1f}"] for name in last),
             ["99 % of the requests, ms", *(f"{ms:.1f}" for ms in slow), ""],
         ],
     )

@@ -22,7 +22,7 @@ ITEMS = verbs.ITEMS
 OPENING = load.encoded("/v1/batches", {"items": ITEMS, "sealed": True})
 
 
-def _ack(batch: int, number: int) -> bytes:
+def ack(batch: int, number: int) -> bytes:
     return load.encoded("/v1/acks", {"items": [item_id(batch, number)]})
 
 
@@ -30,7 +30,7 @@ def life(completed: Counter[int]) -> Flow:
     """Counts its batch when the last ack has completed it."""
     batch = json.loads((yield OPENING))["id"]
     for number in range(ITEMS):
-        completions = json.loads((yield _ack(batch, number)))["completed"]
+        completions = json.loads((yield ack(batch, number)))["completed"]
         completed.update(completion["batch"] for completion in completions if completion["newly"])
         if bool(completions) != (number == ITEMS - 1):
             raise RuntimeError(f"after {number + 1} of {ITEMS} acks, completed is {completions}")
@@ -47,7 +47,7 @@ def _follow(after: int, lives: int, announced: Counter[int]) -> Flow:
 
 def _empty_life() -> Flow:
     for number in range(1 + ITEMS):
-        yield _ack(1, number)
+        yield ack(1, number)
 
 
 def lastbit(port: int, lives: int, connections: int) -> float:
