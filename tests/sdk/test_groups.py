@@ -74,12 +74,21 @@ def group(client: Client, request: pytest.FixtureRequest) -> str:
 class Worker:
     """A worker in a thread: the events it received, and how its run ended."""
 
-    def __init__(self, url: str, group: str, name: str, **options: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        group: str,
+        name: str,
+        *,
+        on_assigned: Callable[[Assignment], object] = lambda assignment: None,
+        on_released: Callable[[Assignment], object] = lambda assignment: None,
+        **options: Any,
+    ) -> None:
         self.client = Client(url)
         self.group = ConsumerGroup(self.client, group, name, **options)
         self.events: list[tuple[str, Assignment, bool]] = []
-        self.on_assigned: Callable[[Assignment], object] = lambda assignment: None
-        self.on_released: Callable[[Assignment], object] = lambda assignment: None
+        self.on_assigned = on_assigned
+        self.on_released = on_released
         self.error: BaseException | None = None
         self.ended = False
         self._changed = threading.Condition()
@@ -273,20 +282,19 @@ def test_the_async_client_does_the_same(url: str) -> None:
 
 def test_a_hand_over_includes_the_window(url: str, client: Client, group: str) -> None:
     """The second worker starts with the first one's outstanding records; the release drained the window."""
-    with working(url, group, "one") as (first,):
 
-        def begin(assignment: Assignment) -> None:
-            for offset in range(10):
-                assignment.window.track(offset)
-            for offset in (0, 1, 2, 5):
-                assignment.window.ack(offset)
+    def begin(assignment: Assignment) -> None:
+        for offset in range(10):
+            assignment.window.track(offset)
+        for offset in (0, 1, 2, 5):
+            assignment.window.ack(offset)
 
-        def drain(assignment: Assignment) -> None:
-            assert not assignment.active
-            assignment.window.ack(7)  # this one was under way
-            # The consumer group commits the final state itself.
+    def drain(assignment: Assignment) -> None:
+        assert not assignment.active
+        assignment.window.ack(7)  # this one was under way
+        # The consumer group commits the final state itself.
 
-        first.on_assigned, first.on_released = begin, drain
+    with working(url, group, "one", on_assigned=begin, on_released=drain) as (first,):
         first.until_it_works_on(6)
         assignments = dict(first.working)
         with working(url, group, "two") as (second,):
@@ -308,13 +316,15 @@ def test_a_hand_over_includes_the_window(url: str, client: Client, group: str) -
 def test_a_stopped_worker_leaves_once_it_is_drained(url: str, client: Client, group: str) -> None:
     """Its callbacks have returned, its positions are kept, and its partitions are free before its lease expires."""
     client.groups.create(group, partitions=6, ttl=600)
-    with working(url, group, "one") as (first,):
 
-        def begin(assignment: Assignment) -> None:
-            assignment.window.track(5)
-            assignment.commit(token="4-0", head=9)
+    def begin(assignment: Assignment) -> None:
+        assignment.window.track(5)
+        assignment.commit(token="4-0", head=9)
 
-        first.on_assigned, first.on_released = begin, lambda assignment: assignment.window.ack(5)
+    def drain(assignment: Assignment) -> None:
+        assignment.window.ack(5)
+
+    with working(url, group, "one", on_assigned=begin, on_released=drain) as (first,):
         first.until_it_works_on(6)
     assert first.error is None
     assert first.working == {}
@@ -457,13 +467,12 @@ def test_a_stale_epoch_loses_only_its_partition(url: str, client: Client, group:
 def test_of_many_commits_a_stale_one_loses_only_its_partition(url: str, client: Client, group: str, count: int) -> None:
     """The windows of all others are committed."""
     client.groups.create(group, partitions=6, ttl=600)  # the worker learns of its loss by the commit, not by a sync
-    with working(url, group, "one") as (worker,):
 
-        def begin(assignment: Assignment) -> None:
-            assignment.window.track(5)
-            assignment.window.ack(5)
+    def begin(assignment: Assignment) -> None:
+        assignment.window.track(5)
+        assignment.window.ack(5)
 
-        worker.on_assigned = begin
+    with working(url, group, "one", on_assigned=begin) as (worker,):
         worker.until_it_works_on(6)
         assignments = [worker.working[partition] for partition in range(6 - count, 6)]
         *others, stale = assignments
@@ -487,9 +496,8 @@ def test_of_many_commits_a_stale_one_loses_only_its_partition(url: str, client: 
 def test_a_drain_that_takes_too_long_loses_the_partition(url: str, client: Client, group: str) -> None:
     """Another worker gets the partition after the release time; the draining one sees that it lost it."""
     client.groups.create(group, partitions=6, release=0.5)
-    with working(url, group, "one") as (first,):
-        gate = threading.Event()
-        first.on_released = lambda assignment: gate.wait(PATIENCE)
+    gate = threading.Event()
+    with working(url, group, "one", on_released=lambda assignment: gate.wait(PATIENCE)) as (first,):
         first.until_it_works_on(6)
         assignments = list(first.group.assignments)
         try:
@@ -512,8 +520,7 @@ def test_a_callback_that_raises_ends_the_run(url: str, client: Client, group: st
         if assignment.partition == 3:
             raise ValueError("no such table")
 
-    with working(url, group, "one") as (worker,):
-        setattr(worker, callback, broken)
+    with working(url, group, "one", **{callback: broken}) as (worker,):
         if callback == "on_released":
             worker.until_it_works_on(6)
             worker.group.stop()
