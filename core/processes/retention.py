@@ -5,11 +5,14 @@ instance again, and commands could be issued again. A tombstone is removed `keep
 failures, and why they can't happen:
 
 * *An event that was appended in time isn't handled yet*, because no worker was running: the tombstone stays until all
-  partitions have handled the events appended within `keep` of the end. The feed keeps these events until then.
+  partitions have handled the events appended within `keep` of the end. The feed keeps these events until then. If there
+  are no such events, the feed is held while the clock is read, so that none is being appended with an earlier time.
 * *An event is read again*: its inbox row, or `pruned`, shows that it is a repeat before the instance is looked up.
 * *A parked event is retried*: an instance with parked events is not removed.
 * *A command isn't pulled yet*, or is issued again while the feed has an event with its id: outbox rows are removed
   together with their instance, and the instance stays until the feed was trimmed past the last of them.
+* *Another janitor has removed the instance, and a late event has started it again*: an instance is locked, and judged
+  again, before it is removed.
 
 So an event that is appended more than `keep` after the end starts the instance again.
 
@@ -47,7 +50,7 @@ def forget(database: Database, keep: timedelta) -> int:
     """Remove the instances that finished longer than `keep` ago. Return the number of instances."""
     count = 0
     for process in database.read(definitions.all_of):
-        ended_by = database.snapshot(_handled_until, process) - keep
+        ended_by = database.write(_handled_until, process, repeatable=True) - keep
         count += database.write_in_chunks(_remove, process.name, ended_by)
     return count
 
@@ -77,7 +80,9 @@ def _remove_orphans(tx: Connection, after: int) -> tuple[int | None, int]:
     rows = tx.execute(query).all()
     orphans = sorted(row.command_id for row in rows if row.instance is None)
     if orphans:
-        tx.execute(sa.delete(tables.outbox).where(_outbox.command_id.in_(orphans)))
+        # A command that was issued again since then has a later position.
+        same_rows = _outbox.command_id.in_(orphans), _outbox.position <= rows[-1].position
+        tx.execute(sa.delete(tables.outbox).where(*same_rows))
     return rows[-1].position if len(rows) == CHUNK else None, len(orphans)
 
 
@@ -91,6 +96,7 @@ def _gone(tx: Connection) -> int:
 
 def _handled_until(tx: Connection, process: definitions.Definition) -> datetime:
     """The time before which all appended events were handled."""
+    feed.hold(tx)
     not_handled = _feed.position > definitions.floor(tx, process)
     first = sa.select(_feed.appended_at).where(not_handled).order_by(_feed.position).limit(1)
     until: datetime | None = tx.scalar(first) or tx.scalar(sa.select(tables.utc_now()))
@@ -99,16 +105,19 @@ def _handled_until(tx: Connection, process: definitions.Definition) -> datetime:
 
 
 def _remove(tx: Connection, name: str, ended_by: datetime) -> int:
-    """Remove a chunk. Finished instances never change, so no lock is needed."""
+    """Remove a chunk. Return the number of instances; 0 also if another janitor has just removed the chunk."""
     unsettled = sa.exists().where(
         _inbox.name == name, _inbox.instance == _processes.instance, _inbox.status.in_(UNSETTLED)
     )
     in_the_feed = sa.exists().where(
         _outbox.name == name, _outbox.instance == _processes.instance, _outbox.position > _gone(tx)
     )
-    conditions = (_processes.name == name, _processes.status == Status.FINISHED, _processes.finished_at < ended_by)
-    query = sa.select(_processes.instance).where(*conditions, ~unsettled, ~in_the_feed)
-    chunk = tx.scalars(query.order_by(_processes.instance).limit(CHUNK)).all()
+    has_ended = (_processes.name == name, _processes.status == Status.FINISHED, _processes.finished_at < ended_by)
+    query = sa.select(_processes.instance).order_by(_processes.instance)
+    candidates = tx.scalars(query.where(*has_ended, ~unsettled, ~in_the_feed).limit(CHUNK)).all()
+    # A finished instance only becomes more settled, but one that was started again is not finished.
+    locking = query.where(_processes.instance.in_(candidates), *has_ended).with_for_update()
+    chunk = tx.scalars(locking).all() if candidates else []
     if chunk:
         tx.execute(sa.delete(tables.processes).where(_processes.name == name, _processes.instance.in_(chunk)))
         tx.execute(sa.delete(tables.outbox).where(_outbox.name == name, _outbox.instance.in_(chunk)))

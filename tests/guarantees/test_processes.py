@@ -420,6 +420,49 @@ def test_a_tombstone_stays_for_late_events_that_are_not_handled_yet(service: Ser
     assert not rows(service, tables.processes)
 
 
+def test_a_late_event_is_not_appended_while_the_janitor_reads_the_clock(server_database: Database) -> None:
+    """Its time would be before the janitor's, but the janitor wouldn't see it."""
+    service = Service(server_database, combiner=Inline)
+    worker = Worker(service)
+    append(service, *(("o1", type) for type in NEEDED))
+    handle_all(service, worker)
+    with Database(service.database.url.render_as_string(hide_password=False)) as janitor, ThreadPoolExecutor(2) as pool:
+        has_looked, wake = freeze_before(janitor, f"SELECT {janitor.dialect.now}")
+        removal = pool.submit(retention.forget, janitor, KEEP)
+        assert has_looked.wait(60)
+        late = pool.submit(append, service, ("o1", "charged"))
+        has_waited = waits_for_a_lock(service.database, late)
+        wake.set()
+        assert removal.result(60) == 0
+        assert [event.key for event in late.result(60)] == ["o1"]
+    assert has_waited
+
+
+def test_two_janitors_spare_an_instance_that_was_started_again(server_database: Database) -> None:
+    """One has chosen what to remove; until it goes on, the other removes it, and a late event starts it again."""
+    service = Service(server_database, combiner=Inline)
+    clock = Clock(service.database)
+    worker = Worker(service)
+    append(service, *(("o1", type) for type in NEEDED))
+    handle_all(service, worker)
+    clock.go(31 * DAY)
+    trim(service)
+    url = service.database.url.render_as_string(hide_password=False)
+    with Database(url) as janitor, ThreadPoolExecutor(1) as pool:
+        locking = "SELECT processes.instance \nFROM processes \nWHERE processes.instance IN"
+        has_chosen, wake = freeze_before(janitor, locking, "DELETE FROM processes")
+        removal = pool.submit(janitor.write, retention._remove, PROCESS, clock.now - KEEP)
+        assert has_chosen.wait(60)
+        assert retention.forget(service.database, KEEP) == 1
+        worker.function = ship_again_and_again
+        service.feed.append([feed.NewEvent(f"late-{type}", type, "o1") for type in NEEDED])
+        handle_all(service, worker)
+        wake.set()
+        assert removal.result(60) == 0
+    assert [row["instance"] for row in rows(service, tables.processes)] == ["o1"]
+    assert [row["instance"] for row in rows(service, tables.outbox)] == ["o1"]
+
+
 def test_an_instance_with_parked_events_is_not_removed(service: Service) -> None:
     """Until they are handled again; that they are late by then also settles them."""
     clock = Clock(service.database)
@@ -751,6 +794,28 @@ def test_commands_of_a_deleted_process_are_removed_with_their_events(
     service.processes.delete(PROCESS)
     assert retention.forget_orphans(service.database) == 1
     assert issued() == []
+
+
+def test_two_janitors_spare_a_command_that_was_issued_again(server_database: Database) -> None:
+    """One has chosen what to remove; until it goes on, the other removes it, and the process issues it again."""
+    service = Service(server_database, combiner=Inline)
+    worker = Worker(service)
+    append(service, *(("o1", type) for type in NEEDED))
+    handle_all(service, worker)
+    worker.leave()
+    service.processes.delete(PROCESS)
+    trim(service)
+    url = service.database.url.render_as_string(hide_password=False)
+    with Database(url) as janitor, ThreadPoolExecutor(1) as pool:
+        has_chosen, wake = freeze_before(janitor, "DELETE FROM outbox")
+        removal = pool.submit(retention.forget_orphans, janitor)
+        assert has_chosen.wait(60)
+        assert retention.forget_orphans(service.database) == 1
+        append(service, *(("o1", type) for type in NEEDED))
+        handle_all(service, Worker(service))
+        wake.set()
+        removal.result(60)
+    assert [row["instance"] for row in rows(service, tables.outbox)] == ["o1"]
 
 
 def test_the_feed_keeps_events_that_a_process_has_not_read(service: Service) -> None:

@@ -19,13 +19,13 @@ WAITING = {
 """The number of sessions that wait for a lock, by dialect."""
 
 
-def freeze_before(database: Database, statement: str) -> tuple[threading.Event, threading.Event]:
-    """Stop before each statement that begins so. The first event tells that one has stopped, the second one lets all go
-    on."""
+def freeze_before(database: Database, *beginnings: str) -> tuple[threading.Event, threading.Event]:
+    """Stop before each statement that begins like one of these. The first event tells that one has stopped, the second
+    one lets all go on."""
     has_stopped, wake = threading.Event(), threading.Event()
 
     def freeze(connection: object, cursor: object, text: str, *_: object) -> None:
-        if text.startswith(statement):
+        if text.startswith(beginnings):
             has_stopped.set()
             wake.wait(60)
 
