@@ -61,13 +61,14 @@ def check_privileges(database: Database) -> None:
     that accepts no writes now may accept them later."""
     if database.is_embedded:
         return
-    with database.connection() as connection, connection.begin():
+    with database.connection() as connection, connection.begin() as transaction:
         for _, statement in schema.empty_writes():
             try:
                 connection.execute(statement)
             except DBAPIError as error:
                 if _cause(database.url, error) is _Cause.NO_PRIVILEGE:
                     raise errors.Misconfigured(": ".join(explain(database, error))) from error
+                transaction.rollback()  # PostgreSQL refuses the COMMIT of a failed transaction
                 return
 
 

@@ -1,11 +1,13 @@
-"""The database and the service are killed while batches complete: each completion has one event, and none is
-missing."""
+"""The database and the service are killed while batches complete: each completion has one event, and none is missing.
+A process that is only frozen delays others for a limited time."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -23,7 +25,7 @@ from tests.conftest import Server
 from tests.guarantees.drivers.rounds import ack
 from tests.guarantees.models.service import events_of
 from tests.support import packets
-from tests.support.servers import ServiceProcess
+from tests.support.servers import ROOT, ServiceProcess
 
 T = TypeVar("T")
 WORKERS = 3
@@ -212,3 +214,19 @@ def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it
             _assert_each_completed_once(service, [batch])
         assert len(places) > 5, places
         assert {packets.BEFORE, packets.AFTER} <= set(places)
+
+
+def test_a_frozen_process_loses_its_locks_and_goes_on(server_database: Database) -> None:
+    """Others wait no longer than the server waits for its next statement. Once it wakes, it begins again."""
+    service = Service(server_database, combiner=Inline)
+    url = server_database.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-m", "tests.guarantees.programs.freezing", url]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "frozen\n"
+            assert service.batches.open(Opening(items=1)).batch.id == 1
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
+    assert [event.id for event in service.feed.read(0, 10).events] == ["batch:1:opened", "late"]

@@ -10,8 +10,9 @@ from sqlalchemy.engine import Connection
 from core.storage.checks import every
 from core.storage.checks.findings import Finding, Verdict
 from core.storage.database import LOCK_WAIT, Database
+from core.storage.dialects.dialect import IDLE
 
-OLDEST: Final = 14
+OLDEST: Final = 15
 SHORTEST: Final = 60
 """Seconds. Below, a time-out of the server may end transactions of the service that only wait for each other or for
 the disk."""
@@ -137,6 +138,7 @@ def _session(settings: dict[str, str]) -> Iterator[Finding]:
         "TimeZone": "UTC",
         "client_encoding": "UTF8",
         "lock_timeout": str(LOCK_WAIT * 1000),
+        "idle_in_transaction_session_timeout": str(IDLE * 1000),
         "standard_conforming_strings": "on",
     }
     wrong = [f"{name} is {settings[name]}, not {value}" for name, value in expected.items() if settings[name] != value]
@@ -147,7 +149,7 @@ def _session(settings: dict[str, str]) -> Iterator[Finding]:
 
 
 def _timeouts(settings: dict[str, str]) -> Finding:
-    names = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")
+    names = ("statement_timeout", "transaction_timeout")
     # PostgreSQL 17 added the second one. 0 is none.
     short = [name for name in names if 0 < int(settings.get(name, "0")) < SHORTEST * 1000]
     if not short:

@@ -15,6 +15,7 @@ from core.storage import faults, tables
 from core.storage.checks import every, galera
 from core.storage.checks.findings import Finding, Verdict
 from core.storage.database import LOCK_WAIT, Database
+from core.storage.dialects.dialect import IDLE
 
 PACKET: Final = 16 * 2**20
 """The default maximum of bytes in one packet. A flush sends less than 4 MiB."""
@@ -177,7 +178,7 @@ def _durability(variables: dict[str, str]) -> Iterator[Finding]:
 def _session(tx: Connection) -> Iterator[Finding]:
     rows = tx.exec_driver_sql(
         "SHOW SESSION VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation', 'sql_mode', "
-        "'time_zone', 'innodb_lock_wait_timeout')"
+        "'time_zone', 'innodb_lock_wait_timeout', 'idle_transaction_timeout')"
     ).all()
     session = {str(name).lower(): str(value) for name, value in rows}
     isolation = session.get("transaction_isolation") or session.get("tx_isolation", "")
@@ -187,9 +188,9 @@ def _session(tx: Connection) -> Iterator[Finding]:
     else:
         yield Finding("isolation", Verdict.BROKEN, f"the service's session is {isolation}, not READ-COMMITTED", proxy)
     expected = {"time_zone": "+00:00", "innodb_lock_wait_timeout": str(LOCK_WAIT)}
-    wrong = [
-        f"{name} is {session.get(name)}, not {value}" for name, value in expected.items() if session[name] != value
-    ]
+    if "idle_transaction_timeout" in session:  # MySQL has none
+        expected["idle_transaction_timeout"] = str(IDLE)
+    wrong = [f"{name} is {session[name]}, not {value}" for name, value in expected.items() if session[name] != value]
     if "STRICT_ALL_TABLES" not in session["sql_mode"]:
         wrong.append("sql_mode is not strict")
     if wrong:

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from core import errors
 from core.storage import continuity, engines, faults, galera
-from core.storage.dialects.dialect import LOCK_WAIT, REASONS, Dialect, Rows, announce
+from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce
 
 CONCATENATED: Final = 16 * 2**20
 """Maximum bytes of a concatenated value; each session sets it. 512 groups take about 20 KB."""
@@ -48,7 +48,8 @@ class MariaDB(Dialect):
     def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
         session = (
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
-            f"innodb_lock_wait_timeout = {lock_wait}, group_concat_max_len = {CONCATENATED}"
+            f"innodb_lock_wait_timeout = {lock_wait}, group_concat_max_len = {CONCATENATED} "
+            f"/*M! , idle_transaction_timeout = {IDLE} */"  # only MariaDB executes this comment
         )
         engine = sa.create_engine(
             url,

@@ -36,7 +36,7 @@ from sqlalchemy.exc import DBAPIError
 
 from core import errors
 from core.storage import continuity, engines, faults
-from core.storage.dialects.dialect import LOCK_WAIT, REASONS, Dialect, Rows, announce
+from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce
 
 SILENCE: Final = 60
 """Seconds without a response, after which a connection counts as lost."""
@@ -72,7 +72,7 @@ class PostgreSQL(Dialect):
             # Compiling a statement takes longer than these statements take.
             f"SET client_encoding = 'UTF8'; SET lock_timeout = '{lock_wait}s'; SET jit = off; "
             # Otherwise the backslashes in `blob` would be escapes.
-            "SET standard_conforming_strings = on"
+            f"SET standard_conforming_strings = on; SET idle_in_transaction_session_timeout = '{IDLE}s'"
         )
         engine = sa.create_engine(
             url,
