@@ -152,7 +152,9 @@ class Dispatcher:
         now = self._database.read(tables.clock)
         if self._last is None or now < self._last:
             longest = timedelta(seconds=self._backoff.longest)
-            self._database.write(deliveries.bring_closer, self._lease, longest, repeatable=True)
+            self._last = None
+            if not self._database.write(deliveries.bring_closer, self._lease, longest, repeatable=True):
+                return  # the next round looks again
         self._last = now
 
     def settle(self) -> None:

@@ -46,21 +46,25 @@ def behind(tx: Connection) -> bool:
 
 
 def plan(tx: Connection) -> bool:
-    """Plan a page of the feed. Return whether there may be more."""
-    before = tx.execute(sa.select(_cursor.position).where(_cursor.id == 1).with_for_update()).scalar_one()
+    """Plan a page of the feed. Return whether there may be more. If the position is locked, another dispatcher plans,
+    or somebody holds it, which must not delay webhooks: then nothing is done."""
+    query = sa.select(_cursor.position).where(_cursor.id == 1)
+    before: int | None = tx.scalar(query.with_for_update(skip_locked=True))
+    if before is None:
+        return False
     # The head is read before it is known that there is no callback.
     head = feed.head(tx)
     start = max(before, feed.trimmed(tx))
     last = min(head, start + PAGE) if exist(tx) else head
     if last <= before:
         return False
-    query = (
+    events = (
         sa.select(_webhooks.id, _webhooks.types, _feed.position, _feed.type)
         .join_from(tables.feed, tables.webhooks, _webhooks.batch_id == _feed.batch_id)
         .where(_feed.position > start, _feed.position <= last, _webhooks.state == State.ACTIVE)
         .order_by(_feed.position)
     )
-    rows = tx.execute(query).all() if last - start <= PAGE else []
+    rows = tx.execute(events).all() if last - start <= PAGE else []
     planned = [
         {"webhook_id": row.id, "position": row.position, "state": str(Progress.PENDING), "attempts": 0}
         for row in rows

@@ -7,7 +7,7 @@ A delivery has three steps, each in a separate transaction. No transaction is op
   position) is also unique.
 * *claim*: many due deliveries are locked by one statement, in the order of their ids, and get a random token and a
   lease, by setting `due_at` in the future. The lock checks again that they are due, so when two dispatchers select the
-  same delivery, only the first claims it. Time is the database's.
+  same delivery, only the first claims it. A delivery that is locked is left to a later claim. Time is the database's.
 * *record*: the results of many sends share a transaction. It locks their deliveries by one statement, in the same
   order, logs the attempts, and changes the state of each delivery that still has its claim's token.
 
@@ -149,14 +149,15 @@ def claim(
     """Claim at most `limit` due deliveries, and of each lane at most its `room` (default: `share`). With
     `partitions`, claim only deliveries in these partitions, and overdue ones.
 
-    Returns the claims, and the number of due deliveries of disabled or deleted webhooks, which become dead.
+    Returns the claims, and the number of due deliveries of disabled or deleted webhooks, which became dead.
     """
     chosen, dead = _choose(tx, limit, room, share, partitions)
     if not chosen and not dead:
         return [], 0
-    locked, now = _lock(tx, chosen | dead, f"state = '{Progress.PENDING}' AND due_at <= {dialects.of(tx).now}")
+    is_due = f"state = '{Progress.PENDING}' AND due_at <= {dialects.of(tx).now}"
+    locked, now = _lock(tx, chosen | dead, is_due, skip_locked=True)
     if now is None:
-        return [], len(dead)
+        return [], 0
     token = secrets.token_bytes(16)
     claimed, died = sorted(chosen & locked.keys()), sorted(dead & locked.keys())
     claims: list[Claim] = []
@@ -190,7 +191,7 @@ def claim(
         *_updates(died, f"state = '{Progress.DEAD}', due_at = NULL, token = NULL"),
     )
     pipeline.finish()
-    return claims, len(dead)
+    return claims, len(died)
 
 
 def _choose(
@@ -236,15 +237,16 @@ def _choose(
 
 
 def _lock(
-    tx: Connection, ids: Collection[int], condition: str = "TRUE"
+    tx: Connection, ids: Collection[int], condition: str = "TRUE", *, skip_locked: bool = False
 ) -> tuple[dict[int, tuple[bytes | None, int]], datetime | None]:
-    """Lock the deliveries that exist and fulfil the condition, in the order of their ids. Returns (token, attempts) of
-    each, and the database's time; None if there are none."""
+    """Lock the deliveries that exist and fulfil the condition, in the order of their ids; with `skip_locked`, without
+    those that are locked now. Returns (token, attempts) of each, and the database's time; None if there are none."""
     dialect = dialects.of(tx)
+    skip = " SKIP LOCKED" if skip_locked and dialect.locks_rows else ""
     results = Pipeline(tx).ask(
         *(
             f"SELECT id, token, attempts, {dialect.now} FROM {dialect.by_primary_key('deliveries')} "  # noqa: S608
-            f"WHERE id IN ({','.join(map(str, part))}) AND {condition} ORDER BY id{dialect.for_update()}"
+            f"WHERE id IN ({','.join(map(str, part))}) AND {condition} ORDER BY id{dialect.for_update()}{skip}"
             for part in chunks(sorted(ids), LIST)
         )
     )
@@ -332,24 +334,22 @@ def _next(entry: Record, failures: int, backoff: Backoff, now: datetime) -> tupl
     return (Progress.DEAD, None) if pause is None else (Progress.PENDING, now + timedelta(seconds=pause))
 
 
-def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> None:
+def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> bool:
     """Correct due times after the database's clock was set back: no pending delivery is due later than if it had been
-    planned, claimed or failed now. May be repeated."""
+    planned, claimed or failed now. Return whether that holds for all; those that are locked now are left to the next
+    call. May be repeated."""
     now = _now(tx)
-    is_claimed = _deliveries.token.is_not(None)
-    tx.execute(
-        sa.update(tables.deliveries)
-        .where(_deliveries.state == Progress.PENDING, _deliveries.due_at > now)
-        .values(
-            due_at=sa.case(
-                (sa.and_(is_claimed, _deliveries.due_at > now + lease), now + lease),
-                (is_claimed, _deliveries.due_at),
-                (_deliveries.attempts == 0, now),
-                (_deliveries.due_at > now + longest, now + longest),
-                else_=_deliveries.due_at,
-            )
-        )
+    latest = sa.case(
+        (_deliveries.token.is_not(None), now + lease), (_deliveries.attempts == 0, now), else_=now + longest
     )
+    query = sa.select(_deliveries.id).where(
+        _deliveries.state == Progress.PENDING, _deliveries.due_at > now, _deliveries.due_at > latest
+    )
+    late = set(tx.scalars(query))
+    free = list(tx.scalars(query.order_by(_deliveries.id).with_for_update(skip_locked=True))) if late else []
+    for part in chunks(free, LIST):
+        tx.execute(sa.update(tables.deliveries).where(_deliveries.id.in_(part)).values(due_at=latest))
+    return late <= set(free)
 
 
 def needed(tx: Connection) -> int | None:

@@ -2437,6 +2437,34 @@ MUTANTS = [
         "{}",
         "test_consumer_groups.py::test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing",
     ),
+    Mutant(
+        "the-position-of-the-callbacks-is-waited-for",
+        "core.webhooks.callbacks:plan",
+        "skip_locked=True",
+        "skip_locked=False",
+        _DELIVERIES + "test_a_locked_delivery_or_callback_does_not_delay_others",
+    ),
+    Mutant(
+        "a-claim-waits-for-a-locked-delivery",
+        "core.webhooks.deliveries:claim",
+        "skip_locked=True",
+        "skip_locked=False",
+        _DELIVERIES + "test_a_locked_delivery_or_callback_does_not_delay_others",
+    ),
+    Mutant(
+        "a-start-waits-for-a-locked-delivery",
+        "core.webhooks.deliveries:bring_closer",
+        "skip_locked=True",
+        "skip_locked=False",
+        _DELIVERIES + "test_a_locked_delivery_or_callback_does_not_delay_others",
+    ),
+    Mutant(
+        "a-locked-delivery-stays-far-in-the-future",
+        "core.dispatcher:Dispatcher._look_at_the_clock",
+        "self._last = None\n",
+        "self._last = now\n",
+        _DELIVERIES + "test_a_locked_delivery_or_callback_does_not_delay_others",
+    ),
     # Process managers.
     Mutant(
         "commands-go-while-their-events-are-kept",

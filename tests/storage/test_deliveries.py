@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
@@ -17,6 +17,7 @@ import core.dispatcher
 from core import errors, feed, janitor
 from core.batches import expiry
 from core.batches.batch import Opening
+from core.batches.callbacks import Callback
 from core.commits.combiner import Inline
 from core.dispatcher import Dispatcher
 from core.feed import NewEvent
@@ -780,6 +781,43 @@ def test_a_locked_webhook_or_timer_does_not_delay_others(server_database: Databa
         assert sent() == ["https://free first", "https://free timer:free"]
     events = ("first", "timer:free", "timer:held")
     assert sent() == ["https://free timer:held", *(f"https://held {id}" for id in events)]
+    dispatcher.stop()
+    assert {delivery.state for webhook in (held, free) for delivery in log(service, webhook)} == {Progress.DELIVERED}
+
+
+@pytest.mark.mariadb
+def test_a_locked_delivery_or_callback_does_not_delay_others(server_database: Database, sender: Script) -> None:
+    """Not even when a dispatcher starts, which corrects due times after a jump of the clock; it is sent once it is
+    free."""
+    service = Service(server_database, combiner=Inline, sender=sender)
+    held, free = hook(service, name="held"), hook(service, name="free")
+    append(service, "due", "late")
+    plan(service)
+    service.batches.open(Opening(items=1, callback=Callback("https://callback.example/", ("batch.opened",))))
+    held_rows = tables.deliveries.c.webhook_id == held
+    with server_database.engine.begin() as stranger:
+        late = tables.deliveries.c.position == 2
+        stranger.execute(
+            sa.update(tables.deliveries).where(held_rows, late).values(due_at=datetime(2100, 1, 1, tzinfo=UTC))
+        )
+    with server_database.engine.begin() as stranger:
+        for query, count in (
+            (sa.select(tables.callback_cursor), 1),
+            (sa.select(tables.deliveries).where(held_rows), 2),
+        ):
+            assert len(stranger.execute(query.with_for_update()).all()) == count
+        dispatcher = Dispatcher(server_database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+
+        def sent() -> list[str]:
+            dispatcher.run_once()
+            dispatcher.settle()
+            with sender.lock:
+                calls, sender.sent = sender.sent, []
+            return sorted(f"{url.removesuffix('.example/')} {headers['webhook-id']}" for url, headers, _ in calls)
+
+        events = ("batch:1:opened", "due", "late")
+        assert sent() == [*(f"https://free {id}" for id in events), "https://held batch:1:opened"]
+    assert sent() == ["https://callback batch:1:opened", "https://held due", "https://held late"]
     dispatcher.stop()
     assert {delivery.state for webhook in (held, free) for delivery in log(service, webhook)} == {Progress.DELIVERED}
 
