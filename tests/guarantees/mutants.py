@@ -2465,6 +2465,20 @@ MUTANTS = [
         "self._last = now\n",
         _DELIVERIES + "test_a_locked_delivery_or_callback_does_not_delay_others",
     ),
+    Mutant(
+        "whose-a-batch-is-stays-in-the-cache",
+        "core.service.batch_facts:BatchFacts._clear",
+        "self._facts = {}",
+        "pass",
+        "test_cache.py::test_whose_a_batch_is_is_read_again_when_a_connection_breaks",
+    ),
+    Mutant(
+        "whose-a-batch-was-is-put-into-the-cache",
+        "core.service.batch_facts:BatchFacts.get",
+        "cache |= rows",
+        "self._facts |= rows",
+        "test_cache.py::test_whose_a_batch_is_is_read_again_when_a_connection_breaks",
+    ),
     # Process managers.
     Mutant(
         "commands-go-while-their-events-are-kept",

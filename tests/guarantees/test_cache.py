@@ -7,6 +7,7 @@ import random
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -188,6 +189,44 @@ def test_the_cache_is_dropped_when_the_file_is_replaced(sqlite_url: str) -> None
         other_bits(f"sqlite:///{copy}")
         copy.replace(path)
         assert_forgotten(service, batch)
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("during_a_read", [False, True])
+def test_whose_a_batch_is_is_read_again_when_a_connection_breaks(
+    server: Server, server_database: Database, monkeypatch: pytest.MonkeyPatch, during_a_read: bool
+) -> None:
+    """An older state of the database may issue its id again, to another tenant. Also if it was just being read."""
+    service = Service(server_database, combiner=Inline)
+    url = url_of(server_database)
+    batch = service.batches.open(Opening(key="mine/1", items=1)).batch.id
+
+    def withheld(prefix: str) -> bool:
+        call = Call.of(Verb.ACK, [(batch, 0, 0)])
+        service.acks.check(call, [], prefix=prefix)
+        return call.withheld == {batch}
+
+    def lose_the_connection() -> None:
+        with Database(url) as database, database.engine.begin() as tx:
+            tx.execute(sa.update(tables.batches).values(batch_key="theirs/1"))
+        assert server.end_sessions(url)
+        service.check_ready()
+
+    if during_a_read:
+        read = server_database.read
+
+        def interrupted(*args: Any) -> Any:
+            facts = read(*args)
+            monkeypatch.undo()
+            lose_the_connection()
+            return facts
+
+        monkeypatch.setattr(server_database, "read", interrupted)
+    assert not withheld("mine/")
+    if not during_a_read:
+        lose_the_connection()
+    assert withheld("mine/")
+    assert not withheld("theirs/")
 
 
 def test_a_group_that_grew_keeps_bits_beyond_its_stored_blob(database: Database) -> None:
