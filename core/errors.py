@@ -261,6 +261,10 @@ class LockTimeout(Unavailable):
     batches: frozenset[int] = frozenset()
 
 
+class Contended(Unavailable):
+    """The transaction met a conflict each time it began again."""
+
+
 class InconsistentBatch(CoreError):
     def __init__(self, batch: int, facts: str) -> None:
         self.batch = batch

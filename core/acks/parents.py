@@ -103,7 +103,7 @@ def pay(database: Database, flush: Flush, dues: Sequence[Due]) -> PaymentResult:
         try:
             flush_result = flush([unit for due in part for unit in payment(due).chunks()])
         except Exception as error:  # even a bug here must not delay the response for acks that are committed
-            if isinstance(error, errors.Unavailable) and not isinstance(error, errors.LockTimeout):
+            if isinstance(error, errors.Unavailable) and not isinstance(error, errors.LockTimeout | errors.Contended):
                 raise
             is_locked = isinstance(error, errors.LockTimeout)
             parents = errors.batches_of(error).intersection([due.item.batch for due in part])

@@ -224,7 +224,7 @@ class Combiner:
             if error is None:
                 continue
             is_locked = isinstance(error, errors.LockTimeout)
-            if isinstance(error, errors.Unavailable) and not is_locked:
+            if isinstance(error, errors.Unavailable) and not isinstance(error, errors.LockTimeout | errors.Contended):
                 # No batch causes an outage.
                 self._fail(part, error)
                 continue

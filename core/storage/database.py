@@ -4,7 +4,7 @@ Every operation of core takes the transaction (`Connection`) as an argument and 
 only function that does:
 
 * a conflict (deadlock, failed certification, changed row) is retried after milliseconds, up to 60 times; a caller
-  notices only a delay. The same at a COMMIT, as nothing was committed then;
+  notices only a delay, or after the last one `Contended`. The same at a COMMIT, as nothing was committed then;
 * a lock wait (2 s, not the server's 50) is retried a few times, then `LockTimeout` is raised;
 * an outage is retried a few times over about a second, then `Unavailable` is raised.
 
@@ -138,7 +138,7 @@ class Database:
         try:
             return retrying(attempt)
         except _Faulted as trouble:
-            raise errors.Unavailable("too many transactions want the same rows") from trouble.cause
+            raise errors.Contended("too many transactions want the same rows") from trouble.cause
 
     def _once(
         self,

@@ -1708,6 +1708,13 @@ MUTANTS = [
         _COMBINER + "test_one_broken_batch_in_a_merged_flush_fails_alone",
     ),
     Mutant(
+        "a-conflict-without-end-fails-its-neighbours",
+        "core.commits.combiner:Combiner._flush",
+        "errors.LockTimeout | errors.Contended",
+        "errors.LockTimeout",
+        _WRITES + "test_a_transaction_that_meets_a_conflict_each_time_fails_alone",
+    ),
+    Mutant(
         "a-stuck-batch-has-no-lane-of-its-own",
         "core.commits.combiner:Combiner._set_aside",
         "isinstance(error, errors.LockTimeout)",

@@ -13,6 +13,7 @@ from typing import Any, TypeVarTuple, Unpack
 
 import pytest
 import sqlalchemy as sa
+import tenacity
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -372,6 +373,27 @@ def test_a_refused_handling_does_not_affect_its_neighbours(database: Database) -
     assert instance == outcomes[6].value.instance
     [command] = service.processes.commands(0, 10).commands
     assert command.position == outcomes[6].value.commands[0].position == 5
+
+
+def test_a_transaction_that_meets_a_conflict_each_time_fails_alone(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its row in the outbox, a command is issued again, but the feed has its event."""
+    with_process(database)
+    assert merged(database, handle("i", 1, 0, "commands"))[0].error is None
+    with database.engine.begin() as tx:
+        tx.execute(sa.delete(tables.outbox))
+    monkeypatch.setattr(tenacity, "wait_random_exponential", lambda **_: tenacity.wait_none())
+    with gated(database) as (service, gate), ThreadPoolExecutor(6) as pool:
+        first = pool.submit(service.batches.open, Opening())
+        assert gate.arrived.acquire(timeout=60)
+        conflict = pool.submit(service.processes.handle, handle("i", 2, 1, "commands").handling)
+        others = [pool.submit(service.batches.open, Opening()) for _ in range(4)]
+        gate.waits_for(service, 6)
+        gate.opened.set()
+        assert isinstance(conflict.exception(60), errors.Contended)
+        assert len({call.result(60).batch.id for call in (first, *others)}) == 5
+        assert gate.sizes[:2] == [1, 5]
 
 
 def test_each_handling_of_a_call_of_many_has_an_outcome_of_its_own(database: Database) -> None:
