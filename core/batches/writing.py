@@ -262,7 +262,9 @@ def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
             f"expected at most {MAX_ITEMS - start}: a batch holds at most 10^12 items, this one has {start}",
         )
     assert found.now is not None
-    return Extended(replace(batch, items=start + count, updated_at=found.now), start, count, replayed=False)
+    return Extended(
+        replace(batch, items=start + count, updated_at=max(batch.updated_at, found.now)), start, count, replayed=False
+    )
 
 
 def _seal(tx: Connection, batch: Batch, operation: Seal, now: datetime, applied: Applied) -> Sealed:
@@ -270,7 +272,7 @@ def _seal(tx: Connection, batch: Batch, operation: Seal, now: datetime, applied:
     judge("seal", batch.id, batch.state)
     if batch.state is not State.OPEN:
         return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
-    values: dict[str, Any] = {"state": State.SEALED, "sealed_at": now, "updated_at": now}
+    values: dict[str, Any] = {"state": State.SEALED, "sealed_at": now, "updated_at": max(batch.updated_at, now)}
     newly = completes(State.SEALED, batch.items, batch.acked, batch.failed)
     newly_succeeded = newly and batch.tolerance.succeeds(batch.items, batch.failed)
     is_passed = batch.tolerance.is_passed(batch.items, batch.failed, sealed=True)

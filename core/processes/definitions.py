@@ -6,6 +6,7 @@ longer used.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -66,7 +67,7 @@ def define(
         raise faults.BeginAgain  # its remaining rows are being removed
     group, partition_count = group_of(name), partitions_of(tx, name)
     if row is None and partition_count is not None:
-        groups.delete(tx, group)  # a client created it, so its positions are not those of the process
+        _remove_group_of_client(tx, name)
         partition_count = None
     groups.put(tx, group, partitions or partition_count or PARTITIONS, ttl, release)
     if row is None:
@@ -87,6 +88,18 @@ def define(
                 raise faults.BeginAgain from error
             raise
     return get(tx, name), row is None
+
+
+def _remove_group_of_client(tx: Connection, name: str) -> None:
+    """Remove the consumer group that a client created under the name of the process's: its positions are others. Raises
+    `errors.ConsumerGroupInUse`; `faults.BeginAgain` if the process was defined since, or the group was deleted."""
+    try:
+        groups.lock(tx, group_of(name))
+    except errors.ConsumerGroupNotFound:
+        raise faults.BeginAgain from None
+    if tx.execute(sa.select(_definitions.name).where(_definitions.name == name)).first() is not None:
+        raise faults.BeginAgain
+    groups.delete(tx, group_of(name))
 
 
 def get(tx: Connection, name: str) -> Definition:
@@ -189,7 +202,8 @@ def delete(database: Database, name: str) -> None:
 
     def condemn(tx: Connection) -> None:
         get(tx, name)
-        groups.delete(tx, group_of(name))
+        with contextlib.suppress(errors.ConsumerGroupNotFound):  # a client may have deleted it
+            groups.delete(tx, group_of(name))
         tx.execute(
             sa.update(tables.process_definitions).where(_definitions.name == name).values(deleted_at=tables.utc_now())
         )

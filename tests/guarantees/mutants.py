@@ -2502,6 +2502,13 @@ MUTANTS = [
         _PROCESSES + "test_commands_of_a_deleted_process_are_removed_with_their_events",
     ),
     Mutant(
+        "the-group-of-a-process-is-taken-for-a-clients",
+        "core.processes.definitions:_remove_group_of_client",
+        ".first() is not None",
+        ".first() is True",
+        _PROCESSES + "test_a_process_that_is_being_defined_twice_is_defined_once",
+    ),
+    Mutant(
         "a-sweep-removes-rows-of-a-process-that-was-defined-again",
         "core.processes.definitions:_remove",
         "if not _lock(tx, name, deleted=True):",

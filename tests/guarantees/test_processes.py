@@ -744,6 +744,31 @@ def test_a_pruning_that_was_delayed_spares_the_process_that_was_defined_again(
     assert [event.id for event in events if later[0].deliver(event).repeated] == [events[0].id]
 
 
+def test_a_process_that_is_being_defined_twice_is_defined_once(server_database: Database) -> None:
+    """The other one has a worker already; its consumer group is not taken for one that a client has created."""
+    service = Service(server_database, combiner=Inline)
+    slow = Service(Database(server_database.url.render_as_string(hide_password=False)), combiner=Inline)
+    has_looked, wake = freeze_before(slow.database, "SELECT name, partitions FROM consumer_groups")
+    with ThreadPoolExecutor(1) as threads:
+        definition = threads.submit(slow.processes.define, PROCESS)
+        assert has_looked.wait(60)
+        worker = Worker(service)
+        wake.set()
+        (defined, is_new) = definition.result(60)
+    slow.stop()
+    assert (defined.name, defined.partitions, is_new) == (PROCESS, PARTITIONS, False)
+    [event] = append(service, ("o1", "charged"))
+    assert not worker.deliver(event).repeated
+
+
+def test_a_process_whose_consumer_group_was_deleted_can_be_deleted(service: Service) -> None:
+    worker = Worker(service)
+    worker.leave()
+    service.consumer_groups.delete(GROUP)
+    service.processes.delete(PROCESS)
+    assert service.processes.define(PROCESS)[1], "it is new"
+
+
 def test_a_process_whose_consumer_group_was_deleted_continues_above_the_trimmed_events(service: Service) -> None:
     """All of its partitions had handled the trimmed events, so its workers need not read them again."""
     worker = Worker(service)

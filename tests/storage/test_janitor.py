@@ -19,11 +19,13 @@ from core.batches import expiry, purge
 from core.batches.batch import Opening
 from core.batches.expiry import Policy
 from core.batches.lifecycle import State, Verb
+from core.batches.update import Patch
 from core.commits.combiner import Inline
 from core.janitor import run_once
 from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
+from tests.support.clocks import Clock
 from tests.support.servers import run_module
 
 DAY = timedelta(days=1)
@@ -113,6 +115,24 @@ def test_changes_keep_a_batch_alive(service: Service, kept_alive_by: str) -> Non
     service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
     run_once(service.database, Policy(sealed_idle=7 * DAY))
     assert state(service, batch) is State.EXPIRED
+
+
+@pytest.mark.parametrize("verb", ["extend", "seal", "ack", "update"])
+def test_no_change_makes_a_batch_look_idle_longer(database: Database, verb: str) -> None:
+    """The clock was set back, or a statement has the time from before it waited for a lock."""
+    clock = Clock(database)
+    service = Service(database, combiner=Inline)
+    batch = service.batches.open(Opening(items=3)).batch.id
+    clock.go(-600)
+    if verb == "extend":
+        service.batches.extend(batch, 1)
+    elif verb == "seal":
+        service.batches.seal(batch)
+    elif verb == "ack":
+        assert service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result().applied == 1
+    else:
+        service.batches.update(batch, Patch(labels={"a": "b"}), "u")
+    assert service.batches.get(batch).updated_at == clock.now + timedelta(seconds=600)
 
 
 def test_batches_that_ended_long_ago_are_deleted(service: Service) -> None:
