@@ -49,6 +49,8 @@ _CAST: Final = re.compile(r"(?<=[\w'])::[A-Za-z]\w*(?:\(\d+\))?")
 """PostgreSQL's casts: the driver writes one after each parameter."""
 _ESCAPED: Final = re.compile(r"\bE('[^'\\]*')")
 """PostgreSQL's escape strings that escape nothing."""
+_HEX: Final = re.compile(r"\b[xX]'((?:[0-9A-Fa-f]{2})*)'")
+"""How the service writes a text into a statement for MariaDB. SQLAlchemy quotes the same text."""
 _ADVISORY: Final = re.compile(r"pg_advisory_xact_lock\((-?\d+)\)")
 _GENERATED: Final = re.compile(r"1\d{6}")
 
@@ -135,7 +137,7 @@ def analyzed(text: str) -> Statement:
         locks_of_numbers = tuple((ADVISORY, (number,)) for number in numbers)
         return Statement(frozenset({ADVISORY}), Kind.LOCK, (frozenset(numbers),), locks_of_numbers, True)
     text = _CAST.sub("", _TIMES.sub("NULL", " ".join(text.split())))
-    text = _ESCAPED.sub(r"\1", text)
+    text = _HEX.sub(_quoted, _ESCAPED.sub(r"\1", text))
     names = frozenset(name.lower() for name in _NAMES.findall(text))
     match = _WRITES.match(text)
     table_name = match[1].lower() if match else None
@@ -149,6 +151,12 @@ def analyzed(text: str) -> Statement:
         rows = tuple((table, values) for values in combinations)
     waits = not any(words in text for words in ("SKIP LOCKED", "NOWAIT", "SHARE MODE"))
     return Statement(names, kind, key, rows, bool(rows) and kind is not Kind.READ and waits, table_name)
+
+
+def _quoted(match: re.Match[str]) -> str:
+    """The text in hexadecimal as it is quoted; unchanged if it would be written in several ways, or is no text."""
+    content = bytes.fromhex(match[1])
+    return f"'{content.decode()}'" if re.fullmatch(rb"[ -~]*", content) and not set(content) & set(b"'\\") else match[0]
 
 
 def _order(value: str) -> tuple[int, int | str]:

@@ -21,7 +21,7 @@ from core.batches.update import Patch
 from core.batches.writing import Extend
 from core.consumer_groups import leases, positions
 from core.errors import CoreError
-from core.processes import definitions, instances, outbox, timers
+from core.processes import definitions, instances, outbox, retention, timers
 from core.processes.handling import handle_of
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
@@ -100,10 +100,17 @@ def share(operations: Callable[[], Sequence[writes.Operation]]) -> Operation:
 
 
 def claim(session: Session) -> Any:
-    claims, dead = session.database.write(
-        lambda tx: deliveries.claim(tx, timedelta(minutes=1), 4, {}, 4),
-    )
-    return sorted(claim.delivery for claim in claims), dead
+    """Claim until nothing is due. A claim skips what is locked, and has no effect on it; so, as in a later round, it is
+    claimed once it is free."""
+    ids: set[int] = set()
+    dead_count = 0
+    while True:
+        claims, dead = session.database.write(deliveries.claim, timedelta(minutes=1), 4, {}, 4)
+        ids |= {claim.delivery for claim in claims}
+        dead_count += dead
+        if not session.database.read(deliveries.is_due):
+            return sorted(ids), dead_count
+        session.database.write(deliveries._lock, (1, 2))
 
 
 def record(session: Session) -> Any:
@@ -122,15 +129,16 @@ def record(session: Session) -> Any:
     return session.database.write(deliveries.record, records, Backoff())
 
 
-def handling_of(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> instances.Handling:
+def handling_of(
+    event: int, version: int = 1, *, instance: str = "o1", finish: bool = False, error: str | None = None
+) -> instances.Handling:
     command = outbox.NewCommand("step", "ship")
     return instances.Handling(
-        PROCESS, "o1", f"e{event}", event, "w1", 1, version, "{}", () if error else (command,), (), finish, error
+        PROCESS, instance, f"e{event}", event, "w1", 1, version, "{}", () if error else (command,), (), finish, error
     )
 
 
-def handle(event: int, version: int = 1, *, finish: bool = False, error: str | None = None) -> Operation:
-    handling = handling_of(event, version, finish=finish, error=error)
+def handle(handling: instances.Handling) -> Operation:
     return lambda session: session.service.processes.handle(handling)
 
 
@@ -200,18 +208,20 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "sync-newcomer": sync("w2", "s2"),
     "leave": lambda session: session.service.consumer_groups.leave(GROUP, "w1", "s1"),
     "commit-position": lambda session: session.service.consumer_groups.commit(_FENCE, Snapshot(2, 4, (3,))),
-    "handle": handle(2),
-    "handle-next": handle(3, finish=True),
+    "handle": handle(handling_of(2)),
+    "handle-next": handle(handling_of(3, finish=True)),
+    "handle-late": handle(handling_of(3, 0, instance="o9")),
     "share-handle": share(
         lambda: [
             handle_of(handling_of(2)),
-            handle_of(dataclasses.replace(handling_of(2, 0), instance="o2")),
+            handle_of(handling_of(2, 0, instance="o2")),
             handle_of(handling_of(3, 2, finish=True)),
             Append(events=[feed.NewEvent("mine", "paid", "o1")]),
         ]
     ),
-    "handle-parked": handle(2, error="broken"),
+    "handle-parked": handle(handling_of(2, error="broken")),
     "retry-parked": lambda session: session.service.processes.retry_parked(PROCESS, "o1"),
+    "forget": lambda session: retention.forget(session.database, timedelta()),
     "fire-timers": lambda session: timers.fire(session.database),
     "append": lambda session: session.service.feed.append(
         [feed.NewEvent("mine", "paid", "o1"), feed.NewEvent("e3", "paid")]

@@ -18,10 +18,10 @@ from bitarray.util import zeros
 
 from core.batches.lifecycle import State
 from core.bits import bitfield, journal
-from core.processes import definitions
+from core.processes import definitions, outbox
 from core.storage import tables
 from lastbit.streams.snapshot import Snapshot
-from tests.explorer.sessions import LATER, OLD, normalized
+from tests.explorer.sessions import LATER, OLD, OLDER, normalized
 
 SIZE: Final = 64
 ITEMS: Final = SIZE + 8
@@ -209,6 +209,15 @@ def _companions() -> Iterator[tuple[sa.Table, dict[str, Any]]]:
         tables.processes,
         {"name": PROCESS, "instance": "o1", "state": "{}", "version": 1, "status": "running", **times},
     )
+    finished = {"state": "{}", "version": 3, "status": "finished", **times, "finished_at": OLDER}
+    yield tables.processes, {"name": PROCESS, "instance": "o9", **finished}
+    command = {
+        "command_id": outbox.command_id(PROCESS, "o9", "step"),
+        "position": 0,
+        "type": "ship",
+        "created_at": OLDER,
+    }
+    yield tables.outbox, {"name": PROCESS, "instance": "o9", "step": "step", **command}
     handled = {"status": "parked", "error": "no", "event": "{}", "handled_at": OLD}
     yield tables.inbox, {"name": PROCESS, "instance": "o1", "event_id": "e1", "position": 1, **handled}
     due = {"token": "t1", "due_at": OLD, "data": None}

@@ -46,13 +46,15 @@ from tests.explorer.accesses import ADVISORY, Access, Kind, Row, Statement, anal
 PAUSED, RUNNING, BLOCKED, DONE = "paused", "running", "blocked", "done"
 EVERY_TABLE = "*"
 """Among the tables that a step touched: it may depend on all tables, and on all locks."""
+OLDER: Final = "2025-01-01 00:00:00.000000"
 OLD: Final = "2026-01-01 00:00:00.000000"
 LATER: Final = "2099-01-01 00:00:00.000000"
 """The times in a scene."""
 _NEW_ID = re.compile(r"\b1\d{6}\b")
 _HEX_ID = re.compile(r"31(?:3\d){6}")
 """The same in a text that a statement holds in hexadecimal."""
-_SCENE_TIME = re.compile(r"datetime\.datetime\((?:2026|2099), 1, 1,[^)]*\)|(?:2026|2099)-01-01 00:00:00(?:\.0+)?")
+_YEARS = {"2025": "OLDER", "2026": "OLD", "2099": "LATER"}
+_SCENE_TIME = re.compile(r"datetime\.datetime\((2025|2026|2099), 1, 1,[^)]*\)|(2025|2026|2099)-01-01 00:00:00(?:\.0+)?")
 _TIME = re.compile(r"datetime\.datetime\([^)]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?")
 
 
@@ -72,7 +74,7 @@ def normalized(text: str, ids: dict[str, str] | None = None) -> str:
 def observed(text: str, ids: dict[str, str]) -> str:
     """The text without current times: `normalized`, except for the times of a scene, which decide whether a batch
     expires. A batch that is due and one that was updated must not look the same."""
-    return normalized(_SCENE_TIME.sub(lambda match: "OLD" if "2026" in match[0] else "LATER", text), ids)
+    return normalized(_SCENE_TIME.sub(lambda match: _YEARS[match[1] or match[2]], text), ids)
 
 
 @dataclass(frozen=True, eq=False)

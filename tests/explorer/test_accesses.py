@@ -46,6 +46,12 @@ LOCKS_BATCH_2 = "SELECT id, state\nFROM batches\nWHERE batches.id = 2 FOR UPDATE
             [("extends", ("2", "'more'"))],
             True,
         ),
+        (
+            "SELECT 1 FROM extends WHERE (batch_id = 2 AND idempotency_key = x'6d6f7265') FOR UPDATE",
+            Kind.LOCK,
+            [("extends", ("2", "'more'"))],
+            True,
+        ),
         # Escaped, a value may be written in several ways.
         ("SELECT 1 FROM extends WHERE (batch_id = 2 AND idempotency_key = E'\\x27') FOR UPDATE", Kind.LOCK, [], False),
         ("SELECT pg_advisory_xact_lock(-7)", Kind.LOCK, [("advisory", ("-7",))], True),
