@@ -13,7 +13,10 @@ def main() -> None:
         raise SystemExit(
             f"lastbit: the command line needs click and rich ({cause}): pip install 'lastbit[cli]'"
         ) from None
-    from lastbit.cli import cli
+    try:
+        from lastbit.cli import cli
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None  # as `cli.app.INTERRUPTED`, which could not be imported
 
     cli(prog_name="lastbit")
 

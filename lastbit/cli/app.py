@@ -31,6 +31,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 REFUSED = 1
 WRONG_USE = 2
 NOT_SUCCEEDED = 3
+INTERRUPTED = 130
+"""As shells report a command that Ctrl-C ended."""
 
 MOST_CANDIDATES = 20
 """The maximum number of batches that an ambiguous key lists."""
@@ -47,6 +49,7 @@ Exit codes:
      success, or not in time; verify: the counts disagree with the bits;
      repair --dry-run: there is something to repair;
      webhooks test: not delivered
+  130  interrupted with Ctrl-C; 0 for commands with --follow
 """
 
 
@@ -158,6 +161,9 @@ def _reporting(as_json: bool) -> Iterator[None]:
         click.secho("lastbit: ", err=True, nl=False, fg="red")
         click.echo(plain_text(explained(error), keep="\n"), err=True)
         click.get_current_context().exit(code)
+    except (KeyboardInterrupt, click.Abort):
+        # click would print "Aborted!" and end with 1, which means a refusal.
+        raise click.exceptions.Exit(INTERRUPTED) from None
     except click.ClickException as error:
         if not as_json or isinstance(error, JsonError):
             raise
@@ -205,7 +211,13 @@ def confirm(yes: bool, question: Callable[[], str]) -> None:
     Raises `Declined`."""
     if yes or sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
         return
-    if not click.confirm(plain_text(question()), err=True):
+    try:
+        is_confirmed = click.confirm(plain_text(question()), err=True)
+    except click.Abort as abort:
+        if not isinstance(abort.__context__, EOFError):
+            raise
+        is_confirmed = False
+    if not is_confirmed:
         raise Declined
 
 

@@ -382,6 +382,31 @@ def test_watching_prints_each_change(lastbit: Lastbit) -> None:
         assert f"batch {batch.id}  complete: 2 items, 2 acked, 0 failed, 0 pending" in rest
 
 
+def test_ctrl_c_ends_a_command_quietly(lastbit: Lastbit) -> None:
+    """With exit code 130: `watch` would return 0 only for a batch that succeeded."""
+    environment = {**os.environ, "LASTBIT_URL": lastbit.url, "PYTHONUNBUFFERED": "1"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Client(lastbit.url) as client:
+        batch = client.open(items=10_000, sealed=True)
+        command = [sys.executable, "-m", "lastbit", "watch", str(batch.id)]
+        with subprocess.Popen(command, env=environment, text=True, **pipes) as watching:
+            assert watching.stdout is not None
+            assert "0 of 10,000 resolved" in watching.stdout.readline()
+            watching.send_signal(signal.SIGINT)
+            assert watching.communicate(timeout=30) == ("", "")
+            assert watching.returncode == 130
+        command = [sys.executable, "-m", "lastbit", "fail", "--json"]
+        with subprocess.Popen(command, env=environment, text=True, **pipes) as reading:
+            assert reading.stdin is not None
+            reading.stdin.write("".join(f"{id}\n" for id in batch.ids))
+            reading.stdin.flush()
+            watched = batch.wait(timeout=30)  # until the command has sent a chunk and reads on
+            assert watched.failed == 10_000
+            reading.send_signal(signal.SIGINT)
+            assert reading.wait(30) == 130
+            assert reading.communicate() == ("", "")
+
+
 def test_a_terminal_shows_a_progress_bar(lastbit: Lastbit) -> None:
     """With the state and the counts."""
     with Client(lastbit.url) as client:

@@ -350,6 +350,8 @@ def test_a_terminal_asks_before_it_ends_a_batch(lastbit: Lastbit, client: Client
     counts = "(open, 4 items, 1 acked, 2 failed, 1 pending)?"
     assert f"batch {number} unwanted :fire: {command} {counts}" in screen.text
     assert (screen.code, "nothing was changed" in screen.text) == (1, True)
+    screen = on_terminal(lastbit.url, [command, number], typed="\x04")  # the end of the input
+    assert (screen.code, "nothing was changed" in screen.text) == (1, True)
     assert batch.refresh().state == "open"
     assert on_terminal(lastbit.url, [command, number], typed="y\n").code == 0
     assert lastbit("seal", number).returncode == 1
