@@ -16,6 +16,7 @@ from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
+from api import expectations
 from core import errors
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -146,12 +147,8 @@ def from_faults(faults: Iterable[Mapping[str, Any]]) -> Problem:
     """The problem for what pydantic's `errors()` returned."""
     places = []
     for fault in faults:
-        location = fault["loc"]
-        expected = fault["msg"].removeprefix("Value error, ")
-        expected = {"extra_forbidden": "no such field here", "missing": "this field is required"}.get(
-            fault["type"], re.sub(r"^\w+ should", "it should", expected)
-        )
-        places.append(Place(_place([p for p in location if p != "[key]"]), expected))
+        expected = expectations.of_pydantic(fault["type"], fault["msg"], fault.get("ctx", {}))
+        places.append(Place(_place([part for part in fault["loc"] if part != "[key]"]), expected))
     return invalid(places)
 
 

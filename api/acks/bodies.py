@@ -119,7 +119,9 @@ def parse(
     """The call in a body, and the check, if any, that must run before the call is submitted. The check queries the
     database, so it must run in a thread. Raises `Problem`, `errors.InvalidRequest`."""
     if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
-        raise problems.invalid([Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters")])
+        raise problems.invalid(
+            [Place("header Idempotency-Key", "expected 1 to 255 visible ASCII characters without blanks")]
+        )
     key = None if idempotency_key is None else str(idempotency_key, "ascii")
     body = bodies.decoded(_DECODERS[verb], content)
     if body.items is msgspec.UNSET and body.groups is msgspec.UNSET:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from api import expectations
 from api.access.rules import ANY, caller_of, needs, outside
 from api.problems import BODY, documented
 from api.routes import cursors, fields, models
@@ -34,7 +35,7 @@ router = PrefixedRouter(prefix="/v1/batches", route_class=JsonRoute, tags=["batc
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        pattern=r"^[\x21-\x7e]{1,255}$",
+        pattern=expectations.visible_ascii(255),
         description="1 to 255 visible ASCII characters; the same key again has no further effect",
     ),
 ]

@@ -12,6 +12,7 @@ from fastapi import Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 
+from api import expectations
 from api.access.rules import ANY, needs
 from api.problems import BODY, Place, documented, invalid
 from api.routes import cursors, fields
@@ -49,12 +50,15 @@ def _not_reserved(name: str) -> str:
 
 # Names are parts of paths, so they contain no slash, and aren't "." or "..".
 _NAME: Final = r"^[A-Za-z0-9_][\x21-\x2e\x30-\x7e]{0,254}$"
-Name = Annotated[str, StringConstraints(pattern=_NAME)]
+_IN_WORDS: Final = (
+    "a letter, digit or underscore, then up to 254 visible ASCII characters other than a blank or a slash"
+)
+Name = Annotated[str, StringConstraints(pattern=expectations.worded(_NAME, _IN_WORDS))]
 AnyGroup = Annotated[Name, Path(alias="group")]
 GroupName = Annotated[Name, AfterValidator(_not_reserved), Path(alias="group")]
 PartitionNumber = Annotated[int, Path(alias="partition", ge=0, lt=groups.MOST_PARTITIONS), fields.Decimal]
 WorkerName = Annotated[Name, Path(alias="worker")]
-Session = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,64}$")]
+Session = Annotated[str, StringConstraints(pattern=expectations.visible_ascii(64))]
 Partition = Annotated[int, Field(ge=0, lt=groups.MOST_PARTITIONS)]
 Epoch = Annotated[int, Field(ge=0, lt=INTEGER_LIMIT)]
 

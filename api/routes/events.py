@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, TypeAdapter, field_validator
 from starlette.concurrency import run_in_threadpool
 
+from api import expectations
 from api.access.rules import Access, caller_of, forbidden, needs, outside
 from api.problems import BODY, Place, documented, invalid
 from api.routes import fields
@@ -41,7 +42,7 @@ STREAM_BYTES: Final = 2**20
 PING: Final = 15.0
 """Seconds without an event after which a stream sends a comment to keep the connection alive."""
 
-Name = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,255}$")]
+Name = Annotated[str, StringConstraints(pattern=expectations.visible_ascii(255))]
 Position = Annotated[int, Query(ge=0, lt=INTEGER_LIMIT), fields.Decimal]
 Types = Annotated[
     list[str],

@@ -10,6 +10,7 @@ from fastapi import Depends, Path, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 
+from api import expectations
 from api.access.rules import caller_of
 from core import feed
 from core.batches.update import MAX_LABELS
@@ -37,7 +38,8 @@ async def _own_batch(request: Request, batch: Annotated[int, Path(alias="id", ge
 BatchId = Annotated[int, Depends(_own_batch)]
 GroupNumber = Annotated[int, Path(alias="group", ge=0, lt=INTEGER_LIMIT), Decimal]
 Key = Annotated[str, StringConstraints(max_length=255)]
-LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^:]*$")]
+_LABEL_NAME: Final = expectations.worded("^[^:]*$", "a name without a colon")
+LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_LABEL_NAME)]
 LabelValue = Annotated[str, StringConstraints(max_length=1024)]
 
 Labels = Annotated[

@@ -19,7 +19,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from api import patterns, problems
+from api import expectations, patterns, problems
 from api.access.rules import ANY, needs
 from api.problems import BODY, documented
 from api.routes import cursors, free_json
@@ -72,13 +72,14 @@ def _in_a_path(value: str) -> str:
 
 
 NAME: Final = rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{tables.PROCESS_NAME - 1}}}"
+_IN_WORDS: Final = "a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`"
 
 ProcessName = Annotated[
     str,
     Path(
         alias="process",
-        pattern=rf"^{NAME}$",
-        description="a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`",
+        pattern=expectations.worded(rf"^{NAME}$", _IN_WORDS),
+        description=_IN_WORDS,
     ),
 ]
 InstanceName = Annotated[
@@ -91,7 +92,7 @@ InstanceName = Annotated[
     ),
     AfterValidator(_in_a_path),
 ]
-CommandType = Annotated[str, StringConstraints(pattern=rf"^[\x21-\x7e]{{1,{tables.PROCESS_NAME}}}$")]
+CommandType = Annotated[str, StringConstraints(pattern=expectations.visible_ascii(tables.PROCESS_NAME))]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=255), AfterValidator(_unicode)]
 Cursor = Annotated[str | None, Query(description="`next` of the previous page")]
 StatusName = Literal["running", "finished", "parked"]

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from api import expectations
 from api.access.rules import Access, caller_of, needs
 from api.problems import BODY, Problem, documented
 from api.routes import cursors, fields
@@ -28,13 +29,14 @@ router = PrefixedRouter(prefix="/v1/tallies", route_class=GuardedRoute, tags=["t
 MAX_ENTRIES: Final = 10_000
 
 NAME: Final = "[A-Za-z0-9][A-Za-z0-9._:-]{0,254}"
+_IN_WORDS: Final = "a letter or digit, then up to 254 letters, digits, `.`, `_`, `:` or `-`"
 
 TallyName = Annotated[
     str,
     Path(
         alias="tally",
-        pattern=rf"^{NAME}$",
-        description="a letter or digit, then up to 254 letters, digits, `.`, `_`, `:` or `-`",
+        pattern=expectations.worded(rf"^{NAME}$", _IN_WORDS),
+        description=_IN_WORDS,
     ),
 ]
 TallyKey = Annotated[str, Path(alias="key", min_length=1, max_length=tallies.LONGEST)]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Receive, Scope
 
-from api import problems
+from api import expectations, problems
 from api.metrics import REFUSED
 from api.problems import Place, Problem, invalid
 
@@ -100,12 +100,12 @@ def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
     try:
         return decoder.decode(content)
     except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$")
-        if message.startswith(("Expected `bytes`", "Invalid base64")):
-            message = "expected base64 text, with its padding and without line breaks"
-        if not place and message.startswith("Object contains unknown field"):
-            message += f", expected {', '.join(field.encode_name for field in msgspec.structs.fields(decoder.type))}"
-        raise problems.invalid([Place("body" + place.rstrip("`"), message)]) from None
+        message, _, path = str(error).partition(" - at `$")
+        # The struct at a deeper place is not known here.
+        fields = [] if path else [field.encode_name for field in msgspec.structs.fields(decoder.type)]
+        field, expected = expectations.of_msgspec(message, fields)
+        place = "body" + path.rstrip("`") + (f".{field}" if field else "")
+        raise problems.invalid([Place(place, expected)]) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
 

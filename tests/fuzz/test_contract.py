@@ -74,9 +74,9 @@ PLAIN: Final = schemathesis.pytest.from_fixture("plain_document")
 
 EXCUSED: Final = {
     # JSON Schema counts 7.0 as an integer; the contract is strict: neither `1.5` nor `1.0` is an integer.
-    r".*": r"it should be a valid integer|Expected `int`, got `float`",
+    r".*": r"expected an integer",
     # If an integer or an object is allowed, such a number is refused as neither.
-    r"body\.drained\[\d+\]": r"it should be a valid dictionary",
+    r"body\.drained\[\d+\]": r"expected an object",
     # A schema can't express which cursors, hosts, snapshots and positions are valid.
     r"query\.cursor": r"expected the `next` of an earlier page",
     r"body\.(callback\.)?url": r"expected a URL|expected a host name|expected a port|expected an address",
@@ -90,11 +90,11 @@ EXCUSED: Final = {
     r"body\.items\[\d+\]": r"expected an item of batch",
     r"body(\.position|\.event)?": r"feed|planned for webhook",
     # Near 2^63 the generator uses doubles, and then exceeds the maximum.
-    r"body(\.positions\[\d+\])?\.head": r"9223372036854775807",
+    r"body(\.positions\[\d+\])?\.head": r"9,223,372,036,854,775,807",
     # 16 digits are a little more than 2^53.
     r"body\.items\[\d+\]|body\.parent": r"below 2\^53",
     # The number of a group's partitions is not in the schema.
-    r"path\.partition|body\.fence\.partition|body\.drained\[\d+\]": r"expected at most \d+",
+    r"path\.partition|body\.fence\.partition|body\.drained\[\d+\]": r"expected at most [\d,]+",
     # A mask is as long as its batch's groups, which the schema doesn't know.
     r"body\.groups\[\d+\]\.bits": r"at most",
     # The descriptions name the reserved names.

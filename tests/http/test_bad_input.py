@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.http.test_batches import code, open_batch
+from tests.support.servers import ROOT
 
 JSON = {"Content-Type": "application/json"}
 
@@ -157,7 +159,7 @@ def test_a_bad_count_is_refused(http: httpx.Client, count: object) -> None:
         ({"items": None}, "body.items"),
         ({"items": "1:0:0"}, "body.items"),
         ({"items": [7]}, "body.items[0]"),
-        ({"groups": [{"batch": 1, "group": 0}]}, "body.groups[0]"),
+        ({"groups": [{"batch": 1, "group": 0}]}, "body.groups[0].bits"),
         ({"groups": [{"batch": "1", "group": 0, "bits": ""}]}, "body.groups[0].batch"),
         ({"groups": [{"batch": True, "group": 0, "bits": ""}]}, "body.groups[0].batch"),
         ({"groups": [{"batch": 1.5, "group": 0, "bits": ""}]}, "body.groups[0].batch"),
@@ -168,8 +170,8 @@ def test_a_bad_count_is_refused(http: httpx.Client, count: object) -> None:
         ({"groups": [{"batch": 1, "group": 0, "bits": "AQ==AQ=="}]}, "body.groups[0].bits"),
         ({"groups": [{"batch": 1, "group": 0, "bits": "\u00e9"}]}, "body.groups[0].bits"),
         ({"groups": [{"batch": 1, "group": 0, "bits": 1}]}, "body.groups[0].bits"),
-        ({"groups": [{"batch": 1, "group": 0, "bits": "", "size": 1}]}, "body.groups[0]"),
-        ({"items": [], "colour": 1}, "body"),
+        ({"groups": [{"batch": 1, "group": 0, "bits": "", "size": 1}]}, "body.groups[0].size"),
+        ({"items": [], "colour": 1}, "body.colour"),
         ([], "body"),
         (7, "body"),
     ],
@@ -189,10 +191,64 @@ def test_bits_that_are_not_base64_are_refused_with_what_was_expected(http: httpx
 
 def test_an_unknown_field_of_an_ack_is_refused_with_those_that_exist(http: httpx.Client) -> None:
     """`ids` is what many try first."""
-    for route, names in (("acks", "items, groups"), ("failures", "items, groups, reason")):
+    for route, names in (("acks", "groups, items"), ("failures", "groups, items, reason")):
         for field in ("ids", "bytes"):
             response = http.post(f"/v1/{route}", json={field: ["1:0:0"]})
-            assert response.json()["detail"] == f"body: Object contains unknown field `{field}`, expected {names}"
+            assert response.json()["detail"] == f"body.{field}: no such field here; expected one of {names}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "problem"),
+    [
+        ("POST", "batches", {"labels": {"a:b": "c"}}, "body.labels.a:b: expected a name without a colon"),
+        ("POST", "batches", {"labels": ["a"]}, "body.labels: expected an object"),
+        ("POST", "batches", {"labels": {str(n): "" for n in range(65)}}, "body.labels: expected at most 64 entries"),
+        ("POST", "batches", {"group_size": "64"}, "body.group_size: expected an integer"),
+        ("POST", "batches", {"group_size": 65}, "body.group_size: expected a multiple of 8"),
+        ("POST", "batches", {"items": 10**13}, "body.items: expected at most 1,000,000,000,000"),
+        ("POST", "batches", {"sealed": 1}, "body.sealed: expected true or false"),
+        ("POST", "batches", {"key": 7}, "body.key: expected a string"),
+        ("POST", "batches", {"key": "k" * 256}, "body.key: expected at most 255 characters"),
+        ("POST", "batches", {"callback": "https://a.b"}, "body.callback: expected an object"),
+        ("POST", "batches", 7, "body: expected an object"),
+        ("POST", "events", {"events": 7}, "body.events: expected an array"),
+        ("POST", "events", {"events": [{"id": "a b", "type": "a"}]}, "body.events[0].id: expected 1 to 255 visible"),
+        ("GET", "batches?state=shut", None, "query.state: expected 'open', 'sealed', 'complete', 'expired' or"),
+        ("GET", "batches/9007199254740992", None, "path.id: expected an integer below 2^53"),
+        ("GET", "batches/1?wait=99", None, "query.wait: expected at most 60"),
+        ("GET", "consumer-groups/a%20b", None, "path.group: expected a letter, digit or underscore, then up to 254"),
+        ("PUT", "consumer-groups/a", {"partitions": 1, "ttl": "x"}, "body.ttl: expected a number"),
+        ("GET", "tallies/a%20b", None, "path.tally: expected a letter or digit, then up to 254 letters, digits,"),
+        ("GET", "processes/a%20b", None, "path.process: expected a letter or digit, then up to 199 letters, digits,"),
+        ("POST", "acks", {"items": "1:0:0"}, "body.items: expected an array"),
+        ("POST", "acks", {"groups": [{"batch": -1}]}, "body.groups[0].batch: expected at least 0"),
+        ("POST", "acks", {"groups": [{"batch": 2**53}]}, "body.groups[0].batch: expected an integer below 2^53"),
+        ("POST", "acks", {"groups": [{"batch": 1}]}, "body.groups[0].group: this field is required"),
+        ("POST", "failures", {"reason": 7}, "body.reason: expected a string or null"),
+        ("POST", "failures", {"reason": "x" * 4001}, "body.reason: expected at most 4,000 characters"),
+    ],
+)
+def test_what_was_expected_is_said_in_words(
+    http: httpx.Client, method: str, path: str, body: object, problem: str
+) -> None:
+    """The same in all routes, without regular expressions and the types of Python."""
+    detail = http.request(method, f"/v1/{path}", json=body).json()["detail"]
+    assert detail.startswith(problem)
+    assert "^" not in detail.replace("2^53", "")
+
+
+def test_an_idempotency_key_is_described_by_every_route(http: httpx.Client) -> None:
+    for path, body in (("batches", {}), ("acks", {"items": []})):
+        response = http.post(f"/v1/{path}", json=body, headers={"idempotency-key": "two words"})
+        expected = "header Idempotency-Key: expected 1 to 255 visible ASCII characters without blanks"
+        assert response.json()["detail"] == expected
+
+
+def test_every_pattern_that_is_checked_has_words() -> None:
+    """A pattern that only describes a check in code is passed as part of a schema."""
+    checked = re.compile(r"(?<!\w)pattern=(?!expectations\.|_LABEL_NAME\b)")
+    for file in (ROOT / "api").rglob("*.py"):
+        assert not checked.search(file.read_text()), f"{file}: use expectations.worded"
 
 
 def test_a_bad_reason_is_refused(http: httpx.Client) -> None:
