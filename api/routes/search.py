@@ -62,7 +62,10 @@ def _chosen(
     opened_before: Annotated[Moment, Query(description="opened earlier than this")] = None,
     outcome: Annotated[
         Literal["succeeded", "failed", "exceeded"] | None,
-        Query(description="complete, and succeeded or not; or in any state, with failures beyond its tolerance"),
+        Query(
+            description="`succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state "
+            "whose failures passed their tolerance"
+        ),
     ] = None,
     parent: Annotated[
         str | None,

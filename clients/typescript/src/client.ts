@@ -54,7 +54,10 @@ export interface Filters {
   openedAfter?: Date | string;
   /** Opened earlier than this. */
   openedBefore?: Date | string;
-  /** Complete, and succeeded or not; or in any state, with failures beyond its tolerance. */
+  /**
+   * `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures passed
+   * their tolerance.
+   */
   outcome?: "succeeded" | "failed" | "exceeded";
   /** A batch's id or one of its items, for the batches that resolve items of it. */
   parent?: number | string;

@@ -2781,7 +2781,7 @@ export interface operations {
                 opened_after?: string;
                 /** @description opened earlier than this */
                 opened_before?: string;
-                /** @description complete, and succeeded or not; or in any state, with failures beyond its tolerance */
+                /** @description `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures passed their tolerance */
                 outcome?: "succeeded" | "failed" | "exceeded";
                 /** @description children of this batch, or the child of this item */
                 parent?: string;
@@ -2982,7 +2982,7 @@ export interface operations {
                 opened_after?: string;
                 /** @description opened earlier than this */
                 opened_before?: string;
-                /** @description complete, and succeeded or not; or in any state, with failures beyond its tolerance */
+                /** @description `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures passed their tolerance */
                 outcome?: "succeeded" | "failed" | "exceeded";
                 /** @description children of this batch, or the child of this item */
                 parent?: string;
