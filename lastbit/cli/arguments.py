@@ -19,6 +19,13 @@ _AGO = re.compile("([0-9]{1,9})([smhd])")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+def _is_too_large(text: str) -> bool:
+    """Whether this is a decimal integer beyond the ids and positions of the contract."""
+    if not re.fullmatch("[1-9][0-9]*", text):
+        return False
+    return not _DECIMAL.fullmatch(text) or int(text) >= INTEGER_LIMIT
+
+
 class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     """The number of a batch or a webhook: a decimal integer without leading zeros, so that it has only one spelling."""
 
@@ -28,7 +35,9 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if isinstance(value, int):
             return value
-        if not _DECIMAL.fullmatch(value) or int(value) >= INTEGER_LIMIT:
+        if _is_too_large(value):
+            self.fail(f"{value!r} is too large: the id of a {self.name} is below 2^53", param, ctx)
+        if not _DECIMAL.fullmatch(value):
             self.fail(
                 f"{value!r} is not a {self.name} id: expected a decimal integer without leading zeros, like 7",
                 param,
@@ -52,6 +61,40 @@ class BatchName(Number):
         if value in ("", KEY_PREFIX) or value.startswith("-"):
             self.fail(f"{value!r} is not a batch: expected its number, like 7, or its key", param, ctx)
         return super().convert(value, param, ctx) if value.isdecimal() else str(value)
+
+
+class Whole(click.IntRange):
+    """A whole number in a range; without limits, any."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = None
+        too_small = number is not None and self.min is not None and number < self.min
+        too_large = number is not None and self.max is not None and number > self.max
+        if number is None or too_small or too_large:
+            self.fail(f"expected a whole number{self._range()}, not {value!r}", param, ctx)
+        return number
+
+    def _range(self) -> str:
+        if self.min is None:
+            return "" if self.max is None else f" of at most {self.max}"
+        return f" of at least {self.min}" if self.max is None else f" from {self.min} to {self.max}"
+
+
+class Real(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A number that may have a decimal point."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"expected a number, like 30 or 0.5, not {value!r}", param, ctx)
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
@@ -166,7 +209,9 @@ class Position(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        if not _DECIMAL.fullmatch(value) or int(value) >= INTEGER_LIMIT:
+        if _is_too_large(value):
+            self.fail(f"{value!r} is too large: a position of the feed is below 2^53", param, ctx)
+        if not _DECIMAL.fullmatch(value):
             self.fail(f"{value!r} is not a position of the feed: expected a whole number, like 4711", param, ctx)
         return int(value)
 
@@ -191,6 +236,8 @@ JSON = Json()
 COUNT = Count()
 DEADLINE = Deadline()
 LABEL = Label()
+WHOLE = Whole()
+REAL = Real()
 DURATION = Duration()
 
 

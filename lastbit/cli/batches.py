@@ -12,7 +12,7 @@ import click
 from lastbit import _traces, progress
 from lastbit.cli import batch_list, rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, NONE, OrNone, labels
+from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, NONE, WHOLE, OrNone, Whole, labels
 from lastbit.cli.filters import filter_options
 from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound
@@ -37,7 +37,7 @@ Labels = tuple[tuple[str, str], ...]
 @click.option("--label", "label_pairs", type=LABEL, multiple=True, help="A label; repeat for several labels.")
 @click.option("--items", type=COUNT, help="Number of items to issue at once.")
 @click.option("--sealed", is_flag=True, help="Seal it at once: no more items will come.")
-@click.option("--group-size", type=int, metavar="N", help="Items per group, a multiple of 8 from 64 to 32768.")
+@click.option("--group-size", type=WHOLE, metavar="N", help="Items per group, a multiple of 8 from 64 to 32768.")
 @click.option("--parent", metavar="ITEM", help="The item of another batch that this batch resolves.")
 @click.option("--expires-in", type=DURATION, help="Idleness after which it expires: seconds, or 15m, 12h, 7d.")
 @click.option(
@@ -48,7 +48,7 @@ Labels = tuple[tuple[str, str], ...]
 @click.option("--tolerated-failures", type=COUNT, help="Failed items with which it succeeds nonetheless.")
 @click.option(
     "--tolerated-failure-percentage",
-    type=click.IntRange(0, 100),
+    type=Whole(0, 100),
     metavar="PERCENT",
     help="Percentage of failed items with which it succeeds, judged once it is sealed.",
 )
@@ -165,7 +165,7 @@ def seal(s: Session, batch: int) -> None:
 @click.option("--tolerated-failures", type=OrNone(COUNT), help="Failed items with which it succeeds nonetheless.")
 @click.option(
     "--tolerated-failure-percentage",
-    type=OrNone(click.IntRange(0, 100)),
+    type=OrNone(Whole(0, 100)),
     metavar="PERCENT",
     help="Percentage of failed items with which it succeeds, judged once it is sealed.",
 )
@@ -284,7 +284,7 @@ def explain(s: Session, batch: int) -> None:
     help="Newest, latest or largest first; progress and key ascending.",
 )
 @click.option("--reverse", "is_reversed", is_flag=True, help="Reverse the order.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
+@click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="Maximum number.")
 @click.option("--cursor", help="Continue a list: its `next` in --json.")
 @session
 def list_batches(

@@ -9,7 +9,7 @@ import click
 
 from lastbit.cli import rendering
 from lastbit.cli.app import Session, ended_by_signals, examples, session
-from lastbit.cli.arguments import BATCH, JSON, POSITION
+from lastbit.cli.arguments import BATCH, JSON, POSITION, Whole
 
 
 @click.command(
@@ -20,10 +20,10 @@ from lastbit.cli.arguments import BATCH, JSON, POSITION
     )
 )
 @click.option("--after", type=POSITION, help="Start above this position; default: the oldest stored event.")
-@click.option("--last", type=click.IntRange(min=0), metavar="N", help="Start with the last N events.")
+@click.option("--last", type=Whole(min=0), metavar="N", help="Start with the last N events.")
 @click.option("--type", "types", multiple=True, help="Only events of this type; repeat to allow several types.")
 @click.option("--batch", type=BATCH, help="Only events of this batch.")
-@click.option("--limit", type=click.IntRange(min=1), help="Maximum number.  [default: 50; with --follow: no limit]")
+@click.option("--limit", type=Whole(min=1), help="Maximum number.  [default: 50; with --follow: no limit]")
 @click.option("--follow", is_flag=True, help="Continue with new events as they arrive; by default only new ones.")
 @session
 def events(

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from lastbit import groups as model
 from lastbit.cli.app import Session, confirm, examples, session, yes_option
+from lastbit.cli.arguments import REAL, Whole
 from lastbit.cli.output import safe, styled
 from lastbit.cli.rendering import Layout, fitted, number
 from lastbit.progress import duration
@@ -34,9 +35,9 @@ def list_groups(s: Session) -> None:
     )
 )
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1), required=True, help="Number of partitions; cannot be changed.")
-@click.option("--ttl", type=float, help="Seconds without a heartbeat that end a lease.  [default for a new group: 10]")
-@click.option("--release", type=float, help="Seconds to drain a released partition.  [default for a new group: 30]")
+@click.option("--partitions", type=Whole(1), required=True, help="Number of partitions; cannot be changed.")
+@click.option("--ttl", type=REAL, help="Seconds without a heartbeat that end a lease.  [default for a new group: 10]")
+@click.option("--release", type=REAL, help="Seconds to drain a released partition.  [default for a new group: 30]")
 @session
 def create(s: Session, name: str, partitions: int, ttl: float | None, release: float | None) -> None:
     """Create the consumer group NAME, or change its times."""

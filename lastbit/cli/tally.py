@@ -10,12 +10,13 @@ import click
 from lastbit import errors
 from lastbit.chains import Source
 from lastbit.cli.app import Session, confirm, examples, session, yes_option
+from lastbit.cli.arguments import WHOLE, Whole
 from lastbit.cli.output import safe
 
 if TYPE_CHECKING:
     from lastbit.tallies.tally import Tally
 
-COUNT = click.IntRange(min=0)
+COUNT = Whole(min=0)
 
 
 class UnknownTally(errors.LastbitError):
@@ -55,7 +56,7 @@ def value(s: Session, name: str, key: str) -> None:
 @tally.command("list", epilog=examples("lastbit tally list screws --prefix robot-"))
 @click.argument("name", metavar="TALLY")
 @click.option("--prefix", default="", help="Only keys that begin with this.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
+@click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="Maximum number.")
 @session
 def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
     """Show the totals, by key."""
@@ -73,7 +74,7 @@ def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
 )
 @click.argument("name", metavar="TALLY")
 @click.argument("key")
-@click.argument("delta", type=int)
+@click.argument("delta", type=WHOLE)
 @click.option("--topic", required=True, help="Topic of the original message.")
 @click.option("--partition", type=COUNT, default=0, show_default=True, help="Partition of the topic.")
 @click.option("--offset", type=COUNT, required=True, help="Offset of the message in its partition.")

@@ -8,7 +8,7 @@ import click
 
 from lastbit import webhooks as model
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import DURATION, WEBHOOK
+from lastbit.cli.arguments import DURATION, WEBHOOK, Whole
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 
@@ -55,7 +55,7 @@ def delete(s: Session, webhook: int, yes: bool) -> None:
 @webhooks.command(epilog=examples("lastbit webhooks deliveries 1 --state dead"))
 @click.argument("webhook", type=WEBHOOK)
 @click.option("--state", type=click.Choice(["pending", "delivered", "dead"]), help="Only deliveries in this state.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number.")
+@click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="Maximum number.")
 @session
 def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
     """Show the deliveries of WEBHOOK, newest event first."""
@@ -66,7 +66,7 @@ def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
 
 @webhooks.command(epilog=examples("lastbit webhooks redeliver 1", "lastbit webhooks redeliver 1 --position 4711"))
 @click.argument("webhook", type=WEBHOOK)
-@click.option("--position", type=click.IntRange(min=1), help="The event's position in the feed.")
+@click.option("--position", type=Whole(min=1), help="The event's position in the feed.")
 @click.option("--event", help="The event's id.")
 @session
 def redeliver(s: Session, webhook: int, position: int | None, event: str | None) -> None:

@@ -271,6 +271,27 @@ def test_wrong_use_is_a_message_and_exit_code_2(lastbit: Lastbit, arguments: lis
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("list --limit 2.5", "'--limit': expected a whole number of at least 1, not '2.5'"),
+        ("list --limit 0", "'--limit': expected a whole number of at least 1, not '0'"),
+        ("reasons 7 --limit 9999", "'--limit': expected a whole number from 1 to 1000, not '9999'"),
+        ("open --group-size x", "'--group-size': expected a whole number, not 'x'"),
+        ("groups create g --partitions 1 --ttl x", "'--ttl': expected a number, like 30 or 0.5, not 'x'"),
+        ("status 9007199254740992", "'9007199254740992' is too large: the id of a batch is below 2^53"),
+        (f"status {'9' * 20}", "is too large: the id of a batch is below 2^53"),
+        ("events --after 9007199254740992", "is too large: a position of the feed is below 2^53"),
+        ("status 07", "'07' is not a batch id: expected a decimal integer without leading zeros, like 7"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_what_is_expected(lastbit: Lastbit, arguments: str, problem: str) -> None:
+    """In plain words, before anything is sent."""
+    result = lastbit(*arguments.split())
+    assert (result.returncode, result.stdout) == (2, "")
+    assert problem in result.stderr
+
+
 def test_without_a_pipe_ids_must_be_arguments(lastbit: Lastbit) -> None:
     """On a terminal the command does not wait silently for input."""
     leader, follower = pty.openpty()
