@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from lastbit import __version__, errors
+from lastbit.cli import places
 from lastbit.cli.output import Output, encoded, plain_text
 from lastbit.retry import Retry
 
@@ -148,6 +149,8 @@ class Commands(click.Group):
 
 
 _AS_JSON = "lastbit.json"
+_COMMAND = "lastbit.command"
+"""The command that runs, for messages that name its options."""
 
 
 @contextmanager
@@ -277,10 +280,12 @@ def explained(error: errors.LastbitError) -> str:
         )
     if isinstance(error, errors.Unauthorized):
         return f"{error}\nPass a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."
-    lines = [str(error)]
-    if isinstance(error, errors.ServiceError):
-        lines += [f"  {place}" for place in map(_place, error.errors) if place and place not in error.detail]
-    return "\n".join(lines)
+    if not isinstance(error, errors.ServiceError):
+        return str(error)
+    context = click.get_current_context(silent=True)
+    command = context.meta.get(_COMMAND) if context else None
+    others = [place for place in map(_place, error.errors) if place and place not in error.detail]
+    return "\n".join([_in_options(str(error), command), *(f"  {_in_options(other, command)}" for other in others)])
 
 
 def _place(problem: Any) -> str:
@@ -288,6 +293,16 @@ def _place(problem: Any) -> str:
     if not isinstance(problem, dict):
         return str(problem)
     return ": ".join(str(value) for value in problem.values() if isinstance(value, str | int))
+
+
+def _in_options(text: str, command: click.Command | None) -> str:
+    """`text`, a place and what was expected there, with the option or argument of `command` instead of the place."""
+    place, colon, expected = text.partition(": ")
+    typed = places.in_options(command, place) if command and colon else None
+    if typed is None:
+        return text
+    assert command is not None
+    return f"{typed}: {places.worded(command, expected)}"
 
 
 @click.group(
@@ -377,6 +392,7 @@ def session(command: F) -> F:
         from lastbit.client import Client  # and httpx: importing it here keeps --help and usage errors fast
 
         settings: Settings = ctx.obj
+        ctx.meta[_COMMAND] = ctx.command
         # Options after the command override those before it; so --token-file may override --token.
         secret = _secret(token, token_file) or _secret(settings.token, settings.token_file)
         with Client(url or settings.url, token=secret, retry=PATIENCE) as client:

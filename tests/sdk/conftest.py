@@ -71,7 +71,7 @@ def scripted_service() -> Iterator[ScriptedService]:
             self.end_headers()
             self.wfile.write(text)
 
-        do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815  # the names that http.server looks for
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815  # the names that http.server looks for
 
         def log_message(self, format: str, *arguments: Any) -> None:
             pass

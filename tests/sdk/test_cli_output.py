@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -18,6 +19,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import click
 import pytest
+import yaml
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -190,7 +193,7 @@ def test_a_list_and_counts_are_filtered_by_the_service(lastbit: Lastbit, client:
     assert lastbit.json("counts", "--parent", str(parent.ids[1]))["total"] == 1
     assert lastbit.json("counts", "--key-prefix", prefix, "--until", "1h")["total"] == 0
     contradiction = lastbit("list", "--outcome", "failed", "--state", "open")
-    assert "query.outcome" in contradiction.stderr
+    assert "--outcome: " in contradiction.stderr
 
 
 def test_inexact_counts_say_so(scripted_service: ScriptedService) -> None:
@@ -430,6 +433,145 @@ def test_errors_are_json_for_a_script(lastbit: Lastbit, client: Client, unused_p
     assert (partial["error"], partial["partial"]["applied"]) == ("MalformedLine", 10_000)
     url = f"http://127.0.0.1:{unused_port}"
     assert problem("tally", "list", "t", code=1, url=url)["error"] == "ServiceUnreachable"
+
+
+EVERY_FIELD = [
+    "open --key k --label a:b --items 1 --sealed --group-size 64 --parent 1:0:0 --expires-in 1h --deadline 1h "
+    "--tolerated-failures 1 --tolerated-failure-percentage 2 --on-exceeded cancel --callback https://a.b "
+    "--callback-type batch.opened --idempotency-key i",
+    "extend 7 5 --idempotency-key i",
+    "update 7 --label a:b --remove-label c --deadline 1h --tolerated-failures 1 --tolerated-failure-percentage 2 "
+    "--on-exceeded cancel --idempotency-key i",
+    "seal 7",
+    "ack 7:0:1",
+    "fail 7:0:1 --reason r",
+    "status 7",
+    "watch 7",
+    "explain 7",
+    "pending 7 --limit 5",
+    "pending 7 --limit 5 --failed",
+    "reasons 7 --limit 5",
+    "redrive 7 --reason r --note n",
+    "list --state open --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --limit 5 "
+    "--cursor c",
+    "counts --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7",
+    "cancel 7",
+    "delete 7",
+    "verify 7",
+    "repair 7 --dry-run",
+    "events --after 5 --type a --batch 7 --limit 5",
+    "append x a --key k --data 1",
+    "webhooks create https://a.b --type a --label l",
+    "webhooks list",
+    "webhooks delete 7",
+    "webhooks deliveries 7 --state dead --limit 5",
+    "webhooks redeliver 7 --position 5",
+    "webhooks redeliver 7 --event e",
+    "webhooks test 7",
+    "webhooks rotate-secret 7 --overlap 1h",
+    "groups list",
+    "groups create g --partitions 5 --ttl 5 --release 5",
+    "groups show g",
+    "groups delete g",
+    "groups kick g w",
+    "tally value t k",
+    "tally list t --prefix p --limit 5",
+    "tally apply t k 5 --topic x --partition 1 --offset 2 --child 3 --generation 4",
+    "tally delete t",
+    "processes list",
+    "processes instances p --status parked --limit 5",
+    "processes show p i",
+    "processes retry p i --event e",
+    "processes delete p",
+    "commands --after 5 --type a --process p --limit 5",
+]
+"""Each command that sends a request, with every option that becomes a field of it."""
+OWN_OPTIONS = {
+    *("--url", "--token", "--token-file", "--json", "--yes", "--ids", "--follow", "--last", "--timeout", "--all"),
+    *("--failed", "--sort", "--reverse", "--partitions", "--limit", "--remove-label"),
+}
+"""Options that the command line applies itself, in some commands: they are in no request, or are checked before it."""
+# The command line chooses the size of pages itself.
+NOT_TYPED = re.compile(r"query\.(limit|wait)|body\.entries\[0\]\.source")
+
+
+@functools.cache
+def _paths() -> list[str]:
+    return list(yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"])
+
+
+def _places(request: Seen) -> Iterator[str]:
+    """The place of each value in a request."""
+    url = urlsplit(request.path)
+    if url.path not in _paths():
+        for path in _paths():
+            if re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), url.path):
+                yield from (f"path.{name}" for name in re.findall(r"{(\w+)}", path))
+    yield from (f"query.{name}" for name, _ in parse_qsl(url.query))
+    yield from _fields("body", request.body)
+    yield "header Idempotency-Key"
+
+
+def _fields(place: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, field in value.items():
+            yield from _fields(f"{place}.{name}", field)
+    elif isinstance(value, list):
+        yield from _fields(f"{place}[0]", value[0])
+    elif place != "body":
+        yield place
+
+
+@pytest.mark.parametrize("line", EVERY_FIELD)
+def test_an_error_of_the_service_names_what_was_typed(scripted_service: ScriptedService, line: str) -> None:
+    """Whatever place of the request is refused, its option or argument is named, and not the field."""
+    refused: list[str] = []
+
+    def refuse(request: Seen) -> Reply:
+        refused[:] = _places(request)
+        places = [{"place": place, "expected": "expected something else"} for place in refused]
+        detail = f"{refused[0]}: expected something else"
+        return 422, {}, {"code": "invalid_request", "status": 422, "detail": detail, "errors": places}
+
+    scripted_service.reply = refuse
+    result = CliRunner().invoke(cli, ["--url", scripted_service.url, *shlex.split(line)])
+    assert result.exit_code == 2
+    lines = [text.removeprefix("lastbit: ").strip() for text in result.stderr.splitlines()]
+    unknown = [text for text in lines if re.match(r"(path|query|body)\.", text) and not NOT_TYPED.match(text)]
+    assert unknown == []
+    named = {text.partition(":")[0].split(" ")[0] for text in lines}
+    options = {word for word in shlex.split(line) if word.startswith("--")}
+    if "--idempotency-key" in options:
+        assert "header Idempotency-Key" not in result.stderr
+    assert options - OWN_OPTIONS <= named
+
+
+def test_all_options_of_requests_are_in_the_table_of_this_test() -> None:
+    for names in _commands(cli):
+        command: click.Command = cli
+        for name in names:
+            assert isinstance(command, click.Group)
+            command = command.commands[name]
+        if isinstance(command, click.Group) or names[0] == "token":
+            continue
+        lines = [line for line in EVERY_FIELD if line.split()[: len(names)] == list(names)]
+        assert lines, names
+        options = {max(param.opts, key=len) for param in command.params if isinstance(param, click.Option)}
+        assert options - OWN_OPTIONS <= {word for line in lines for word in line.split()}, names
+
+
+def test_an_error_of_the_service_names_options_in_its_words(lastbit: Lastbit) -> None:
+    """Also other options that it mentions."""
+    for arguments, problem in (
+        (["open", "--group-size", "65"], "lastbit: --group-size: expected a multiple of 8 (422 invalid_request)\n"),
+        (["open", "--label", "a:" + "x" * 2000], "lastbit: --label a: expected at most 1,024 characters"),
+        (["open", "--on-exceeded", "cancel"], "--on-exceeded: it needs --tolerated-failures or --tolerated-failure-"),
+        (["list", "--since", "1h", "--until", "2h"], "--until: expected a time later than --since"),
+        (["append", "two words", "a"], "lastbit: ID: expected 1 to 255 visible ASCII characters without blanks"),
+        (["groups", "show", "two words"], "lastbit: NAME: expected a letter, digit or underscore"),
+    ):
+        result = lastbit(*arguments)
+        assert (result.returncode, problem in result.stderr) == (2, True), result.stderr
 
 
 def test_an_option_after_two_dashes_is_an_argument(lastbit: Lastbit) -> None:
