@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import EllipsisType
 from typing import Any
 
-from lastbit import _masks, _traces, errors, failures, models
+from lastbit import _arguments, _masks, _traces, errors, failures, models
 from lastbit._protocol import Emit, Flow, Pause, Service, T, utf8, visible_ascii
 from lastbit._shapes import expect
 from lastbit.ids import MAX_ITEMS, ItemId, ItemIds
@@ -39,22 +39,11 @@ def ask(service: Service, method: str, path: str, decode: Callable[[Any], T], **
 
 
 def _path(batch: int, *rest: str) -> str:
-    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 0:
-        raise errors.InvalidArgument(f"a batch id is a whole number, not {batch!r}")
-    return "/".join(["/v1/batches", str(batch), *rest])
+    return "/".join(["/v1/batches", str(_arguments.batch_id(batch)), *rest])
 
 
 def _key(idempotency_key: str | None) -> str | None:
     return None if idempotency_key is None else visible_ascii("an idempotency key", idempotency_key, 255)
-
-
-def _deadline(deadline: datetime | timedelta) -> str:
-    """The deadline as the service expects it. A duration begins now, by this machine's clock."""
-    if isinstance(deadline, timedelta):
-        deadline = datetime.now(UTC) + deadline
-    if deadline.tzinfo is None or deadline.utcoffset() is None:
-        raise errors.InvalidArgument("a deadline needs a time zone: datetime(…, tzinfo=UTC), or a timedelta from now")
-    return deadline.astimezone(UTC).isoformat()
 
 
 def open_batch(
@@ -77,8 +66,8 @@ def open_batch(
     if isinstance(expires_in, timedelta):
         expires_in = int(expires_in.total_seconds())
     body: dict[str, Any] = {
-        "key": key,
-        "labels": None if labels is None else dict(labels),
+        "key": _arguments.key(key),
+        "labels": None if labels is None else _arguments.labels(labels),
         "group_size": group_size,
         "items": items,
         "sealed": sealed or None,
@@ -88,7 +77,7 @@ def open_batch(
         "tolerated_failure_percentage": tolerated_failure_percentage,
         "on_exceeded": on_exceeded,
         "callback": None if callback is None else _callback(callback),
-        "deadline": None if deadline is None else _deadline(deadline),
+        "deadline": None if deadline is None else _arguments.deadline(deadline),
     }
     # Omitted, not null, so that the service's defaults apply.
     body = {name: value for name, value in body.items() if value is not None}
@@ -102,8 +91,10 @@ def open_batch(
 def _callback(callback: str | models.Callback) -> dict[str, Any]:
     if isinstance(callback, str):
         return {"url": callback}
+    if not isinstance(callback, models.Callback):
+        raise _arguments.refusal("callback", "a URL or a Callback", callback)
     types = callback.types
-    return {"url": callback.url} | ({} if types is None else {"types": [types] if isinstance(types, str) else [*types]})
+    return {"url": callback.url} | ({} if types is None else {"types": list(_arguments.types(types))})
 
 
 def extend(service: Service, batch: int, count: int, idempotency_key: str | None) -> Flow[models.Extended]:
@@ -129,11 +120,11 @@ def update(
 ) -> Flow[models.Batch]:
     """`...`: the field stays as it is."""
     patch: dict[str, Any] = {
-        "labels": dict(labels) if isinstance(labels, Mapping) else labels,
+        "labels": labels if labels is None or labels is ... else _arguments.labels(labels),
         "tolerated_failures": tolerated_failures,
         "tolerated_failure_percentage": tolerated_failure_percentage,
         "on_exceeded": on_exceeded,
-        "deadline": _deadline(deadline) if isinstance(deadline, datetime | timedelta) else deadline,
+        "deadline": deadline if deadline is None or deadline is ... else _arguments.deadline(deadline),
     }
     patch = {name: value for name, value in patch.items() if value is not ...}
     decode = models.Batch.from_json
@@ -220,6 +211,8 @@ def redrive(
     if reason is not None:
         body["reason"] = utf8("a reason", reason)
     if items is not None:
+        if not isinstance(items, str | ItemId | Iterable):
+            raise _arguments.refusal("items", "an item id, or an iterable of ids", items)
         body["items"] = [str(item) for item in ([items] if isinstance(items, str | ItemId) else items)]
     if note is not None:
         body["note"] = utf8("a note", note)
@@ -328,8 +321,8 @@ def _page(
 def wait(service: Service, batch: int, timeout: float | None, hold: int = LONGEST_HOLD) -> Flow[None]:
     """Long polls until the batch is in a terminal state; emits its state after each poll. Raises `WaitTimeout` after
     `timeout` seconds. `hold`: maximum whole seconds of one poll; a shorter one emits more states."""
-    if timeout is not None and not timeout >= 0:
-        raise errors.InvalidArgument(f"a timeout is a number of seconds, not {timeout!r}")
+    if timeout is not None:
+        _arguments.seconds("a timeout", timeout)
     start = service.now()
     remaining = math.inf if timeout is None else timeout
     while True:
@@ -410,16 +403,17 @@ def _events(
     wait: float,
     limit: int | None,
 ) -> Flow[T]:
+    _arguments.seconds("wait", wait)
     options = [("after", after), ("batch", batch), ("wait", wait or None), ("limit", limit)]
     params = [(name, str(value)) for name, value in options if value is not None]
-    params += [("type", name) for name in ((types,) if isinstance(types, str) else types)]
+    params += [("type", name) for name in _arguments.types(types)]
     return ask(service, "GET", "/v1/events", decode, params=tuple(params), hold=wait)
 
 
 def follow(service: Service, after: int | None, types: str | Iterable[str], batch: int | None) -> Flow[None]:
     """Emits `Event`s, without end. Each poll starts where the previous one ended, even after errors, so no event is
     lost or repeated."""
-    types = types if isinstance(types, str) else tuple(types)
+    types = _arguments.types(types)
 
     def poll(service: Service, after: int | None) -> Flow[tuple[Sequence[models.Event], int]]:
         page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
@@ -445,6 +439,13 @@ def poll_forever(
             yield Pause(rest)
 
 
+def fence_json(fence: models.Fence) -> models.Json:
+    """Raises `InvalidArgument`."""
+    if not isinstance(fence, models.Fence):
+        raise _arguments.refusal("fence", "the fence of an assignment", fence)
+    return fence.to_json()
+
+
 def append(
     service: Service, new: Iterable[Mapping[str, Any]], fence: models.Fence | None = None
 ) -> Flow[tuple[models.Appended, ...]]:
@@ -453,7 +454,7 @@ def append(
     except (TypeError, ValueError) as cause:
         raise errors.InvalidArgument(f"an event must be a mapping that can be encoded as JSON: {cause}") from cause
     if fence is not None:
-        body["fence"] = fence.to_json()
+        body["fence"] = fence_json(fence)
 
     def appended(data: models.Json) -> tuple[models.Appended, ...]:
         results = tuple(map(models.Appended.from_json, data["events"]))

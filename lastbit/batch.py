@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from types import EllipsisType
 from typing import Literal
 
-from lastbit import _calls, errors, progress
+from lastbit import _arguments, _calls, errors, progress
 from lastbit._calls import Ids
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit.failures import FailureReasons, Redrive, Redriven
@@ -36,7 +36,7 @@ class _Handle:
     __slots__ = ("_info", "callback", "id", "ids", "newly", "replayed")
 
     def __init__(self, batch: int, opened: Opened | None = None, replayed: bool = False) -> None:
-        self.id = batch
+        self.id = _arguments.batch_id(batch)
         self.ids = ItemIds(batch, DEFAULT_GROUP_SIZE, range(0)) if opened is None else opened.ids
         """The ids issued by `open(items=n)`."""
         self.newly = opened is not None and opened.newly

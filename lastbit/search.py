@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Self, TypedDict
 
+from lastbit import _arguments
 from lastbit.errors import InvalidArgument
 from lastbit.ids import ItemId
 
@@ -33,7 +34,7 @@ class Filters(TypedDict, total=False):
 
 
 def query(filters: Filters, state: str | None = None) -> list[tuple[str, str]]:
-    """The filters as parameters of a request. Raises `InvalidArgument` for a time without a zone."""
+    """The filters as parameters of a request. Raises `InvalidArgument`."""
     unknown = filters.keys() - Filters.__annotations__.keys()
     if unknown:
         raise TypeError(f"there is no filter {min(unknown)!r}")
@@ -46,8 +47,9 @@ def query(filters: Filters, state: str | None = None) -> list[tuple[str, str]]:
         "outcome": filters.get("outcome"),
         "parent": None if filters.get("parent") is None else str(filters["parent"]),
     }
+    labels = _arguments.labels(filters.get("labels") or {})
     params = [(name, text) for name, text in texts.items() if text is not None]
-    return params + [("label", f"{name}:{value}") for name, value in (filters.get("labels") or {}).items()]
+    return params + [("label", f"{name}:{value}") for name, value in labels.items()]
 
 
 def _moment(name: str, time: datetime | None) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from lastbit import errors
+from lastbit import _arguments, errors
 from lastbit._calls import ask, pages
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit._protocol import Flow, Service, visible_ascii
@@ -146,7 +146,7 @@ def _path(webhook: int, *rest: str) -> str:
 def _create(service: Service, url: str, types: Sequence[str] | None, label: str | None) -> Flow[CreatedWebhook]:
     if isinstance(types, str):
         raise errors.InvalidArgument(f"types is a list of names, not one text: use [{types!r}]")
-    body = {"url": url, "types": None if types is None else list(types), "label": label}
+    body = {"url": url, "types": None if types is None else list(_arguments.types(types)), "label": label}
     # Not retried: the secret of the first webhook would be lost with its response.
     return ask(service, "POST", "/v1/webhooks", CreatedWebhook.from_json, body=_given(body), within=0.0)
 

@@ -81,6 +81,8 @@ def open_batch(
     ids_only: bool,
 ) -> None:
     """Open a batch."""
+    if key == "":
+        raise click.UsageError("--key is empty: give the batch a name, or leave the option out")
     if callback_types and callback is None:
         raise click.UsageError("--callback-type needs --callback")
     with _traces.from_environment():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lastbit import errors
-from lastbit._calls import ask, pages
+from lastbit import _arguments, errors
+from lastbit._calls import ask, fence_json, pages
 from lastbit._protocol import Flow, Service, in_path, resource
 from lastbit.chains import Source, SourceChain, source_of
 from lastbit.models import Fence, Json
@@ -18,7 +18,10 @@ Entry = tuple[str, int, Source | SourceChain]
 
 def entry_json(entry: Entry) -> Json:
     """An entry as JSON. Raises `InvalidArgument`."""
-    key, delta, source = entry
+    try:
+        key, delta, source = entry
+    except (TypeError, ValueError):
+        raise _arguments.refusal("an entry", "a key, a delta and a source", entry) from None
     if not isinstance(delta, int) or isinstance(delta, bool):
         raise errors.InvalidArgument(f"a delta is a whole number, not {delta!r}")
     topic, partition, offset, child, generation = source_of(source)
@@ -34,7 +37,7 @@ def apply(service: Service, tally: str, entries: Iterable[Json], fence: Fence | 
     """Apply `entries`, each made by `entry_json`."""
     body: dict[str, Any] = {"entries": list(entries)}
     if fence is not None:
-        body["fence"] = fence.to_json()
+        body["fence"] = fence_json(fence)
     return ask(service, "POST", _path(tally, "apply"), TallyApplied.from_json, body=body)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 
+from lastbit import _arguments
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit._protocol import Flow, Service
 from lastbit.models import Fence
@@ -14,6 +15,8 @@ from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
 
 
 def _apply(service: Service, tally: str, entries: Iterable[Entry], fence: Fence | None) -> Flow[TallyApplied]:
+    if not isinstance(entries, Iterable):
+        raise _arguments.refusal("entries", "an iterable of entries", entries)
     return calls.apply(service, tally, map(calls.entry_json, entries), fence)
 
 

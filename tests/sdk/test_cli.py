@@ -220,6 +220,7 @@ def test_a_billion_ids_stream(lastbit: Lastbit) -> None:
         ["open", "--items", "x"],
         ["open", "--expires-in", "soon"],
         ["open", "--key", "k" * 256],
+        ["open", "--key", ""],
         ["open", "--idempotency-key", "two words"],
         ["ack", "7:0"],
         ["ack", "07:0:1"],

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -22,6 +22,7 @@ from lastbit import (
     BatchHandle,
     BatchNotFound,
     BatchSealed,
+    Callback,
     Client,
     Completed,
     Conflict,
@@ -38,6 +39,7 @@ from lastbit import (
     WaitTimeout,
 )
 from lastbit.search import Filters
+from tests.sdk.conftest import ScriptedService
 
 FAST = Retry(attempts=4, base=0)
 
@@ -448,6 +450,48 @@ def test_invalid_options_are_refused_when_the_client_is_created(options: dict[st
         Client(**options)
     with pytest.raises(InvalidArgument):
         AsyncClient(**options)
+
+
+WRONG_ARGUMENTS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "deadline": (lambda client: client.open(deadline="2h"), "deadline must be a datetime .*, not '2h'"),
+    "labels of open": (lambda client: client.open(labels=["a"]), r"labels must be a mapping .*, not \['a'\]"),
+    "key": (lambda client: client.open(key=""), "key must be a text that is not empty"),
+    "callback": (lambda client: client.open(callback=7), "callback must be a URL or a Callback, not 7"),
+    "types of callback": (lambda client: client.open(callback=Callback("https://a.b", 7)), "types must be a type of"),  # type: ignore[arg-type]
+    "labels of batches": (lambda client: client.batches(labels="a:b"), "labels must be a mapping .*, not 'a:b'"),
+    "labels of counts": (lambda client: client.counts(labels=3), "labels must be a mapping .*, not 3"),
+    "batch": (lambda client: client.batch("catalog-42"), "a batch id is a whole number, not 'catalog-42'; .*key"),
+    "timeout": (lambda client: client.batch(7).wait(timeout="x"), "a timeout is a number of seconds, not 'x'"),
+    "labels of update": (lambda client: client.batch(7).update(labels=["a"]), "labels must be a mapping"),
+    "deadline of update": (lambda client: client.batch(7).update(deadline="2h"), "deadline must be a datetime"),
+    "items of redrive": (lambda client: client.batch(7).redrive(items=7), "items must be an item id, or an iterable"),
+    "types of events": (lambda client: client.events(types=7), "types must be a type of events, or an iterable"),
+    "types of follow": (lambda client: client.follow(types=7), "types must be a type of events, or an iterable"),
+    "types of a webhook": (lambda client: client.webhooks.create("https://a.b", types=7), "types must be a type of"),
+    "wait": (lambda client: client.events(wait="x"), "wait is a number of seconds, not 'x'"),
+    "fence": (lambda client: client.append([], fence=7), "fence must be the fence of an assignment, not 7"),
+    "entry": (lambda client: client.tally("t").apply([("k", 1)]), r"an entry must be a key, a delta and a source, not"),
+    "entries": (lambda client: client.tally("t").apply(7), "entries must be an iterable of entries, not 7"),
+}
+
+
+@pytest.mark.parametrize(("call", "problem"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_an_argument_of_a_wrong_type_is_named_at_the_call(
+    scripted_service: ScriptedService, call: Callable[[Any], Any], problem: str
+) -> None:
+    """By both clients, with what is expected, and nothing is sent."""
+
+    async def awaited() -> None:
+        async with AsyncClient(scripted_service.url) as client:
+            made = call(client)
+            if inspect.isawaitable(made):
+                await made
+
+    with Client(scripted_service.url) as client, pytest.raises(InvalidArgument, match=problem):
+        call(client)
+    with pytest.raises(InvalidArgument, match=problem):
+        asyncio.run(awaited())
+    assert scripted_service.seen == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastbit import _calls, _masks, errors, groups
+from lastbit import _arguments, _calls, _masks, errors, groups
 from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Pause, Request, Service, base_url
 from lastbit.ids import ItemId, ItemIds, item_id
 from lastbit.retry import Retry, retry_after_seconds
@@ -347,12 +347,12 @@ def test_only_given_arguments_are_sent() -> None:
 
 def test_a_deadline_is_a_moment_or_a_time_from_now() -> None:
     """A naive datetime would be another moment on each machine, so it is refused before anything is sent."""
-    assert _calls._deadline(datetime(2026, 1, 2, 3, tzinfo=UTC)) == "2026-01-02T03:00:00+00:00"
+    assert _arguments.deadline(datetime(2026, 1, 2, 3, tzinfo=UTC)) == "2026-01-02T03:00:00+00:00"
     before = datetime.now(UTC)
-    after_an_hour = datetime.fromisoformat(_calls._deadline(timedelta(hours=1)))
+    after_an_hour = datetime.fromisoformat(_arguments.deadline(timedelta(hours=1)))
     assert before + timedelta(hours=1) <= after_an_hour <= datetime.now(UTC) + timedelta(hours=1)
     with pytest.raises(errors.InvalidArgument, match="time zone"):
-        _calls._deadline(datetime(2026, 1, 2, 3))  # noqa: DTZ001
+        _arguments.deadline(datetime(2026, 1, 2, 3))  # noqa: DTZ001
 
 
 # -- paging
