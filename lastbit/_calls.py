@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import EllipsisType
 from typing import Any
 
 from lastbit import _arguments, _masks, _traces, errors, failures, models
-from lastbit._protocol import Emit, Flow, Pause, Service, T, utf8, visible_ascii
+from lastbit._protocol import Answer, Emit, Flow, Pause, Service, T, utf8, visible_ascii
 from lastbit._shapes import expect
 from lastbit.ids import MAX_ITEMS, ItemId, ItemIds
 from lastbit.search import StateCounts
@@ -85,7 +86,11 @@ def open_batch(
         "POST", "/v1/batches", body=body, idempotency_key=_key(idempotency_key), headers=_traces.current()
     )
     batch = service.decoded("POST /v1/batches", answer, models.Opened.from_json)
-    return batch, answer.headers.get("idempotency-replayed", "").lower() == "true"
+    return batch, _is_replay(answer)
+
+
+def _is_replay(answer: Answer) -> bool:
+    return answer.headers.get("idempotency-replayed", "").lower() == "true"
 
 
 def _callback(callback: str | models.Callback) -> dict[str, Any]:
@@ -98,14 +103,9 @@ def _callback(callback: str | models.Callback) -> dict[str, Any]:
 
 
 def extend(service: Service, batch: int, count: int, idempotency_key: str | None) -> Flow[models.Extended]:
-    return ask(
-        service,
-        "POST",
-        _path(batch, "items"),
-        models.Extended.from_json,
-        body={"count": count},
-        idempotency_key=_key(idempotency_key),
-    )
+    path = _path(batch, "items")
+    answer = yield from service.call("POST", path, body={"count": count}, idempotency_key=_key(idempotency_key))
+    return replace(service.decoded(f"POST {path}", answer, models.Extended.from_json), replayed=_is_replay(answer))
 
 
 def update(

@@ -161,13 +161,15 @@ class Sealed(Batch):
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """The result of extend: the numbers start .. start+count-1 were issued; `items` is the batch's new total."""
+    """The result of extend: the numbers start .. start+count-1 were issued; `items` is the batch's new total.
+    `replayed`: an earlier call with the same idempotency key issued them."""
 
     batch: int
     group_size: int
     start: int
     count: int
     items: int
+    replayed: bool = False
 
     @property
     def ids(self) -> ItemIds:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from lastbit import _traces, progress
+from lastbit import _calls, _traces, progress
 from lastbit.cli import batch_list, rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, NONE, WHOLE, OrNone, Whole, labels
@@ -128,9 +128,11 @@ def open_batch(
 @session
 def extend(s: Session, batch: int, count: int, idempotency_key: str | None, ids_only: bool) -> None:
     """Issue COUNT more items of BATCH."""
-    ids = s.client.batch(batch).extend(count, idempotency_key=idempotency_key)
+    extended = s.client.driver.run(_calls.extend, batch, count, idempotency_key)
+    ids = extended.ids
     if s.output.as_json:
-        head = {"batch": batch, "group_size": ids.group_size, "start": ids.numbers.start, "count": len(ids)}
+        head: dict[str, Any] = {"batch": batch, "group_size": ids.group_size, "start": ids.numbers.start}
+        head |= {"count": len(ids), "replayed": extended.replayed}
         if ids_only:
             s.output.stream(head, "ids", ids)
         else:
@@ -139,7 +141,8 @@ def extend(s: Session, batch: int, count: int, idempotency_key: str | None, ids_
     elif ids_only:
         s.output.lines(ids)
     else:
-        s.output.say(rendering.issued(ids))
+        replay_note = ", issued before with this idempotency key" if extended.replayed else ""
+        s.output.say(f"{rendering.issued(ids)}{replay_note}")
 
 
 @click.command(epilog=examples("lastbit seal 7", "lastbit seal catalog-42"))

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lastbit.cli.output import safe
-from lastbit.cli.rendering import LINES, number
+from lastbit.cli.rendering import number, why
 from lastbit.models import FailedRange
 
 MOST_REASONS = 1000
@@ -72,8 +71,7 @@ class Failures:
             return
         listing = f"lastbit pending {self._batch} --failed --ids"
         for reason, group in self._sorted():
-            text = "[dim]no reason given[/]" if reason is None else f"[red]{safe(reason, keep=LINES)}[/]"
-            yield f"[bold]{number(group.count, 'item')}[/]  {text}"
+            yield f"[bold]{number(group.count, 'item')}[/]  {why(reason)}"
             for first, last in group.shown:
                 yield f"  {first}" if first == last else f"  {first} … {last}"
             if group.runs > MOST_RUNS:

@@ -256,14 +256,20 @@ def repair(batch: int, result: Repair) -> list[str]:
     return lines
 
 
+def why(reason: str | None) -> str:
+    """The reason of a failure."""
+    if not reason:
+        return "[dim]no reason given[/]" if reason is None else "[dim]an empty reason[/]"
+    return f"[red]{safe(reason, keep=LINES)}[/]"
+
+
 def reasons(found: FailureReasons) -> list[str]:
     """A paragraph for each reason of failures, and the total."""
     if not found.failed:
         return ["nothing failed"]
     lines: list[str] = []
     for reason in found.reasons:
-        text = "[dim]no reason given[/]" if reason.reason is None else f"[red]{safe(reason.reason, keep=LINES)}[/]"
-        lines.append(f"[bold]{number(reason.count, 'item')}[/]  {text}")
+        lines.append(f"[bold]{number(reason.count, 'item')}[/]  {why(reason.reason)}")
         times = "" if reason.first_at is None or reason.last_at is None else _period(reason.first_at, reason.last_at)
         more = " …" if reason.count > len(reason.items) else ""
         lines.append(f"  [dim]{times}[/]{' '.join(reason.items)}{more}")
@@ -296,7 +302,9 @@ def resolved(result: AckResult, verb: str) -> list[str]:
     rejected = result.rejected_count
     head = f"{result.applied:,} {verb}"
     if result.repeated:
-        head += f", {result.repeated:,} repeated"
+        # The response doesn't distinguish them.
+        before = " (acked or failed before; acked items stay acked)" if verb == "failed" else ""
+        head += f", {result.repeated:,} repeated{before}"
     if rejected:
         head += f", [red]{rejected:,} rejected[/]"
     lines = [head]

@@ -156,6 +156,23 @@ def test_idempotency_keys_make_a_script_repeatable(lastbit: Lastbit) -> None:
     assert "idempotency_key_reused" in conflict.stderr
 
 
+def test_repeats_say_what_happened_before(lastbit: Lastbit) -> None:
+    """A replayed extend, a failure of an item that was acked, and an empty reason."""
+    batch = str(lastbit.json("open", "--items", "2")["id"])
+    extend = ("extend", batch, "3", "--idempotency-key", "again")
+    assert "issued before" not in lastbit.ok(*extend)
+    assert f"{batch}:0:2 … {batch}:0:4  3 items, numbers 2 to 4, issued before with this id" in lastbit.ok(*extend)
+    assert lastbit.json(*extend)["replayed"] is True
+    assert lastbit.json("extend", batch, "1")["replayed"] is False
+    lastbit.ok("ack", f"{batch}:0:0")
+    assert lastbit.ok("ack", f"{batch}:0:0") == "0 acked, 1 repeated\n"
+    text = "0 failed, 1 repeated (acked or failed before; acked items stay acked)\n"
+    assert lastbit.ok("fail", f"{batch}:0:0") == text
+    lastbit.ok("fail", f"{batch}:0:1", "--reason", "")
+    for command in (("pending", batch, "--failed"), ("reasons", batch)):
+        assert "1 item  an empty reason\n" in lastbit.ok(*command)
+
+
 def test_any_number_of_ids_can_come_from_standard_input(lastbit: Lastbit) -> None:
     """One a line, with blank lines and either line ending, in addition to those on the command line."""
     with Client(lastbit.url) as client:
