@@ -252,6 +252,8 @@ class Service:
                 "Lastbit service sends"
             )
             return errors.service_error(answer.status, f"http_{answer.status}", detail, (), retry_after)
+        if code == "not_found" and self.url.endswith("/v1"):
+            detail += f"; the client adds /v1 itself, so use the address {self.url.removesuffix('/v1')}"
         valid_places = [place for place in places if isinstance(place, dict)] if isinstance(places, list) else []
         return errors.service_error(answer.status, code, detail, valid_places, retry_after)
 

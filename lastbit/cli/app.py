@@ -252,6 +252,8 @@ def exit_code(error: errors.LastbitError) -> int:
 def document(error: errors.LastbitError) -> dict[str, Any]:
     """The error as JSON, for scripts."""
     fields: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
+    if isinstance(error, errors.ServiceUnreachable):
+        fields["message"] = explained(error).replace("\n", " ")
     if isinstance(error, errors.ServiceError):
         fields |= {"status": error.status, "code": error.code, "errors": error.errors}
         if error.retry_after is not None:
@@ -273,10 +275,11 @@ def explained(error: errors.LastbitError) -> str:
     """The error message for command line users."""
     if isinstance(error, errors.ServiceUnreachable):
         attempts = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
+        advice = "" if error.repeatable else f"\n{error.advice}"
         return (
             f"no response from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
-            "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000), or set another address "
-            "with --url or LASTBIT_URL." + ("" if error.repeatable else f"\n{error.advice}")
+            "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000, `make serve` in a "
+            f"checkout), or set another address with --url or LASTBIT_URL.{advice}"
         )
     if isinstance(error, errors.Unauthorized):
         return f"{error}\nPass a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."

@@ -432,7 +432,13 @@ def test_errors_are_json_for_a_script(lastbit: Lastbit, client: Client, unused_p
     partial = problem("ack", code=2, stdin="\n".join([*batch.ids, "7:0"]))
     assert (partial["error"], partial["partial"]["applied"]) == ("MalformedLine", 10_000)
     url = f"http://127.0.0.1:{unused_port}"
-    assert problem("tally", "list", "t", code=1, url=url)["error"] == "ServiceUnreachable"
+    unreachable = problem("tally", "list", "t", code=1, url=url)
+    assert unreachable["error"] == "ServiceUnreachable"
+    assert "set another address with --url or LASTBIT_URL." in unreachable["message"]
+    assert "the url argument" not in unreachable["message"]
+    assert "`make serve` in a checkout" in unreachable["message"]
+    doubled = problem("status", "7", code=1, url=f"{lastbit.url}/v1")
+    assert f"the client adds /v1 itself, so use the address {lastbit.url} (404 not_found)" in doubled["message"]
 
 
 EVERY_FIELD = [
