@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,6 +14,17 @@ from core.webhooks.backoff import Backoff
 
 SECRET: Final = ("tokens", "session_key")
 """Settings whose values must not be shown."""
+_EXPECTED: Final = {
+    "bool_parsing": "expected true or false",
+    "float_parsing": "expected a number",
+    "finite_number": "expected a number",
+    "int_parsing": "expected a whole number",
+    "greater_than": "expected more than {gt:g}",
+    "greater_than_equal": "expected at least {ge:g}",
+    "less_than_equal": "expected at most {le:g}",
+    "literal_error": "expected {expected}",
+}
+"""By the type of pydantic's error."""
 
 
 class Settings(BaseSettings):
@@ -89,5 +99,9 @@ def settings_of(parser: ArgumentParser, flags: Mapping[str, Any]) -> Settings:
         name = str(first["loc"][0])
         flag = "--" + name.removeprefix("dispatcher_").replace("_", "-")
         source = f"LASTBIT_{name.upper()}" if flags.get(name) is None else flag
-        problem = re.sub(r"^\w+ should", "it should", first["msg"])
-        parser.error(f"{source}: {problem}{value}")
+        parser.error(f"{source}: {_expected(first)}{value}")
+
+
+def _expected(error: Any) -> str:
+    text = _EXPECTED.get(error["type"])
+    return error["msg"] if text is None else text.format(**error.get("ctx", {}))

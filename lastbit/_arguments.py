@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from numbers import Real
 from typing import Any
 
 from lastbit import errors
@@ -51,11 +52,11 @@ def deadline(value: datetime | timedelta) -> str:
     return value.astimezone(UTC).isoformat()
 
 
-def seconds(name: str, value: float) -> float:
+def seconds(name: str, value: object) -> float:
     """A number of seconds, 0 or more. Raises `InvalidArgument`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
         raise errors.InvalidArgument(f"{name} is a number of seconds, not {value!r:.200}")
-    return value
+    return float(value)
 
 
 def types(value: str | Iterable[str]) -> tuple[str, ...]:

@@ -315,11 +315,19 @@ def test_the_command_explains_wrong_use(sqlite_url: str) -> None:
         wrong = janitor_command(*arguments)
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "Traceback" not in wrong.stderr
-    for name, value in (("LASTBIT_WORKERS", "none"), ("LASTBIT_SESSION_KEY", "short")):
+    for name, value, expected in (
+        ("LASTBIT_WORKERS", "none", "expected a whole number, got 'none'"),
+        ("LASTBIT_WEBHOOKS_LONGEST_DELAY", "1e9", "expected at most 2,592,000, got '1e9'"),
+        ("LASTBIT_WEBHOOKS_ALLOW_PRIVATE", "maybe", "expected true or false, got 'maybe'"),
+        ("LASTBIT_LOG_LEVEL", "loud", "expected 'debug', 'info', 'warning' or 'error', got 'loud'"),
+        ("LASTBIT_SESSION_KEY", "short", ""),
+    ):
         wrong = janitor_command(**{name: value})
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "Traceback" not in wrong.stderr
-        assert (f"got {value!r}" in wrong.stderr) == (name == "LASTBIT_WORKERS")  # a secret is not printed
+        assert f"{name}: {expected}" in wrong.stderr
+        assert f"got {value!r}" in wrong.stderr or name == "LASTBIT_SESSION_KEY"
+        assert "'short'" not in wrong.stderr  # a secret is not printed
     Path(sqlite_url.removeprefix("sqlite:///")).touch()
     empty = janitor_command("--database-url", sqlite_url)
     assert empty.returncode == 1
