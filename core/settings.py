@@ -19,9 +19,9 @@ _EXPECTED: Final = {
     "float_parsing": "expected a number",
     "finite_number": "expected a number",
     "int_parsing": "expected a whole number",
-    "greater_than": "expected more than {gt:g}",
-    "greater_than_equal": "expected at least {ge:g}",
-    "less_than_equal": "expected at most {le:g}",
+    "greater_than": "expected more than {gt:,.0f}",
+    "greater_than_equal": "expected at least {ge:,.0f}",
+    "less_than_equal": "expected at most {le:,.0f}",
     "literal_error": "expected {expected}",
 }
 """By the type of pydantic's error."""

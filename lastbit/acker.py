@@ -177,13 +177,14 @@ class Acker:
         return receiver
 
     def close(self) -> None:
-        """Accept no more items, send all waiting ones, and return when every future is done. Raises `UsedAfterFork`."""
+        """Accept no more items, send all waiting ones, and return when every future is done; called by `on_completed`,
+        return at once. Raises `UsedAfterFork`."""
         self._check_process()
         with self._lock:
             self._closed = True
             self._work_waits.notify()
             self._room_waits.notify_all()
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def __enter__(self) -> Self:
@@ -298,11 +299,12 @@ class AsyncAcker:
         return future
 
     async def close(self) -> None:
-        """Accept no more items, send all waiting ones, and return when every future is done."""
+        """Accept no more items, send all waiting ones, and return when every future is done; called by `on_completed`,
+        return at once."""
         self._closed = True
         self._room.set()
         self._gathered.set()
-        if self._task is not None:
+        if self._task is not None and self._task is not asyncio.current_task():
             # If the caller is cancelled, it stops waiting, but the waiting items are still sent.
             await asyncio.shield(self._task)
 

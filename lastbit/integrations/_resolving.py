@@ -24,11 +24,21 @@ def reason_of(error: BaseException) -> str | None:
     """The reason of a failure, as the service accepts it: the one that a handler gave with `Failed`, else the exception
     as text."""
     if isinstance(error, Failed):
-        text = None if error.reason is None else str(error.reason)
+        text = None if error.reason is None else _text(error.reason)
     else:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        name, text = type(error).__name__, _text(error)
+        text = f"{name}: {text}" if text and text != name else name
     # Without surrogates, which UTF-8 can't encode.
     return None if text is None else text.encode(errors="replace").decode()[:LONGEST_REASON]
+
+
+def _text(value: object) -> str:
+    """`str(value)`, or the name of its type if that raises, as it does for some exceptions that were unpickled: an item
+    must fail whatever its exception is."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001  # any error of foreign code
+        return type(value).__name__
 
 
 def is_rejection(error: BaseException | None, item: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,15 +13,15 @@ from typing import Any
 
 @contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """In the main thread, the first SIGINT or SIGTERM sets the event; a second one has its former effect. The main
-    thread must not wait for the event, which is not reentrant: it checks the event from time to time."""
+    """In the main thread, the first SIGINT or SIGTERM sets the event; a second one has its former effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         restore()
-        stop.set()
+        # Not here: the interrupted code may hold the lock of the event, or one that `threading.Thread` needs.
+        _thread.start_new_thread(stop.set, ())
 
     def restore() -> None:
         for number, handler in former.items():

@@ -39,6 +39,23 @@ def test_the_last_attempt_fails_the_item(client: Client, kind: type[Exception]) 
     assert reasons(client, batch.id) == {batch.ids[0]: "no picture" if kind is Failed else "ValueError: no picture"}
 
 
+class Wordless(Exception):
+    """As an exception that lost an attribute when it was unpickled."""
+
+    def __str__(self) -> str:
+        raise AttributeError("message")
+
+
+@pytest.mark.parametrize("error", [Wordless(), Failed(Wordless())], ids=["an exception", "the reason of Failed"])
+def test_an_exception_that_has_no_text_fails_its_item(client: Client, error: Exception) -> None:
+    """Its type is the reason, and it continues."""
+    batch = client.open(items=1)
+    with pytest.raises(type(error)) as caught, resolving(client, batch.ids[0]):
+        raise error
+    assert caught.value is error
+    assert reasons(client, batch.id) == {batch.ids[0]: "Wordless"}
+
+
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_item_is_pending_until_the_next_attempt(client: Client, kind: type[BaseException]) -> None:
     """Also when the process is told to end, even in the last attempt."""

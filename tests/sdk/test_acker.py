@@ -423,6 +423,33 @@ def test_on_completed_may_ack_more_even_when_the_acker_is_full(scripted_service:
         assert parents[0].result() is None
 
 
+def test_on_completed_may_close_the_acker(scripted_service: Any, gate: Gate) -> None:
+    """A consumer of a single batch ends that way. What waits is still sent."""
+    gate.completes = {7}
+    with Client(scripted_service.url) as client, client.acker(on_completed=lambda completed: acker.close()) as acker:
+        first = acker.ack("7:0:0")
+        gate.arrived.acquire()
+        second = acker.ack("8:0:0")
+        gate.open.release(2)
+        assert first.result(30) is not None
+        assert second.result(30) is None
+
+    async def consume() -> None:
+        async def close(completed: Completed) -> None:
+            await acker.close()
+
+        async with AsyncClient(scripted_service.url) as client, client.acker(on_completed=close) as acker:
+            first = await acker.ack("7:0:0")
+            await asyncio.to_thread(gate.arrived.acquire)
+            second = await acker.ack("8:0:0")
+            gate.open.release(2)
+            assert await first is not None
+            assert await second is None
+
+    gate.arrived.acquire()
+    asyncio.run(asyncio.wait_for(consume(), 30))
+
+
 def test_an_unreachable_service_fails_the_futures(scripted_service: Any) -> None:
     """They get the error of the call; nothing hangs."""
     scripted_service.replies(None)

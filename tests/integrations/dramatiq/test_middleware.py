@@ -117,6 +117,26 @@ def test_without_retries_an_exception_fails_the_item(broker: Make, start: Callab
     assert stub.dead_letters == []
 
 
+def test_an_exception_that_has_no_text_fails_the_item_and_ends_no_thread(
+    broker: Make, start: Callable[[], Worker], client: Client
+) -> None:
+    """As one that lost an attribute when it was unpickled."""
+
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("message")
+
+    def fail(number: int) -> None:
+        raise Wordless
+
+    stub = broker(LastbitMiddleware(client=client))
+    actor = dramatiq.actor(fail, broker=stub, max_retries=0)
+    start()
+    batch = fan_out(actor.message(number) for number in range(20))
+    assert batch.wait(30).failed == 20
+    assert next(batch.failed()).reasons[f"{batch.id}:0:0"] == "Wordless"
+
+
 def test_a_retry_that_is_lost_fails_the_item(broker: Make, start: Callable[[], Worker], client: Client) -> None:
     """The broker is unreachable when `Retries` enqueues the message, which Dramatiq logs and forgets."""
 
