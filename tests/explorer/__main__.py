@@ -1,7 +1,7 @@
 """`python -m tests.explorer`: every pair with all interleavings, every triple with at most two preemptions.
 
-Pairs with the janitor have at most two preemptions as well. The search can be interrupted: with `--progress FILE` it
-resumes where it stopped, as long as the code is unchanged. It exits with 1 if it found anything.
+Pairs with the janitor have at most two preemptions as well, and two janitors one. The search can be interrupted: with
+`--progress FILE` it resumes where it stopped, as long as the code is unchanged. It exits with 1 if it found anything.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from those of the orders. For example, a transaction that never judges expiry ag
 before it; no repeat returns the completion; and rows outlive their batch only if a purge is killed between chunks."""
 BOUNDS = {2: None, 3: 2}
 """The most preemptions of a schedule of two or three operations; with None, any number."""
-MOST_OF_LONG = 2
-"""The most preemptions of a schedule in which one of two operations is a sequence of many transactions: with any
-number, such a pair has more schedules than can be run. The parts of the sequence are operations too, without this
+MOST_OF_LONG = {1: 2, 2: 1}
+"""The most preemptions of a schedule in which one of two operations, or both, are a sequence of many transactions: with
+any number, such a pair has more schedules than can be run. The parts of the sequence are operations too, without this
 limit."""
 PASSES = ((2, 1), (2, None), (3, 1), (3, 2))
 """The order in which the first finding is looked for: operations, and preemptions. Most races need one."""
@@ -182,8 +182,8 @@ def _explore(options: argparse.Namespace) -> int:
 
 
 def _bound(combination: Combination, preemptions: int | None) -> int | None:
-    is_long = not LONG.isdisjoint(combination.operations)
-    return MOST_OF_LONG if preemptions is None and is_long else preemptions
+    long = sum(operation in LONG for operation in combination.operations)
+    return MOST_OF_LONG.get(long) if preemptions is None else preemptions
 
 
 def _combinations(arena: Arena, size: int, required_names: Sequence[str]) -> list[Combination]:
