@@ -153,7 +153,8 @@ class Processes:
         return self._driver.run(_get, name, instance)
 
     def retry(self, name: str, instance: str, *, event: str | None = None) -> int:
-        """Retry the instance's parked events, or only the event with this id. Returns their number."""
+        """Retry the instance's parked events, or only the event with this id. Returns their number; if a response was
+        lost and the call repeated, without those that the first attempt retried."""
         return self._driver.run(_retry, name, instance, event)
 
     def delete(self, name: str) -> None:
