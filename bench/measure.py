@@ -152,9 +152,14 @@ def memory(process: int, line: str = "VmRSS") -> float:
 
 
 def processor_time(process: int) -> float:
-    """Seconds of processor time that a process has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Seconds of processor time that a process and its children have used, living ones and those that have ended."""
+    ticks, processes = 0, [process]
+    for number in processes:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            folder = Path(f"/proc/{number}")
+            processes += map(int, (folder / f"task/{number}/children").read_text().split())
+            ticks += sum(map(int, (folder / "stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def compared(base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]) -> list[list[str]]:

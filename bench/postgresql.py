@@ -1,7 +1,8 @@
 """PostgreSQL next to MariaDB: single acks, many items a call, and each verb, with the same requests and one worker on
 either server; and the space that a large batch takes. Both servers have their default settings and sync each commit.
 
-A round runs each case on one server right after the other, as the machine's speed drifts.
+A round runs each case on one server right after the other, as the machine's speed drifts. The second table shows where
+the processor time of a round went: it is the same work on both, with its preparation, in the service and in the server.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from core.service import Service
 from core.storage import schema
 from core.storage.database import Database
 from tests.support.postgresql import PostgreSQL
-from tests.support.servers import MariaDB
+from tests.support.servers import MariaDB, ServiceProcess
 
 
 def _acks(order: str) -> Callable[[int, Scale], float]:
@@ -40,27 +41,59 @@ CASES: dict[str, Callable[[int, Scale], float]] = {
 }
 
 
-def _speed(scale: Scale) -> list[list[str]]:
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
+@dataclasses.dataclass
+class _Side:
+    """A server and the service that uses it: the rates of each case, and the seconds of processor time of both."""
+
+    server: MariaDB | PostgreSQL
+    service: ServiceProcess
+    rates: dict[str, list[float]] = dataclasses.field(default_factory=lambda: {name: [] for name in CASES})
+    times: dict[str, list[tuple[float, float]]] = dataclasses.field(
+        default_factory=lambda: {name: [] for name in CASES}
+    )
+
+    def run(self, name: str, scale: Scale) -> None:
+        before = self._times()
+        self.rates[name].append(CASES[name](self.service.port, scale))
+        service, server = (after - start for after, start in zip(self._times(), before, strict=True))
+        self.times[name].append((service, server))
+
+    def _times(self) -> tuple[float, float]:
+        assert self.service.process is not None
+        assert self.server.process is not None
+        return measure.processor_time(self.service.process.pid), measure.processor_time(self.server.process.pid)
+
+    def seconds(self, name: str) -> tuple[float, float]:
+        service, server = (statistics.median(column) for column in zip(*self.times[name], strict=True))
+        return service, server
+
+
+def _speed(scale: Scale) -> tuple[list[list[str]], list[list[str]]]:
+    """The rows of both tables."""
     with (
         measure.mariadb() as first,
         measure.postgresql() as second,
         measure.lastbit_on(first) as on_mariadb,
         measure.lastbit_on(second) as on_postgresql,
     ):
+        sides = _Side(first, on_mariadb), _Side(second, on_postgresql)
         few = dataclasses.replace(scale, requests=max(scale.requests // 100, 2 * scale.connections))
         for case in CASES.values():  # the services connect to their databases
-            case(on_mariadb.port, few)
-            case(on_postgresql.port, few)
+            for side in sides:
+                case(side.service.port, few)
         for _ in range(scale.rounds):
-            for name, case in CASES.items():
-                rates[name].append((case(on_mariadb.port, scale), case(on_postgresql.port, scale)))
-    lines = []
-    for name, pairs in rates.items():
-        medians = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
-        ratio = statistics.median(other / base for base, other in pairs)
-        lines.append([name, *(f"{rate:,.0f}" for rate in medians), f"{ratio:.2f}"])
-    return lines
+            for name in CASES:
+                for side in sides:
+                    side.run(name, scale)
+    rates, times = [], []
+    for name in CASES:
+        medians = [f"{statistics.median(side.rates[name]):,.0f}" for side in sides]
+        pairs = zip(*(side.rates[name] for side in sides), strict=True)
+        rates.append([name, *medians, f"{statistics.median(other / base for base, other in pairs):.2f}"])
+        (service, server), (other_service, other_server) = (side.seconds(name) for side in sides)
+        seconds = [f"{value:.2f}" for value in (service, other_service, server, other_server)]
+        times.append([name.rpartition(":")[0], *seconds, f"{other_server / server:.2f}" if server else ""])
+    return rates, times
 
 
 class _OnPostgreSQL:
@@ -113,11 +146,17 @@ def _migrated(server: MariaDB | PostgreSQL) -> str:
 
 
 def run(scale: Scale) -> None:
+    rates, times = _speed(scale)
     measure.show(
         f"postgresql: a second, {scale.connections} connections for single calls, one worker (medians of "
         f"{scale.rounds} rounds)",
         ["", "MariaDB", "PostgreSQL", "ratio"],
-        _speed(scale),
+        rates,
+    )
+    measure.show(
+        "postgresql: seconds of processor time for a round",
+        ["", "service, MariaDB", "service, PostgreSQL", "MariaDB", "PostgreSQL", "ratio of servers"],
+        times,
     )
     with measure.mariadb() as first:
         url = _migrated(first)
