@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -753,6 +754,15 @@ def test_a_locked_delivery_delays_no_other_record(mariadb_database: Database, se
     assert {(delivery.state, len(delivery.log)) for delivery in log(service, webhook)} == {(Progress.DELIVERED, 1)}
 
 
+def sent_in_a_round(dispatcher: Dispatcher, sender: Script) -> list[str]:
+    """Receivers and ids of what one round sends."""
+    dispatcher.run_once()
+    dispatcher.settle()
+    with sender.lock:
+        calls, sender.sent = sender.sent, []
+    return sorted(f"{url.removesuffix('.example/')} {headers['webhook-id']}" for url, headers, _ in calls)
+
+
 @pytest.mark.mariadb
 def test_a_locked_webhook_or_timer_does_not_delay_others(server_database: Database, sender: Script) -> None:
     """Other webhooks' deliveries are planned and sent, and other timers fire, meanwhile."""
@@ -764,13 +774,7 @@ def test_a_locked_webhook_or_timer_does_not_delay_others(server_database: Databa
             tx.execute(sa.insert(tables.timers).values(values))
     dispatcher = Dispatcher(server_database, sender, backoff=Backoff(), lease=LEASE, threads=4)
 
-    def sent() -> list[str]:
-        dispatcher.run_once()
-        dispatcher.settle()
-        with sender.lock:
-            calls, sender.sent = sender.sent, []
-        return sorted(f"{url.removesuffix('.example/')} {headers['webhook-id']}" for url, headers, _ in calls)
-
+    sent = partial(sent_in_a_round, dispatcher, sender)
     with server_database.engine.begin() as stranger:
         for table, condition in (
             (tables.webhooks, tables.webhooks.c.id == held),
@@ -807,14 +811,7 @@ def test_a_locked_delivery_or_callback_does_not_delay_others(server_database: Da
         ):
             assert len(stranger.execute(query.with_for_update()).all()) == count
         dispatcher = Dispatcher(server_database, sender, backoff=Backoff(), lease=LEASE, threads=4)
-
-        def sent() -> list[str]:
-            dispatcher.run_once()
-            dispatcher.settle()
-            with sender.lock:
-                calls, sender.sent = sender.sent, []
-            return sorted(f"{url.removesuffix('.example/')} {headers['webhook-id']}" for url, headers, _ in calls)
-
+        sent = partial(sent_in_a_round, dispatcher, sender)
         events = ("batch:1:opened", "due", "late")
         assert sent() == [*(f"https://free {id}" for id in events), "https://held batch:1:opened"]
     assert sent() == ["https://callback batch:1:opened", "https://held due", "https://held late"]
