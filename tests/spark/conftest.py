@@ -10,6 +10,7 @@ Every module here sets `pytestmark = pytest.mark.xdist_group("spark")`, so that 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -54,6 +55,13 @@ if PYSPARK_35:  # its environment lacks what tests/conftest.py imports
     def service_url() -> Iterator[str]:
         with sqlite_file() as url, running_service(url) as running:
             yield running.url
+
+else:
+    from pyspark.logger import PySparkLogger
+
+    # pytest lends its log handlers to loggers that do not propagate. PySpark's are such, and set a JSON formatter on
+    # each handler they get, which the whole process would keep.
+    PySparkLogger.addHandler = logging.Logger.addHandler
 
 
 @pytest.fixture(scope="session")
