@@ -14,7 +14,7 @@ MOST_REASON: Final = 500
 def item_of(message_id: Any) -> str | None:
     """The id, if it is an item's; None for messages that belong to no batch."""
     try:
-        ItemId.parse(message_id)
+        ItemId.check(message_id)
     except InvalidItemId:
         return None
     return str(message_id)

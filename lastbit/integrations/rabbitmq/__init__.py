@@ -8,7 +8,8 @@
 
 `pip install 'lastbit[rabbitmq]'` brings pika.
 
-The id of a message's item is its header `lastbit-item`; bodies don't change. Messages without it are handled too.
+The id of a message's item is its message_id; bodies don't change. Messages with a message_id of their own have the
+header `lastbit-item`. Messages without an item are handled too.
 Messages of a stream, whose order matters, are better read by `lastbit.streams`.
 """
 

@@ -74,7 +74,7 @@ class Delivery:
         self.session = session
         self.tag = tag
         self.message = message
-        self.item = item_of(message.headers)
+        self.item = item_of(message.properties)
 
     def settle(self, outcome: Outcome) -> None:
         self.session.settle([self.tag], outcome)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastbit.errors import InvalidArgument
+from lastbit.integrations import _messages
 from lastbit.integrations._workers import ITEM
 
 if TYPE_CHECKING:
@@ -34,12 +36,30 @@ def outgoing(body: Body, item: str) -> Outgoing:
     raise InvalidArgument(f"item {item}: a body is bytes, a text or an Outgoing, not {body!r:.200}")
 
 
-def item_of(headers: Mapping[str, Any] | None) -> str | None:
-    """The id in the header; None if the message has none."""
-    value = (headers or {}).get(ITEM)
+def item_of(properties: Any) -> str | None:
+    """The id of a message's item: its header `lastbit-item`, or its `message_id` if it has no such header and that is
+    an item's id. None if it belongs to no batch. `properties`: pika's, or a message of aio-pika."""
+    value = properties.headers.get(ITEM) if properties.headers else None
     if value is None:
-        return None
+        return _messages.item_of(properties.message_id)
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def with_item(properties: Any, item: str) -> BasicProperties:
+    """The properties with the item's id; without any, those of a persistent message. The header is for messages with a
+    message_id of their own: with it, pika takes twice as long to decode the properties."""
+    from pika import BasicProperties
+
+    if properties is None:
+        return BasicProperties(message_id=item, delivery_mode=2)
+    if not isinstance(properties, BasicProperties):
+        raise InvalidArgument(f"item {item}: properties are a pika.BasicProperties, not {properties!r:.200}")
+    copied = copy.copy(properties)
+    if properties.message_id is None and ITEM not in (properties.headers or {}):
+        copied.message_id = item
+    else:
+        copied.headers = {**(properties.headers or {}), ITEM: item}
+    return copied
 
 
 def death_of(headers: Mapping[str, Any] | None) -> str:

@@ -14,16 +14,13 @@ Confirmations of a whole chunk are awaited together, so a round trip costs a chu
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from lastbit.errors import InvalidArgument
-from lastbit.integrations._workers import ITEM
-from lastbit.integrations.rabbitmq._messages import Body, Outgoing, outgoing
+from lastbit.integrations.rabbitmq._messages import Body, Outgoing, item_of, outgoing, with_item
 from lastbit.streams.errors import SessionEnded
 from lastbit.streams.sources.amqp import Channel
 from lastbit.streams.sources.session import Done
@@ -50,7 +47,7 @@ class Publisher(Channel[None]):
     def publish(self, messages: Sequence[tuple[str, str, Outgoing]]) -> set[str]:
         """Publish triples of item id, routing key and message, and wait for the confirmations. Returns the items whose
         message was refused. Raises `SessionEnded`; then `unconfirmed` has the items without an answer too."""
-        prepared = [(key, _body(message), _with_item(message.properties, item)) for item, key, message in messages]
+        prepared = [(key, _body(message), with_item(message.properties, item)) for item, key, message in messages]
         self._refused.clear()
         # Before the session's thread is asked, which may have ended: then all of them are without a confirmation.
         first = self._published + 1
@@ -96,7 +93,9 @@ class Publisher(Channel[None]):
                 method.exchange,
                 method.reply_text,
             )
-        self._refused.add(properties.headers[ITEM])
+        item = item_of(properties)
+        assert item is not None
+        self._refused.add(item)
 
 
 class Sender:
@@ -144,16 +143,3 @@ class Sender:
 
 def _body(message: Outgoing) -> bytes:
     return message.body.encode() if isinstance(message.body, str) else message.body
-
-
-def _with_item(properties: Any, item: str) -> Any:
-    """The properties with the item's header; without any, those of a persistent message."""
-    from pika import BasicProperties
-
-    if properties is None:
-        return BasicProperties(headers={ITEM: item}, delivery_mode=2)
-    if not isinstance(properties, BasicProperties):
-        raise InvalidArgument(f"item {item}: properties are a pika.BasicProperties, not {properties!r:.200}")
-    copied = copy.copy(properties)
-    copied.headers = {**(properties.headers or {}), ITEM: item}
-    return copied

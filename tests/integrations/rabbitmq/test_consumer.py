@@ -158,17 +158,42 @@ def test_an_exception_can_fail_the_item_at_once(
     assert left(channel, "work.dead") == 0
 
 
-@pytest.mark.parametrize("headers", [None, {"lastbit-item": "picture-7"}], ids=["none", "malformed"])
+@pytest.mark.parametrize(
+    ("properties", "is_logged"),
+    [
+        (pika.BasicProperties(), False),
+        (pika.BasicProperties(message_id="picture-7"), False),
+        (pika.BasicProperties(headers={adapter.ITEM: "picture-7"}), True),
+    ],
+    ids=["none", "a message_id of its own", "malformed"],
+)
 def test_messages_without_an_item_are_handled_too(
-    channel: Any, queue: str, consuming: Consuming, headers: Any, caplog: pytest.LogCaptureFixture
+    channel: Any,
+    queue: str,
+    consuming: Consuming,
+    properties: pika.BasicProperties,
+    is_logged: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A queue may carry both kinds, for example while producers change. An id that isn't one is logged."""
+    """A queue may carry both kinds, for example while producers change. A header that is no item's id is logged."""
     is_handled = threading.Event()
-    channel.basic_publish("", queue, b"", pika.BasicProperties(headers=headers))
+    channel.basic_publish("", queue, b"", properties)
     with consuming(queue, lambda message: is_handled.set()):
         assert is_handled.wait(30)
     assert left(channel, queue) == 0
-    assert ("picture-7" in caplog.text) == (headers is not None)
+    assert ("picture-7" in caplog.text) == is_logged
+
+
+def test_the_header_comes_before_the_message_id(client: Client, channel: Any, queue: str, consuming: Consuming) -> None:
+    """As in a message that keeps the id of an earlier item, or comes from a producer in another language."""
+    batch = client.open(items=2, sealed=True)
+    for properties in (
+        pika.BasicProperties(message_id="1:0:0", headers={adapter.ITEM: batch.ids[0]}),
+        pika.BasicProperties(headers={adapter.ITEM: batch.ids[1]}),
+    ):
+        channel.basic_publish("", queue, b"", properties)
+    with consuming(queue, lambda message: None):
+        assert batch.wait(30).succeeded
 
 
 def test_the_message_of_a_rejected_item_does_not_come_back(

@@ -41,12 +41,32 @@ def test_each_body_is_sent_with_an_item(rabbitmq: RabbitMQ, client: Client, chan
     messages = list(taken(channel, queue))
     assert [body for _, body in messages] == ["Stuhl à 7".encode(), b"\x00", b"2"]
     items = [f"{batch.id}:0:{number}" for number in range(3)]
-    assert [adapter.item_of(properties.headers) for properties, _ in messages] == items
+    assert [adapter.item_of(properties) for properties, _ in messages] == items
     assert [properties.delivery_mode for properties, _ in messages] == [2, 2, 1]
     assert messages[2][0].headers["team"] == "search"
     assert messages[2][0].content_type == "image/png"
-    assert own.headers == {"team": "search"}
+    assert (own.headers, own.message_id) == ({"team": "search"}, None)
     assert (batch.state, batch.items, batch.key) == ("sealed", 3, "catalog")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        pika.BasicProperties(message_id="picture-7"),
+        pika.BasicProperties(message_id="1:0:0"),
+        pika.BasicProperties(headers={adapter.ITEM: "1:0:0"}),
+    ],
+    ids=["any", "that of an earlier item", "the header of an earlier item"],
+)
+def test_a_message_keeps_its_own_id(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, own: pika.BasicProperties
+) -> None:
+    """The item's id is in a header then."""
+    before = own.message_id
+    batch = adapter.fan_out(rabbitmq.url, queue, [adapter.Outgoing(b"", own)], lastbit=client)
+    ((properties, _),) = taken(channel, queue)
+    assert adapter.item_of(properties) == f"{batch.id}:0:0"
+    assert properties.message_id == own.message_id == before
 
 
 def test_an_exchange_routes_by_key(rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str) -> None:
@@ -85,7 +105,7 @@ def test_a_producer_that_is_run_again_repeats_at_most_a_chunk(
         with pytest.raises(KeyboardInterrupt):
             adapter.fan_out(rabbitmq.url, queue, bodies(dies_at), idempotency_key=run_key, chunk=10, lastbit=client)
     batch = adapter.fan_out(rabbitmq.url, queue, bodies(-1), idempotency_key=run_key, chunk=10, lastbit=client)
-    pairs = Counter((int(body), adapter.item_of(properties.headers)) for properties, body in taken(channel, queue))
+    pairs = Counter((int(body), adapter.item_of(properties)) for properties, body in taken(channel, queue))
     assert sorted(pairs) == [(number, f"{batch.id}:0:{number}") for number in range(100)]
     assert pairs.total() <= 120
     assert batch.items == 100
@@ -136,7 +156,7 @@ def test_messages_without_a_confirmation_are_published_again(
             yield str(number)
 
     batch = adapter.fan_out(over(wire), queue, bodies(), chunk=500, lastbit=client)
-    pairs = {(int(body), adapter.item_of(properties.headers)) for properties, body in taken(channel, queue)}
+    pairs = {(int(body), adapter.item_of(properties)) for properties, body in taken(channel, queue)}
     assert sorted(pairs) == [(number, f"{batch.id}:0:{number}") for number in range(3000)]
 
 
