@@ -116,8 +116,10 @@ class SourceChain:
         if header is None:
             return cls()
         try:
-            chain = SourceChain()
-            for hop in json.loads(header):
+            chain, hops = SourceChain(), json.loads(header)
+            if not isinstance(hops, list):
+                raise TypeError("it is no list of hops")
+            for hop in hops:
                 chain = chain.hop(
                     hop["topic"],
                     hop["partition"],

@@ -92,15 +92,17 @@ def ack(
     thread. In a classic session the jobs have the description "lastbit.ack" unless the caller has set one; on Connect
     their tag is "lastbit.ack".
 
-    Raises `InvalidArgument` (no such column, not text), `ServiceUnreachable`, `ServiceError`; then some items may be
-    acked, no report is returned, and repeating the call is safe.
+    Raises `InvalidArgument` (no such column, not text, a reason without `failed`), `ServiceUnreachable`,
+    `ServiceError`; then some items may be acked, no report is returned, and repeating the call is safe.
     """
     if parallel < 1:
         raise InvalidArgument(f"parallel must be at least 1, not {parallel!r}")
+    if reason is not None and failed is None:
+        raise InvalidArgument("a reason is for failed items: select them with `failed`")
     connection = Connection.named(url, token, timeout, retry)
     posting = Posting(connection, idempotency_key or uuid.uuid4().hex, reason, groups)
     masks = item_masks(df, column, failed=failed)
-    _greet(connection, ["acks", "failures"] if failed is not None else ["acks"])
+    _greet(connection, {"acks": None} if failed is None else {"acks": None, "failures": reason})
     with labelled(df.sparkSession), _watched(progress) as watching, stages(df.sparkSession, watching):
         if strict:
             masks = masks.persist()
@@ -125,8 +127,9 @@ def ack_stream(
 
         query = frame.writeStream.foreachBatch(ack_stream(url=url)).option("checkpointLocation", path).start()
 
-    Spark replays a micro-batch if its commit was not recorded. That is harmless, as acks are idempotent, and this
-    function uses the same idempotency key each time it acks the micro-batch. `options` are those of `ack`. A failed
+    Spark replays a micro-batch if its commit was not recorded. That is harmless, as acks are idempotent. This function
+    uses the same idempotency key each time it acks the micro-batch; pass an `idempotency_key` of your own, and it does
+    so after a restart of the program too. `options` are those of `ack`. A failed
     micro-batch stops the query, which repeats it when it is started again. On Spark Connect, Spark runs the function
     and `on_report` in a process of the server, so `on_report` must be picklable and can't change the caller's objects.
     """
@@ -160,11 +163,12 @@ def _watched(option: bool | Watcher) -> AbstractContextManager[Progress | None]:
     return watched(bar())
 
 
-def _greet(connection: Connection, verbs: list[str]) -> None:
-    """Send an empty request before Spark computes anything, to check the address and the token."""
+def _greet(connection: Connection, reasons: Mapping[str, str | None]) -> None:
+    """Send an empty request for each verb before Spark computes anything, to check the address, the token and the
+    reason."""
     driver = connection.driver()
-    for verb in verbs:
-        driver.run(_calls.resolve, verb, iter([{"items": []}]), None)
+    for verb, reason in reasons.items():
+        driver.run(_calls.resolve, verb, iter([{"items": []}]), reason)
 
 
 def _refuse_malformed(masks: DataFrame) -> None:

@@ -55,11 +55,13 @@ def item_index(column: ColumnOrName) -> Column:
 
 
 def item_number(column: ColumnOrName, group_size: int = DEFAULT_GROUP_SIZE) -> Column:
-    """An item's 0-based position in its batch. Null also if index ≥ group_size: such an id belongs to no item, and is
-    never an alias of an item in the next group. Raises `InvalidArgument` for a group size that no batch has."""
+    """An item's 0-based position in its batch. Null also if index ≥ group_size, or if the position would exceed 2^53:
+    such an id belongs to no item, and is never an alias of another one. Raises `InvalidArgument` for a group size that
+    no batch has."""
     size = _checked(group_size)
     group, index = item_group(column), item_index(column)
-    return sf.when(index < size, group * sf.lit(size) + index)
+    # A bigint would overflow with the largest groups.
+    return sf.when((index < size) & (group < INTEGER_LIMIT // size), group * sf.lit(size) + index)
 
 
 def named(name: str) -> Column:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lastbit import _calls, _masks, errors, models
+from lastbit import _calls, _masks, errors
 from lastbit._urllib import Connection
 from lastbit.ids import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 
@@ -95,7 +95,8 @@ class Poster:
         self._posting = posting
         self._driver = posting.connection.driver()
         self._waiting: dict[Verb, _Waiting] = {"acks": _Waiting(), "failures": _Waiting()}
-        self._batches: dict[int, models.Batch | None] = {}
+        self._batches: dict[int, tuple[int, str]] = {}
+        """Of each batch that was looked up: the group size, and the reason for rejecting an index beyond it."""
 
     def add(self, mask: Mask) -> None:
         batch, group, bits, failed_bits, items, beyond, rows = mask
@@ -105,7 +106,7 @@ class Poster:
             return
         self.posted.items += items
         if beyond:
-            self.posted.rejected[self._reason_beyond(batch)] += beyond
+            self.posted.rejected[self._batch(batch)[1]] += beyond
         self._put("acks", batch, group, bits)
         self._put("failures", batch, group, failed_bits)
 
@@ -132,25 +133,22 @@ class Poster:
         """The bits within the batch's group size. The others are counted as rejected."""
         if len(bits) * 8 <= MIN_GROUP_SIZE:
             return bits
-        details = self._batch(batch)
-        room = (MAX_GROUP_SIZE if details is None else details.group_size) // 8
+        group_size, reason_beyond = self._batch(batch)
+        room = group_size // 8
         if len(bits) > room:
-            self.posted.rejected[self._reason_beyond(batch)] += int.from_bytes(bits[room:], "little").bit_count()
+            self.posted.rejected[reason_beyond] += int.from_bytes(bits[room:], "little").bit_count()
         return bits[:room].rstrip(b"\0")
 
-    def _reason_beyond(self, batch: int) -> str:
-        """The reason for rejecting an index beyond its group, as the service would report it."""
-        details = self._batch(batch)
-        if details is None:
-            return "unknown_batch"
-        return details.state if details.state in {"expired", "cancelled"} else "unknown_item"
-
-    def _batch(self, batch: int) -> models.Batch | None:
+    def _batch(self, batch: int) -> tuple[int, str]:
+        """The batch's group size, and the reason for rejecting an index beyond it, as the service would report it."""
         if batch not in self._batches:
             try:
-                self._batches[batch] = self._driver.run(_calls.get, batch)
+                details = self._driver.run(_calls.get, batch)
             except errors.BatchNotFound:
-                self._batches[batch] = None
+                self._batches[batch] = (MAX_GROUP_SIZE, "unknown_batch")
+            else:
+                is_closed = details.state in {"expired", "cancelled"}
+                self._batches[batch] = (details.group_size, details.state if is_closed else "unknown_item")
         return self._batches[batch]
 
     def _send(self, verb: Verb) -> None:

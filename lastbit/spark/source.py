@@ -79,8 +79,12 @@ class LastbitSource(DataSource):
         return _StreamWriter(self._writing(schema, overwrite))
 
     def _connection(self) -> Connection:
-        timeout = self.options.get("timeout")
-        return Connection.named(self.options.get("url"), self.options.get("token"), float(timeout) if timeout else 30.0)
+        timeout = self.options.get("timeout", "30")
+        try:
+            seconds = float(timeout)
+        except ValueError:
+            raise errors.InvalidArgument(f"the option timeout is a number of seconds, not {timeout!r}") from None
+        return Connection.named(self.options.get("url"), self.options.get("token"), seconds)
 
     def _whole(self, name: str, default: int | None) -> int:
         text = self.options.get(name, None if default is None else str(default))
@@ -103,7 +107,10 @@ class LastbitSource(DataSource):
         strict = self.options.get("strict", "false").lower()
         if strict not in {"true", "false"}:
             raise errors.InvalidArgument(f"the option strict is true or false, not {strict!r}")
-        posting = Posting(self._connection(), uuid.uuid4().hex, self.options.get("reason"))
+        reason = self.options.get("reason")
+        if reason is not None and failed is None:
+            raise errors.InvalidArgument("the option reason is for failed items: it needs the option failed_column")
+        posting = Posting(self._connection(), uuid.uuid4().hex, reason)
         return _Writing(posting, column, failed, strict == "true", max(1, self._whole("chunk", CHUNK)))
 
 
@@ -134,22 +141,42 @@ class _Reader(DataSourceReader):
         import pyarrow as pa
 
         assert isinstance(partition, _Range)
-        driver = self.connection.driver()
-        for start, end in driver.iterate(_calls.ranges_from, self.batch, self.state, partition.start, PAGE):
-            if start >= partition.end:
-                return
-            for first in range(start, min(end, partition.end), CHUNK):
-                ids = _ids(self.batch, range(first, min(first + CHUNK, end, partition.end)), partition.group_size)
-                yield pa.record_batch([ids], names=["item_id"])
+        ranges = self.connection.driver().iterate(_calls.ranges_from, self.batch, self.state, partition.start, PAGE)
+        for runs in _chunks_of_ranges(ranges, partition.end, CHUNK):
+            yield pa.record_batch([_ids(self.batch, runs, partition.group_size)], names=["item_id"])
 
 
-def _ids(batch: int, numbers: range, group_size: int) -> Any:
-    """The ids of a run of numbers as an Arrow array. The computation is vectorised."""
+def _chunks_of_ranges(ranges: Iterable[tuple[int, int]], limit: int, most: int) -> Iterator[list[tuple[int, int]]]:
+    """The ranges below `limit`, in lists of at most `most` numbers. Many ranges have one number only, and a record
+    batch for each would cost several hundred times as much as its id."""
+    waiting: list[tuple[int, int]] = []
+    room = most
+    for start, end in ranges:
+        if start >= limit:
+            break
+        end = min(end, limit)
+        while start < end:
+            taken = min(end - start, room)
+            waiting.append((start, start + taken))
+            start += taken
+            room -= taken
+            if not room:
+                yield waiting
+                waiting, room = [], most
+    if waiting:
+        yield waiting
+
+
+def _ids(batch: int, runs: Sequence[tuple[int, int]], group_size: int) -> Any:
+    """The ids of runs of numbers as an Arrow array. The computation is vectorised."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    group, index = np.divmod(np.arange(numbers.start, numbers.stop, dtype=np.int64), group_size)
+    starts, ends = np.array(runs, dtype=np.int64).T
+    lengths = ends - starts
+    places = np.cumsum(lengths)
+    group, index = np.divmod(np.arange(places[-1]) + np.repeat(ends - places, lengths), group_size)
     parts = [pa.array(part).cast(pa.string()) for part in (group, index)]
     return pc.binary_join_element_wise(str(batch), *parts, ":")
 
@@ -173,9 +200,9 @@ class _Writing:
         from lastbit.spark import _arrow_masks
 
         poster = Poster(self.posting)
-        for table in _chunks(batches, self.chunk):
-            failed = None if self.failed is None else _whole_column(table, self.failed)
-            for mask in _arrow_masks.masks(_whole_column(table, self.column), failed):
+        names = [self.column] if self.failed is None else [self.column, self.failed]
+        for ids, *failed in _chunks(batches, names, self.chunk):
+            for mask in _arrow_masks.masks(ids, failed[0] if failed else None):
                 poster.add(mask)
         poster.flush()
         return _Message(poster.posted)
@@ -220,24 +247,23 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         """Does nothing; see `_Writer.abort`."""
 
 
-def _chunks(batches: Iterator[Any], most: int) -> Iterator[Any]:
-    """Record batches, combined to about `most` rows each."""
+def _chunks(batches: Iterable[Any], names: Sequence[str], most: int) -> Iterator[list[Any]]:
+    """These columns of the record batches, combined to about `most` rows each. They are copied, as the columns of a
+    batch share its memory: otherwise all columns of all these rows would stay in it."""
+    import numpy as np
     import pyarrow as pa
 
     waiting: list[Any] = []
     rows = 0
+
+    def combined() -> list[Any]:
+        return [pa.concat_arrays([batch.column(name) for batch in waiting]) for name in names]
+
     for batch in batches:
-        waiting.append(batch)
+        waiting.append(batch.select(list(names)).take(pa.array(np.arange(batch.num_rows))))
         rows += batch.num_rows
         if rows >= most:
-            yield pa.Table.from_batches(waiting)
+            yield combined()
             waiting, rows = [], 0
     if rows:
-        yield pa.Table.from_batches(waiting)
-
-
-def _whole_column(table: Any, name: str) -> Any:
-    import pyarrow as pa
-
-    chunks = table.column(name).chunks
-    return pa.concat_arrays(chunks)
+        yield combined()

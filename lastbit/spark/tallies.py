@@ -24,11 +24,13 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegralType, StringType
 
 from lastbit._urllib import Connection
-from lastbit.chains import BITS, STAGES, Source
+from lastbit.chains import BITS, MOST_CHILDREN, STAGES, Source
 from lastbit.errors import InvalidArgument, LastbitError
+from lastbit.ids import INTEGER_LIMIT
 from lastbit.models import Json
 from lastbit.retry import Retry
 from lastbit.spark._partitions import on_partitions
+from lastbit.spark.columns import INTEGER
 from lastbit.tallies import calls
 
 Expression: TypeAlias = Column | str
@@ -36,7 +38,8 @@ Expression: TypeAlias = Column | str
 
 ENTRIES_A_CALL: Final = 1000
 _ROW: Final = "__lastbit_row"
-_CHAIN: Final = "array<struct<topic:string,partition:bigint,offset:bigint,child:bigint,generation:bigint>>"
+_CHAIN: Final = "array<struct<topic:string,partition:string,offset:string,child:string,generation:string>>"
+"""Numbers are read as text: a number that is no integer would become null, as a hop without a child has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +163,40 @@ def _column(expression: Expression) -> Column:
 
 
 def _roots(header: Column, row_columns: dict[str, Column]) -> dict[str, Column]:
-    """The source of a chain, computed as in `SourceChain.source`."""
+    """The source of a chain, computed as in `SourceChain.source`. It is null for a header that `SourceChain.decode`
+    refuses; such a row is refused when it is sent."""
     hops = sf.from_json(header, _CHAIN)
     children = sf.filter(sf.transform(hops, lambda hop: hop["child"]), lambda child: child.isNotNull())
+    # Spark would take an object for an array of one.
+    is_chain = header.rlike(r"\A[ \t\r\n]*\[") & sf.forall(hops, _is_hop) & (sf.size(children) <= STAGES)
     number = sf.lit(0).cast("long")
     for stage in range(STAGES):
-        number = sf.shiftleft(number, BITS) + sf.coalesce(sf.get(children, sf.lit(stage)), sf.lit(0))
-    # An invalid header results in null, which is refused when the row is sent.
+        child = _whole(sf.get(children, sf.lit(stage)), MOST_CHILDREN)
+        number = sf.shiftleft(number, BITS) + sf.coalesce(child, sf.lit(0))
     root = sf.get(hops, sf.lit(0))
-    root_columns = {name: root[name] for name in ("topic", "partition", "offset")}
-    root_columns |= {"child": number, "generation": sf.coalesce(root["generation"], sf.lit(0))}
-    at_root = header.isNull() | (sf.size(hops) == 0)
-    return {name: sf.when(at_root, row_columns[name]).otherwise(column) for name, column in root_columns.items()}
+    root_columns = {name: _whole(root[name], INTEGER_LIMIT) for name in ("partition", "offset", "generation")}
+    root_columns["generation"] = sf.coalesce(root_columns["generation"], sf.lit(0))
+    root_columns |= {"topic": root["topic"], "child": number}
+    at_root = header.isNull() | (is_chain & (sf.size(hops) == 0))
+    return {name: sf.when(at_root, row_columns[name]).when(is_chain, column) for name, column in root_columns.items()}
+
+
+def _is_hop(hop: Column) -> Column:
+    """Whether `SourceChain.decode` accepts the hop; null also means no."""
+    child, generation = hop["child"], hop["generation"]
+    return (
+        (hop["topic"] != "")
+        & _whole(hop["partition"], INTEGER_LIMIT).isNotNull()
+        & _whole(hop["offset"], INTEGER_LIMIT).isNotNull()
+        & (child.isNull() | _whole(child, MOST_CHILDREN).isNotNull())
+        & (generation.isNull() | _whole(generation, INTEGER_LIMIT).isNotNull())
+    )
+
+
+def _whole(text: Column, limit: int) -> Column:
+    """The text as a whole number from 0 below `limit`; null if it isn't one."""
+    number = sf.when(text.rlike(rf"\A{INTEGER}\z"), text.cast("long"))
+    return sf.when(number < limit, number)
 
 
 def _in_order(rows: DataFrame, parallel: int) -> DataFrame:

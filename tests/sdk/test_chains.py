@@ -63,7 +63,20 @@ def test_a_chain_travels_in_a_header() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        *("", "x", "{}x", "7", "[7]", '["a"]', "[{}]", '[{"topic":"t","partition":0}]', b"\xff", "[" * 100_000),
+        *(
+            "",
+            "x",
+            "{}",
+            "{}x",
+            '""',
+            "7",
+            "[7]",
+            '["a"]',
+            "[{}]",
+            '[{"topic":"t","partition":0}]',
+            b"\xff",
+            "[" * 100_000,
+        ),
         '[{"topic":"t","partition":0,"offset":"5"}]',
         '[{"topic":"t","partition":-1,"offset":5}]',
         '[{"topic":"","partition":0,"offset":5}]',

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lastbit import Client, InvalidArgument, Retry, ServiceUnreachable, Unauthorized, Unavailable
+from lastbit import Client, InvalidArgument, InvalidRequest, Retry, ServiceUnreachable, Unauthorized, Unavailable
 from lastbit.spark import MalformedRows, ack, ack_stream, item_id, malformed_rows
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -111,6 +111,16 @@ def test_a_missing_column_is_refused_before_anything_is_sent(spark: Any, unused_
     """A wrong argument is distinguished from an unreachable service."""
     with pytest.raises(InvalidArgument, match="the columns are item_id"):
         ack(ids(spark, "7:0:0"), "item", f"http://127.0.0.1:{unused_port}", retry=FAST)
+
+
+def test_a_reason_is_refused_before_anything_is_sent(spark: Any, client: Client) -> None:
+    """Without failed items it would be ignored; one that is too long would be found when all was computed."""
+    batch = client.open(items=1)
+    with pytest.raises(InvalidArgument, match="a reason is for failed items"):
+        ack(ids(spark, batch.ids[0]), url=client.url, reason="empty")
+    with pytest.raises(InvalidRequest, match="reason"):
+        ack(ids(spark, batch.ids[0]), url=client.url, failed="false", reason="x" * 4001)
+    assert batch.refresh().acked == 0
 
 
 def test_an_unreachable_service_is_named_after_a_few_tries(spark: Any, unused_port: int) -> None:

@@ -91,6 +91,24 @@ def test_an_id_gives_its_number_and_never_another_groups(spark: Any) -> None:
     assert [row[0] for row in frame.select(item_number("id", 64)).collect()] == [133, 191, None, None, None]
 
 
+@pytest.mark.parametrize("size", [64, 8192, 32768])
+@pytest.mark.parametrize("ansi", [True, False])
+def test_the_number_of_a_far_group_is_no_other_items(spark: Any, size: int, ansi: bool) -> None:
+    """Group times size would exceed a bigint, which wraps or fails the query."""
+    from lastbit.spark import item_number
+
+    last = INTEGER_LIMIT // size - 1
+    texts = [f"7:{last}:{size - 1}", *(f"7:{group}:5" for group in (last + 1, 2**51, 2**50, INTEGER_LIMIT - 1))]
+    frame = spark.createDataFrame([(text,) for text in texts], "id string")
+    before = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", str(ansi).lower())
+    try:
+        numbers = [row[0] for row in frame.select(item_number("id", size)).collect()]
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", before)
+    assert numbers == [INTEGER_LIMIT - 1, None, None, None, None]
+
+
 @pytest.mark.parametrize("size", [0, 63, 65, 32776, 65536])
 def test_a_group_size_that_no_batch_has_is_refused(spark: Any, size: int) -> None:
     """Before anything is numbered wrongly."""

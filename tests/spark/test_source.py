@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import functions as sf
 
 from lastbit import Client, MissingExtra
+from lastbit.ids import item_id as id_of
 from lastbit.spark import item_id, item_number, register
+from lastbit.spark.source import _chunks, _chunks_of_ranges, _ids
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -89,6 +95,8 @@ def test_a_strict_write_reports_bad_rows(session: Any, client: Client) -> None:
         ({"failed_column": "item_id"}, "type string, not boolean"),
         ({"url": "nowhere"}, "not the address of a service"),
         ({"strict": "yes"}, "strict is true or false"),
+        ({"timeout": "1 min"}, "the option timeout is a number of seconds, not '1 min'"),
+        ({"reason": "empty"}, "it needs the option failed_column"),
     ],
 )
 def test_wrong_options_are_refused_before_a_row_is_read(session: Any, options: dict[str, str], message: str) -> None:
@@ -113,6 +121,48 @@ def test_a_batch_that_cannot_be_read_is_an_error(
     """Not an empty frame."""
     with pytest.raises(Exception, match=message):
         session.read.format("lastbit").option("url", client.url).options(**options).load().count()
+
+
+def test_a_writer_keeps_only_the_columns_that_it_reads() -> None:
+    """Rows may have large bodies, and a quarter of a million of them wait for their masks."""
+    rows, body = 20, b"x" * 100_000
+    schema = pa.schema({"body": pa.binary(), "item_id": pa.string(), "lost": pa.bool_()})
+
+    def received() -> Iterator[pa.RecordBatch]:
+        for number in range(10):
+            ids = [f"7:0:{number * rows + row}" for row in range(rows)]
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, schema) as stream:
+                stream.write_batch(pa.record_batch([[body] * rows, ids, [True] * rows], schema=schema))
+            yield from pa.ipc.open_stream(sink.getvalue())
+
+    before = pa.total_allocated_bytes()
+    chunks = _chunks(received(), ["item_id", "lost"], 150)
+    first = next(chunks)
+    assert pa.total_allocated_bytes() - before < 2 * rows * len(body)  # of one batch and its stream, and not of eight
+    assert [len(column) for column in first] == [160, 160]
+    assert first[0].to_pylist() == [f"7:0:{number}" for number in range(160)]
+    assert [len(column) for column in next(chunks)] == [40, 40]
+    assert next(chunks, None) is None
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20)), max_size=20),
+    limit=st.integers(0, 300),
+    most=st.integers(1, 30),
+)
+def test_ranges_are_read_many_at_a_time(lengths: list[tuple[int, int]], limit: int, most: int) -> None:
+    """All their numbers below the limit, in order, in as few chunks as possible."""
+    ranges = []
+    place = 0
+    for gap, length in lengths:
+        ranges.append((place + gap, place + gap + length))
+        place += gap + length
+    chunks = list(_chunks_of_ranges(ranges, limit, most))
+    wanted = [number for start, end in ranges for number in range(start, end) if number < limit]
+    ids = [each for runs in chunks for each in _ids(7, runs, 64).to_pylist()]
+    assert ids == [id_of(7, number, 64) for number in wanted]
+    assert len(chunks) == -(-len(wanted) // most)
 
 
 def test_a_stream_can_be_written(session: Any, client: Client, tmp_path: Any) -> None:

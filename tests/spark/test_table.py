@@ -176,6 +176,6 @@ def test_each_function_works_where_the_table_says_so(
         assert USES[name](case), json.dumps(capsys.readouterr().err)
         return
     assert promise == "no"
-    with pytest.raises(functions.PySparkTooOld, match=r"needs PySpark 4\.0 or later, and this is 3\.5") as error_info:
+    with pytest.raises(functions.PySparkTooOld, match=r"needs PySpark 4\.1 or later, and this is 3\.5") as error_info:
         USES[name](case)
     assert 'the data source "lastbit"' in str(error_info.value)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as sf
 
 from jobs import tally_stream as job
 from lastbit import Client, InvalidArgument, OutOfOrder, SourceChain
 from lastbit.spark import TallyReport, apply_tally, tally_stream
+from lastbit.spark.tallies import _roots
 from tests.spark.conftest import CONNECT
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -179,6 +181,48 @@ def test_republished_messages_count_by_their_root(spark: Any, client: Client) ->
     # A client that consumes next to Spark computes the same source.
     chain_ = SourceChain.decode(chain(5, 1)).hop("by-robot", 0, 1)
     assert client.tally("root").apply([("k", 1, chain_)]).repeated == 1
+
+
+HOP = {"topic": "root", "partition": 1, "offset": 5}
+CHAINS = [
+    [],
+    [HOP],
+    [{**HOP, "child": 0}],
+    [{**HOP, "child": 131_071, "generation": 3}, HOP, {**HOP, "topic": "b", "child": 1}, {**HOP, "child": 2}, HOP],
+    [{**HOP, "partition": 2**53 - 1, "offset": 2**53 - 1, "generation": 2**53 - 1}],
+    [{**HOP, "more": [1, {"child": 2}]}],
+]
+NO_CHAINS = [
+    *([{**HOP, "child": child}] for child in (131_072, -1, 1.5, 1e3, True, "x", [1], {})),
+    [{**HOP, "child": child} for child in range(4)],
+    [HOP, {"topic": "b", "partition": 0}],
+    [HOP, {**HOP, "topic": ""}],
+    [HOP, {**HOP, "offset": 2**53}],
+    *([{**HOP, name: value}] for name in ("partition", "offset", "generation") for value in (-1, 0.5, 2**53, 10**30)),
+    *([{**HOP, name: None}] for name in HOP),
+    *(bad for bad in (HOP, {}, [None], [HOP, None], [7], ["x"], 7, "x", None)),
+]
+
+
+def test_a_header_is_read_as_by_the_sdk(spark: Any) -> None:
+    """A chain that `SourceChain` refuses has no source: siblings of one message could get the same one otherwise."""
+    headers = [*(json.dumps(hops) for hops in CHAINS + NO_CHAINS), "", "no chain", "[", '[{"topic": "root"', " \n[ ]"]
+    columns = ("topic", "partition", "offset", "child", "generation")
+    frame = spark.createDataFrame(list(enumerate(headers)), "number int, header string")
+    at_row = dict(zip(columns, map(sf.lit, ("row", 0, 9, 0, 0)), strict=True))
+    sources = _roots(sf.col("header"), at_row)
+    rows = frame.select("number", *(column.alias(name) for name, column in sources.items())).collect()
+    found = {headers[row.number]: tuple(row[name] for name in columns) for row in rows}
+
+    def wanted(header: str) -> tuple[Any, ...]:
+        try:
+            chain = SourceChain.decode(header)
+        except InvalidArgument:
+            return (None,) * 5
+        return tuple(chain.source) if chain.hops else ("row", 0, 9, 0, 0)
+
+    assert found == {header: wanted(header) for header in headers}
+    assert sum(wanted(header)[0] is None for header in headers) == len(NO_CHAINS) + 4
 
 
 def test_input_that_cannot_be_counted_is_refused(spark: Any, client: Client) -> None:
