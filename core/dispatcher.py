@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import structlog
@@ -49,6 +50,8 @@ from core.webhooks.delivery_log import Progress
 from core.webhooks.replicas import Replica
 from core.webhooks.sender import Sender, SendResult
 
+PREPARE: Final = 0.5
+"""Seconds that a round spends on timers and on planning, and at least a page of each."""
 SWEEP: Final = 0.5
 """Seconds that a round spends on parents of ended batches. The remaining ones are left to the next round."""
 
@@ -120,16 +123,13 @@ class Dispatcher:
         """The database's time in the last round."""
 
     def run_once(self) -> int:
-        """Run one round. Return the number of sends that it started plus the number of parents that it updated. If the
-        database is unavailable, the remaining work is left to the next round."""
+        """Run one round. Return the number of sends that it started plus the number of parents that it updated; at
+        least 1 if something is left to plan. If the database is unavailable, the remaining work is left to the next
+        round."""
         self._beat()
         try:
             self._look_at_the_clock()
-            metrics.TIMERS_FIRED.inc(timers.fire(self._database))
-            for webhook in self._database.read(deliveries.behind):
-                self._database.write_in_chunks(deliveries.plan, webhook)
-            if self._database.read(callbacks.behind):
-                self._database.write_in_chunks(callbacks.plan)
+            is_behind = self._prepare()
             with self._lock:
                 self._lanes = {name: lane for name, lane in self._lanes.items() if lane.claimed}
             due = self._database.read(deliveries.is_due, self._partitions)
@@ -137,7 +137,23 @@ class Dispatcher:
         except errors.CoreError as error:
             log.warning("dispatcher_waits", error=str(error))
             return 0
-        return claims + self._sweep()
+        return claims + self._sweep() + is_behind
+
+    def _prepare(self) -> bool:
+        """Fire timers and plan deliveries, a page of each webhook in turn. After `PREPARE` seconds, the rest of a long
+        backlog is left to the next round, so that it delays neither sends nor the lease. Return whether something is
+        left."""
+        until = time.monotonic() + PREPARE
+        fired = timers.fire(self._database, until)
+        metrics.TIMERS_FIRED.inc(fired)
+        plans = [partial(deliveries.plan, webhook=webhook) for webhook in self._database.read(deliveries.behind)]
+        if self._database.read(callbacks.behind):
+            plans.append(partial(callbacks.plan))
+        while plans:
+            plans = [plan for plan in plans if self._database.write(plan, repeatable=True)]
+            if time.monotonic() >= until:
+                break
+        return bool(plans) or fired >= timers.PAGE
 
     def _sweep(self) -> int:
         """Ack or fail parents' items, after the sends were started. The resulting events are sent in the next round."""

@@ -35,6 +35,8 @@ from core.traces import TraceContext
 
 CHUNK: Final = 1000
 """Events that are removed in one transaction."""
+SCAN: Final = 100_000
+"""Events whose times are read by one query."""
 FIRST: Final = 128
 """Events that the first statement of a page reads: even the largest ones don't exceed a page's bytes. Pages of at most
 this many share their reads."""
@@ -319,8 +321,8 @@ def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], 
     """Remove the events that were appended longer ago than `keep`, and return how many. `needed` returns the lowest
     position that is still needed."""
 
-    # Before the head is locked, because this may take long. The result can only rise until then.
-    first_kept = database.read(_first_kept, keep)
+    # Before the head is locked, because this may take long.
+    first_kept = _first_kept(database, keep, needed)
 
     def mark(tx: Connection) -> tuple[int, int]:
         position, before = tx.execute(
@@ -337,14 +339,29 @@ def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], 
     return trimmed - before
 
 
-def _first_kept(tx: Connection, keep: timedelta) -> int:
-    """The position of the first event younger than `keep`, or that of the next event."""
-    position = head(tx)
-    now = tx.scalar(sa.select(tables.utc_now()))
-    assert now is not None
-    query = sa.select(_feed.position).where(_feed.appended_at > now - keep).order_by(_feed.position).limit(1)
-    first: int | None = tx.scalar(query)
-    return position + 1 if first is None else first
+def _first_kept(database: Database, keep: timedelta, needed: Callable[[Connection], int | None]) -> int:
+    """The position of the first event younger than `keep`, or the lowest that is needed, or that of the next event. No
+    index has the times. So the events that may be removed are read in chunks, as a single query for many millions,
+    which something has needed for long, would take longer than the database's time-outs allow."""
+
+    def range_and_time(tx: Connection) -> tuple[int, int, datetime]:
+        position, before = tx.execute(sa.select(_head.position, _head.trimmed).where(_head.id == 1)).one()
+        lowest = needed(tx)
+        now = tx.scalar(sa.select(tables.utc_now()))
+        assert now is not None
+        return before + 1, position + 1 if lowest is None else min(lowest, position + 1), now - keep
+
+    start, end, until = database.read(range_and_time)
+    for first in range(start, end, SCAN):
+        young = database.read(_first_younger, first, min(first + SCAN, end), until)
+        if young is not None:
+            return young
+    return end
+
+
+def _first_younger(tx: Connection, start: int, end: int, until: datetime) -> int | None:
+    query = sa.select(_feed.position).where(_feed.position >= start, _feed.position < end, _feed.appended_at > until)
+    return tx.scalar(query.order_by(_feed.position).limit(1))
 
 
 def _remove_chunk(tx: Connection, trimmed: int) -> bool:

@@ -6,7 +6,6 @@ longer used.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -202,8 +201,14 @@ def delete(database: Database, name: str) -> None:
 
     def condemn(tx: Connection) -> None:
         get(tx, name)
-        with contextlib.suppress(errors.ConsumerGroupNotFound):  # a client may have deleted it
+        try:
             groups.delete(tx, group_of(name))
+        except errors.ConsumerGroupNotFound:
+            # A client may have deleted it. Or another call has deleted the process, which may be defined again by now.
+            if _lock(tx, name, deleted=False) is None:
+                raise errors.ProcessNotFound(name) from None
+            if partitions_of(tx, name) is not None:
+                raise faults.BeginAgain from None
         tx.execute(
             sa.update(tables.process_definitions).where(_definitions.name == name).values(deleted_at=tables.utc_now())
         )

@@ -193,8 +193,9 @@ def retry(tx: Connection, process: str, instance: str, event: str | None = None)
     definition = definitions.get(tx, process)
     if _find(tx, process, instance) is None:
         raise errors.InstanceNotFound(process, instance)
-    # Otherwise an event that is parked meanwhile could miss the retry, and yet come before it in the feed's order.
-    positions.hold(tx, definition.group, partition_of(instance, definition.partitions))
+    if definition.partitions:  # not if a client has deleted the process's consumer group: then nothing can be parked
+        # Otherwise an event that is parked meanwhile could miss the retry, and yet come before it in the feed's order.
+        positions.hold(tx, definition.group, partition_of(instance, definition.partitions))
     return inbox.retry(tx, process, instance, event)
 
 

@@ -10,6 +10,8 @@ A due timer fires in the dispatcher's next round, so it may be a little late, bu
 from __future__ import annotations
 
 import json
+import math
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,9 +102,10 @@ def event_type(process: str) -> str:
     return f"{feed.TIMER}.{process}"
 
 
-def fire(database: Database) -> int:
-    """Append the events of the timers that are due, and return the number of events. Timers whose rows are locked are
-    left to a later call: somebody may hold them, which must not delay the others."""
+def fire(database: Database, until: float = math.inf) -> int:
+    """Append the events of the timers that are due, and return the number of events. It stops at the monotonic time
+    `until`, after a page at least. Timers whose rows are locked are left to a later call: somebody may hold them, which
+    must not delay the others."""
     count = 0
     while True:
         due = database.read(_due)
@@ -110,7 +113,7 @@ def fire(database: Database) -> int:
             return count
         fired = database.write(_fire, due, repeatable=True)
         count += fired
-        if len(due) < PAGE or not fired:
+        if len(due) < PAGE or not fired or time.monotonic() >= until:
             return count
 
 

@@ -54,6 +54,8 @@ LOOKS: Final = 4
 """Maximum queries with which one claim looks for due deliveries of webhooks that have room."""
 PARTITIONS: Final = 64
 """Deliveries are partitioned by id, so that dispatchers can share them (see `replicas`)."""
+LATE: Final = 20 * LIST
+"""Maximum deliveries whose due times one transaction corrects."""
 OVERDUE: Final = timedelta(seconds=5)
 """A delivery that has been due for longer may be claimed by any dispatcher."""
 GONE: Final = 410
@@ -336,8 +338,8 @@ def _next(entry: Record, failures: int, backoff: Backoff, now: datetime) -> tupl
 
 def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> bool:
     """Correct due times after the database's clock was set back: no pending delivery is due later than if it had been
-    planned, claimed or failed now. Return whether that holds for all; those that are locked now are left to the next
-    call. May be repeated."""
+    planned, claimed or failed now. Return whether that holds for all; those that are locked now, and all beyond
+    `LATE`, are left to the next call. May be repeated."""
     now = _now(tx)
     latest = sa.case(
         (_deliveries.token.is_not(None), now + lease), (_deliveries.attempts == 0, now), else_=now + longest
@@ -345,11 +347,10 @@ def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> bool:
     query = sa.select(_deliveries.id).where(
         _deliveries.state == Progress.PENDING, _deliveries.due_at > now, _deliveries.due_at > latest
     )
-    late = set(tx.scalars(query))
-    free = list(tx.scalars(query.order_by(_deliveries.id).with_for_update(skip_locked=True))) if late else []
-    for part in chunks(free, LIST):
+    query = query.order_by(_deliveries.id)
+    for part in chunks(list(tx.scalars(query.limit(LATE).with_for_update(skip_locked=True))), LIST):
         tx.execute(sa.update(tables.deliveries).where(_deliveries.id.in_(part)).values(due_at=latest))
-    return late <= set(free)
+    return tx.scalar(query.limit(1)) is None
 
 
 def needed(tx: Connection) -> int | None:

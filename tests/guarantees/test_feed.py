@@ -193,6 +193,30 @@ def test_everything_that_no_process_needs_can_be_trimmed(service: Service) -> No
     assert service.feed.append([feed.NewEvent("new", "x")]) == [feed.Appended(start + 6, False)]
 
 
+def test_times_are_read_in_chunks_and_up_to_what_is_needed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query for all old events, which a process may have needed for months, would exceed the database's time-outs."""
+    start = service.feed.head()
+    service.feed.append([feed.NewEvent(f"event-{number}", "x") for number in range(7)])
+    with service.database.engine.begin() as tx:
+        old = tables.feed.c.position <= start + 5
+        tx.execute(sa.update(tables.feed).where(old).values(appended_at=datetime(2001, 1, 1, tzinfo=UTC)))
+    read = feed._first_younger
+    chunks: list[range] = []
+
+    def recorded(tx: Connection, first: int, end: int, until: datetime) -> int | None:
+        chunks.append(range(first, end))
+        return read(tx, first, end, until)
+
+    monkeypatch.setattr(feed, "_first_younger", recorded)
+    monkeypatch.setattr(feed, "SCAN", 2)
+    day = timedelta(days=1)
+    assert feed.trim(service.database, day, needed=lambda tx: start + 4) == start + 3
+    assert [position for chunk in chunks for position in chunk] == list(range(1, start + 4))
+    assert feed.trim(service.database, day) == 2
+    assert _ids(service, start + 5) == ["event-5", "event-6"]
+    assert max(map(len, chunks)) == 2
+
+
 def test_a_commit_that_appends_notifies_its_process_and_a_rollback_does_not(service: Service) -> None:
     """The listener gets the feed's last position."""
     positions: list[int] = []

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.commits.combiner import Inline
+from core.consumer_groups import groups
 from core.consumer_groups.leases import Caller
 from core.consumer_groups.positions import Fence
 from core.processes import definitions, inbox, outbox, retention, timers
@@ -44,6 +46,7 @@ from tests.guarantees.models.orders import (
     ship_in_time,
 )
 from tests.guarantees.programs.dying import Mortals, mortals
+from tests.support import templates
 from tests.support.clocks import Clock
 from tests.support.exposition import Change
 from tests.support.waits import freeze_before, waits_for_a_lock
@@ -715,6 +718,46 @@ def test_a_sweep_that_was_delayed_spares_the_process_that_was_defined_again(
         definitions.delete(database, PROCESS)
     assert later[0].deliver(event).repeated
     assert service.processes.instance(PROCESS, "o1").instance.version == 1
+
+
+def test_a_delete_that_was_overtaken_spares_the_process_that_was_defined_again(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its statements, another call deletes the process, which is then defined again and has a worker. MariaDB
+    locks the row of the deleted group, so that it can't be defined again meanwhile."""
+    with Database(postgresql_url) as database, Database(postgresql_url) as slow:
+        templates.migrate(database)
+        service = Service(database, combiner=Inline)
+        [event] = append(service, ("o1", "charged"))
+        worker = Worker(service)
+        worker.deliver(event)
+        worker.leave()
+        remove = groups.delete
+        later: list[Worker] = []
+
+        def overtaken(tx: Connection, name: str) -> None:
+            monkeypatch.undo()
+            service.processes.delete(PROCESS)
+            try:
+                remove(tx, name)
+            finally:
+                later.append(Worker(service))
+                later[0].deliver(event)
+
+        monkeypatch.setattr(groups, "delete", overtaken)
+        with pytest.raises(errors.ConsumerGroupInUse):
+            definitions.delete(slow, PROCESS)
+        assert later[0].deliver(event).repeated
+
+
+def test_a_retry_needs_no_consumer_group(service: Service) -> None:
+    """A client may have deleted it."""
+    worker = Worker(service, function=poisoned)
+    [event] = append(service, ("o1", "reserved"))
+    assert worker.deliver(event).status is Status.PARKED
+    worker.leave()
+    service.consumer_groups.delete(definitions.group_of(PROCESS))
+    assert service.processes.retry_parked(PROCESS, "o1") == 1
 
 
 @pytest.mark.parametrize("delay", range(4))

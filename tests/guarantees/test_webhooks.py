@@ -523,7 +523,7 @@ def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
     before = lock_waits()
     dispatcher = Dispatcher(service.database, Sender(), backoff=Backoff(), lease=timedelta(minutes=1), threads=1)
     fire = timers.fire
-    monkeypatch.setattr(timers, "fire", lambda database: (waits.append(lock_waits()), fire(database))[1])
+    monkeypatch.setattr(timers, "fire", lambda *arguments: (waits.append(lock_waits()), fire(*arguments))[1])
     with locked(service.database, parents[0]):
         dispatcher.run_once()
         dispatcher.settle()

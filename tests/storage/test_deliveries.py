@@ -22,6 +22,7 @@ from core.batches.callbacks import Callback
 from core.commits.combiner import Inline
 from core.dispatcher import Dispatcher
 from core.feed import NewEvent
+from core.processes import timers
 from core.service import Service
 from core.storage import statements, tables
 from core.storage.database import Database
@@ -787,6 +788,55 @@ def test_a_locked_webhook_or_timer_does_not_delay_others(server_database: Databa
     assert sent() == ["https://free timer:held", *(f"https://held {id}" for id in events)]
     dispatcher.stop()
     assert {delivery.state for webhook in (held, free) for delivery in log(service, webhook)} == {Progress.DELIVERED}
+
+
+def test_a_backlog_is_prepared_in_turns(service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round sends before all of a long backlog is planned, for each webhook, and although many timers are due."""
+    monkeypatch.setattr(core.dispatcher, "PREPARE", 0.0)
+    monkeypatch.setattr(timers, "PAGE", 1)
+    monkeypatch.setattr(deliveries, "PAGE", 2)
+    for name in ("a", "b"):
+        hook(service, name=name)
+    append(service, *map(str, range(4)))
+    with service.database.engine.begin() as tx:
+        for name in ("1", "2"):
+            due = {"due_at": datetime(2001, 1, int(name), tzinfo=UTC)}
+            tx.execute(sa.insert(tables.timers).values(name="p", instance=name, timer="t", token=name, **due))
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+    rounds = [sent_in_a_round(dispatcher, sender) for _ in range(3)]
+    pages = [("0", "1"), ("2", "3"), ("timer:1", "timer:2")]
+    assert rounds == [[f"https://{name} {id}" for name in ("a", "b") for id in page] for page in pages]
+    assert dispatcher.run_once() == 0
+    dispatcher.stop()
+
+
+def test_a_round_with_something_left_to_plan_is_not_the_last(
+    service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nothing of the first pages may be to send."""
+    monkeypatch.setattr(core.dispatcher, "PREPARE", 0.0)
+    monkeypatch.setattr(deliveries, "PAGE", 2)
+    hook(service, ["wanted"])
+    append(service, "1", "2", "3")
+    append(service, "4", type="wanted")
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.stop()
+    assert [headers["webhook-id"] for _, headers, _ in sender.sent] == ["4"]
+
+
+def test_due_times_are_corrected_a_part_at_a_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a jump of the clock, a long backlog would be locked for long by one transaction."""
+    monkeypatch.setattr(deliveries, "LATE", 2)
+    webhook = hook(service)
+    append(service, *map(str, range(5)))
+    plan(service)
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.deliveries).values(due_at=datetime(2100, 1, 1, tzinfo=UTC)))
+    closer = partial(service.database.write, deliveries.bring_closer, LEASE, DAY)
+    assert [closer() for _ in range(4)] == [False, False, True, True]
+    assert len(claim(service)) == len(log(service, webhook)) == 5
 
 
 @pytest.mark.mariadb
