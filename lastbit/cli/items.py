@@ -50,13 +50,18 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
         for chunk in chunks(ids):
             result = result.merged(send(chunk))
             count += len(chunk)
-    except errors.LastbitError as error:
-        if error.partial is not None:
-            result = result.merged(error.partial)
-        if count:
-            error.partial = result
-        if count and not s.output.as_json:
-            click.echo(f"The first {count:,} ids were sent; sending them again is safe.", err=True)
+    except (errors.LastbitError, KeyboardInterrupt) as error:
+        if isinstance(error, errors.LastbitError):
+            if error.partial is not None:
+                result = result.merged(error.partial)
+            if count:
+                error.partial = result
+        if not s.output.as_json:
+            if result != AckResult():
+                # No later call reports that this one completed a batch.
+                s.output.answer(result, *rendering.resolved(result, verb))
+            if count:
+                click.echo(f"The first {count:,} ids were sent; sending them again is safe.", err=True)
         raise
     s.output.answer(result, *rendering.resolved(result, verb))
     if result.rejected:

@@ -9,6 +9,7 @@ import click
 
 from lastbit import errors
 from lastbit._masks import MOST_ITEMS
+from lastbit.cli.app import StreamFailed
 from lastbit.ids import InvalidItemId, ItemId
 
 # Longer than any id, so that a wrong file is not read into memory as one line.
@@ -21,12 +22,14 @@ class MalformedLine(errors.InvalidArgument):
 
 def chunks(arguments: tuple[str, ...]) -> Iterator[list[str]]:
     """The ids of the command line. For `-`, or if there are none and input is piped in, also those of standard input.
-    Yields at most 10,000 at a time; each chunk is checked as a whole. Raises `MalformedItem`, `MalformedLine`, and
-    `click.UsageError` if there are no ids."""
+    Yields at most 10,000 at a time; each chunk is checked as a whole. Raises `MalformedItem`, `MalformedLine`,
+    `StreamFailed`, and `click.UsageError` if there are no ids or standard input is closed."""
     on_command_line = [argument for argument in arguments if argument != "-"]
     if not arguments and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("pass item ids as arguments, or pipe them in, one per line")
-    chunk: list[str] = []
+    is_read = not arguments or len(on_command_line) < len(arguments)
+    if is_read and sys.stdin is None:
+        raise click.UsageError("standard input is closed")
     for position, item in enumerate(on_command_line):
         try:
             ItemId.parse(item)
@@ -34,14 +37,10 @@ def chunks(arguments: tuple[str, ...]) -> Iterator[list[str]]:
             raise errors.MalformedItem(item, position) from cause
     for start in range(0, len(on_command_line), MOST_ITEMS):
         yield on_command_line[start : start + MOST_ITEMS]
-    if len(on_command_line) == len(arguments) and arguments:
+    if not is_read:
         return
-    if sys.stdin is None:
-        raise click.UsageError("standard input is closed")
-    stream = sys.stdin.buffer
-    line_number = 0
-    while line := stream.readline(LONGEST_LINE):
-        line_number += 1
+    chunk: list[str] = []
+    for line_number, line in enumerate(_lines(), start=1):
         item = line.decode("ascii", "backslashreplace").strip(" \t\r\n")
         if not item:
             continue
@@ -55,3 +54,11 @@ def chunks(arguments: tuple[str, ...]) -> Iterator[list[str]]:
             chunk = []
     if chunk:
         yield chunk
+
+
+def _lines() -> Iterator[bytes]:
+    try:
+        while line := sys.stdin.buffer.readline(LONGEST_LINE):
+            yield line
+    except OSError as error:
+        raise StreamFailed(error.strerror) from error
