@@ -7,9 +7,11 @@ import io
 import shlex
 import signal
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -151,6 +153,8 @@ class Commands(click.Group):
 _AS_JSON = "lastbit.json"
 _COMMAND = "lastbit.command"
 """The command that runs, for messages that name its options."""
+_REPEAT = "lastbit.repeat"
+"""A `Repeat`, once a request that must not be sent twice may have been sent."""
 
 
 @contextmanager
@@ -163,8 +167,15 @@ def _reporting(as_json: bool) -> Iterator[None]:
             raise JsonError(document(error), code) from error
         click.secho("lastbit: ", err=True, nl=False, fg="red")
         click.echo(plain_text(explained(error), keep="\n"), err=True)
+        if (repeat := _repeat(error)) is not None:
+            click.echo(repeat.sentence, err=True)
         click.get_current_context().exit(code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
+        if (repeat := _repeat(error)) is not None:
+            if as_json:
+                fields = {"error": "Interrupted", "message": repeat.sentence, **repeat.fields}
+                raise JsonError(fields, INTERRUPTED) from error
+            click.echo(repeat.sentence, err=True)
         # click would print "Aborted!" and end with 1, which means a refusal.
         raise click.exceptions.Exit(INTERRUPTED) from None
     except click.ClickException as error:
@@ -192,6 +203,53 @@ def _streams() -> Iterator[None]:
 
 def _is_help(error: click.ClickException) -> bool:
     return type(error).__name__ == "NoArgsIsHelpError"  # click 8.2 and later
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """How to repeat a command that may have been carried out, although it ended with an error."""
+
+    idempotency_key: str | None
+    deadline: datetime | None = None
+
+    @property
+    def sentence(self) -> str:
+        if self.idempotency_key is None:
+            return "It may have been carried out: check that before you repeat it."
+        # A deadline from now is a later one in the second run, which the service would refuse as another request.
+        deadline = "" if self.deadline is None else f" --deadline {self.deadline.isoformat()}"
+        options = f"--idempotency-key {self.idempotency_key}{deadline}"
+        return f"It may have been carried out. To repeat it safely, add {options}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        named = {"idempotency_key": self.idempotency_key, "deadline": self.deadline}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def sent_once(idempotency_key: str | None, deadline: datetime | None = None) -> str:
+    """The idempotency key of a request that has another effect when it is sent again: the user's, or a new one, which
+    an error of the command then names. Call it just before the request."""
+    if idempotency_key is not None:
+        return idempotency_key
+    key = str(uuid.uuid4())
+    click.get_current_context().meta[_REPEAT] = Repeat(key, deadline)
+    return key
+
+
+def not_repeatable() -> None:
+    """Say that the command may have been carried out if it ends with an error after this call."""
+    click.get_current_context().meta[_REPEAT] = Repeat(None)
+
+
+def _repeat(error: BaseException) -> Repeat | None:
+    """How to repeat the command that this error ended; None if it had no effect, or has none when it is repeated."""
+    context = click.get_current_context(silent=True)
+    repeat: Repeat | None = context.meta.get(_REPEAT) if context else None
+    if isinstance(error, errors.LastbitError) and not isinstance(error, StreamFailed):
+        is_refused = not error.is_temporary or isinstance(error, errors.RateLimited)
+        return None if is_refused else repeat
+    return repeat
 
 
 def examples(*lines: str) -> str:
@@ -266,6 +324,8 @@ def document(error: errors.LastbitError) -> dict[str, Any]:
         }
     if isinstance(error, errors.WaitTimeout):
         fields["batch"] = error.batch
+    if (repeat := _repeat(error)) is not None:
+        fields |= {"message": f"{fields['message']} {repeat.sentence}", **repeat.fields}
     if error.partial is not None:
         fields["partial"] = error.partial
     return fields

@@ -11,7 +11,7 @@ import click
 
 from lastbit import _calls, _traces, progress
 from lastbit.cli import batch_list, rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
+from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, sent_once, session, yes_option
 from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, NONE, WHOLE, OrNone, Whole, labels
 from lastbit.cli.filters import filter_options
 from lastbit.cli.output import plain, safe
@@ -99,7 +99,7 @@ def open_batch(
             tolerated_failure_percentage=tolerated_failure_percentage,
             on_exceeded=on_exceeded,
             callback=None if callback is None else Callback(callback, callback_types or None),
-            idempotency_key=idempotency_key,
+            idempotency_key=sent_once(idempotency_key, deadline),
         )
     if s.output.as_json:
         head = {**plain(batch.info), "replayed": batch.replayed}
@@ -128,7 +128,7 @@ def open_batch(
 @session
 def extend(s: Session, batch: int, count: int, idempotency_key: str | None, ids_only: bool) -> None:
     """Issue COUNT more items of BATCH."""
-    extended = s.client.driver.run(_calls.extend, batch, count, idempotency_key)
+    extended = s.client.driver.run(_calls.extend, batch, count, sent_once(idempotency_key))
     ids = extended.ids
     if s.output.as_json:
         head: dict[str, Any] = {"batch": batch, "group_size": ids.group_size, "start": ids.numbers.start}

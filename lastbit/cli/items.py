@@ -11,7 +11,7 @@ import click
 
 from lastbit import errors
 from lastbit.cli import rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
+from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, not_repeatable, session, yes_option
 from lastbit.cli.arguments import BATCH, Whole
 from lastbit.cli.failures import Failures
 from lastbit.cli.standard_input import chunks
@@ -166,6 +166,7 @@ def redrive(s: Session, batch: int, reason: str | None, note: str | None, yes: b
     """
     chosen = "all failed items" if reason is None else f"the items that failed for {reason!r}"
     confirm(yes, lambda: f"Ask for {chosen} of batch {batch} again?")
+    not_repeatable()
     redrive = s.client.batch(batch).redrive(reason=reason, note=note)
     s.output.answer(
         redrive,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lastbit import Client
+from tests.sdk.conftest import LOST, Reply, ScriptedService, Seen
 from tests.sdk.test_cli import Lastbit
 from tests.support.servers import ROOT
 
@@ -90,3 +93,84 @@ def test_a_closed_standard_input_is_refused_before_anything_is_sent(lastbit: Las
         assert result.returncode == 2
         assert "standard input is closed" in result.stderr
         assert batch.refresh().acked == 0
+
+
+# Lost responses
+
+
+@pytest.mark.parametrize("arguments", [["open", "--items", "2"], ["extend", "7", "2"]])
+@pytest.mark.parametrize("reply", [LOST, UNAVAILABLE])
+def test_after_a_lost_response_the_error_has_the_idempotency_key(
+    scripted_service: ScriptedService, arguments: list[str], reply: Reply
+) -> None:
+    """The key that was sent; without it a second run would do it twice. A user who gave a key has it."""
+    scripted_service.replies(reply)
+    lastbit = Lastbit(scripted_service.url)
+    result = lastbit(*arguments)
+    keys = {request.headers["idempotency-key"] for request in scripted_service.seen}
+    assert result.returncode == 1
+    (key,) = re.findall(
+        r"\nIt may have been carried out\. To repeat it safely, add --idempotency-key (\S+)\n", result.stderr
+    )
+    assert keys == {key}
+    problem = json.loads(lastbit(*arguments, "--json").stderr)
+    assert problem["idempotency_key"] == scripted_service.seen[-1].headers["idempotency-key"]
+    assert f"add --idempotency-key {problem['idempotency_key']}" in problem["message"]
+    assert "carried out" not in lastbit(*arguments, "--idempotency-key", "mine").stderr
+
+
+def test_a_refused_request_was_not_carried_out(lastbit: Lastbit) -> None:
+    """Nor one that was never sent."""
+    for arguments in (["extend", "999999", "1"], ["open", "--parent", "x"], ["extend", "no such key", "1"]):
+        result = lastbit(*arguments)
+        assert result.returncode in (1, 2)
+        assert "carried out" not in result.stderr
+
+
+def test_the_repeat_of_a_lost_open_returns_the_batch(lastbit: Lastbit, scripted_service: ScriptedService) -> None:
+    """Also with a deadline from now, which would be another one in the second run: the error names the time."""
+    scripted_service.replies(LOST)
+    arguments = ["open", "--items", "2", "--deadline", "2h"]
+    result = Lastbit(scripted_service.url)(*arguments)
+    added = re.findall(r"To repeat it safely, add (.*)\n", result.stderr)[0].split()
+    assert added[::2] == ["--idempotency-key", "--deadline"]
+    with Client(lastbit.url) as client:
+        deadline = datetime.fromisoformat(scripted_service.seen[-1].body["deadline"])
+        opened = client.open(items=2, deadline=deadline, idempotency_key=added[1])
+    repeated = lastbit.json(*arguments, *added)
+    assert (repeated["id"], repeated["replayed"]) == (opened.id, True)
+    problem = json.loads(Lastbit(scripted_service.url)(*arguments, "--json").stderr)
+    assert datetime.fromisoformat(problem["deadline"]) > deadline
+
+
+def test_a_redrive_whose_response_is_lost_says_so(scripted_service: ScriptedService) -> None:
+    """It has no option for the key."""
+    scripted_service.replies(LOST)
+    result = Lastbit(scripted_service.url)("redrive", "7")
+    assert result.returncode == 1
+    assert result.stderr.endswith("\nIt may have been carried out: check that before you repeat it.\n")
+    problem = json.loads(Lastbit(scripted_service.url)("redrive", "7", "--json").stderr)
+    assert problem["message"].endswith(" It may have been carried out: check that before you repeat it.")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interrupted_open_has_its_idempotency_key(scripted_service: ScriptedService, as_json: bool) -> None:
+    """Ctrl-C while the command waits for the response."""
+    reading: subprocess.Popen[str]
+
+    def interrupted(request: Seen) -> Reply:
+        reading.send_signal(signal.SIGINT)
+        reading.wait(30)
+        return LOST
+
+    scripted_service.reply = interrupted
+    command, options = process(scripted_service.url, "open", *(["--json"] if as_json else []))
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as reading:
+        stdout, stderr = reading.communicate(timeout=60)
+    key = scripted_service.seen[0].headers["idempotency-key"]
+    assert (reading.returncode, stdout) == (130, "")
+    sentence = f"It may have been carried out. To repeat it safely, add --idempotency-key {key}"
+    if as_json:
+        assert json.loads(stderr) == {"error": "Interrupted", "message": sentence, "idempotency_key": key}
+    else:
+        assert stderr == f"{sentence}\n"
