@@ -153,6 +153,8 @@ class Commands(click.Group):
 _AS_JSON = "lastbit.json"
 _COMMAND = "lastbit.command"
 """The command that runs, for messages that name its options."""
+_FINDINGS = "lastbit.findings"
+"""What the command found out before its error: fields of the error's document."""
 _REPEAT = "lastbit.repeat"
 """A `Repeat`, once a request that must not be sent twice may have been sent."""
 
@@ -242,6 +244,11 @@ def not_repeatable() -> None:
     click.get_current_context().meta[_REPEAT] = Repeat(None)
 
 
+def add_to_error(findings: Mapping[str, Any]) -> None:
+    """Add these fields to the document of the error that ends the command."""
+    click.get_current_context().meta[_FINDINGS] = findings
+
+
 def _repeat(error: BaseException) -> Repeat | None:
     """How to repeat the command that this error ended; None if it had no effect, or has none when it is repeated."""
     context = click.get_current_context(silent=True)
@@ -328,7 +335,8 @@ def document(error: errors.LastbitError) -> dict[str, Any]:
         fields |= {"message": f"{fields['message']} {repeat.sentence}", **repeat.fields}
     if error.partial is not None:
         fields["partial"] = error.partial
-    return fields
+    context = click.get_current_context(silent=True)
+    return fields | (context.meta.get(_FINDINGS, {}) if context else {})
 
 
 def explained(error: errors.LastbitError) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -11,12 +12,12 @@ import click
 
 from lastbit import _calls, _traces, progress
 from lastbit.cli import batch_list, rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, sent_once, session, yes_option
+from lastbit.cli.app import NOT_SUCCEEDED, Session, add_to_error, confirm, end, examples, sent_once, session, yes_option
 from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, NONE, WHOLE, OrNone, Whole, labels
 from lastbit.cli.filters import filter_options
 from lastbit.cli.output import plain, safe
-from lastbit.errors import BatchNotFound
-from lastbit.models import Callback
+from lastbit.errors import BatchNotFound, LastbitError
+from lastbit.models import Callback, Verification
 from lastbit.search import Filters, query
 
 Labels = tuple[tuple[str, str], ...]
@@ -385,34 +386,65 @@ def verify(s: Session, batch: int | None, all_batches: bool) -> None:
         end(NOT_SUCCEEDED)
 
 
+@dataclass
+class _Recount:
+    """What `verify --all` has found so far."""
+
+    batches: int = 0
+    items: int = 0
+    gone: int = 0
+    inconsistent: list[dict[str, Any]] = field(default_factory=list)
+    current: int | None = None
+    """The batch that is being recounted."""
+
+    def run(self, s: Session) -> None:
+        with _counter(s, "batches recounted") as count:
+            for batch in s.client.batches(page_size=1000):
+                self.current = batch.id
+                try:
+                    self._add(s, batch.id, s.client.batch(batch.id).verify())
+                    count(self.batches)
+                except BatchNotFound:  # deleted since it was listed
+                    self.gone += 1
+                self.current = None
+
+    def _add(self, s: Session, batch: int, result: Verification) -> None:
+        self.batches += 1
+        self.items += result.items
+        if not result.ok:
+            self.inconsistent.append({"batch": batch, **plain(result)})
+            if not s.output.as_json:
+                for line in rendering.inconsistency(batch, result):
+                    s.output.say(line)
+
+    def fields(self) -> dict[str, Any]:
+        counts = {"batches": self.batches, "items": self.items, "gone": self.gone}
+        return {**counts, "inconsistent": self.inconsistent}
+
+    def __str__(self) -> str:
+        batches = f"{self.batches:,} batch{'' if self.batches == 1 else 'es'}"
+        return f"{batches}, {rendering.number(self.items, 'item')}"
+
+
 def _verify_all(s: Session) -> None:
-    batches = items = deleted_count = 0
-    inconsistent: list[dict[str, Any]] = []
-    with _counter(s, "batches recounted") as count:
-        for batch in s.client.batches(page_size=1000):
-            try:
-                result = s.client.batch(batch.id).verify()
-            except BatchNotFound:  # deleted since it was listed
-                deleted_count += 1
-                continue
-            batches += 1
-            items += result.items
-            count(batches)
-            if not result.ok:
-                inconsistent.append({"batch": batch.id, **plain(result)})
-                if not s.output.as_json:
-                    for line in rendering.inconsistency(batch.id, result):
-                        s.output.say(line)
+    found = _Recount()
+    try:
+        found.run(s)
+    except (LastbitError, KeyboardInterrupt):
+        if s.output.as_json:
+            add_to_error({"stopped_at": found.current, **found.fields()})
+        else:
+            place = "" if found.current is None else f" at batch {found.current},"
+            verdict = f"{len(found.inconsistent):,} inconsistent" if found.inconsistent else "none is inconsistent"
+            click.echo(f"Stopped{place} after {found}: {verdict}", err=True)
+        raise
     if s.output.as_json:
-        head = {"ok": not inconsistent, "batches": batches, "items": items, "gone": deleted_count}
-        s.output.document({**head, "inconsistent": inconsistent})
+        s.output.document({"ok": not found.inconsistent, **found.fields()})
     else:
-        verdict = f"[red]{len(inconsistent):,} inconsistent[/]" if inconsistent else "[green]ok[/]"
-        counted = f"{batches:,} batch{'' if batches == 1 else 'es'}, {rendering.number(items, 'item')}"
-        s.output.say(
-            f"{counted}: {verdict}" + (f"; {deleted_count:,} were deleted in the meantime" if deleted_count else "")
-        )
-    if inconsistent:
+        verdict = f"[red]{len(found.inconsistent):,} inconsistent[/]" if found.inconsistent else "[green]ok[/]"
+        gone = f"; {found.gone:,} were deleted in the meantime" if found.gone else ""
+        s.output.say(f"{found}: {verdict}{gone}")
+    if found.inconsistent:
         end(NOT_SUCCEEDED)
 
 

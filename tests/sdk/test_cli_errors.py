@@ -18,6 +18,7 @@ import pytest
 from lastbit import Client
 from tests.sdk.conftest import LOST, Reply, ScriptedService, Seen
 from tests.sdk.test_cli import Lastbit
+from tests.sdk.test_protocol import BATCH
 from tests.support.servers import ROOT
 
 UNAVAILABLE = (503, {}, {"code": "unavailable", "detail": "the database is down", "status": 503})
@@ -174,3 +175,42 @@ def test_an_interrupted_open_has_its_idempotency_key(scripted_service: ScriptedS
         assert json.loads(stderr) == {"error": "Interrupted", "message": sentence, "idempotency_key": key}
     else:
         assert stderr == f"{sentence}\n"
+
+
+# Verification of all batches
+
+
+def test_a_verification_that_fails_keeps_what_it_found(scripted_service: ScriptedService) -> None:
+    """The inconsistent batches so far, and the batch at which it stopped."""
+    batches = [{**BATCH, "id": number} for number in (9, 8, 7)]
+    report = {"ok": True, "items": 5, "acked": 4, "failed": 1, "pending": 0, "counted": {"acked": 4, "failed": 1}}
+    report["faults"] = []
+    wrong = {**report, "ok": False, "counted": {"acked": 3, "failed": 1}}
+    failed = (500, {}, {"code": "internal_error", "detail": "broken", "status": 500})
+    replies: dict[str, Reply] = {"9": (200, {}, wrong), "8": (200, {}, report), "7": failed}
+
+    def reply(request: Seen) -> Reply:
+        found = re.search("/batches/([0-9]+)", request.path)
+        return replies[found[1]] if found else (200, {}, {"batches": batches, "next": None})
+
+    scripted_service.reply = reply
+    lastbit = Lastbit(scripted_service.url)
+    result = lastbit("verify", "--all")
+    assert result.returncode == 1
+    assert "batch 9  inconsistent" in result.stdout
+    assert "Stopped at batch 7, after 2 batches, 10 items: 1 inconsistent\n" in result.stderr
+    result = lastbit("verify", "--all", "--json")
+    assert (result.returncode, result.stdout) == (1, "")
+    problem = json.loads(result.stderr)
+    assert (problem["code"], problem["stopped_at"]) == ("internal_error", 7)
+    assert (problem["batches"], problem["items"], problem["gone"]) == (2, 10, 0)
+    assert [(one["batch"], one["counted"]["acked"]) for one in problem["inconsistent"]] == [(9, 3)]
+
+
+def test_a_verification_whose_list_fails_stopped_at_no_batch(scripted_service: ScriptedService) -> None:
+    """There was no batch yet."""
+    scripted_service.replies((500, {}, {"code": "internal_error", "detail": "broken", "status": 500}))
+    lastbit = Lastbit(scripted_service.url)
+    assert "Stopped after 0 batches, 0 items: none is inconsistent\n" in lastbit("verify", "--all").stderr
+    problem = json.loads(lastbit("verify", "--all", "--json").stderr)
+    assert (problem["stopped_at"], problem["inconsistent"]) == (None, [])
