@@ -130,6 +130,7 @@ def encoded(body: Json) -> bytes:
 def base_url(text: str) -> str:
     """The service's address without a trailing slash. Raises `InvalidArgument`."""
     try:
+        text.encode()  # some strings can't be encoded, see `utf8`
         parts = urlsplit(text)
         fits = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or True)
     except (ValueError, AttributeError):

@@ -22,6 +22,7 @@ import click
 
 from lastbit import __version__, errors
 from lastbit.cli import places
+from lastbit.cli.arguments import UTF8
 from lastbit.cli.output import Output, encoded, plain_text
 from lastbit.retry import Retry
 
@@ -391,7 +392,7 @@ def _in_options(text: str, command: click.Command | None) -> str:
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--url", help="Address of the service.  [LASTBIT_URL; default: http://127.0.0.1:8000]")
+@click.option("--url", type=UTF8, help="Address of the service.  [LASTBIT_URL; default: http://127.0.0.1:8000]")
 @click.option("--token", help="Sent as a bearer token; others on this machine can see it.  [LASTBIT_TOKEN]")
 @click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
 @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
@@ -444,7 +445,7 @@ def numbered(client: Client, key: str) -> int:
 def session(command: F) -> F:
     """Adds the common options to a command, and passes a `Session` as its first argument."""
 
-    @click.option("--url", help="Address of the service.  [LASTBIT_URL]")
+    @click.option("--url", type=UTF8, help="Address of the service.  [LASTBIT_URL]")
     @click.option("--token", help="Sent as a bearer token.  [LASTBIT_TOKEN]")
     @click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
     @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")

@@ -85,6 +85,32 @@ class Whole(click.IntRange):
         return f" of at least {self.min}" if self.max is None else f" from {self.min} to {self.max}"
 
 
+class Limit(Whole):
+    """The maximum number of elements of a list, at least 1, and small enough for `islice`."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = super().convert(value, param, ctx)
+        if number >= INTEGER_LIMIT:
+            self.fail(f"{value!r} is too large: a limit is below 2^53", param, ctx)
+        return number
+
+
+class Utf8(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A text that can be encoded. Python also makes strings of arguments that are not UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            self.fail(f"expected text in UTF-8, not {value!r}", param, ctx)
+        return str(value)
+
+
 class Real(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     """A number that may have a decimal point."""
 
@@ -237,6 +263,8 @@ COUNT = Count()
 DEADLINE = Deadline()
 LABEL = Label()
 WHOLE = Whole()
+LIMIT = Limit()
+UTF8 = Utf8()
 REAL = Real()
 DURATION = Duration()
 

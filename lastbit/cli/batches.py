@@ -13,7 +13,7 @@ import click
 from lastbit import _calls, _traces, progress
 from lastbit.cli import batch_list, rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, add_to_error, confirm, end, examples, sent_once, session, yes_option
-from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, NONE, WHOLE, OrNone, Whole, labels
+from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, LIMIT, NONE, WHOLE, OrNone, Whole, labels
 from lastbit.cli.filters import filter_options
 from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound, LastbitError
@@ -290,7 +290,7 @@ def explain(s: Session, batch: int) -> None:
     help="Newest, latest or largest first; progress and key ascending.",
 )
 @click.option("--reverse", "is_reversed", is_flag=True, help="Reverse the order.")
-@click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="Maximum number.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number.")
 @click.option("--cursor", help="Continue a list: its `next` in --json.")
 @session
 def list_batches(

@@ -9,7 +9,7 @@ import click
 
 from lastbit.cli import rendering
 from lastbit.cli.app import Session, ended_by_signals, examples, session
-from lastbit.cli.arguments import BATCH, JSON, POSITION, Whole
+from lastbit.cli.arguments import BATCH, JSON, LIMIT, POSITION, Whole
 
 
 @click.command(
@@ -23,7 +23,7 @@ from lastbit.cli.arguments import BATCH, JSON, POSITION, Whole
 @click.option("--last", type=Whole(min=0), metavar="N", help="Start with the last N events.")
 @click.option("--type", "types", multiple=True, help="Only events of this type; repeat to allow several types.")
 @click.option("--batch", type=BATCH, help="Only events of this batch.")
-@click.option("--limit", type=Whole(min=1), help="Maximum number.  [default: 50; with --follow: no limit]")
+@click.option("--limit", type=LIMIT, help="Maximum number.  [default: 50; with --follow: no limit]")
 @click.option("--follow", is_flag=True, help="Continue with new events as they arrive; by default only new ones.")
 @session
 def events(

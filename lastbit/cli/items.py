@@ -12,7 +12,7 @@ import click
 from lastbit import errors
 from lastbit.cli import rendering
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, not_repeatable, session, yes_option
-from lastbit.cli.arguments import BATCH, Whole
+from lastbit.cli.arguments import BATCH, LIMIT, Whole
 from lastbit.cli.failures import Failures
 from lastbit.cli.standard_input import chunks
 from lastbit.models import AckResult, FailedRange, PendingRange
@@ -76,7 +76,7 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
 @click.argument("batch", type=BATCH)
 @click.option("--failed", is_flag=True, help="Show the failed items instead, grouped by reason.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each id on a line, and nothing else.")
-@click.option("--limit", type=Whole(min=1), help="Maximum number of ranges.  [default: all]")
+@click.option("--limit", type=LIMIT, help="Maximum number of ranges.  [default: all]")
 @session
 def pending(s: Session, batch: int, failed: bool, ids_only: bool, limit: int | None) -> None:
     """Show the pending items of BATCH, as ranges of ids."""

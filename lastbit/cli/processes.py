@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lastbit.cli.app import Session, confirm, ended_by_signals, examples, session, yes_option
-from lastbit.cli.arguments import Whole
+from lastbit.cli.arguments import LIMIT, Whole
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 from lastbit.processes.models import Instance, IssuedCommand, ProcessSummary
@@ -40,7 +40,7 @@ def list_processes(s: Session) -> None:
 @processes.command(epilog=examples("lastbit processes instances ship-order --status parked"))
 @click.argument("process")
 @click.option("--status", type=click.Choice(["running", "finished", "parked"]), help="Only instances of this status.")
-@click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="Maximum number.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number.")
 @session
 def instances(s: Session, process: str, status: str | None, limit: int) -> None:
     """List the instances of PROCESS by name.
@@ -101,7 +101,7 @@ def delete(s: Session, process: str, yes: bool) -> None:
 @click.option("--after", type=Whole(min=0), default=0, show_default=True, help="Start above this position.")
 @click.option("--type", "types", multiple=True, help="Only commands of this type; repeat to allow several types.")
 @click.option("--process", help="Only commands of this process.")
-@click.option("--limit", type=Whole(min=1), help="Maximum number.  [default: 50; with --follow: no limit]")
+@click.option("--limit", type=LIMIT, help="Maximum number.  [default: 50; with --follow: no limit]")
 @click.option("--follow", is_flag=True, help="Continue with new commands as they arrive.")
 @session
 def commands(

@@ -10,7 +10,7 @@ import click
 from lastbit import errors
 from lastbit.chains import Source
 from lastbit.cli.app import Session, confirm, examples, session, yes_option
-from lastbit.cli.arguments import WHOLE, Whole
+from lastbit.cli.arguments import LIMIT, WHOLE, Whole
 from lastbit.cli.output import safe
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def value(s: Session, name: str, key: str) -> None:
 @tally.command("list", epilog=examples("lastbit tally list screws --prefix robot-"))
 @click.argument("name", metavar="TALLY")
 @click.option("--prefix", default="", help="Only keys that begin with this.")
-@click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="Maximum number.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number.")
 @session
 def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
     """Show the totals, by key."""

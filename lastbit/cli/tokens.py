@@ -8,7 +8,7 @@ import click
 
 from lastbit import tokens
 from lastbit.cli.app import Settings, examples
-from lastbit.cli.arguments import WHOLE
+from lastbit.cli.arguments import UTF8, WHOLE
 from lastbit.cli.output import Output
 from lastbit.tokens import Role
 
@@ -27,7 +27,7 @@ def token() -> None:
     type=click.Choice([role.value for role in Role]),
     help="Allowed actions; repeat for several roles.",
 )
-@click.option("--prefix", help="Only batches whose key begins with this.")
+@click.option("--prefix", type=UTF8, help="Only batches whose key begins with this.")
 @click.option("--requests", type=WHOLE, help="Maximum calls per second.")
 @click.option("--items", type=WHOLE, help="Maximum items per second, of acks, failures, events and tallies.")
 @click.option("--name", help="Name in logs and on the page.  [default: the roles and a number]")

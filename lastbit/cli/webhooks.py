@@ -8,7 +8,7 @@ import click
 
 from lastbit import webhooks as model
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import DURATION, WEBHOOK, Whole
+from lastbit.cli.arguments import DURATION, LIMIT, WEBHOOK, Whole
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 
@@ -55,7 +55,7 @@ def delete(s: Session, webhook: int, yes: bool) -> None:
 @webhooks.command(epilog=examples("lastbit webhooks deliveries 1 --state dead"))
 @click.argument("webhook", type=WEBHOOK)
 @click.option("--state", type=click.Choice(["pending", "delivered", "dead"]), help="Only deliveries in this state.")
-@click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="Maximum number.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number.")
 @session
 def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
     """Show the deliveries of WEBHOOK, newest event first."""

@@ -214,3 +214,48 @@ def test_a_verification_whose_list_fails_stopped_at_no_batch(scripted_service: S
     assert "Stopped after 0 batches, 0 items: none is inconsistent\n" in lastbit("verify", "--all").stderr
     problem = json.loads(lastbit("verify", "--all", "--json").stderr)
     assert (problem["stopped_at"], problem["inconsistent"]) == (None, [])
+
+
+# Arguments that once were tracebacks
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("pending 7", "events", "events --follow", "list", "webhooks deliveries 7", "tally list t"),
+        *("processes instances p", "commands p", "reasons 7"),
+    ],
+)
+def test_a_limit_that_no_list_can_reach_is_refused(lastbit: Lastbit, command: str) -> None:
+    """In plain words."""
+    for limit in ("9" * 20, "9007199254740992", "+" + "9" * 20):
+        result = lastbit(*command.split(), "--limit", limit)
+        assert (result.returncode, result.stdout) == (2, "")
+        reason = "from 1 to 1000, not" if command == "reasons 7" else "is too large: a limit is below 2^53"
+        assert reason in result.stderr
+        assert "'--limit'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "arguments"),
+    [
+        ("--url", [b"status", b"7", b"--url", b"http://\xff"]),
+        ("--url", [b"--url", b"http://\xff", b"status", b"7"]),
+        ("--prefix", [b"token", b"new", b"--role", b"read", b"--prefix", b"\xff"]),
+    ],
+)
+@pytest.mark.parametrize("end", [[], [b"--json"]])
+def test_an_option_that_is_not_utf8_is_refused(option: str, arguments: list[bytes], end: list[bytes]) -> None:
+    """With its name, also in an address in the environment."""
+    command, options = process("http://127.0.0.1:1", *arguments, *end)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"Invalid value for '{option}': expected text in UTF-8" in result.stderr
+
+
+def test_an_address_in_the_environment_that_is_not_utf8_is_refused() -> None:
+    """As any other text that is not an address."""
+    command, options = process("http://\udcff", "status", "7")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    assert result.returncode == 2
+    assert "is not the address of a service" in result.stderr
