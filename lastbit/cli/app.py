@@ -23,7 +23,7 @@ import click
 from lastbit import __version__, errors
 from lastbit.cli import places
 from lastbit.cli.arguments import UTF8
-from lastbit.cli.output import Output, encoded, plain_text
+from lastbit.cli.output import Output, encoded, holds_unicode, plain_text
 from lastbit.retry import Retry
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class JsonError(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # a class variable in click's own classes
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(encoded(self.fields), file=file, err=file is None)
+        click.echo(encoded(self.fields, as_ascii=not holds_unicode(sys.stderr)), file=file, err=file is None)
 
 
 class Commands(click.Group):

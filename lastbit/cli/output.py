@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import errno
 import json
@@ -10,6 +11,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -40,6 +42,7 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
+        self._encoded = partial(encoded, as_ascii=not holds_unicode(sys.stdout))
         self.console = Console(highlight=False, emoji=False)
         if not self.console.is_terminal:
             self.console = Console(highlight=False, emoji=False, width=UNSEEN_WIDTH)
@@ -54,7 +57,7 @@ class Output:
 
     def document(self, value: Any) -> None:
         """Print one JSON document for scripts."""
-        click.echo(encoded(value))
+        click.echo(self._encoded(value))
 
     def answer(self, value: Any, *lines: str) -> None:
         """Print a result: a document for scripts, lines for people."""
@@ -76,15 +79,15 @@ class Output:
         stdout = _standard_output()
         stdout.write("{")
         for field, value in head.items():
-            stdout.write(f"{encoded(field)}: {encoded(value)}, ")
-        stdout.write(f"{encoded(name)}: [")
+            stdout.write(f"{self._encoded(field)}: {self._encoded(value)}, ")
+        stdout.write(f"{self._encoded(name)}: [")
         separator = ""
         for value in values:
-            stdout.write(separator + encoded(value))
+            stdout.write(separator + self._encoded(value))
             separator = ", "
         stdout.write("]")
         for field, value in tail().items():
-            stdout.write(f", {encoded(field)}: {encoded(value)}")
+            stdout.write(f", {self._encoded(field)}: {self._encoded(value)}")
         stdout.write("}\n")
         stdout.flush()
 
@@ -115,9 +118,15 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{value!r} has no JSON form")
 
 
-def encoded(value: Any) -> str:
-    """The value as JSON, in which characters that act on a terminal are escaped."""
-    text = json.dumps(value, default=plain, ensure_ascii=False)
+def holds_unicode(stream: TextIO | None) -> bool:
+    """Whether the stream can hold each character. Others replace some by a question mark."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return codecs.lookup(encoding).name.startswith("utf")
+
+
+def encoded(value: Any, *, as_ascii: bool = False) -> str:
+    """The value as JSON, in which characters that act on a terminal are escaped, or all but those of ASCII."""
+    text = json.dumps(value, default=plain, ensure_ascii=as_ascii)
     return _OUTSIDE_ASCII.sub(lambda match: json.dumps(match[0])[1:-1] if _acts(match[0]) else match[0], text)
 
 

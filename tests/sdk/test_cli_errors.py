@@ -259,3 +259,25 @@ def test_an_address_in_the_environment_that_is_not_utf8_is_refused() -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
     assert result.returncode == 2
     assert "is not the address of a service" in result.stderr
+
+
+# Encodings and terminals
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_keeps_all_characters_in_any_encoding(lastbit: Lastbit, encoding: str) -> None:
+    """On both streams, also in a document that is written incrementally."""
+    key, reason = "naïve-日本-🎉", "größer\x7f"
+    with Client(lastbit.url) as client:
+        batch = client.open(key=key, items=1)
+        client.fail(batch.ids, reason)
+
+    def output(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        command, options = process(lastbit.url, *arguments, "--json", environment={"PYTHONIOENCODING": encoding})
+        return subprocess.run(command, capture_output=True, timeout=60, **options)
+
+    assert json.loads(output("status", str(batch.id)).stdout)["key"] == key
+    ranges = json.loads(output("pending", str(batch.id), "--failed").stdout)["ranges"]
+    assert list(ranges[0]["reasons"].values()) == [reason]
+    assert f"no {key}" in json.loads(output("status", f"no {key}").stderr)["message"]
+    assert ("日本" in output("status", str(batch.id)).stdout.decode()) == (encoding == "utf-8")
