@@ -183,6 +183,8 @@ def _reporting(as_json: bool) -> Iterator[None]:
         raise click.exceptions.Exit(INTERRUPTED) from None
     except click.ClickException as error:
         if not as_json or isinstance(error, JsonError):
+            # It may quote an argument.
+            error.message = plain_text(error.message, keep="\n")  # type: ignore[misc]  # final in newer clicks
             raise
         is_wrong_use = isinstance(error, click.UsageError)
         fields = {

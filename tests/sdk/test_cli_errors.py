@@ -17,6 +17,7 @@ import pytest
 
 from lastbit import Client
 from tests.sdk.conftest import LOST, Reply, ScriptedService, Seen
+from tests.sdk.terminals import on_terminal
 from tests.sdk.test_cli import Lastbit
 from tests.sdk.test_protocol import BATCH
 from tests.support.servers import ROOT
@@ -281,3 +282,14 @@ def test_json_keeps_all_characters_in_any_encoding(lastbit: Lastbit, encoding: s
     assert list(ranges[0]["reasons"].values()) == [reason]
     assert f"no {key}" in json.loads(output("status", f"no {key}").stderr)["message"]
     assert ("日本" in output("status", str(batch.id)).stdout.decode()) == (encoding == "utf-8")
+
+
+@pytest.mark.parametrize("arguments", [["status", "1", "\x1b[31mfoo\x07"], ["status", "--\x1b[31mfoo\x07"]])
+def test_a_usage_error_cannot_control_the_terminal(lastbit: Lastbit, arguments: list[str]) -> None:
+    """It quotes what was typed, escaped."""
+    screen = on_terminal(lastbit.url, arguments)
+    assert screen.code == 2
+    assert r"\x1b[31mfoo\x07" in screen.raw
+    assert "\x1b[31mfoo" not in screen.raw
+    assert "\x07" not in screen.raw
+    assert "Usage: " in screen.text
