@@ -195,6 +195,9 @@ def update(
     It must be open or sealed. What is not given stays as it is; `none` removes a deadline or a limit.
     """
     changes = {name: None if value == NONE else value for name, value in options.items() if value is not None}
+    for name, _ in label_pairs:
+        if name in removed:
+            raise click.UsageError(f"the label {name!r} is in --label and in --remove-label")
     if label_pairs or removed:
         changes["labels"] = {**(labels(label_pairs) or {}), **dict.fromkeys(removed)}
     if not changes:

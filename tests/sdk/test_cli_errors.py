@@ -293,3 +293,12 @@ def test_a_usage_error_cannot_control_the_terminal(lastbit: Lastbit, arguments: 
     assert "\x1b[31mfoo" not in screen.raw
     assert "\x07" not in screen.raw
     assert "Usage: " in screen.text
+
+
+def test_a_label_cannot_be_set_and_removed_at_once(lastbit: Lastbit) -> None:
+    """The error names the label, and nothing is changed."""
+    batch = str(lastbit.json("open", "--label", "a:b")["id"])
+    result = lastbit("update", batch, "--label", "a:c", "--label", "x:y", "--remove-label", "a")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "the label 'a' is in --label and in --remove-label" in result.stderr
+    assert lastbit.json("status", batch)["labels"] == {"a": "b"}
