@@ -77,7 +77,9 @@ def test_an_interrupted_ack_shows_what_it_did(lastbit: Lastbit) -> None:
         command, options = process(lastbit.url, "ack", batch.ids[0], "-")
         streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         with subprocess.Popen(command, text=True, **streams, **options) as reading:
-            assert batch.wait(timeout=30).complete  # so the command reads on
+            assert reading.stdin is not None
+            reading.stdin.write("\n" * 300_000)  # more than a pipe holds, so the command has sent the id and reads on
+            reading.stdin.flush()
             reading.send_signal(signal.SIGINT)
             stdout, stderr = reading.communicate(timeout=30)
     assert reading.returncode == 130
