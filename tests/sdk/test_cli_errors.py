@@ -30,11 +30,11 @@ def lastbit(service_url: str) -> Lastbit:
     return Lastbit(service_url)
 
 
-def process(url: str, *arguments: str | bytes, environment: Mapping[str, str] | None = None) -> list[Any]:
-    """The keyword arguments and the command of a `lastbit` whose streams or encoding matter."""
+def process(url: str, *arguments: str | bytes, environment: Mapping[str, str] | None = None) -> tuple[Any, Any]:
+    """The command line of a `lastbit` whose streams or encoding matter, and the options of its process."""
     variables = {**os.environ, "LASTBIT_URL": url, "NO_PROXY": "*", **(environment or {})}
     variables.pop("LASTBIT_TOKEN", None)
-    return [[sys.executable, "-m", "lastbit", *arguments], {"env": variables, "cwd": ROOT}]
+    return [sys.executable, "-m", "lastbit", *arguments], {"env": variables, "cwd": ROOT}
 
 
 # Acks that stop in the middle
@@ -219,7 +219,7 @@ def test_a_verification_whose_list_fails_stopped_at_no_batch(scripted_service: S
     assert (problem["stopped_at"], problem["inconsistent"]) == (None, [])
 
 
-# Arguments that once were tracebacks
+# Arguments that no request can have
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_limit_that_no_list_can_reach_is_refused(lastbit: Lastbit, command: st
 )
 @pytest.mark.parametrize("end", [[], [b"--json"]])
 def test_an_option_that_is_not_utf8_is_refused(option: str, arguments: list[bytes], end: list[bytes]) -> None:
-    """With its name, also in an address in the environment."""
+    """The error names it."""
     command, options = process("http://127.0.0.1:1", *arguments, *end)
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
     assert (result.returncode, result.stdout) == (2, "")
