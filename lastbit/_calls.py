@@ -83,7 +83,11 @@ def open_batch(
     # Omitted, not null, so that the service's defaults apply.
     body = {name: value for name, value in body.items() if value is not None}
     answer = yield from service.call(
-        "POST", "/v1/batches", body=body, idempotency_key=_key(idempotency_key), headers=_traces.current()
+        *("POST", "/v1/batches"),
+        body=body,
+        idempotency_key=_key(idempotency_key),
+        headers=_traces.current(),
+        repeatable=False,
     )
     batch = service.decoded("POST /v1/batches", answer, models.Opened.from_json)
     return batch, _is_replay(answer)
@@ -104,7 +108,9 @@ def _callback(callback: str | models.Callback) -> dict[str, Any]:
 
 def extend(service: Service, batch: int, count: int, idempotency_key: str | None) -> Flow[models.Extended]:
     path = _path(batch, "items")
-    answer = yield from service.call("POST", path, body={"count": count}, idempotency_key=_key(idempotency_key))
+    answer = yield from service.call(
+        "POST", path, body={"count": count}, idempotency_key=_key(idempotency_key), repeatable=False
+    )
     return replace(service.decoded(f"POST {path}", answer, models.Extended.from_json), replayed=_is_replay(answer))
 
 
@@ -216,8 +222,8 @@ def redrive(
         body["items"] = [str(item) for item in ([items] if isinstance(items, str | ItemId) else items)]
     if note is not None:
         body["note"] = utf8("a note", note)
-    decode = failures.Redriven.from_json
-    return ask(service, "POST", _path(batch, "redrive"), decode, body=body, idempotency_key=_key(idempotency_key))
+    key, path = _key(idempotency_key), _path(batch, "redrive")
+    return ask(service, "POST", path, failures.Redriven.from_json, body=body, idempotency_key=key, repeatable=False)
 
 
 def redrives(service: Service, after: int | None, batch: int | None) -> Flow[None]:

@@ -55,10 +55,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """No response arrived. A `lasting` failure is not retried, for example an invalid URL."""
+    """No response arrived. A `lasting` failure is not retried, for example an invalid URL. `sent`: whether the request
+    may have reached the service."""
 
     cause: str
     lasting: bool = False
+    sent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +183,14 @@ class Service:
         headers: Mapping[str, str] = _NONE,
         hold: float = 0.0,
         within: float | None = None,
+        repeatable: bool = True,
     ) -> Flow[Answer]:
         """Send a request, with retries. The flow's value is a 2xx response.
 
         `hold`: seconds for which the service may delay the response (a long poll). `within`: seconds after which no
         retry starts, if that is earlier than the retry policy's deadline; 0 for a request that must not be repeated.
-        Raises `InvalidArgument`, `ServiceError`, `ServiceUnreachable`, `UnexpectedAnswer`.
+        `repeatable`: False if a second call without an idempotency key would have another effect. Raises
+        `InvalidArgument`, `ServiceError`, `ServiceUnreachable`, `UnexpectedAnswer`.
         """
         for name, value in params:
             utf8(name, value)
@@ -203,6 +207,8 @@ class Service:
         request = Request(method, self.url + path, params, headers, content, self.timeout + hold)
         request_line = f"{method} {path}"
 
+        repeatable = (repeatable or idempotency_key is not None) and within != 0
+        is_sent = False
         start = first_trouble = self.now()
         attempt = 0
         while True:
@@ -216,6 +222,7 @@ class Service:
                     # An earlier attempt deleted it and its response was lost, so the request has succeeded.
                     return Answer(204, outcome.headers, b"")
                 raise self.error(request_line, outcome)
+            is_sent = is_sent or isinstance(outcome, Answer) or outcome.sent
             now = self.now()
             if hold and attempt == 1:
                 # The time of a long poll does not count: if it breaks at its end, the full retry deadline remains.
@@ -231,8 +238,9 @@ class Service:
             if pause is None or (within is not None and elapsed + pause > within):
                 if isinstance(outcome, Answer):
                     raise self.error(request_line, outcome)
-                repeatable = within is None or within > 0
-                raise errors.ServiceUnreachable(self.url, request_line, outcome.cause, attempt, elapsed, repeatable)
+                raise errors.ServiceUnreachable(
+                    *(self.url, request_line, outcome.cause, attempt, elapsed, repeatable or not is_sent, is_sent)
+                )
             yield Pause(pause)
 
     def error(self, request_line: str, answer: Answer) -> errors.LastbitError:

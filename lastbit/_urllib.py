@@ -7,6 +7,7 @@ requests use `Client`, which has a connection pool. urllib takes proxies from th
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -80,4 +81,5 @@ def _failure(error: Exception, request: Request) -> Failure:
     if isinstance(cause, TimeoutError):
         return Failure(f"no response within {request.timeout:g} s")
     lasting = isinstance(cause, ssl.SSLCertVerificationError | http.client.InvalidURL | ValueError)
-    return Failure(str(cause) or type(cause).__name__, lasting and not isinstance(cause, ConnectionError))
+    is_sent = not (lasting or isinstance(cause, ConnectionRefusedError | socket.gaierror))
+    return Failure(str(cause) or type(cause).__name__, lasting and not isinstance(cause, ConnectionError), is_sent)

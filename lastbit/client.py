@@ -50,11 +50,12 @@ def _answer(response: httpx.Response) -> Answer:
 def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Failure:
     message = str(error)
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
-        return Failure(f"no connection within {request.timeout:g} s")
+        return Failure(f"no connection within {request.timeout:g} s", sent=False)
     if isinstance(error, httpx.TimeoutException):
         return Failure(f"no response within {request.timeout:g} s")
     lasting = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.InvalidURL)
-    return Failure(message or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in message)
+    is_sent = not isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.InvalidURL)
+    return Failure(message or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in message, is_sent)
 
 
 def _arguments(request: Request) -> dict[str, Any]:

@@ -244,9 +244,16 @@ class ServiceUnreachable(LastbitError):
     is_temporary = True
 
     def __init__(
-        self, url: str, request: str, cause: str, attempts: int, seconds: float, repeatable: bool = True
+        self,
+        url: str,
+        request: str,
+        cause: str,
+        attempts: int,
+        seconds: float,
+        repeatable: bool = True,
+        sent: bool = True,
     ) -> None:
-        super().__init__(url, request, cause, attempts, seconds, repeatable)
+        super().__init__(url, request, cause, attempts, seconds, repeatable, sent)
         self.url = url
         self.request = request
         """Method and path, like `POST /v1/acks`."""
@@ -255,7 +262,9 @@ class ServiceUnreachable(LastbitError):
         self.seconds = seconds
         """Seconds from the first attempt to the last."""
         self.repeatable = repeatable
-        """False: the request would have its effect twice, such as a second webhook."""
+        """False: the request would have its effect twice, such as a second batch."""
+        self.sent = sent
+        """False: no attempt got a connection, so the request has had no effect."""
 
     def __str__(self) -> str:
         attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"

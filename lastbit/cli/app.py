@@ -258,7 +258,8 @@ def _repeat(error: BaseException) -> Repeat | None:
     repeat: Repeat | None = context.meta.get(_REPEAT) if context else None
     if isinstance(error, errors.LastbitError) and not isinstance(error, StreamFailed):
         is_refused = not error.is_temporary or isinstance(error, errors.RateLimited)
-        return None if is_refused else repeat
+        is_unsent = isinstance(error, errors.ServiceUnreachable) and not error.sent
+        return None if is_refused or is_unsent else repeat
     return repeat
 
 
@@ -346,7 +347,7 @@ def explained(error: errors.LastbitError) -> str:
     """The error message for command line users."""
     if isinstance(error, errors.ServiceUnreachable):
         attempts = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
-        advice = "" if error.repeatable else f"\n{error.advice}"
+        advice = "" if error.repeatable or _repeat(error) is not None else f"\n{error.advice}"
         return (
             f"no response from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
             "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000, `make serve` in a "

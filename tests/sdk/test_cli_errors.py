@@ -123,8 +123,9 @@ def test_after_a_lost_response_the_error_has_the_idempotency_key(
     assert "carried out" not in lastbit(*arguments, "--idempotency-key", "mine").stderr
 
 
-def test_a_refused_request_was_not_carried_out(lastbit: Lastbit) -> None:
-    """Nor one that was never sent."""
+def test_a_refused_request_was_not_carried_out(lastbit: Lastbit, unused_port: int) -> None:
+    """Nor one that was never sent, or that found no service."""
+    assert "carried out" not in Lastbit(f"http://127.0.0.1:{unused_port}")("open").stderr
     for arguments in (["extend", "999999", "1"], ["open", "--parent", "x"], ["extend", "no such key", "1"]):
         result = lastbit(*arguments)
         assert result.returncode in (1, 2)

@@ -174,6 +174,22 @@ def test_a_call_gives_up_after_its_attempts() -> None:
     assert "GET /v1/batches/7" in str(excinfo.value)
 
 
+@pytest.mark.parametrize("key", [None, "mine"])
+@pytest.mark.parametrize("sent", [True, False])
+def test_only_a_repeat_that_can_have_no_second_effect_is_called_safe(key: str | None, sent: bool) -> None:
+    """Each call without a key has a new one. Nothing has happened if no attempt got a connection."""
+    for flow, is_repeatable in (
+        (lambda service: _calls.extend(service, 7, 5, key), key is not None),
+        (lambda service: _calls.redrive(service, 7, None, None, None, key), key is not None),
+        (lambda service: _calls.seal(service, 7), True),
+    ):
+        world = World(script(Failure("no connection", sent=False), Failure("no response", sent=sent)))
+        with pytest.raises(errors.ServiceUnreachable) as caught:
+            world.run(flow(world.service(retry=Retry(attempts=2))))
+        assert (caught.value.sent, caught.value.repeatable) == (sent, is_repeatable or not sent)
+        assert ("may have been carried out" in str(caught.value)) == (not caught.value.repeatable)
+
+
 def test_a_permanent_failure_is_not_retried() -> None:
     """Such as an untrusted certificate."""
     world = World(lambda _: Failure("bad certificate", lasting=True))
