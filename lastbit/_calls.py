@@ -154,7 +154,7 @@ def is_issued(service: Service, batch: int, idempotency_key: str) -> Flow[bool]:
             return False
         raise
     raise errors.UnexpectedAnswer(
-        service.url, f"POST {_path(batch, 'items')}", 201, f"a batch can't hold that many items: {extended}"
+        service.address, f"POST {_path(batch, 'items')}", 201, f"a batch can't hold that many items: {extended}"
     )
 
 

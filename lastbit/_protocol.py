@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import threading
 import time
 import uuid
@@ -27,6 +28,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """Exceptions of parsing and decoding when a response does not follow the contract."""
+
+_PASSWORD = re.compile(r"(//[^/:@]*:)[^/]*@")
 
 _NONE: Mapping[str, str] = {}
 Params = tuple[tuple[str, str], ...]
@@ -138,8 +141,14 @@ def base_url(text: str) -> str:
     except (ValueError, AttributeError):
         fits = False
     if not fits or parts.query or parts.fragment:
-        raise errors.InvalidArgument(f"{text!r} is not the address of a service: expected a URL like {DEFAULT_URL}")
+        shown = masked(text) if isinstance(text, str) else text
+        raise errors.InvalidArgument(f"{shown!r} is not the address of a service: expected a URL like {DEFAULT_URL}")
     return text.rstrip("/")
+
+
+def masked(url: str) -> str:
+    """The URL without its password, for messages."""
+    return _PASSWORD.sub(r"\1***@", url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +163,11 @@ class Service:
     chance: Callable[[], float] = random.random
     is_patient: bool = False
     """Whether calls are retried until the policy's deadline, however many attempts that takes."""
+
+    @property
+    def address(self) -> str:
+        """The URL as messages show it."""
+        return masked(self.url)
 
     def after_an_answer(self) -> Service:
         """The service for the next poll of an endless series: the address is right, so the service is only restarting
@@ -239,7 +253,7 @@ class Service:
                 if isinstance(outcome, Answer):
                     raise self.error(request_line, outcome)
                 raise errors.ServiceUnreachable(
-                    *(self.url, request_line, outcome.cause, attempt, elapsed, repeatable or not is_sent, is_sent)
+                    *(self.address, request_line, outcome.cause, attempt, elapsed, repeatable or not is_sent, is_sent)
                 )
             yield Pause(pause)
 
@@ -254,15 +268,17 @@ class Service:
                 raise TypeError("a problem's code and detail must be text")
         except _UNREADABLE:
             if answer.status < 400:
-                return errors.UnexpectedAnswer(self.url, request_line, answer.status, "Lastbit never sends this status")
+                return errors.UnexpectedAnswer(
+                    self.address, request_line, answer.status, "Lastbit never sends this status"
+                )
             # The response is not from the service, but from a gateway in front of it or from other software.
             detail = (
-                f"{self.url} responded with {answer.status} to {request_line}, without the error document that a "
+                f"{self.address} responded with {answer.status} to {request_line}, without the error document that a "
                 "Lastbit service sends"
             )
             return errors.service_error(answer.status, f"http_{answer.status}", detail, (), retry_after)
         if code == "not_found" and self.url.endswith("/v1"):
-            detail += f"; the client adds /v1 itself, so use the address {self.url.removesuffix('/v1')}"
+            detail += f"; the client adds /v1 itself, so use the address {self.address.removesuffix('/v1')}"
         valid_places = [place for place in places if isinstance(place, dict)] if isinstance(places, list) else []
         return errors.service_error(answer.status, code, detail, valid_places, retry_after)
 
@@ -277,5 +293,5 @@ class Service:
                 if isinstance(cause, json.JSONDecodeError)
                 else f"the response doesn't follow the contract ({cause!r:.300})"
             )
-            raise errors.UnexpectedAnswer(self.url, request_line, answer.status, fault) from cause
+            raise errors.UnexpectedAnswer(self.address, request_line, answer.status, fault) from cause
         return value

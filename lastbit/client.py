@@ -291,7 +291,7 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Client {self.url}>"
+        return f"<Client {self._driver.service.address}>"
 
 
 class AsyncClient:
@@ -459,4 +459,4 @@ class AsyncClient:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<AsyncClient {self.url}>"
+        return f"<AsyncClient {self._driver.service.address}>"

@@ -280,9 +280,11 @@ def yes_option(command: F) -> F:
 
 def confirm(yes: bool, question: Callable[[], str]) -> None:
     """Ask for confirmation of something that can't be undone, if the command runs on a terminal. Scripts aren't asked.
-    Raises `Declined`."""
-    if yes or sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+    Raises `Declined`, and `click.UsageError` if nobody would see the question."""
+    if yes or sys.stdin is None or not sys.stdin.isatty():
         return
+    if not sys.stderr.isatty():
+        raise click.UsageError("it would ask first, but standard error is redirected: add --yes")
     try:
         is_confirmed = click.confirm(plain_text(question()), err=True)
     except click.Abort as abort:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lastbit import Client
+from lastbit import Client, LastbitError, Retry
 from tests.sdk.conftest import LOST, Reply, ScriptedService, Seen
 from tests.sdk.terminals import on_terminal
 from tests.sdk.test_cli import Lastbit
@@ -305,3 +306,47 @@ def test_a_label_cannot_be_set_and_removed_at_once(lastbit: Lastbit) -> None:
     assert (result.returncode, result.stdout) == (2, "")
     assert "the label 'a' is in --label and in --remove-label" in result.stderr
     assert lastbit.json("status", batch)["labels"] == {"a": "b"}
+
+
+# Questions and secrets
+
+
+def test_a_command_that_cannot_ask_does_nothing(lastbit: Lastbit) -> None:
+    """On a terminal whose standard error is redirected, as the manual says to do with JSON."""
+    batch = lastbit.json("open", "--items", "1")["id"]
+    leader, follower = pty.openpty()
+    result = subprocess.run(
+        [sys.executable, "-m", "lastbit", "delete", str(batch)],
+        env={**os.environ, "LASTBIT_URL": lastbit.url},
+        stdin=follower,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    os.close(leader)
+    os.close(follower)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "standard error is redirected: add --yes" in result.stderr
+    assert lastbit.json("status", str(batch))["pending"] == 1
+
+
+@pytest.mark.parametrize("end", ["", "?x", " x"], ids=["unreachable", "with a query", "with a blank"])
+def test_a_password_in_the_address_is_in_no_error(unused_port: int, end: str) -> None:
+    """Neither in its text nor in its document."""
+    lastbit = Lastbit(f"http://me:p4ss@word@127.0.0.1:{unused_port}{end}")
+    for options in ((), ("--json",)):
+        result = lastbit("status", "7", *options)
+        assert f"http://me:***@127.0.0.1:{unused_port}" in result.stderr
+        assert "p4ss" not in result.stderr + result.stdout
+        assert "word" not in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize("status", [204, 302, 404, 500])
+def test_a_password_is_in_no_error_of_an_answer(scripted_service: ScriptedService, status: int) -> None:
+    """Of a gateway, or of other software."""
+    scripted_service.replies((status, {}, {}))
+    url = scripted_service.url.replace("//", "//me:p4ss@")
+    with Client(url, retry=Retry(attempts=1)) as client, pytest.raises(LastbitError) as caught:
+        client.batch(7).refresh()
+    assert "p4ss" not in f"{caught.value} {caught.value!r} {client!r}"
+    assert "me:***@127.0.0.1" in str(caught.value)
