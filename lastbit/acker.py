@@ -166,9 +166,9 @@ class Acker:
                 if self._closed:
                     raise errors.AckerClosed
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="lastbit-acker", daemon=True)
-                self._thread.start()
-                self._process = os.getpid()
+                thread = threading.Thread(target=self._work, name="lastbit-acker", daemon=True)
+                thread.start()  # may fail; then a later call tries again
+                self._thread, self._process = thread, os.getpid()
             self._coalescer.put(text, kind, receiver)
             self._open += 1
             if self._open >= self._wake_at:

@@ -188,7 +188,7 @@ class Lane:
         event = task.event(self._process.retry_type)
         epoch, cached = task.partition.assignment.epoch, self._shared.states.get(task.instance)
         version, state = _NEW if cached is None or cached.epoch != epoch else cached[1:]
-        outcome = self._process.decide(json.loads(state), event) if task.refusal is None else {"error": task.refusal}
+        outcome = self._process.decide(state, event) if task.refusal is None else {"error": task.refusal}
         body = handling(event.id, event.position, self._shared.worker, epoch, version, outcome)
         return {"instance": task.instance, **body}
 

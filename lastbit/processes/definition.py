@@ -116,10 +116,11 @@ class Process:
         names = [_name(each) for each in (value if isinstance(value, list) else [value])]
         return list(dict.fromkeys(name for name in names if name is not None))
 
-    def decide(self, state: Any, event: Event) -> dict[str, Any]:
-        """The function's result for the event, as fields of a `handle` call's body."""
+    def decide(self, state: str, event: Event) -> dict[str, Any]:
+        """The function's result for the event, as fields of a `handle` call's body. `state` is JSON, as the function
+        may change what it gets."""
         try:
-            body = _decided(self.function(state, event), state)
+            body = _decided(self.function(json.loads(state), event), state)
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
         except Exception as error:  # noqa: BLE001  # any error parks the event
             return {"error": _told("".join(traceback.format_exception(error)))}
@@ -140,11 +141,11 @@ def _name(value: Any) -> str | None:
     return value
 
 
-def _decided(result: Any, state: Any) -> dict[str, Any]:
+def _decided(result: Any, state: str) -> dict[str, Any]:
     if result is None:
-        result = (state, ())
+        result = (json.loads(state), ())
     if isinstance(result, Finish):
-        new, actions = (state if result.state is _KEEP else result.state), result.commands
+        new, actions = (json.loads(state) if result.state is _KEEP else result.state), result.commands
     elif isinstance(result, tuple) and len(result) == 2:
         new, actions = result
     else:

@@ -216,6 +216,7 @@ async def _while_active(assignment: Held, source: AsyncIterable[R] | Iterable[R]
     if not isinstance(source, AsyncIterable):
         for item in while_active(assignment, source):
             yield item
+            await asyncio.sleep(0)  # let heartbeats and lanes run
         return
     try:
         async for item in source:

@@ -169,7 +169,8 @@ class _Run(Generic[R]):
         try:
             while (entry := lane.get()) is not None and self._failure is None:
                 try:
-                    self._handle(entry.record)
+                    if self._window.begins(entry.position):
+                        self._handle(entry.record)
                 except Exception as error:  # noqa: BLE001  # any exception means that the record failed
                     self._give_up(entry, error)
                 except BaseException as error:

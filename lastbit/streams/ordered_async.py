@@ -97,7 +97,13 @@ class _Run(Generic[R]):
             for task in (failure, reader, *lanes):
                 task.cancel()
             await asyncio.gather(reader, committer, *lanes, return_exceptions=True)
-            await self._commit_at_the_end()
+            # A cancellation waits for it; a second one doesn't.
+            last_commit = asyncio.create_task(self._commit_at_the_end(), name="lastbit-last-commit")
+            try:
+                await asyncio.shield(last_commit)
+            except asyncio.CancelledError:
+                await last_commit
+                raise
         if self._failure is not None:
             raise self._failure
 
@@ -149,7 +155,8 @@ class _Run(Generic[R]):
         try:
             while (entry := await lane.get()) is not None and self._failure is None:
                 try:
-                    await self._handle(entry.record)
+                    if self._window.begins(entry.position):
+                        await self._handle(entry.record)
                 except Exception as error:  # noqa: BLE001  # any exception means that the record failed
                     await self._give_up(entry, error)
                 except BaseException as error:
@@ -181,9 +188,15 @@ class _Run(Generic[R]):
 
     async def _call_commit(self, offset: Any) -> None:
         assert self._commit is not None
-        result = self._commit(offset)
-        if inspect.isawaitable(result):
-            await result
+        try:
+            result = self._commit(offset)
+            if inspect.isawaitable(result):
+                await result
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            # Of something that it awaits. As a cancellation, it would end this task without a word.
+            raise RuntimeError("the commit was cancelled from inside") from error
 
     async def _commit_once(self) -> None:
         due = self._progress.due()

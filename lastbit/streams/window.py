@@ -140,6 +140,11 @@ class AckWindow:
                 self._waiting -= 1
         return True
 
+    def begins(self, offset: int) -> bool:
+        """Whether a record that was tracked, and has waited since then, is still to be handled: not if the stream got
+        another owner meanwhile."""
+        return not self._closed
+
     def ack(self, offset: int) -> bool:
         """Mark an offset as done. Returns whether it was outstanding; False: it was acked before. Raises
         `UnknownOffset` if it was never tracked, and `WindowClosed`."""

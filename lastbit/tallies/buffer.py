@@ -68,6 +68,8 @@ class Gatherer:
         self._messages: deque[Message] = deque()
         self.entries = 0
         """Number of waiting entries."""
+        self.size = 0
+        """The same, with one for each message without entries."""
 
     def __bool__(self) -> bool:
         return bool(self._messages)
@@ -75,6 +77,7 @@ class Gatherer:
     def put(self, message: Message) -> None:
         self._messages.append(message)
         self.entries += len(message.entries)
+        self.size += max(1, len(message.entries))
 
     def take(self) -> Gathered | None:
         """The next call; None if nothing waits."""
@@ -91,6 +94,7 @@ class Gatherer:
             if message.ack is not None:
                 acks.append(message.ack)
             self.entries -= len(message.entries)
+            self.size -= max(1, len(message.entries))
         return Gathered(entries, acks, messages) if messages else None
 
 
@@ -134,7 +138,7 @@ class _Buffer:
             raise errors.BufferClosed
 
     def _full(self) -> bool:
-        return self._waiting.entries >= ROOM * self._most and self._failure is None and not self._closed
+        return self._waiting.size >= ROOM * self._most and self._failure is None and not self._closed
 
     def _put(self, new: Message) -> None:
         if not self._waiting:
@@ -194,11 +198,11 @@ class TallyBuffer(_Buffer):
             while self._full():
                 self._caller_waits.wait()
             self._check()
-            self._put(new)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="lastbit-tally-buffer", daemon=True)
-                self._thread.start()
-                self._process = os.getpid()
+                thread = threading.Thread(target=self._work, name="lastbit-tally-buffer", daemon=True)
+                thread.start()  # may fail; then a later call tries again
+                self._thread, self._process = thread, os.getpid()
+            self._put(new)
             self._work_waits.notify()
 
     def flush(self) -> None:

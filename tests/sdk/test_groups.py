@@ -779,6 +779,31 @@ def test_streams_of_tasks_continue_too(url: str, client: Client, group: str) -> 
     assert [position.floor for position in client.groups.get(group).positions] == [RECORDS - 1] * 6
 
 
+def test_an_idling_source_without_await_leaves_the_loop_to_others(url: str, client: Client, group: str) -> None:
+    """It yields None when it has nothing; heartbeats and handlers go on meanwhile."""
+    handled: list[int] = []
+
+    def idling(assignment: Any) -> Iterator[Any]:
+        yield from ((number, number) for number in range(RECORDS))
+        while True:
+            yield None
+
+    async def run() -> None:
+        async with AsyncClient(url) as async_client:
+            worker = AsyncConsumerGroup(async_client, group, "one")
+
+            async def handle(record: int) -> None:
+                handled.append(record)
+                if len(handled) == 6 * RECORDS:
+                    worker.stop()
+
+            async with asyncio.timeout(PATIENCE):
+                await worker.consume(idling, handle, key=lambda record: record % 3)
+
+    asyncio.run(run())
+    assert [position.floor for position in client.groups.get(group).positions] == [RECORDS - 1] * 6
+
+
 def test_the_command_line(url: str, client: Client) -> None:
     """As text and as JSON."""
 

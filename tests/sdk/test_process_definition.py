@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -55,7 +56,7 @@ def test_an_event_belongs_to_its_named_instances(occurrence: Event, instances: l
 
 def decided(result: Any, state: Any = "before") -> dict[str, Any]:
     process = Process("p", {"a": "b"}, lambda state, event: result)
-    return process.decide(state, event("a"))
+    return process.decide(json.dumps(state), event("a"))
 
 
 def test_a_functions_result_becomes_the_decision() -> None:
@@ -84,7 +85,7 @@ def test_a_function_that_fails_parks_its_event() -> None:
     def fails(state: Any, event: Event) -> Any:
         raise KeyError("no such item" + "x" * 9000 + "\ud800")
 
-    decision = Process("p", {"a": "b"}, fails).decide(None, event("a"))
+    decision = Process("p", {"a": "b"}, fails).decide("null", event("a"))
     assert set(decision) == {"error"}
     assert len(decision["error"]) == 4000
     decision["error"].encode()
@@ -110,3 +111,14 @@ def test_a_definition_needs_only_the_standard_library() -> None:
     code = "import sys; from lastbit.processes import Command, Finish, process; print('httpx' in sys.modules)"
     completed_process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert completed_process.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("result", [None, Finish()])
+def test_a_state_that_is_changed_in_place_stays_as_it_was(result: Any) -> None:
+    """Unless the function returns it."""
+
+    def changes(state: Any, event: Event) -> Any:
+        state["n"] += 1
+        return result
+
+    assert Process("p", {"a": "b"}, changes).decide('{"n": 1}', event("a"))["state"] == {"n": 1}

@@ -197,8 +197,10 @@ def test_a_fence_is_sent_with_the_entries(client: Client) -> None:
     assert client.tally("fenced").value("k") == 0
 
 
-def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted_service: Any) -> None:
-    """The entries of ten calls wait, and no more."""
+@pytest.mark.parametrize("deltas", [{"k": 1}, {}], ids=["an entry", "no entry"])
+def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted_service: Any, deltas: Any) -> None:
+    """The entries of ten calls wait, and no more. A message without an entry counts as one: a filtered stream must not
+    fill the memory, or the window of its offsets, while a call is under way."""
     gate, request_arrived = threading.Event(), threading.Event()
 
     def reply(_: Any) -> Any:
@@ -216,7 +218,7 @@ def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted_se
             nonlocal count
             try:
                 for offset in range(100):
-                    buffer.add({"k": 1}, read(offset))
+                    buffer.add({"k": 1} if offset == 0 else deltas, read(offset))
                     count += 1
             except ServiceUnreachable:
                 stopping.set()
@@ -344,3 +346,24 @@ def test_a_service_that_is_briefly_unavailable_counts_nothing_twice(scripted_ser
     bodies = [request.body for request in scripted_service.seen]
     source = {"topic": "screws", "partition": 2, "offset": 5, "child": 1 << 34}
     assert bodies == [{"entries": [{"key": "k", "delta": 1, "source": source}]}] * 3
+
+
+def test_a_thread_that_cannot_start_can_start_later(scripted_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit of threads: the call fails, nothing waits for a thread that never was, and the next call works."""
+    scripted_service.reply = lambda seen: (
+        (200, {}, {"applied": len(seen.body["entries"]), "repeated": 0})
+        if seen.path.startswith("/v1/tallies")
+        else (200, {}, {"applied": 1, "repeated": 0, "rejected": [], "completed": []})
+    )
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    with Client(scripted_service.url) as client, client.tally("t").buffer() as buffer, client.acker() as acker:
+        for call in (lambda: buffer.add({"k": 1}, read(0)), lambda: acker.ack("7:0:0")):
+            monkeypatch.setattr(threading.Thread, "start", refused)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                call()
+            call()

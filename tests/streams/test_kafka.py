@@ -174,6 +174,37 @@ def test_acks_are_committed_before_a_partition_is_revoked() -> None:
         assert [record.offset for record in take(topics, 8).values()] == [1, 3, 4, 5, 6, 7, 8, 9]
 
 
+def test_records_that_wait_are_not_begun_after_their_partition_was_revoked() -> None:
+    """Its next owner handles them, so each is handled once, in order, also if that is this consumer again."""
+    client = RecordedClient(Broker(make_records(10)), assigned=[ZERO])
+    handled: list[int] = []
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def handle(record: Any) -> None:
+        handled.append(record.offset)
+        begun.set()
+        assert goes_on.wait(30)
+        if record.offset == 9:
+            topics.stop()
+
+    with KafkaTopics(client, ["orders"]) as topics:
+        lanes = threading.Thread(
+            target=run_ordered,
+            args=(topics, handle),
+            kwargs={"key": lambda record: 0, "window": topics.window, "commit": topics.commit, "every": 60},
+        )
+        lanes.start()
+        assert begun.wait(30)
+        while topics.window.high < 9:
+            topics.window.wait_for_room()
+        client.rebalance("revoked", [ZERO])
+        client.rebalance("assigned", [ZERO])
+        goes_on.set()
+        lanes.join(30)
+    # The one that was being handled when it was revoked is handled again.
+    assert handled == [0, *range(10)]
+
+
 def test_a_partition_that_was_lost_is_not_committed() -> None:
     """Another consumer owns it already."""
     broker = Broker(make_records(3))

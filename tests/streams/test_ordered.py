@@ -853,6 +853,61 @@ def test_a_cancellation_from_within_is_a_failure_not_an_end() -> None:
         asyncio.run(run_ordered_async(source(), succeed, key=same))
 
 
+def test_a_commit_that_is_cancelled_from_within_is_tried_again() -> None:
+    """Such as one that awaits a task of a pool that was closed; it must not end the commits without a word."""
+    commits: list[int] = []
+    is_done = asyncio.Event()
+
+    async def commit(floor: int) -> None:
+        commits.append(floor)
+        if len(commits) == 1:
+            raise asyncio.CancelledError
+        is_done.set()
+
+    async def source() -> AsyncIterator[Any]:
+        yield 0, 0
+        await is_done.wait()
+
+    async def handle(record: int) -> None:
+        pass
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await run_ordered_async(source(), handle, key=same, commit=commit, every=0.01)
+
+    asyncio.run(main())
+    assert commits == [0, 0]
+
+
+def test_a_cancellation_waits_for_the_last_commit() -> None:
+    """It is interrupted only by a second one."""
+    ended: list[int] = []
+
+    async def handle(record: int) -> None:
+        pass
+
+    async def main() -> None:
+        reached, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def commit(floor: int) -> None:
+            reached.set()
+            await goes_on.wait()
+            ended.append(floor)
+
+        run = run_ordered_async(numbered(3), handle, key=same, commit=commit, every=60)
+        task = asyncio.create_task(run)
+        await reached.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert ended == [2]
+
+
 def test_dead_letter_handlers_may_be_async() -> None:
     """And their failure ends the stream."""
     dead_letters: list[int] = []

@@ -223,6 +223,19 @@ def _restored(position: Position) -> AckWindow:
     return AckWindow.restore(snapshot) if snapshot.floor + 1 == position.offset else AckWindow()
 
 
+class _HandedOut(AckWindow):
+    """The window of all records that were handed out. Those whose partition was revoked while they waited are not
+    begun: its new owner handles them."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity=capacity)
+        self.unsettled: Unsettled[tuple[_Partition, int]] = Unsettled(self)
+
+    def begins(self, offset: int) -> bool:
+        origin = self.unsettled.at_broker(offset)
+        return super().begins(offset) and (origin is None or not origin[0].window.closed)
+
+
 class KafkaTopics(Session[tuple[_Partition, int, Any]]):
     """Records of topics, as (sequence number, the client's own record). Pass its `window` and `commit` to
     `run_ordered`:
@@ -249,7 +262,7 @@ class KafkaTopics(Session[tuple[_Partition, int, Any]]):
         super().__init__(f"Kafka topics {', '.join(topics)}")
         self.refused = 0
         self._client = client
-        self._unsettled: Unsettled[tuple[_Partition, int]] = Unsettled(AckWindow(capacity=capacity))
+        self._unsettled = _HandedOut(capacity).unsettled
         self._numbers = itertools.count()
         self._floor = -1
         self._ours: dict[Place, _Partition] = {}

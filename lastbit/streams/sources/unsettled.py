@@ -30,6 +30,10 @@ class Unsettled(Generic[T]):
         with self._lock:
             self._handed_out[offset] = at_broker
 
+    def at_broker(self, offset: int) -> T | None:
+        """The broker's name for a record that is not settled."""
+        return self._handed_out.get(offset)
+
     def resolved(self, floor: int) -> dict[int, T]:
         """Finished records whose acks the broker has not received yet, in order."""
         snapshot = Snapshot.decode(self.window.snapshot())
