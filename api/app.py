@@ -121,7 +121,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
         with contextlib.ExitStack() as running:
             if settings.tokens_file is not None:
                 running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))
-                running.enter_context(_on_hang_up(tokens.reload))
+                running.enter_context(_on_hang_up(loop, tokens.reload))
             if database.is_embedded and settings.janitor_every:
                 # With SQLite, one command runs the whole product. With a database server, cron runs one janitor for
                 # all replicas.
@@ -187,12 +187,13 @@ def _loop_first(shedding: bool) -> None:
 
 
 @contextlib.contextmanager
-def _on_hang_up(react: Callable[[], None]) -> Iterator[None]:
-    """Call `react` on each SIGHUP, the usual signal to reload a configuration."""
+def _on_hang_up(loop: asyncio.AbstractEventLoop, react: Callable[[], None]) -> Iterator[None]:
+    """Call `react` in a thread on each SIGHUP, the usual signal to reload a configuration. Not in the handler itself:
+    that interrupts the event loop anywhere, also while it holds a lock that `react` needs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGHUP, lambda *_: react())
+    before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(loop.run_in_executor, None, react))
     try:
         yield
     finally:

@@ -7,7 +7,15 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Path, Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 from starlette.concurrency import run_in_threadpool
 
 from api import expectations
@@ -15,6 +23,9 @@ from api.access.rules import caller_of
 from core import feed
 from core.batches.update import MAX_LABELS
 from lastbit.ids import INTEGER_LIMIT
+
+MOST_UNKNOWN: Final = 16
+"""Unknown fields of a body that are named in its error. With more, only their number is."""
 
 
 def _decimal(value: Any) -> Any:
@@ -42,9 +53,22 @@ _LABEL_NAME: Final = expectations.worded("^[^:]*$", "a name without a colon")
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_LABEL_NAME)]
 LabelValue = Annotated[str, StringConstraints(max_length=1024)]
 
+
+def _at_most(limit: int) -> BeforeValidator:
+    """Counts the labels first: pydantic would validate all of them, and describe each wrong one."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > limit:
+            raise ValueError(f"expected at most {limit} entries")
+        return value
+
+    return BeforeValidator(check)
+
+
 Labels = Annotated[
     dict[LabelName, LabelValue],
     Field(max_length=MAX_LABELS),
+    _at_most(MAX_LABELS),
     # pydantic would describe the names with `patternProperties`, which client generators don't support.
     WithJsonSchema(
         {
@@ -59,6 +83,7 @@ Labels = Annotated[
 LabelsPatch = Annotated[
     dict[LabelName, LabelValue | None],
     Field(max_length=2 * MAX_LABELS),
+    _at_most(2 * MAX_LABELS),
     WithJsonSchema(
         {
             "type": "object",
@@ -109,6 +134,15 @@ def of_events(types: list[str]) -> list[str]:
 
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        """Refuse a body with a multitude of unknown fields, as pydantic would describe each of them."""
+        if isinstance(value, dict) and len(value) > len(cls.model_fields) + MOST_UNKNOWN:
+            known = ", ".join(field.alias or name for name, field in cls.model_fields.items())
+            raise ValueError(f"expected only {known or 'an empty object'}, got {len(value):,} fields")
+        return value
 
 
 class EmptyBody(Body):

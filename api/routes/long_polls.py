@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import structlog
 from starlette.concurrency import run_in_threadpool
 
 from api.routes import models
@@ -42,12 +43,17 @@ KEPT: Final = 10_000
 """Maximum events that stay in memory after a read, so that followers don't read them from the database again."""
 KEPT_BYTES: Final = 32 * 2**20
 """Maximum bytes of their data. One event may have 64 KiB."""
+PAGES: Final = 16
+"""Maximum pages in memory that followers share. Each follower could ask for another one."""
 BETWEEN: Final = 0.01
 """Seconds between two reads, so that commits shortly after each other are read together."""
 SLICE: Final = 25
 """Followers that are woken at once."""
 PAUSE: Final = 0.0002
 """Seconds of pause per woken follower. Shorter if there are so many that waking all would take longer than `POLL`."""
+
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,8 @@ class Waiting:
             if page is None:
                 newer = filter(wanted_filter.wants, _above(self._kept, after))
                 events, is_cut = limits.within(newer, feed.size, limit, size_limit)
+                if len(self._pages) >= PAGES:
+                    del self._pages[next(iter(self._pages))]
                 page = self._pages[key] = SharedPage(events, events[-1].position if is_cut else position, position)
             return page
         return await run_in_threadpool(
@@ -295,6 +303,10 @@ class Waiting:
                 self._is_database_unreachable = False
             except errors.Unavailable:
                 self._is_database_unreachable = True  # the followers' own reads raise the error
+            except Exception:  # a bug, or a lack of memory or threads: what followers were told of is unknown
+                log.exception("reader_failed")
+                self._doubt()
+                await self._pause(POLL)
 
     async def _start(self) -> None:
         """Start at the feed's end."""

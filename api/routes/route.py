@@ -102,9 +102,10 @@ class JsonRoute(GuardedRoute):
         inner = super().get_route_handler()
         if self.body_field is None:
             return inner
+        limit = bodies.LIMIT_OF_STRANGERS if rule_of(self.endpoint).everybody else bodies.LIMIT
 
         async def handler(request: Request) -> Response:
-            async with bodies.reading(request.scope, request.receive, request.app.state.room) as body:
+            async with bodies.reading(request.scope, request.receive, request.app.state.room, limit) as body:
                 content = bodies.parsed(body)
 
                 async def receive() -> Message:

@@ -20,6 +20,7 @@ from core import errors
 from core.batches import search
 from core.batches.lifecycle import State
 from core.batches.search import Filter, Outcome
+from core.batches.update import MAX_LABELS
 from lastbit.ids import INTEGER_LIMIT, ItemId
 from lastbit.tokens import Role
 
@@ -44,6 +45,8 @@ def _parent(text: str | None) -> int | ItemId | None:
 def _labels(texts: list[str]) -> dict[str, str]:
     """The labels in `name:value`, all of which are required. Raises `errors.InvalidRequest`."""
     labels: dict[str, str] = {}
+    if len(texts) > MAX_LABELS:
+        raise errors.InvalidRequest("query.label", f"expected at most {MAX_LABELS} labels, got {len(texts):,}")
     for label in texts:
         name, colon, value = label.partition(":")
         if not colon or not name:

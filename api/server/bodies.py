@@ -20,6 +20,8 @@ MERGE_PATCH: Final = b"application/merge-patch+json"
 """Also the type of the JSON of a PATCH (RFC 7396)."""
 LIMIT: Final = 8 * 1024 * 1024
 """Maximum bytes of a body."""
+LIMIT_OF_STRANGERS: Final = 64 * 1024
+"""The same for a route that is open to all, so that strangers can't occupy the room of the others."""
 DEPTH: Final = 100
 """Maximum levels of nested arrays and objects in JSON that the service stores for a caller. Every JSON parser has a
 limit (Python's is near 1,000), and this one is below all of them."""
@@ -51,9 +53,10 @@ class Room:
 
 
 @contextlib.asynccontextmanager
-async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[bytes]:
-    """The whole body, which occupies `room` until the context ends. Raises `Problem`: `too_large`, `unavailable`,
-    `invalid_request` if it is incomplete, or `unsupported_media_type` if its Content-Type isn't JSON."""
+async def reading(scope: Scope, receive: Receive, room: Room, limit: int = LIMIT) -> AsyncIterator[bytes]:
+    """The whole body, of at most `limit` bytes, which occupies `room` until the context ends. Raises `Problem`:
+    `too_large`, `unavailable`, `invalid_request` if it is incomplete, or `unsupported_media_type` if its Content-Type
+    isn't JSON."""
     content_type = length = b""
     from_browser = False
     for name, value in scope["headers"]:
@@ -63,8 +66,8 @@ async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[b
             length = value
         elif name == b"origin":
             from_browser = True
-    if length.isdigit() and int(length) > LIMIT:
-        raise _too_large()
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
     parts: list[bytes] = []
     size = 0
     try:
@@ -77,8 +80,8 @@ async def reading(scope: Scope, receive: Receive, room: Room) -> AsyncIterator[b
                 raise invalid([Place("body", "expected its end; the connection was closed before it")])
             part: bytes = message.get("body", b"")
             is_incomplete = message.get("more_body", False)
-            if size + len(part) > LIMIT:
-                raise _too_large()
+            if size + len(part) > limit:
+                raise _too_large(limit)
             room.take(len(part))
             size += len(part)
             parts.append(part)
@@ -145,6 +148,6 @@ def _is(content_type: bytes, wanted: bytes) -> bool:
     return content_type.split(b";", 1)[0].strip().lower() == wanted
 
 
-def _too_large() -> Problem:
+def _too_large(limit: int) -> Problem:
     # The rest of the body is not read, so the connection can't be used again.
-    return Problem("too_large", f"body: expected at most {LIMIT:,} bytes", headers={"Connection": "close"})
+    return Problem("too_large", f"body: expected at most {limit:,} bytes", headers={"Connection": "close"})

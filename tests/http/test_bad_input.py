@@ -334,6 +334,32 @@ def test_another_sites_page_cannot_end_a_batch(http: httpx.Client) -> None:
     assert http.post(f"/v1/batches/{batch}/seal", headers={**JSON, "Origin": str(http.base_url)}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "problem"),
+    [
+        ("POST", "/session", {f"field{n}": 1 for n in range(3000)}, "body: expected only token, got 3,000 fields"),
+        ("POST", "/v1/batches", {f"field{n}": 1 for n in range(100_000)}, "body: expected only key, labels, "),
+        ("POST", "/v1/batches", {"labels": {f":{n}": 1 for n in range(100_000)}}, "body.labels: expected at most 64 "),
+        ("PATCH", "/v1/batches/1", {"labels": {f":{n}": 1 for n in range(100_000)}}, "body.labels: expected at most "),
+    ],
+    ids=["unknown to strangers", "unknown", "labels", "changed labels"],
+)
+def test_an_error_is_short_however_much_is_wrong(
+    http: httpx.Client, method: str, path: str, body: object, problem: str
+) -> None:
+    """A description of each wrong field took a gigabyte, and no other request was answered meanwhile."""
+    response = http.request(method, path, json=body)
+    assert response.status_code == 422
+    assert response.json()["detail"].startswith(problem)
+    assert len(response.content) < 4096
+
+
+def test_strangers_may_not_send_large_bodies(http: httpx.Client) -> None:
+    """They would take the memory that other requests wait for."""
+    big = b'{"token": "' + b"x" * 70_000 + b'"}'
+    assert code(http.post("/session", content=big, headers=JSON)) == (413, "too_large")
+
+
 @pytest.mark.parametrize("route", ["/v1/batches", "/v1/acks", "/v1/failures"])
 def test_a_body_over_the_limit_is_refused(http: httpx.Client, route: str) -> None:
     """8 MiB, declared or streamed."""

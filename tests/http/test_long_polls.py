@@ -483,6 +483,56 @@ def test_followers_share_a_page_until_newer_events_are_read(
     asyncio.run(scene())
 
 
+def test_few_pages_stay_in_memory(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each follower may ask for another one."""
+    monkeypatch.setattr(long_polls, "POLL", 10_000.0)
+
+    async def scene() -> None:
+        waiters = Waiting(asked)
+        async with waiters.follow() as follower:
+            asked.feed.append([feed.NewEvent(str(number), "any") for number in range(100)])
+            while waiters.position < 100:
+                await asyncio.wait_for(follower.woken.wait(), 30)
+                await asyncio.sleep(0)
+            pages = [await waiters.read(follower, after, 10) for after in range(90)]
+            assert [page.events[0].position for page in pages] == list(range(1, 91))
+            assert len(waiters._pages) <= long_polls.PAGES
+            assert await waiters.read(follower, 89, 10) is pages[-1]
+        waiters.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("broken", ["head", "read"])
+def test_an_unexpected_error_of_the_reader_ends_no_wait(
+    asked: CountingService, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """A bug, or a lack of memory or threads: followers get the events that came meanwhile, and later ones."""
+    monkeypatch.setattr(long_polls, "POLL", 0.01)
+
+    async def scene() -> None:
+        waiters = Waiting(asked)
+        async with waiters.follow() as follower:
+            works = getattr(asked.feed, broken)
+
+            def fails(*arguments: Any) -> Any:
+                setattr(asked.feed, broken, works)
+                raise RuntimeError("can't start new thread")
+
+            setattr(asked.feed, broken, fails)
+            for number in (1, 2):
+                follower.woken.clear()
+                asked.feed.append([feed.NewEvent(str(number), "any")])
+                async with asyncio.timeout(30):
+                    while not (page := await waiters.read(follower, number - 1, 10)).events:
+                        await follower.woken.wait()
+                        follower.woken.clear()
+                assert [event.position for event in page.events] == [number]
+        waiters.close()
+
+    asyncio.run(scene())
+
+
 @pytest.mark.mariadb
 def test_followers_read_the_events_of_the_server_that_took_over(
     server: Server, server_database: Database, server_url: str

@@ -4,6 +4,8 @@ don't notice."""
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from api import app
 from api.access.rate_limits import Bucket, Rates
 from lastbit import AsyncClient, Client, RateLimited, Retry, tokens
 from lastbit.tokens import Role, Token
@@ -84,6 +87,33 @@ def test_buckets_of_removed_tokens_are_dropped_and_the_others_stay() -> None:
     rates.charge_call(Token("one", frozenset(ALL), b"one", requests=7))
     rates.charge_call(Token("free", frozenset(ALL), b"free"))
     rates.charge_items(first, 10**9)
+
+
+@pytest.mark.timeout(60)
+def test_a_hang_up_in_the_middle_of_a_charge_does_not_lock_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler of the signal interrupts the event loop, which holds the lock that a reload needs."""
+    rates, take = Rates(), Bucket.take
+    token = Token("one", frozenset(ALL), b"one", requests=1)
+
+    def interrupted(bucket: Bucket, amount: int, now: float) -> float:
+        signal.raise_signal(signal.SIGHUP)
+        return take(bucket, amount, now)
+
+    async def main() -> None:
+        is_reloaded = threading.Event()
+
+        def reload() -> None:
+            rates.retain([])
+            is_reloaded.set()
+
+        with app._on_hang_up(asyncio.get_running_loop(), reload):
+            monkeypatch.setattr(Bucket, "take", interrupted)
+            rates.charge_call(token)
+            monkeypatch.undo()
+            assert await asyncio.to_thread(is_reloaded.wait, 30)
+
+    asyncio.run(main())
+    rates.charge_call(token)  # its bucket was dropped
 
 
 def test_too_many_calls_are_refused_on_every_route(rated: ServiceProcess) -> None:

@@ -174,6 +174,7 @@ def test_counts_are_by_state(http: httpx.Client, name: str) -> None:
         ("parent=7:0", "query.parent"),
         ("parent=07", "query.parent"),
         ("label=a:1&label=a:2", "query.label"),
+        ("&".join(f"label=a{number}:1" for number in range(65)), "query.label"),
         ("key_prefix=a&key_prefix=b", "query.key_prefix"),
     ],
 )
