@@ -238,7 +238,9 @@ class Unit:
             if group in self.masks:
                 piece.masks[group] = self.masks.pop(group)
         piece.measure()
-        self.size -= min(piece.size, self.size)
+        # The sizes of all pieces add up to that of the unit; a small piece has none of its own.
+        piece.size = self.size if self.is_empty() else min(piece.size, self.size)
+        self.size -= piece.size
         self.cost = max(1, self.cost - piece.cost)
         return piece
 

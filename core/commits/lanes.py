@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeAlias
 
 import structlog
@@ -31,6 +31,9 @@ FLUSH_SECONDS: Final = 0.05
 """The expected maximum duration of a flush. If the database is slow, flushes get smaller."""
 LEAST_COST: Final = 256
 """The minimum bound of a flush's cost, however slow the database is."""
+PASSED_OVER: Final = 16
+"""The number of batches whose next unit doesn't fit into a flush, after which it takes no more. To try them all would
+take long, under the lock."""
 GATHER: Final = 0.002
 """Seconds to wait, after a flush that several calls shared, for the next calls of these callers."""
 
@@ -42,7 +45,7 @@ class Pending:
     complete, or `error` is set. Units of one call may be in several lanes, so calls are settled under the combiner's
     lock."""
 
-    __slots__ = ("answer", "call", "deliver", "error", "left", "to")
+    __slots__ = ("answer", "call", "deliver", "error", "left", "queued", "to")
 
     def __init__(self, call: Call, units: int, deliver: Deliver, receiver: Any) -> None:
         self.call: Any = call
@@ -50,6 +53,8 @@ class Pending:
         self.error: Exception | None = None
         self.left = units
         """The number of units and pieces that are not settled yet."""
+        self.queued = 0
+        """The number of those that wait in the main lane."""
         self.deliver = deliver
         self.to = receiver
         """The receiver of the answer; opaque here."""
@@ -148,6 +153,8 @@ class Lane:
         self.stopping = False
         self.waiting = 0
         """Units in the queues."""
+        self.waiting_calls = 0
+        """The calls of these units."""
         self._left = 0
         """The number of units that have left the queues."""
         self._came: deque[tuple[int, float]] = deque()
@@ -173,6 +180,8 @@ class Lane:
             self._noted = True
             self._came.append((self._left + self.waiting, time.monotonic()))
         self.waiting += 1
+        self.waiting_calls += not pending.queued
+        pending.queued += 1
         if self.wake_at is not None and self.waiting >= self.wake_at:
             self.wake.notify()
 
@@ -180,7 +189,7 @@ class Lane:
         """Take the next flush: one unit of each waiting batch in turn, until it is full or has `limit` units."""
         load = Load(limit, self._most_cost)
         passed_over: list[tuple[int, deque[Waiting]]] = []
-        while self.queues and not load.is_full:
+        while self.queues and not load.is_full and len(passed_over) < PASSED_OVER:
             batch, queue = self.queues.popitem(last=False)
             # The last batch doesn't take turns.
             turn = len(queue) if not self.queues else 1
@@ -194,7 +203,7 @@ class Lane:
         for batch, queue in reversed(passed_over):
             self.queues[batch] = queue
             self.queues.move_to_end(batch, last=False)
-        self._leave(len(load.taken))
+        self._leave(load.taken)
         self.put_back(load.rests)
         return load
 
@@ -204,10 +213,10 @@ class Lane:
         for unit, pending in rests:
             self.put(unit, pending)
 
-    def give_up(self, batch: int) -> Sequence[Waiting]:
+    def give_up(self, batch: int) -> Collection[Waiting]:
         """Remove and return all waiting units of a batch."""
         queue = self.queues.pop(batch, ())
-        self._leave(len(queue))
+        self._leave(queue)
         return queue
 
     def shorten(self, keep: int) -> list[Waiting]:
@@ -220,16 +229,19 @@ class Lane:
             excess += [queue.popleft() for _ in range(share)]
             if not queue:
                 del self.queues[batch]
-        self._leave(len(excess))
+        self._leave(excess)
         return excess
 
     def oldest(self) -> float | None:
         """The arrival time of the oldest waiting unit, accurate to one flush."""
         return self._came[0][1] if self._came else None
 
-    def _leave(self, units: int) -> None:
-        self.waiting -= units
-        self._left += units
+    def _leave(self, units: Collection[Waiting]) -> None:
+        for _, pending in units:
+            pending.queued -= 1
+            self.waiting_calls -= not pending.queued
+        self.waiting -= len(units)
+        self._left += len(units)
         self._noted = False
         while len(self._came) > 1 and self._came[1][0] <= self._left:
             self._came.popleft()
@@ -276,8 +288,9 @@ class Lane:
         if admission is None or self.stopping:
             return self.take(FLUSH_UNITS), []
         before = admission.limit
-        # So few units would not be refused, however long they wait: they may be large ones.
-        admission.taking(now, wait if self.waiting > LEAST else 0.0)
+        # So few calls would not be refused, however long they wait: they may be large ones, or have units of many
+        # batches.
+        admission.taking(now, wait if self.waiting_calls > LEAST else 0.0)
         limit = admission.limit
         surplus: list[Waiting] = []
         if before is None and limit is not None:

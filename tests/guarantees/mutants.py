@@ -2201,9 +2201,30 @@ MUTANTS = [
     Mutant(
         "a-few-large-calls-that-wait-long-are-an-overload",
         "core.commits.lanes:Lane._admitted",
-        "wait if self.waiting > LEAST else 0.0",
+        "wait if self.waiting_calls > LEAST else 0.0",
         "wait",
         "test_admission.py::test_a_few_large_calls_that_wait_long_are_no_overload",
+    ),
+    Mutant(
+        "the-units-of-a-call-are-taken-for-a-crowd",
+        "core.commits.lanes:Lane._admitted",
+        "self.waiting_calls > LEAST",
+        "self.waiting > LEAST",
+        "test_admission.py::test_a_call_for_many_batches_is_no_crowd",
+    ),
+    Mutant(
+        "a-flush-tries-each-unit-that-does-not-fit",
+        "core.commits.lanes:Lane.take",
+        "len(passed_over) < PASSED_OVER",
+        "True",
+        _COMBINER + "test_a_flush_tries_few_units_that_do_not_fit",
+    ),
+    Mutant(
+        "the-last-piece-has-a-size-of-its-own",
+        "core.acks.call:Unit.take",
+        "self.size if self.is_empty() else min(piece.size, self.size)",
+        "min(piece.size, self.size)",
+        _COMBINER + "test_nothing_waits_when_all_is_answered",
     ),
     Mutant(
         "a-call-of-many-handlings-has-one-outcome",

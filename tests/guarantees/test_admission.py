@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from core.acks.call import Call, Outcome, Unit
+from core.batches.lifecycle import Verb
 from core.commits.admission import AFTER, CALM, CROWD, LEAST, LONES, LONG, SHORT, Admission
 from core.commits.combiner import Combiner
-from core.commits.lanes import FLUSH_COST, FLUSH_UNITS
+from core.commits.lanes import FLUSH_COST, FLUSH_UNITS, Pending
 from core.commits.operation import Done
 from core.writes import Append
 
@@ -210,6 +212,36 @@ def test_the_start_and_the_end_of_refusals_are_reported() -> None:
     admission.taking(1 + CALM * 2, 0)
     assert decisions == [True, False]
     assert admission.limit is None
+
+
+def test_a_call_for_many_batches_is_no_crowd() -> None:
+    """Its units wait for each other, and for those of two such calls more; nobody else calls."""
+    changes: list[bool] = []
+    pause = threading.Event()
+
+    def commit(units: Sequence[Unit], *, lock_waits: int) -> list[Outcome]:
+        pause.wait(0.02 + 20e-6 * len(units))  # a slow database
+        return [Outcome() for _ in units]
+
+    combiner = Combiner(commit, admission=Admission(after=0.05, on_change=changes.append))
+
+    def call(first: int) -> Exception | None:
+        finished: list[Pending] = []
+        done = threading.Event()
+        items = [(batch, 0, 0) for batch in range(first, first + 5000)]
+
+        def deliver(calls: Sequence[Pending]) -> None:
+            finished.extend(calls)
+            done.set()
+
+        combiner.submit(Call.of(Verb.ACK, items), deliver)
+        assert done.wait(60)
+        return finished[0].error
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(call, [1, 10_000, 20_000])) == [None] * 3
+    combiner.stop()
+    assert changes == []
 
 
 def test_a_few_large_calls_that_wait_long_are_no_overload() -> None:

@@ -27,10 +27,11 @@ from core.bits.cache import BitfieldCache
 from core.commits import aside, lanes
 from core.commits.admission import Admission
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
-from core.commits.lanes import FLUSH_COST, UNIT_GROUPS
+from core.commits.lanes import FLUSH_COST, LEAST_COST, UNIT_GROUPS
 from core.service import Service
 from core.storage import database, schema, tables
 from core.storage.database import Database
+from core.writes import Append
 from tests.guarantees.drivers.strangers import locked
 
 GROUP = 64
@@ -647,3 +648,45 @@ def test_reasons_of_neighbouring_groups_can_be_removed_and_written_concurrently(
             redriven.set()
         other.result(60)
     service.stop()
+
+
+@pytest.mark.parametrize("most_cost", [LEAST_COST, 1234, FLUSH_COST])
+def test_nothing_waits_when_all_is_answered(most_cost: int) -> None:
+    """However calls are divided: bytes that stayed would refuse later calls on an idle service."""
+    combiner = Combiner(lambda units, *, lock_waits: [Outcome() for _ in units])
+    for verb, reason, groups, size in (
+        *((Verb.FAIL, "timeout", 200, 1024), (Verb.FAIL, "x" * 4000, 4, 4096), (Verb.FAIL, "x" * 500, 30, 8)),
+        *((Verb.FAIL, None, 600, 1024), (Verb.ACK, None, 1500, 64)),
+    ):
+        combiner._main._most_cost = most_cost
+        done = threading.Event()
+        masks = [(1, group, b"\xff" * size) for group in range(groups)]
+        items = [(1, groups, index) for index in range(3000)] if size < 1024 else []
+        combiner.submit(Call.of(verb, items, masks, reason=reason), lambda calls, done=done: done.set())  # type: ignore[misc]
+        assert done.wait(60)
+        assert (combiner._backlog.units, combiner._backlog.bytes) == (0, 0)
+        assert (combiner._main.waiting, combiner._main.waiting_calls) == (0, 0)
+    combiner.stop()
+
+
+def test_a_flush_tries_few_units_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the lock meanwhile, for which the event loop waits."""
+    lane = lanes.Lane(threading.Lock(), lanes.Backlog(), lambda units: None, lambda units: None)
+    lane._most_cost = 1234
+    calls = [Append(events=[], batch=batch, cost=8) for batch in range(5000)]
+    for call in calls:
+        lane.put(call, lanes.Pending(call, 1, lambda calls: None, None))
+    tries = 0
+    add = lanes.Load.add
+
+    def counted(load: lanes.Load, *waiting: Any) -> bool:
+        nonlocal tries
+        tries += 1
+        return add(load, *waiting)
+
+    monkeypatch.setattr(lanes.Load, "add", counted)
+    for number in range(2):
+        load = lane.take(lanes.FLUSH_UNITS)
+        assert [unit for unit, _ in load.taken] == calls[154 * number : 154 * (number + 1)]
+    assert tries == 2 * (154 + lanes.PASSED_OVER)
+    assert lane.waiting == lane.waiting_calls == 5000 - 2 * 154
