@@ -167,7 +167,7 @@ DEFORMED: dict[str, Deform] = {
     "UTF-16": lambda body: body.decode().encode("utf-16"),
     "NaN": lambda body: body[:-1] + b', "x": NaN}',
     "half a pair": lambda body: body[:-1] + rb', "x": "\ud800"}',
-    "too deep": lambda body: body[:-1] + b', "x": ' + b"[" * 100_000 + b"}",
+    "too deep": lambda body: body[:-1] + b', "x": ' + b"[" * 50_000 + b"}",
     "deep": lambda body: body[:-1] + b', "x": ' + b"[" * 990 + b"]" * 990 + b"}",
 }
 BODIES: dict[str, dict[str, Any]] = {
