@@ -61,7 +61,7 @@ def run(folder: Path) -> bool:
             done = batch.wait(timeout=IDLE)
         except WaitTimeout:
             count = lastbit.republish(batch, tasks())
-            print(f"The kill has cost {count} message, which Redis doesn't have any more. It is published again.")
+            print(f"Redis has lost {count} of the messages that the killed worker held. They are published again.")
             done = batch.wait(timeout=LONGEST)
         print(f"Batch {batch.id} is complete: {done.acked} pictures rendered, {done.failed} failed.")
         for failed in batch.failed():
