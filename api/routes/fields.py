@@ -11,7 +11,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
     StringConstraints,
     WithJsonSchema,
     model_validator,
@@ -67,7 +66,6 @@ def _at_most(limit: int) -> BeforeValidator:
 
 Labels = Annotated[
     dict[LabelName, LabelValue],
-    Field(max_length=MAX_LABELS),
     _at_most(MAX_LABELS),
     # pydantic would describe the names with `patternProperties`, which client generators don't support.
     WithJsonSchema(
@@ -82,7 +80,6 @@ Labels = Annotated[
 
 LabelsPatch = Annotated[
     dict[LabelName, LabelValue | None],
-    Field(max_length=2 * MAX_LABELS),
     _at_most(2 * MAX_LABELS),
     WithJsonSchema(
         {
