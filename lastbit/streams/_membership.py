@@ -5,8 +5,10 @@ wait until the `deadline`. Three things that could go wrong, and why they cannot
 
 *The service assigns a partition to another worker while this one believes that it owns it.* Here the lease starts when
 the sync is sent. In the service it starts when the sync is handled, which is later. So the lease ends here first, and
-all partitions then count as lost. The same is true of the deadline of a release. If a worker is suspended past these
-deadlines, its later writes have the old epoch, and the service refuses them.
+all partitions then count as lost. The same is true of the deadline of a release, unless the first response with the
+request was lost, or an operator has shortened the ttl or the release time: then both workers may be active until this
+one's next sync. As when a worker is suspended past its deadlines, its writes have the old epoch, and the service
+refuses them.
 
 *A response is outdated*, because something changed while it was in transit. A partition released in the meantime stays
 in `_owed` until there is a response to a sync that reported it. A partition whose epoch the service refused as stale is
