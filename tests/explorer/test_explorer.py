@@ -44,7 +44,7 @@ def on_one_file() -> Iterator[Arena]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[MariaDB]:
+def mariadb_server() -> Iterator[MariaDB]:
     server = MariaDB(options=SETTINGS)
     need("mariadb-server", server.available)
     try:
@@ -56,9 +56,9 @@ def server() -> Iterator[MariaDB]:
 
 
 @pytest.fixture(scope="module")
-def arena(server: MariaDB) -> Iterator[Arena]:
+def arena(mariadb_server: MariaDB) -> Iterator[Arena]:
     with explored():
-        arena = Arena(OnMariaDB(server))
+        arena = Arena(OnMariaDB(mariadb_server))
         yield arena
         arena.close()
 
@@ -104,7 +104,9 @@ MUTANTS = {
 
 @pytest.mark.mariadb
 @pytest.mark.parametrize(("name", "text"), MUTANTS.items(), ids=MUTANTS)
-def test_a_race_in_the_code_is_found(server: MariaDB, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+def test_a_race_in_the_code_is_found(
+    mariadb_server: MariaDB, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
     """Each of these is found with two preemptions, and not without the mutant."""
     combination, _ = parse(text)
     (mutant,) = (mutant for mutant in mutants.MUTANTS if mutant.name == name)
@@ -112,7 +114,7 @@ def test_a_race_in_the_code_is_found(server: MariaDB, monkeypatch: pytest.Monkey
         if is_broken:
             monkeypatch.setattr(*mutant.build())
         with explored():
-            arena = Arena(OnMariaDB(server))
+            arena = Arena(OnMariaDB(mariadb_server))
             found = Search(arena, combination, 2).run()
             arena.close()
         assert bool(found.findings) == is_broken
@@ -234,11 +236,11 @@ ALIKE = [
 
 @pytest.mark.mariadb
 @pytest.mark.parametrize("text", ALIKE)
-def test_omitted_stops_hide_no_outcome(server: MariaDB, arena: Arena, text: str) -> None:
+def test_omitted_stops_hide_no_outcome(mariadb_server: MariaDB, arena: Arena, text: str) -> None:
     """Stopping before every statement reaches the same outcomes with more schedules."""
     combination, _ = parse(text)
     reduced = Search(arena, combination, None).run()
-    full_arena = Arena(OnMariaDB(server), every_stop=True)
+    full_arena = Arena(OnMariaDB(mariadb_server), every_stop=True)
     complete = Search(full_arena, combination, None).run()
     full_arena.close()
     assert reduced.reached == complete.reached
@@ -294,11 +296,11 @@ def test_predicted_transactions_are_those_that_sqlite_executes(on_one_file: Aren
 
 
 @pytest.mark.mariadb
-def test_a_schedule_is_replayed_by_its_steps(server: MariaDB, arena: Arena) -> None:
+def test_a_schedule_is_replayed_by_its_steps(mariadb_server: MariaDB, arena: Arena) -> None:
     combination, _ = parse("growing/cold:ack-few+extend")
     arena.run(combination, lambda ready: ready[-1])
     steps, (outcome, _) = list(arena.taken), arena.outcome()
-    full_arena = Arena(OnMariaDB(server), every_stop=True)
+    full_arena = Arena(OnMariaDB(mariadb_server), every_stop=True)
     replayed = replay(full_arena, combination, steps)
     assert replayed.schedule == steps
     assert full_arena.outcome()[0] == outcome

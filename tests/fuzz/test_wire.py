@@ -34,7 +34,7 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[Served, Seen]]:
+def recording() -> Iterator[tuple[Served, Seen]]:
     """A server whose acks are recorded and answered at once, so that everything is done in order."""
     requests = Seen()
     with served() as running:
@@ -55,10 +55,10 @@ def server() -> Iterator[tuple[Served, Seen]]:
 
 
 def requests_and_answers(
-    server: tuple[Served, Seen], kind: Any, parts: list[bytes]
+    recording: tuple[Served, Seen], kind: Any, parts: list[bytes]
 ) -> tuple[list[tuple[str, bytes]], list[Any]]:
     """The requests that the protocol read from the bytes, and its answers: statuses and bodies."""
-    running, requests = server
+    running, requests = recording
     requests.clear()
     connection = running.connect(kind)
     refusals: list[int] = []
@@ -182,12 +182,12 @@ UPGRADED = assembled([STARTS[0], *UPGRADE, *PLAIN_HEAD[1:]], b"\r\n", BODY)
 @example([UPGRADED + PLAIN])
 @example([UPGRADED[: -len(BODY)], BODY])
 @examples(800, 40_000)
-def test_the_fast_path_reads_the_bytes_as_the_server_does(server: tuple[Served, Seen], parts: list[bytes]) -> None:
+def test_the_fast_path_reads_the_bytes_as_the_server_does(recording: tuple[Served, Seen], parts: list[bytes]) -> None:
     """The same requests with the same bodies, the same answers and the same end, however they are split and whatever
     heads are cached."""
-    requests, statuses = requests_and_answers(server, Http1Protocol, parts)
+    requests, statuses = requests_and_answers(recording, Http1Protocol, parts)
     for _ in range(2):  # the second time with cached heads
-        fast_requests, fast_statuses = requests_and_answers(server, AckProtocol, parts)
+        fast_requests, fast_statuses = requests_and_answers(recording, AckProtocol, parts)
         if statuses[-2:] == REFUSED:
             # On invalid input the server drops earlier requests that wait for their answers, and answers 400 instead.
             # The fast path has answered more of them by then, or answers nothing.
@@ -203,11 +203,11 @@ def test_the_fast_path_reads_the_bytes_as_the_server_does(server: tuple[Served, 
 @example([UPGRADED])
 @example([UPGRADED[: -len(BODY)], PLAIN])
 @examples(800, 40_000)
-def test_two_parsers_never_read_different_requests(server: tuple[Served, Seen], parts: list[bytes]) -> None:
+def test_two_parsers_never_read_different_requests(recording: tuple[Served, Seen], parts: list[bytes]) -> None:
     """A proxy that reads like another server could be made to pass on bytes that Lastbit reads as a second request. So
     where h11, which is strict, continues, both must read the same; and where Lastbit reads more, h11 has refused."""
-    fast_requests, (*_, _) = requests_and_answers(server, AckProtocol, parts)
-    h11_requests, (*h11_statuses, _) = requests_and_answers(server, H11Protocol, parts)
+    fast_requests, (*_, _) = requests_and_answers(recording, AckProtocol, parts)
+    h11_requests, (*h11_statuses, _) = requests_and_answers(recording, H11Protocol, parts)
     absolute_places = [place for place, (target, _) in enumerate(h11_requests) if ABSOLUTE.match(target)]
     if absolute_places:
         # Lastbit reads a proxy's form of a path as that path, as a server must; uvicorn on h11 has no such path.
@@ -221,7 +221,7 @@ def test_two_parsers_never_read_different_requests(server: tuple[Served, Seen], 
 @pytest.mark.parametrize("start", STARTS[:3])
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_an_offer_of_another_protocol_changes_nothing(
-    server: tuple[Served, Seen], start: bytes, is_chunked: bool
+    recording: tuple[Served, Seen], start: bytes, is_chunked: bool
 ) -> None:
     """Neither the meaning of the request nor the start of the next one, however both are split and whatever is under
     way."""
@@ -229,24 +229,24 @@ def test_an_offer_of_another_protocol_changes_nothing(
     body = BODIES[3] if is_chunked else BODY
     lines = [start, *PLAIN_HEAD[1:3], length]
     stream = assembled([*lines, *UPGRADE], b"\r\n", body) * 2 + PLAIN
-    expected_result = requests_and_answers(server, AckProtocol, [assembled(lines, b"\r\n", body) * 2 + PLAIN])
+    expected_result = requests_and_answers(recording, AckProtocol, [assembled(lines, b"\r\n", body) * 2 + PLAIN])
     assert len(expected_result[0]) == 3
-    assert requests_and_answers(server, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
+    assert requests_and_answers(recording, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
     for place in range(len(stream) + 1):
-        assert requests_and_answers(server, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
-    running, _ = server
+        assert requests_and_answers(recording, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
+    running, _ = recording
     running.app.submit, submit = lambda call, future: None, running.app.submit
     try:
-        requests, statuses = requests_and_answers(server, AckProtocol, [PLAIN, stream])
+        requests, statuses = requests_and_answers(recording, AckProtocol, [PLAIN, stream])
     finally:
         running.app.submit = submit
     assert (requests, statuses) == ([("ack None", BODY)], [False])
 
 
-def test_an_upgrade_offer_does_not_slow_an_ack(server: tuple[Served, Seen]) -> None:
+def test_an_upgrade_offer_does_not_slow_an_ack(recording: tuple[Served, Seen]) -> None:
     """Its head is cached like others, and not parsed again."""
-    assert requests_and_answers(server, AckProtocol, [UPGRADED]) == ([("ack None", BODY)], [200, False])
-    running, requests = server
+    assert requests_and_answers(recording, AckProtocol, [UPGRADED]) == ([("ack None", BODY)], [200, False])
+    running, requests = recording
     requests.clear()
     connection = running.connect(AckProtocol)
     connection.protocol.parser = None
@@ -266,26 +266,26 @@ NO_REQUESTS = [
 
 @pytest.mark.parametrize("junk", NO_REQUESTS, ids=range(len(NO_REQUESTS)))
 def test_the_answer_to_junk_is_not_taken_for_an_earlier_requests_answer(
-    server: tuple[Served, Seen], junk: bytes
+    recording: tuple[Served, Seen], junk: bytes
 ) -> None:
     """The first of two requests on a connection is done, whatever the second is: its client gets that answer, or
     none."""
-    assert requests_and_answers(server, AckProtocol, [junk[:1], junk[1:]])[1] in ([400, True], [413, True])
-    running, _ = server
+    assert requests_and_answers(recording, AckProtocol, [junk[:1], junk[1:]])[1] in ([400, True], [413, True])
+    running, _ = recording
     running.app.submit, submit = lambda call, future: None, running.app.submit
     try:
         for parts in ([PLAIN + junk[:1], junk[1:]], [PLAIN, junk[:1], junk[1:]], [PLAIN + PLAIN + junk[:1], junk[1:]]):
-            requests, statuses = requests_and_answers(server, AckProtocol, parts)
+            requests, statuses = requests_and_answers(recording, AckProtocol, parts)
             assert (requests, statuses) == ([("ack None", BODY)], [True])
     finally:
         running.app.submit = submit
 
 
-def test_an_answered_request_gets_no_second_answer(server: tuple[Served, Seen]) -> None:
+def test_an_answered_request_gets_no_second_answer(recording: tuple[Served, Seen]) -> None:
     """Nor half of one with another in its middle: junk after an answer ends the connection."""
     first = assembled([b"POST /nowhere HTTP/1.1", LINES[0], CHUNKED], b"\r\n", b"")
-    assert requests_and_answers(server, AckProtocol, [first, b"no length"])[1] == [404, True]
-    running, _ = server
+    assert requests_and_answers(recording, AckProtocol, [first, b"no length"])[1] == [404, True]
+    running, _ = recording
     app: Any = running.app
 
     async def half_answer(scope: Any, receive: Any, send: Any) -> None:
@@ -295,37 +295,37 @@ def test_an_answered_request_gets_no_second_answer(server: tuple[Served, Seen]) 
 
     app.app, inner = half_answer, app.app
     try:
-        assert requests_and_answers(server, AckProtocol, [first, b"no length"])[1] == [200, True]
+        assert requests_and_answers(recording, AckProtocol, [first, b"no length"])[1] == [200, True]
     finally:
         app.app = inner
 
 
 @pytest.mark.parametrize("head", [b"CONNECT x:443 HTTP/1.1", b"CONNECT /v1/acks HTTP/1.1"])
-def test_no_tunnel_is_opened(server: tuple[Served, Seen], head: bytes) -> None:
+def test_no_tunnel_is_opened(recording: tuple[Served, Seen], head: bytes) -> None:
     stream = assembled([head, *PLAIN_HEAD[1:]], b"\r\n", BODY) + PLAIN
     for parts in ([stream], [stream[: -len(PLAIN)], PLAIN]):
-        assert requests_and_answers(server, AckProtocol, parts) == ([], REFUSED)
+        assert requests_and_answers(recording, AckProtocol, parts) == ([], REFUSED)
 
 
-def test_requests_may_be_split_at_every_byte(server: tuple[Served, Seen]) -> None:
+def test_requests_may_be_split_at_every_byte(recording: tuple[Served, Seen]) -> None:
     """In a plain request, a chunked one, and between pipelined ones, before and after the head is cached."""
     chunked_head = assembled([*PLAIN_HEAD[:3], b"Transfer-Encoding: chunked"], b"\r\n", BODIES[3])
     stream = PLAIN + chunked_head + PLAIN
     expected_result = [("ack None", BODY)] * 3, [200, 200, 200, False]
     for place in range(len(stream) + 1):
-        assert requests_and_answers(server, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
+        assert requests_and_answers(recording, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
     for place in range(len(PLAIN)):
         assert (
-            requests_and_answers(server, AckProtocol, [PLAIN, PLAIN[:place], PLAIN[place:]])[0]
+            requests_and_answers(recording, AckProtocol, [PLAIN, PLAIN[:place], PLAIN[place:]])[0]
             == [("ack None", BODY)] * 2
         )
-    assert requests_and_answers(server, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
+    assert requests_and_answers(recording, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
 
 
-def test_a_head_is_cached_only_with_its_own_length(server: tuple[Served, Seen]) -> None:
+def test_a_head_is_cached_only_with_its_own_length(recording: tuple[Served, Seen]) -> None:
     """Not with the content of the next request in the same packet, if the first was refused at once."""
     second = fitting(MALFORMED, b"X: 2")
-    requests, statuses = requests_and_answers(server, AckProtocol, [MALFORMED + second])
+    requests, statuses = requests_and_answers(recording, AckProtocol, [MALFORMED + second])
     assert (requests, statuses) == ([("ack None", MALFORMED[-len(BODY) :])], [422, False])
-    requests, statuses = requests_and_answers(server, AckProtocol, [PLAIN + PLAIN[: len(second)]])
+    requests, statuses = requests_and_answers(recording, AckProtocol, [PLAIN + PLAIN[: len(second)]])
     assert (requests[0], statuses[0]) == (("ack None", BODY), 200)
