@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from bitarray import bitarray
@@ -22,6 +22,9 @@ from core.batches.lifecycle import LIVE, State
 from core.batches.ranges import STEP
 from core.bits import bitfield, journal
 from core.storage import tables
+
+ITEMS: Final = 2**18
+"""Groups are read in steps of about this many items, since each item may have a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +132,12 @@ def groups(tx: Connection, batch: Batch) -> Iterator[StoredGroup]:
     journaled batch."""
     columns = tables.item_groups.c
     journal_items = journal.recent(tx, batch.id, batch.group_size)
+    step = max(1, min(STEP, ITEMS // batch.group_size))
     after = -1
     while True:
         query = sa.select(tables.item_groups).where(columns.batch_id == batch.id, columns.group_no > after)
-        rows = {row.group_no: row for row in tx.execute(query.order_by(columns.group_no).limit(STEP))}
-        last = max(rows) if len(rows) == STEP else None
+        rows = {row.group_no: row for row in tx.execute(query.order_by(columns.group_no).limit(step))}
+        last = max(rows) if len(rows) == step else None
         reasons = _reasons(tx, batch, after + 1, last)
         in_journal = {number for number in journal_items if number > after and (last is None or number <= last)}
         for number in sorted(rows.keys() | reasons.keys() | in_journal):

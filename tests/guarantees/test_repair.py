@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from core import errors
+from core.batches import batch as batches
 from core.batches import nesting, verify
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
@@ -285,6 +286,31 @@ def test_items_with_a_reason_are_failed_and_other_reasons_are_removed(
     assert ack_numbers(service, batch, range(ITEMS)) == ITEMS - 11
     assert service.batches.get(batch).succeeded
     recount(service.database)
+
+
+def test_a_batch_is_read_in_steps_of_as_many_groups_as_fit_into_memory(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with one group finds the rows, the journal and the reasons of all groups, and of those without a row."""
+    journaled.everything(monkeypatch, numbers=1000)
+    batch = open_batch(service, [1, 70, 130], items=5 * GROUP)
+    ack_numbers(service, batch, [3, 2 * GROUP + 7], Verb.FAIL, "gave up")
+    with service.database.engine.begin() as tx:
+        for number in (3 * GROUP + 1, 4 * GROUP + 2):
+            extra_row = {"batch_id": batch, "number": number, "reason": "lost", "failed_at": tables.utc_now()}
+            tx.execute(sa.insert(tables.failures).values(extra_row))
+    with service.database.engine.connect() as snapshot:
+        stored_batch = batches.get(snapshot, batch)
+        at_once = list(verify.groups(snapshot, stored_batch))
+        monkeypatch.setattr(verify, "ITEMS", 1)
+        assert list(verify.groups(snapshot, stored_batch)) == at_once
+    assert [(group.number, list(group.reasons)) for group in at_once] == [
+        (0, [3]),
+        (1, []),
+        (2, [7]),
+        (3, [1]),
+        (4, [2]),
+    ]
 
 
 # Nested batches.
