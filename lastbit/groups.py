@@ -163,7 +163,7 @@ class Granted:
 @dataclass(frozen=True, slots=True)
 class Synced:
     """All partitions of a worker, for `ttl` seconds from when it sent the request; and those that it must release,
-    within `release_within` seconds from when it first received the request to release them."""
+    within `release_within` seconds from when it sent the first request since the last response that it received."""
 
     ttl: float
     assigned: tuple[Granted, ...]

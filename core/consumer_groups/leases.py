@@ -17,6 +17,8 @@ Possible failures, and why they can't happen:
   (`release`), and the owner reports when they are drained. The deadline is set once, with the first request. After it,
   any worker's sync frees the partition, even if its owner is alive. A release is never cancelled: the partition becomes
   free, and its next owner, even the same worker, gets a new epoch. So a request to release stays valid.
+* *A request to release that is lost.* The owner goes on until its next sync, or until the lease ends that it knew of
+  before. So the deadline is not earlier than that, however short the group's time to release is.
 * *A delayed report of an earlier release.* A sync may arrive after its worker has drained the partition, lost it, got
   it back and was asked to release it again. So `drained` names the epoch that was drained; the worker may still be
   working at a later epoch.
@@ -157,7 +159,8 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     _update(tx, name, vacated, owner=None, owned_since=None, release_by=None)
     ownership = {"owner": caller.worker, "epoch": _positions.epoch + 1, "owned_since": now, "release_by": None}
     _update(tx, name, acquired, **ownership)
-    _update(tx, name, surplus, release_by=now + group.release)
+    if surplus:
+        _update(tx, name, surplus, release_by=max(now + group.release, min(before.lease_until, now + group.ttl)))
 
     if expired:
         tx.execute(sa.delete(tables.consumers).where(_consumers.group_name == name, _consumers.worker.in_(expired)))
@@ -217,7 +220,7 @@ def _look(
     partitions = _Partitions(holding=dict.fromkeys(live, 0))
     # No lock is needed: these columns change only under the consumer group's lock.
     rows = tx.execute(sa.select(*_FACTS).where(_positions.group_name == group.name).order_by(_positions.partition_no))
-    deadline, latest = now + group.release, now
+    deadline, latest = now + max(group.release, group.ttl), now
     drained = frozenset(caller.drained)
     for number, owner, epoch, release_by in rows:
         if owner is None:

@@ -5,10 +5,10 @@ wait until the `deadline`. Three things that could go wrong, and why they cannot
 
 *The service assigns a partition to another worker while this one believes that it owns it.* Here the lease starts when
 the sync is sent. In the service it starts when the sync is handled, which is later. So the lease ends here first, and
-all partitions then count as lost. The same is true of the deadline of a release, unless the first response with the
-request was lost, or an operator has shortened the ttl or the release time: then both workers may be active until this
-one's next sync. As when a worker is suspended past its deadlines, its writes have the old epoch, and the service
-refuses them.
+all partitions then count as lost. The same is true of the deadline of a release: it starts when the first sync was
+sent that may have got the request, whether or not its response arrived. After a request that this worker has not
+received, the service waits at least until the lease has ended here. If a worker is suspended past these deadlines, or
+an operator has just shortened them, its writes have the old epoch, and the service refuses them.
 
 *A response is outdated*, because something changed while it was in transit. A partition released in the meantime stays
 in `_owed` until there is a response to a sync that reported it. A partition whose epoch the service refused as stale is
@@ -190,6 +190,8 @@ class Membership(Generic[A]):
         self._lanes: dict[int, _Lane[A]] = {}
         self._next_sync = -math.inf
         self._syncing = False
+        self._asking_since = math.inf
+        """When the first sync was sent since the last response."""
         self._failures = 0
         self._stop_by = math.inf
 
@@ -229,6 +231,7 @@ class Membership(Generic[A]):
                 steps.append(lane.waiting.popleft())
         if not self._syncing and not self.over and self._now() >= self._next_sync:
             self._syncing = True
+            self._asking_since = min(self._asking_since, self._now())
             timeout = self.ttl / 2
             steps.append(Sync(tuple(sorted(self._owed.items())), self.stopping, self._now(), timeout))
         return steps
@@ -257,6 +260,7 @@ class Membership(Generic[A]):
         if self._now() >= until:
             self._next_sync = self._now()
             return
+        asked_since, self._asking_since = self._asking_since, math.inf
         self._lease.until = until
         self._next_sync = sync.sent + answer.ttl / BEATS * (1 - JITTER * self._chance())
         grants = {grant.partition: grant for grant in answer.assigned}
@@ -267,7 +271,7 @@ class Membership(Generic[A]):
             self._take(grant, grant.partition in answer.release)
         for partition in answer.release:
             if partition in self._held:
-                self._ask_back(self._held[partition], sync.sent + answer.release_within)
+                self._ask_back(self._held[partition], asked_since + answer.release_within)
         if self._owed.items() - set(sync.drained) or (self.stopping and not sync.leaving):
             self._next_sync = self._now()
 
@@ -295,8 +299,12 @@ class Membership(Generic[A]):
             if self._held.get(assignment.partition) is assignment:
                 self._lose(assignment)
             lane.waiting = deque(other for other in lane.waiting if other.assignment is not assignment)
-        elif not call.assigned and self._held.get(assignment.partition) is assignment and not assignment.lost:
-            self._give_back(assignment)
+        elif not call.assigned:
+            self.expire()
+            if self._held.get(assignment.partition) is assignment:
+                self._give_back(assignment)
+            elif assignment.partition not in self._held and assignment._release_by < math.inf:
+                self._report(assignment)  # after its deadline, but the service may still be waiting
 
     def expire(self) -> None:
         """Mark assignments as lost whose time has run out."""
@@ -379,6 +387,10 @@ class Membership(Generic[A]):
         assignment._given_back = True
         assignment.window.close()
         del self._held[assignment.partition]
+        self._report(assignment)
+
+    def _report(self, assignment: A) -> None:
+        """Report at once that the partition is drained."""
         self._owed[assignment.partition] = assignment.epoch
         self._next_sync = min(self._next_sync, self._now())
 

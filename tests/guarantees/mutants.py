@@ -2325,6 +2325,20 @@ MUTANTS = [
         "test_consumer_groups.py::test_kcl_1718_1765_no_hand_over_gets_stuck",
     ),
     Mutant(
+        "a-release-ends-before-the-lease-that-the-owner-knows-of",
+        "core.consumer_groups.leases:sync",
+        "release_by=max(now + group.release, min(before.lease_until, now + group.ttl))",
+        "release_by=now + group.release",
+        "test_memberships.py::test_no_two_workers_believe_that_they_own_a_partition",
+    ),
+    Mutant(
+        "a-drain-counts-from-the-response-that-arrived",
+        "lastbit.streams._membership:Membership._answered",
+        "asked_since + answer.release_within",
+        "sync.sent + answer.release_within",
+        _SDK + "test_membership.py::test_a_drain_whose_request_was_lost_has_the_time_that_the_service_gives",
+    ),
+    Mutant(
         "each-sync-postpones-the-release",
         "core.consumer_groups.leases:_look",
         "if latest > deadline:",

@@ -457,6 +457,28 @@ def test_kcl_1718_1765_no_hand_over_gets_stuck(
     assert sum(owner == newcomer.name for owner in owner_by_partition.values()) == len(newcomer.epochs)
 
 
+@pytest.mark.parametrize("release", [0, 4, 30])
+def test_a_request_to_release_that_its_owner_never_got_outlasts_its_lease(
+    database: Database, clock: Clock, release: int
+) -> None:
+    """The owner's lease began with its sync before the request; until it ends, the owner goes on."""
+    service = Service(database, combiner=Inline)
+    made(service, 2, release=release)
+    owner, newcomer = Worker(service, "owner", drains=False), Worker(service, "newcomer")
+    owner.sync()
+    start = clock.now
+    newcomer.sync()
+    clock.go(1)
+    owner.sync()
+    end = start + max(timedelta(seconds=TTL), timedelta(seconds=1 + release))
+    while newcomer.epochs == {}:
+        clock.go(0.5)
+        owner.sync()
+        newcomer.sync()
+        assert clock.now <= end
+    assert clock.now == end
+
+
 def test_a_release_is_repeated_until_it_is_drained_and_keeps_its_deadline(database: Database, clock: Clock) -> None:
     """A lost answer costs nothing, and a sync doesn't postpone the deadline."""
     service = Service(database, combiner=Inline)

@@ -175,9 +175,37 @@ def test_a_drain_beyond_its_deadline_is_lost(worker: Worker) -> None:
     syncs, calls = worker.due()
     assert calls == []
     assert call.assignment.window.closed  # type: ignore[attr-defined]
+    assert syncs == []
     worker.membership.done(call, None)
     assert worker.membership.held == ()
-    assert syncs == []
+    (report,), _ = worker.due()
+    assert report.drained == ((0, 1),), "the service may still be waiting"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_drain_whose_request_was_lost_has_the_time_that_the_service_gives(worker: Worker, is_late: bool) -> None:
+    """It counts from the first sync without a response, which may have got the request."""
+    worker.joined((0, 1))
+    unanswered = worker.sync()
+    worker.now += RELEASE if is_late else 1.0
+    worker.membership.done(unanswered, errors.ServiceUnreachable("", "", "", 1, 0.0))
+    (call,) = worker.answer(worker.sync(), (0, 1), release=(0,))
+    if not is_late:
+        assert not call.assignment.lost
+        worker.now = unanswered.sent + RELEASE
+    assert call.assignment.lost
+
+
+def test_a_late_report_frees_no_partition_that_was_assigned_again(worker: Worker) -> None:
+    """A drain ends after the lease. Meanwhile the partition was assigned again under the same epoch."""
+    worker.joined((0, 1))
+    (drain,) = worker.answer(worker.sync(), (0, 1), release=(0,))
+    worker.now += TTL
+    (sync,), _ = worker.due()
+    assert worker.answer(sync, (0, 1)) == []
+    worker.membership.done(drain, None)
+    _, (again,) = worker.due()
+    assert (again.assigned, again.assignment.active) == (True, True)
     assert worker.sync().drained == ()
 
 
