@@ -34,6 +34,13 @@ def troubles(database: Database, *, workers: int = 1) -> dict[str, Finding]:
     return findings
 
 
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDB]:
+    """A private server with the configuration that the documentation recommends."""
+    with running_mariadb(options=["--log-bin=binlog", "--sync-binlog=1"]) as server:
+        yield server
+
+
 @contextlib.contextmanager
 def executed(mariadb: MariaDB, statement: str, undo: str) -> Iterator[None]:
     with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
@@ -44,7 +51,7 @@ def executed(mariadb: MariaDB, statement: str, undo: str) -> Iterator[None]:
             cursor.execute(undo)
 
 
-def test_a_server_at_its_defaults_is_fine(mariadb_database: Database) -> None:
+def test_a_server_with_a_flushed_binary_log_is_fine(mariadb_database: Database) -> None:
     """Each rule has run, and none has advice."""
     findings = checks.check(mariadb_database, workers=2)
     assert {finding.about for finding in findings if finding.verdict is not Verdict.FINE} == set()
@@ -72,6 +79,14 @@ def test_an_unsafe_setting_is_named(
             subject: verdict
         }
     assert troubles(mariadb_database, workers=2) == {}
+
+
+def test_a_server_at_its_defaults_lacks_a_binary_log() -> None:
+    """InnoDB shows a commit before it is on disk then; nothing else is wrong."""
+    with running_mariadb() as server, Database(server.new_database()) as database:
+        schema.migrate(database)
+        findings = troubles(database)
+    assert {name: finding.verdict for name, finding in findings.items()} == {"binary_log": Verdict.UNSAFE}
 
 
 def test_unsafe_start_options_are_named() -> None:

@@ -144,8 +144,16 @@ def _durability(variables: dict[str, str]) -> Iterator[Finding]:
             + (" or the server crashes" if flush == "0" else ""),
             "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the server's configuration",
         )
-    if variables.get("log_bin", "OFF") in _OFF:
-        yield Finding("binary_log", Verdict.FINE, "the server writes no binary log")
+    if variables.get("wsrep_on") == "ON" and variables.get("log_bin", "OFF") in _OFF:
+        yield Finding("binary_log", Verdict.FINE, "the node writes no binary log")
+    elif variables.get("log_bin", "OFF") in _OFF:
+        yield Finding(
+            "binary_log",
+            Verdict.UNSAFE,
+            "the server writes no binary log, so it shows commits to other sessions before they are on disk: if it "
+            "fails at that moment, a repeated ack or a reader was told of a commit that is then undone",
+            "set log_bin and sync_binlog = 1 in the server's configuration",
+        )
     elif variables.get("sync_binlog") == "1":
         yield Finding("binary_log", Verdict.FINE, "the server flushes its binary log at each commit")
     else:
