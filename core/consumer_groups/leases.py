@@ -159,7 +159,7 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     _update(tx, name, vacated, owner=None, owned_since=None, release_by=None)
     ownership = {"owner": caller.worker, "epoch": _positions.epoch + 1, "owned_since": now, "release_by": None}
     _update(tx, name, acquired, **ownership)
-    if surplus:
+    if before is not None:
         _update(tx, name, surplus, release_by=max(now + group.release, min(before.lease_until, now + group.ttl)))
 
     if expired:

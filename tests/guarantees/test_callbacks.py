@@ -105,6 +105,7 @@ def test_a_callback_reaches_a_receiver_that_was_down(service: Service) -> None:
     assert (delivery.log[0].error, delivery.log[-1].status) == ("the connection was refused", 204)
 
 
+@pytest.mark.slow
 def test_a_dispatcher_that_dies_at_any_point_loses_no_callback(database: Database, tmp_path: Path) -> None:
     """Before and after each statement and each commit; each event of a callback is planned once and sent at least
     once."""

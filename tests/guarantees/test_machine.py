@@ -100,7 +100,7 @@ openings = st.builds(dict.__or__, openings, tolerances)
 counts = st.sampled_from([0, 1, 2, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP + 3])
 
 
-WAYS = [(Inline, True), (Combiner, False)]
+WAYS = [pytest.param(Inline, True, marks=pytest.mark.slow), (Combiner, False)]
 if os.environ.get("LASTBIT_SOAK") == "1":
     WAYS += [(Inline, False), (Combiner, True)]
 SEAL: Request = {"verb": "seal"}

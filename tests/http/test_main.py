@@ -109,7 +109,7 @@ def test_on_a_terminal_it_prints_its_url_and_the_next_command(tmp_path: Path, wo
     assert (ROOT / command[1]).exists()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_its_log_names_the_database(sqlite_url: str, tmp_path: Path, workers: int) -> None:
     """And its first start says that a SQLite file is new: in another folder, or in a container without a volume, the
     service would otherwise seem to have lost its batches."""

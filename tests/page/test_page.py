@@ -514,6 +514,7 @@ def test_without_the_service_nothing_looks_current(page: Page, complaints: list[
     complaints.clear()
 
 
+@pytest.mark.slow
 def test_a_request_that_is_never_answered_ends(
     page: Page, api: httpx.Client, service_url: str, complaints: list[str]
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_written_frame_acks_and_the_rest_is_read_back(session: Any, client: Cl
     assert pending.count() == 0
 
 
+@pytest.mark.slow
 def test_failed_rows_fail_and_are_read_back(session: Any, client: Client) -> None:
     """With a boolean column next to the ids; null counts as not failed."""
     batch = client.open(items=20_000, group_size=64)
