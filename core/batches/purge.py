@@ -49,6 +49,12 @@ def condemn(tx: Connection, batch_id: int) -> bool:
     return True
 
 
+def is_condemned(tx: Connection, batch_id: int) -> bool:
+    """Whether step 1 of the batch's deletion is committed; it may be removed already."""
+    state = tx.scalar(sa.select(tables.batches.c.state).where(tables.batches.c.id == batch_id))
+    return state in (None, State.DELETING)
+
+
 def mark(tx: Connection, batch_id: int) -> None:
     """Set the state `deleting` on a batch whose lock is held."""
     callbacks.disable(tx, batch_id)

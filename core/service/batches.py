@@ -139,11 +139,20 @@ class BatchService:
 
     def delete(self, batch: int) -> None:
         """Cancel the batch, notify its parent, and remove it."""
-        if not self._database.write(purge.condemn, batch):
+        if not self._condemn(batch):
             self._acks.pay(batch)
-            if not self._database.write(purge.condemn, batch):
+            if not self._condemn(batch):
                 raise errors.Unavailable(f"batch {batch} is cancelled, but its parent can't be updated at the moment")
         purge.purge(self._database, batch)
+
+    def _condemn(self, batch: int) -> bool:
+        try:
+            return self._database.write(purge.condemn, batch)
+        except errors.OutcomeUnknown:
+            # A repeat would be told that there is no such batch, and its rows would stay until the janitor comes.
+            if self._database.read(purge.is_condemned, batch):
+                return True
+            raise
 
     def check_parent(self, parent: ItemId, prefix: str) -> None:
         """Raise `errors.InvalidRequest` unless the key of the parent item's batch begins with `prefix`."""

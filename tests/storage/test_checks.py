@@ -121,6 +121,22 @@ def test_an_account_that_may_not_write_is_named(account: Database) -> None:
     assert "INSERT" in findings["writes"].says
 
 
+def test_a_limit_of_the_account_is_named(mariadb: MariaDB, mariadb_database: Database) -> None:
+    """The service gets no more connections than its account, whatever the server allows."""
+    name = str(mariadb_database.url.database)
+    create = f"CREATE USER few@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3; GRANT ALL ON {name}.* TO few@'127.0.0.1'"
+    with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+        for statement in create.split("; "):
+            cursor.execute(statement)
+        try:
+            with Database(str(mariadb_database.url.set(username="few"))) as database:
+                findings = troubles(database)
+        finally:
+            cursor.execute("DROP USER few@'127.0.0.1'")
+    assert findings.keys() == {"connections"}
+    assert "max_user_connections of the account is 3" in findings["connections"].says
+
+
 def test_a_clock_that_is_off_is_named(mariadb: MariaDB, account: Database) -> None:
     """With the difference and its direction."""
     now = int(time.time())

@@ -24,10 +24,22 @@ from core.batches.search import Filter
 from core.service import Service
 from core.storage import faults, schema, tables
 from core.storage.database import Database
+from core.storage.dialects import mariadb
 from core.storage.engines import MOST_AGE, MOST_IDLE
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL
 from tests.support.servers import MariaDB, sqlite_file
+
+
+def test_a_migration_waits_for_statements_of_any_length(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building an index of a large table takes longer than any other statement may."""
+    monkeypatch.setattr(mariadb, "READ_TIMEOUT", 0.5)
+    statement = "SELECT SLEEP(1)"
+    with Database(mariadb_url) as database, database.connection() as connection:
+        with database.dialect.migrating(connection):
+            assert connection.exec_driver_sql(statement).scalar() == 0
+        with pytest.raises(sa.exc.OperationalError):
+            connection.exec_driver_sql(statement)
 
 
 def test_mariadb_sessions_have_our_settings(mariadb_database: Database) -> None:

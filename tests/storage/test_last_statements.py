@@ -11,6 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors
+from core.acks.call import Call
+from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
+from core.commits.combiner import Inline
+from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import Pipeline
@@ -97,6 +102,36 @@ def test_a_connection_lost_before_the_commit_is_answered_leaves_the_outcome_unkn
     with contextlib.nullcontext() if repeatable else pytest.raises(errors.OutcomeUnknown):
         mariadb_database.write(work, repeatable=repeatable)
     assert (work.runs, rows(mariadb_database)) == ((2, 1) if repeatable else (1, 0))
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("is_lost_before", [False, True])
+def test_a_deletion_whose_commit_was_not_answered_finds_out(
+    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch, is_lost_before: bool
+) -> None:
+    """If its first step is committed, it goes on: a retry would be told that there is no such batch."""
+    service = Service(mariadb_database, combiner=Inline)
+    batch = service.batches.open(Opening(items=3)).batch.id
+    service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result()
+    commit = pymysql.connections.Connection.commit
+
+    def lost(connection: Any) -> None:
+        monkeypatch.undo()
+        if not is_lost_before:
+            commit(connection)
+        connection._force_close()
+        raise pymysql.OperationalError(2013, "Lost connection to server during query")
+
+    monkeypatch.setattr(pymysql.connections.Connection, "commit", lost)
+    if is_lost_before:
+        with pytest.raises(errors.OutcomeUnknown):
+            service.batches.delete(batch)
+        assert service.batches.get(batch).pending == 2
+    else:
+        service.batches.delete(batch)
+        with mariadb_database.engine.connect() as connection:
+            for table in (tables.batches, tables.item_groups):
+                assert connection.scalar(sa.select(sa.func.count()).select_from(table)) == 0
 
 
 @pytest.mark.mariadb

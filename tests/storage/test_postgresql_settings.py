@@ -61,6 +61,16 @@ def test_an_unsafe_setting_is_named(
     assert set(findings) <= ({"writes"} if subject == "read_only" else set())
 
 
+def test_a_limit_of_the_database_is_named(postgresql: PostgreSQL, migrated_url: str) -> None:
+    """The service gets no more connections than its database or its account, whatever the server allows."""
+    name = migrated_url.rpartition("/")[2]
+    with contextlib.closing(postgresql.connect()) as connection:
+        connection.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 3")
+    findings = troubles(migrated_url)
+    assert findings.keys() == {"connections"}
+    assert "limited to 3" in findings["connections"].says
+
+
 @pytest.mark.parametrize(
     ("statement", "subject"),
     [

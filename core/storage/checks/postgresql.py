@@ -47,7 +47,11 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
         yield from _durability(settings)
         yield from _session(settings)
         yield _timeouts(settings)
-        yield _connections(settings, database, workers)
+        limits = tx.exec_driver_sql(
+            "SELECT (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user), "
+            "(SELECT datconnlimit FROM pg_database WHERE datname = current_database())"
+        ).one()
+        yield _connections(settings, [limit for limit in limits if limit >= 0], database, workers)
         yield every.clock(tx)
         transaction.rollback()
 
@@ -163,9 +167,17 @@ def _timeouts(settings: dict[str, str]) -> Finding:
     )
 
 
-def _connections(settings: dict[str, str], database: Database, workers: int) -> Finding:
+def _connections(settings: dict[str, str], limits: list[int], database: Database, workers: int) -> Finding:
+    """`limits` are those of the account and of the database."""
     reserved = int(settings["superuser_reserved_connections"]) + int(settings.get("reserved_connections", "0"))
     limit, needed = int(settings["max_connections"]) - reserved, workers * database.most_connections
+    if limits and min(limits) <= needed:
+        return Finding(
+            "connections",
+            Verdict.UNSAFE,
+            f"the service may use {needed} connections, but its account or database is limited to {min(limits)}",
+            f"ALTER ROLE … CONNECTION LIMIT {needed + 50} or more, or -1, and ALTER DATABASE as well",
+        )
     if limit > needed:
         return Finding(
             "connections", Verdict.FINE, f"{limit} connections are allowed, the service uses at most {needed}"

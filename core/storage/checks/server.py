@@ -43,7 +43,8 @@ def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]
         yield from galera.rules(tx, variables)
         yield _binary_log(variables)
         yield _packet(variables)
-        yield _connections(variables, database, workers)
+        of_account = int(tx.exec_driver_sql("SELECT @@SESSION.max_user_connections").scalar_one())
+        yield _connections(variables, of_account, database, workers)
         yield every.clock(tx)
         transaction.rollback()
 
@@ -230,8 +231,16 @@ def _packet(variables: dict[str, str]) -> Finding:
     )
 
 
-def _connections(variables: dict[str, str], database: Database, workers: int) -> Finding:
+def _connections(variables: dict[str, str], of_account: int, database: Database, workers: int) -> Finding:
+    """`of_account` is the limit of the account; 0 if it has none."""
     limit, needed = int(variables.get("max_connections", 0)), workers * database.most_connections
+    if 0 < of_account <= needed:
+        return Finding(
+            "connections",
+            Verdict.UNSAFE,
+            f"max_user_connections of the account is {of_account}, the service may use {needed}",
+            f"ALTER USER … WITH MAX_USER_CONNECTIONS {needed + 50} or more, or 0: other replicas and jobs connect too",
+        )
     if limit > needed:
         return Finding("connections", Verdict.FINE, f"max_connections is {limit}, the service uses at most {needed}")
     return Finding(

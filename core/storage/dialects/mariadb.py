@@ -24,6 +24,8 @@ from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Row
 
 CONCATENATED: Final = 16 * 2**20
 """Maximum bytes of a concatenated value; each session sets it. 512 groups take about 20 KB."""
+READ_TIMEOUT: Final = 60
+"""Seconds to wait for a response."""
 ROWS: Final = 24
 """Up to this number, rows are not concatenated. The server makes a temporary table to concatenate rows, which costs
 about as much as parsing this number of rows in the driver."""
@@ -63,7 +65,7 @@ class MariaDB(Dialect):
                 "client_flag": CLIENT.MULTI_STATEMENTS,  # see `run`
                 "init_command": session,
                 "connect_timeout": 5,
-                "read_timeout": 60,
+                "read_timeout": READ_TIMEOUT,
                 "write_timeout": 60,
             },
         )
@@ -91,6 +93,9 @@ class MariaDB(Dialect):
     @contextlib.contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
         # DDL commits implicitly, so a named lock keeps two processes from migrating at once.
+        driver: Any = connection.connection.dbapi_connection
+        # Building an index of a large table takes longer, and goes on if the connection is given up.
+        driver._read_timeout = None
         if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)").scalar() != 1:
             raise errors.Unavailable("another migration of this database is in progress")
         before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar()
@@ -103,6 +108,7 @@ class MariaDB(Dialect):
                 connection.rollback()
                 connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {before}")
                 connection.exec_driver_sql("SELECT RELEASE_LOCK('lastbit_migrate')")
+                driver._read_timeout = READ_TIMEOUT
 
     def by_primary_key(self, table: str) -> str:
         return f"{table} FORCE INDEX (PRIMARY)"
