@@ -303,7 +303,7 @@ class Membership(Generic[A]):
             self.expire()
             if self._held.get(assignment.partition) is assignment:
                 self._give_back(assignment)
-            elif assignment.partition not in self._held and assignment._release_by < math.inf:
+            elif assignment.partition not in self._held and assignment._release_by < math.inf and not self.gone:
                 self._report(assignment)  # after its deadline, but the service may still be waiting
 
     def expire(self) -> None:

@@ -373,6 +373,17 @@ def test_a_refusal_ends_the_membership(worker: Worker) -> None:
     assert isinstance(worker.membership.error, errors.ConsumerGroupNotFound)
 
 
+def test_after_a_refusal_no_drain_is_reported(worker: Worker) -> None:
+    """The service doesn't know the worker, even if another partition keeps it from ending."""
+    worker.joined((0, 1), (1, 1))
+    (drain,) = worker.answer(worker.sync(), (0, 1), (1, 1), release=(0,))
+    worker.membership.done(worker.sync(), errors.ConsumerGroupNotFound(404, "consumer_group_not_found", "no"))
+    syncs, _ = worker.due()
+    worker.membership.done(drain, None)
+    assert not worker.membership.over
+    assert syncs == worker.due()[0] == []
+
+
 @pytest.mark.parametrize(
     "error",
     [
