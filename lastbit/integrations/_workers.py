@@ -11,6 +11,8 @@ the message is settled when the service has answered. Things that could go wrong
   settled.
 * A broken configuration looks like an idle queue. Errors of Lastbit that no repetition can mend, such as a wrong token,
   end the consumer, which raises them.
+* Deliveries that can no longer be settled, after a lost connection for example, keep the workers from those that can.
+  They are skipped if no handler has begun.
 * A stop loses work. It waits for running handlers and for their acks; messages that no handler has begun are left to
   their redelivery.
 """
@@ -57,6 +59,8 @@ class Outcome(Enum):
     """The handler has raised; the item is pending."""
     AGAIN = "again"
     """The completion could not be processed: deliver the message again."""
+    STALE = "stale"
+    """It was not begun, as it is delivered elsewhere, or again: forget it."""
 
 
 class Delivery(Protocol):
@@ -68,6 +72,10 @@ class Delivery(Protocol):
     @property
     def item(self) -> str | None:
         """The id of its item; None if it belongs to no batch."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it can no longer be settled, as the broker delivers its message elsewhere, or again."""
 
     def settle(self, outcome: Outcome) -> None:
         """Called once, from any thread; must not block."""
@@ -141,6 +149,9 @@ class Workers(Generic[D]):
             if self._stopping:
                 continue
             try:
+                if delivery.is_stale:
+                    delivery.settle(Outcome.STALE)
+                    continue
                 failure = self._handled(delivery)
                 self._resolve(delivery, failure)
             except _Raised:

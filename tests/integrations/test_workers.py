@@ -21,6 +21,7 @@ class Delivery:
     message: str = "work"
     outcomes: list[Outcome] = field(default_factory=list)
     settled: threading.Event = field(default_factory=threading.Event)
+    is_stale: bool = False
 
     def settle(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

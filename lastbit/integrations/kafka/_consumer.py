@@ -9,7 +9,7 @@ Things that could go wrong, and why they can't:
 * Lastbit is away, or handlers are slow, and the group takes the partitions away. A thread of the session polls
   throughout. At most `capacity` records are held beyond the first unfinished one.
 * The partition has another owner. Its window is closed, late acks don't move its offset, and its records are handled
-  there again; their items count once.
+  there again; their items count once. Records that were not begun, or wait for another attempt, are left to it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Options:
 
 
 class Stopped(Exception):
-    """The consumer stops before a record was handled; the record stays uncommitted."""
+    """A record is not handled here, as the consumer stops or the partition has another owner."""
 
 
 class Attempts:
@@ -75,7 +75,8 @@ class Attempts:
         self._options = options
         self._over = over
 
-    def __call__(self, record: Any) -> None:
+    def __call__(self, delivery: Delivery) -> None:
+        record = delivery.record
         attempt = 1
         while True:
             try:
@@ -89,7 +90,8 @@ class Attempts:
                     self._give_up(record, error)
                     raise Failed(reason_of(error)) from error
                 log.warning("attempt %d to handle %s has failed", attempt, _name(record), exc_info=True)
-            if self._over.wait(min(self._options.retry_delay * 2 ** min(attempt - 1, 30), LONGEST_PAUSE)):
+            pause = min(self._options.retry_delay * 2 ** min(attempt - 1, 30), LONGEST_PAUSE)
+            if self._over.wait(pause) or delivery.is_stale:
                 raise Stopped(_name(record))
             attempt += 1
 
@@ -101,16 +103,27 @@ class Attempts:
 class Delivery:
     """A record that was read and is not settled yet."""
 
-    __slots__ = ("_consumer", "_number", "item", "message")
+    __slots__ = ("_consumer", "_number", "item", "record")
 
     def __init__(self, consumer: Consumer, number: int, record: Any) -> None:
         self._consumer = consumer
         self._number = number
-        self.message = record
+        self.record = record
         self.item = item_of(record)
 
+    @property
+    def message(self) -> Delivery:
+        """For `Attempts`."""
+        return self
+
+    @property
+    def is_stale(self) -> bool:
+        return not self._consumer.window.begins(self._number)
+
     def settle(self, outcome: Outcome) -> None:
-        if outcome in (Outcome.DONE, Outcome.FAILED):
+        if outcome in (Outcome.DONE, Outcome.FAILED, Outcome.STALE):
+            # The window of a partition that has another owner refuses the ack. The consumer's own window must get it,
+            # or the record would count towards its capacity forever.
             self._consumer.window.ack(self._number)
         else:
             self._consumer.handle_again(self)

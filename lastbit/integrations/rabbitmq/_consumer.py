@@ -5,7 +5,8 @@ Things that could go wrong, and why they can't:
 * An ack is sent on another channel than its delivery came from. A delivery belongs to its session; if that has ended,
   nothing is sent, and the broker delivers the message again.
 * The connection is lost. Running handlers go on, and their items are acked to Lastbit. Their messages are delivered
-  again in the next session, and their items count once. Connecting is tried again until it succeeds or is refused.
+  again in the next session, and their items count once. Messages that no handler has begun are left to the next
+  session. Connecting is tried again until it succeeds or is refused.
 * A message that always fails occupies the consumer. It is returned to its queue after a pause, during which it counts
   as unacked and no worker is held.
 """
@@ -75,6 +76,10 @@ class Delivery:
         self.tag = tag
         self.message = message
         self.item = item_of(message.properties)
+
+    @property
+    def is_stale(self) -> bool:
+        return self.session.has_ended
 
     def settle(self, outcome: Outcome) -> None:
         self.session.settle([self.tag], outcome)

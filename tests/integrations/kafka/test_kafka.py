@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import confluent_kafka
@@ -16,10 +19,14 @@ from lastbit import BatchHandle, Client, Completed, Retry
 from lastbit.errors import InvalidArgument, MessagesRefused
 from lastbit.integrations import Failed, _fan_out, _workers
 from lastbit.integrations import kafka as adapter
+from lastbit.integrations.kafka._consumer import Attempts, Consumer, Options
+from lastbit.streams.sources.kafka import KafkaTopics, Place
+from lastbit.streams.window import AckWindow
 from tests.integrations.kafka.conftest import committed, consumer, records
 from tests.integrations.rabbitmq.conftest import running
 from tests.integrations.redrives import redriven
 from tests.integrations.workers import wait_until
+from tests.streams.kafka_broker import Attributes, Broker, RecordedClient
 from tests.support.servers import running_service, sqlite_file
 
 
@@ -253,3 +260,69 @@ def test_a_stop_commits_no_offset_while_lastbit_is_away(address: str, producer: 
         service.start()
         with running(adapter.consume, consumer(address, "stopped"), ["stopped"], lambda record: None, lastbit=client):
             assert batch.wait(60).succeeded
+
+
+PLACE = Place("work", 0)
+
+
+class WithHeaders(Attributes):
+    headers = ()
+
+
+@contextmanager
+def rebalanced(
+    handle: Callable[[RecordedClient, Attributes], None], client: Client
+) -> Iterator[tuple[RecordedClient, AckWindow]]:
+    """A consumer of ten records on one partition, which are all that it may hold."""
+    broker = RecordedClient(
+        Broker([WithHeaders("work", 0, offset, b"", b"") for offset in range(10)]), assigned=[PLACE]
+    )
+    options = Options(workers=1, attempts=3, retry_delay=0, every=60, capacity=10, dead_letter=None)
+    stop = threading.Event()
+    with KafkaTopics(broker, ["work"], capacity=10) as source, ThreadPoolExecutor(1) as executor:
+        consumer = Consumer(source, options, stop)
+        attempts = Attempts(partial(handle, broker), options, consumer.over)
+        future = executor.submit(consumer.run, _workers.Workers(client, attempts, 1, None))
+        try:
+            yield broker, consumer.window
+        finally:
+            stop.set()
+            future.result(60)
+
+
+def test_records_that_wait_are_not_begun_after_their_partition_was_revoked(client: Client) -> None:
+    """Its next owner handles them, also if that is this consumer again; and they make room for others."""
+    handled: list[int] = []
+    has_begun, goes_on, all_handled = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(broker: RecordedClient, record: Attributes) -> None:
+        handled.append(record.offset)
+        has_begun.set()
+        assert goes_on.wait(30)
+        if record.offset == 9:
+            all_handled.set()
+
+    with rebalanced(handle, client) as (broker, window):
+        assert has_begun.wait(30)
+        wait_until(lambda: window.high == 9, "all are read")
+        broker.rebalance("revoked", [PLACE])
+        broker.rebalance("assigned", [PLACE])
+        goes_on.set()
+        assert all_handled.wait(30)
+    # The one that was being handled when the partition was revoked is handled again.
+    assert handled == [0, *range(10)]
+
+
+def test_a_record_is_not_tried_again_after_its_partition_was_revoked(client: Client) -> None:
+    """Its next owner tries it."""
+    handled: list[int] = []
+
+    def handle(broker: RecordedClient, record: Attributes) -> None:
+        handled.append(record.offset)
+        if len(handled) == 1:
+            broker.rebalance("revoked", [PLACE])
+        raise ConnectionError
+
+    with rebalanced(handle, client) as (_, window):
+        wait_until(lambda: handled and not window.outstanding, "the consumer has forgotten it")
+    assert handled == [0]

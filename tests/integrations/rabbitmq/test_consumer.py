@@ -20,6 +20,7 @@ from lastbit.integrations.rabbitmq import Message
 from lastbit.integrations.rabbitmq._messages import Tags
 from lastbit.tokens import Role
 from tests.integrations.rabbitmq.conftest import Consuming, left, over, running
+from tests.integrations.workers import wait_until
 from tests.support.brokers import RabbitMQ, Wire
 from tests.support.exposition import eventually
 from tests.support.servers import running_service, sqlite_file
@@ -296,6 +297,37 @@ def test_redelivered_messages_count_once(
             assert begun.acquire(timeout=30)
     assert len(handled) == 40
     assert (batch.refresh().acked, batch.verify().ok, left(channel, classic)) == (40, True, 0)
+
+
+def test_deliveries_of_a_lost_connection_are_not_begun(
+    rabbitmq: RabbitMQ,
+    client: Client,
+    channel: Any,
+    classic: str,
+    consuming: Consuming,
+    wire: Wire,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They can't be acked to the broker any more. Handling them first would delay those of the next connection, and
+    with short connections nothing would ever leave the queue."""
+    batch = sent(rabbitmq, client, 10)
+    has_begun, goes_on = threading.Event(), threading.Event()
+    first_deliveries: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        if not message.redelivered:
+            first_deliveries.append(message.body)
+        has_begun.set()
+        assert goes_on.wait(30)
+
+    with consuming(classic, handle, broker=over(wire), workers=1, prefetch=10):
+        assert has_begun.wait(30)
+        eventually(lambda: left(channel, classic), 0)
+        wire.cut()
+        wait_until(lambda: "connecting again" in caplog.text, "the consumer has noticed it")
+        goes_on.set()
+        assert batch.wait(30).succeeded
+    assert first_deliveries == [b"0"]
 
 
 def test_a_stop_finishes_what_has_begun_and_returns_the_rest(
