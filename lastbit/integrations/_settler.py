@@ -22,10 +22,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from lastbit.acker import Acker
@@ -67,9 +69,13 @@ class Settler:
         self._lock = threading.Lock()
         self._closed_one = threading.Condition(self._lock)
         self._removals: SimpleQueue[_Open] = SimpleQueue()
+        self._unresolved: SimpleQueue[tuple[_Open, BaseException]] = SimpleQueue()
+        """Resolutions that failed, and their errors."""
         for number in range(threads):
             # Daemons: with an unreachable broker, a removal may never return.
             threading.Thread(target=self._work, name=f"lastbit-settler-{number}", daemon=True).start()
+        # Not a timer for each outage: its thread could not be started in a process that has too many.
+        threading.Thread(target=self._send_again, name="lastbit-settler-again", daemon=True).start()
 
     def settle(self, resolution: Resolution, remove: Callable[[], object], message: Any, owner: object) -> None:
         """Resolve the item, and then call `remove`. Returns at once. `message` and `owner` are
@@ -105,20 +111,29 @@ class Settler:
         """Called in the acker's thread, which must not wait for the broker."""
         error = future.exception()
         if error is not None and not is_rejection(error, entry.resolution.item):
-            log.warning("item %s is not resolved yet, and is sent again: %s", entry.resolution.item, error)
-            timer = threading.Timer(PAUSE, self._repeat, [entry])
-            timer.daemon = True
-            timer.start()
+            self._unresolved.put((entry, error))
             return
         if error is not None:
             log.warning("%s; its message is removed", error)
         self._removals.put(entry)
 
-    def _repeat(self, entry: _Open) -> None:
-        with self._lock:
-            if entry not in self._open:
-                return
-        self._resolve(entry)
+    def _send_again(self) -> None:
+        while True:
+            entry, error = self._unresolved.get()
+            log.warning("items are not resolved yet, and are sent again: %s", error)
+            time.sleep(PAUSE)
+            entries = [entry]
+            with suppress(Empty):
+                while True:
+                    entries.append(self._unresolved.get_nowait()[0])
+            for entry in entries:
+                with self._lock:
+                    if entry not in self._open:
+                        continue
+                try:
+                    self._resolve(entry)
+                except Exception as failure:  # noqa: BLE001  # such as an acker's thread that could not be started
+                    self._unresolved.put((entry, failure))
 
     def _work(self) -> None:
         while True:

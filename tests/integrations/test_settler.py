@@ -1,0 +1,38 @@
+"""What Dramatiq and RQ share: items are resolved before their messages are removed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from lastbit import Client, Retry
+from lastbit.integrations import _settler
+from lastbit.integrations._settler import Resolution, Settler
+from tests.integrations.workers import wait_until
+from tests.support.servers import running_service, sqlite_file
+
+
+def test_items_are_sent_again_by_one_thread(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """However many wait while the service is away. A thread for each might not be startable. All are resolved when it
+    is back."""
+    monkeypatch.setattr(_settler, "PAUSE", 0.5)
+    removed: list[str] = []
+    with (
+        sqlite_file() as url,
+        running_service(url) as service,
+        Client(service.url, retry=Retry(attempts=1)) as client,
+    ):
+        batch = client.open(items=300, sealed=True)
+        service.stop(9)
+        settler = Settler(client.acker(linger=0.02), threads=1)
+        threads = threading.active_count()
+        for item in batch.ids:
+            settler.settle(Resolution(item), lambda: removed.append("message"), None, None)
+        wait_until(lambda: "sent again" in caplog.text, "a call has failed")
+        assert threading.active_count() <= threads + 1  # the acker's
+        service.start()
+        assert settler.drain(30)
+        assert batch.refresh().acked == len(removed) == 300
+    lines = [record for record in caplog.records if "sent again" in record.getMessage()]
+    assert len(lines) < 100
