@@ -149,6 +149,8 @@ class LastbitMiddleware(TaskiqMiddleware):
     async def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
         item = item_of(message.task_id)
         run = _current.get()
+        if run is not None and run.task_id != message.task_id:
+            run = None  # of a task that this one has sent, and that the broker has run in place
         if item is None or isinstance(result.error, NoResultError) or (run is not None and run.was_sent):
             return
         if isinstance(result.error, asyncio.CancelledError) and _is_cancelled():

@@ -23,11 +23,11 @@ from tests.support.servers import ServiceProcess, sqlite_file
 Scenario = Callable[[InMemoryBroker], Coroutine[Any, Any, AsyncBatchHandle]]
 
 
-def in_memory(service_url: str, scenario: Scenario, *others: Any, **options: Any) -> Any:
+def in_memory(service_url: str, scenario: Scenario, *others: Any, in_place: bool = False, **options: Any) -> Any:
     """The counts (acked, failed, pending) of the scenario's batch, after all tasks have ended."""
 
     async def run() -> tuple[int, int, int]:
-        broker = InMemoryBroker()
+        broker = InMemoryBroker(await_inplace=in_place)
         lastbit = LastbitMiddleware(service_url, **options)
         broker.add_middlewares(*others, lastbit)
         try:
@@ -94,6 +94,28 @@ def test_a_retried_task_stays_pending_until_its_last_run(service_url: str, no_re
     assert in_memory(service_url, scenario, retries, on_completed=completed.append) == (1, 0, 0)
     # A failure in between would have been reported too.
     assert [completion.succeeded for completion in completed] == [True]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_task_that_sends_another_one_resolves_its_item(service_url: str, in_place: bool) -> None:
+    """The broker may run the other one before `kiq` returns. A retry leaves the item to the next run."""
+
+    async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
+        runs: list[int] = []
+
+        @broker.task
+        async def other() -> None: ...
+
+        @broker.task(retry_on_error=True, max_retries=3)
+        async def task(number: int) -> None:
+            runs.append(number)
+            await other.kiq()
+            if number == 2 or runs.count(number) == number:
+                raise RuntimeError("not yet")
+
+        return await fan_out(task, [(0,), (1,), (2,)])
+
+    assert in_memory(service_url, scenario, SimpleRetryMiddleware(), in_place=in_place) == (2, 1, 0)
 
 
 def test_a_task_without_result_stays_pending(service_url: str) -> None:
