@@ -232,7 +232,8 @@ def reconcile(queue: Queue, client: Client | None = None) -> int:
     """Resolve the pending items of jobs of this queue that have ended, and return how many there were.
 
     Finished jobs ack their items, failed and cancelled ones fail them. Workers call this when they start and at each
-    maintenance, by default every ten minutes. Raises `ServiceError`, `ServiceUnreachable`.
+    maintenance, by default every ten minutes. The token needs the roles `consume` and `read`. Raises `ServiceError`,
+    `ServiceUnreachable`.
     """
     client = client or default_client()
     resolved = _ack_noted(queue, client)
@@ -420,12 +421,12 @@ def _refused(pairs: Sequence[tuple[str, Any]], error: Exception) -> Sequence[tup
 
 
 def _resolve(client: Client, item: str, job: Job) -> None:
-    """Resolve the item of a job that has run in this process."""
+    """Resolve the item of a job, if it has run in this process."""
     status = job.get_status(refresh=False)
-    if status == JobStatus.FINISHED:
-        _warn(client.ack(item))
-    elif status == JobStatus.FAILED:
+    if status == JobStatus.FAILED:
         _warn(client.fail(item, _reason(_stored_error(job))))
+    elif job.ended_at is not None:  # with result_ttl=0, the job is deleted, and its status is not "finished"
+        _warn(client.ack(item))
 
 
 _clients: dict[int, Client] = {}

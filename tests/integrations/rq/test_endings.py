@@ -215,6 +215,16 @@ def test_a_queue_without_workers_resolves_at_once(app: ModuleType, client: Clien
     assert reasons(batch) == {0: "ValueError: no such picture"}
 
 
+def test_a_job_whose_result_is_not_kept_is_resolved_in_the_producer(app: ModuleType, client: Client) -> None:
+    """RQ deletes it at once. One that waits for another job has not run."""
+    queue = Queue(is_async=False, connection=app.store)
+    batch = fan_out(queue, app.succeeds, [()], client=client, options={"result_ttl": 0})
+    assert batch.refresh().succeeded
+    other = app.queue.enqueue(app.succeeds)
+    batch = fan_out(queue, app.succeeds, [()], client=client, options={"depends_on": other})
+    assert batch.refresh().pending == 1
+
+
 def test_a_job_of_a_cancelled_batch_ends(app: ModuleType, client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """Its rejection is logged."""
     batch = fan_out(app.queue, app.succeeds, [()], client=client, seal=False)
