@@ -8,5 +8,5 @@ class Failed(Exception):
     redelivered. After any other exception it is, and the item stays pending."""
 
     def __init__(self, reason: str | None = None) -> None:
-        super().__init__(reason)
+        super().__init__(*(() if reason is None else (reason,)))  # without one, str() is empty, and not "None"
         self.reason = reason

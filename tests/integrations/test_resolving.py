@@ -68,8 +68,9 @@ def test_an_item_is_pending_until_the_next_attempt(client: Client, kind: type[Ba
 def test_failed_needs_no_further_attempt(client: Client) -> None:
     """A reason is optional."""
     batch = client.open(items=1)
-    with pytest.raises(Failed), resolving(client, batch.ids[0], final=False):
+    with pytest.raises(Failed) as failure, resolving(client, batch.ids[0], final=False):
         raise Failed
+    assert str(failure.value) == ""
     assert batch.refresh().failed == 1
     assert reasons(client, batch.id) == {}
 
