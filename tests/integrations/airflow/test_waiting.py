@@ -114,6 +114,15 @@ def test_a_batch_of_an_earlier_run_does_not_count(dags: Any, client: Client, ser
     assert result["id"] > earlier.id
 
 
+def test_a_run_waits_for_a_batch_that_was_opened_after_it_was_due(dags: Any, client: Client, service: Service) -> None:
+    """As the page shows it."""
+    earlier = client.open(key="hourly", sealed=True)
+    with when_waiting(service, LIST, lambda: client.open(key="hourly", sealed=True)):
+        state, result = run(dags["since_due"], key="hourly")
+    assert state == "success"
+    assert result["id"] > earlier.id
+
+
 def test_failed_items_fail_the_task_only_if_asked(dags: Any, client: Client) -> None:
     """The message has the counts; a redrive makes the next try succeed."""
     batch = client.open(key="halves", items=2, sealed=True)

@@ -7,8 +7,12 @@ from typing import Any
 
 try:
     from airflow.sdk import DAG
+
+    DUE = "{{ dag_run.run_after }}"
 except ImportError:
     from airflow import DAG
+
+    DUE = "{{ data_interval_end }}"
 
 from lastbit.integrations.airflow import LastbitBatchSensor
 from tests.integrations.airflow import seen
@@ -20,6 +24,7 @@ SENSORS: dict[str, dict[str, Any]] = {
     "by_id": {"batch_id": BATCH},
     "by_key": {"batch_key": KEY},
     "since": {"batch_key": KEY, "opened_since": "{{ dag_run.conf['since'] }}"},
+    "since_due": {"batch_key": KEY, "opened_since": DUE},
     "strict": {"batch_id": BATCH, "fail_on_failed_items": True},
     "soft": {"batch_id": BATCH, "soft_fail": True},
     "in_a_worker": {"batch_id": BATCH, "deferrable": False, "poke_interval": 0.1},
