@@ -230,8 +230,9 @@ class LastbitAsyncBatchProcessor(_Resolving, AsyncBatchProcessor):
 
 
 class LastbitSqsFifoPartialProcessor(_Resolving, SqsFifoPartialProcessor):
-    """`LastbitBatchProcessor` for FIFO queues, with Powertools' `SqsFifoPartialProcessor`: after a record that must be
-    delivered again, no later one is handled or acked; with `skip_group_on_error=True`, none of its group."""
+    """`LastbitBatchProcessor` for FIFO queues, with Powertools' `SqsFifoPartialProcessor`: after a record that raised,
+    no later one is handled or acked; with `skip_group_on_error=True`, none of its group. If the item of a record that
+    was handled is not resolved, the later records are delivered again too, even if their acks were stored."""
 
     def _with_successors(self, positions: set[int]) -> list[int]:
         groups: set[str | None] = set()
