@@ -101,7 +101,8 @@ export function batchView(main, id) {
   const aside = repeat(lookAside, failedToLook, SELDOM);
   const unfollow = follow(id, (event) => {
     if (event?.type === "batch.completed") say(`Batch ${id} is complete`);
-    changed();
+    looking.soon();
+    aside.soon();
   });
 
   async function look(signal) {

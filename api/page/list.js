@@ -35,10 +35,10 @@ export function listView(main) {
   const counts = repeat(count, () => form.showCounts(null), 30_000);
   const unfollow = follow(null, (event) => {
     if (event?.type === "batch.completed") say(`Batch ${event.batch} is complete`);
-    looking.now();
+    looking.soon();
     counting ||= setTimeout(() => {
       counting = 0;
-      counts.now();
+      counts.soon();
     }, BETWEEN_COUNTS);
   });
 

@@ -66,12 +66,15 @@ export function follow(batch, changed) {
   };
 }
 
-// Run `work(signal)` on request (`now`), and repeatedly while it returns true and the tab is visible. Runs never
-// overlap, and the pause grows with the duration of a run. After an error, `failed` gets it and `work` runs again.
+// Run `work(signal)` on request, and repeatedly while it returns true and the tab is visible. Runs never overlap, and the
+// pause grows with the duration of a run. `now` is for the user's actions and skips the pause. `soon` is for events, of
+// which there may be many, and keeps it. After an error, `failed` gets it and `work` runs again.
 export function repeat(work, failed, every = 1200) {
   let timer = 0;
   let running = false;
-  let again = false;
+  let again = false; // `now` was called during a run
+  let noticed = false; // `soon` was called since the last run began
+  let rested = 0; // when the pause after the last run ends
   let wanted = true;
   let stopped = false;
   const abort = new AbortController();
@@ -84,7 +87,7 @@ export function repeat(work, failed, every = 1200) {
       return;
     }
     running = true;
-    again = false;
+    again = noticed = false;
     const begun = performance.now();
     try {
       wanted = await work(abort.signal);
@@ -96,13 +99,24 @@ export function repeat(work, failed, every = 1200) {
       running = false;
     }
     if (stopped) return;
+    const pause = Math.max(50, 8 * (performance.now() - begun));
+    rested = performance.now() + pause;
     if (again) timer = setTimeout(run, 50);
-    else if (wanted && !document.hidden) timer = setTimeout(run, Math.max(every, 8 * (performance.now() - begun)));
+    else if (noticed) timer = setTimeout(run, pause);
+    else if (wanted && !document.hidden) timer = setTimeout(run, Math.max(every, pause));
+  }
+  function soon() {
+    if (!running && !again && !noticed && !stopped) {
+      clearTimeout(timer);
+      timer = setTimeout(run, rested - performance.now());
+    }
+    noticed = true;
   }
   const turn = () => document.hidden || run();
   document.addEventListener("visibilitychange", turn);
   return {
     now: run,
+    soon,
     stop() {
       stopped = true;
       abort.abort();

@@ -132,6 +132,48 @@ def test_a_list_without_live_batches_is_updated_by_events(page: Page, api: httpx
     expect(row(page, batch).locator(".state")).to_have_text("succeeded")
 
 
+BUSY_SERVICE = """
+  window.asked = { "/v1/batches": 0, "/v1/batches/counts": 0 };
+  window.EventSource = class {
+    constructor() {
+      setTimeout(() => this.onopen(), 0);
+      setInterval(() => this.onmessage({ data: '{"type": "batch.opened"}' }), 20);
+    }
+    close() {}
+  };
+  const really = window.fetch;
+  window.fetch = async (address, options) => {
+    const path = new URL(address, location).pathname;
+    if (!(path in asked)) return really(address, options);
+    asked[path] += 1;
+    await new Promise((answered) => setTimeout(answered, path === "/v1/batches" ? 20 : 250));
+    const states = { open: 0, sealed: 0, complete: 0, expired: 0, cancelled: 0 };
+    const body = path === "/v1/batches" ? { batches: [], next: null } : { total: 0, exact: true, states };
+    return new Response(JSON.stringify(body), { headers: { "Content-Type": "application/json" } });
+  };
+"""
+
+
+def test_many_events_do_not_make_many_requests(page: Page, service_url: str) -> None:
+    """However many arrive, the list and the counts take an eighth of the service's time. A user needn't wait for the
+    pause."""
+    page.clock.install()
+    page.add_init_script(BUSY_SERVICE)
+    page.goto(service_url)
+    expect(live(page)).to_be_visible()
+    expect(page.get_by_role("heading", name="No batches yet")).to_be_visible()
+    page.clock.pause_at(page.evaluate("Date.now() + 1000"))
+    before = page.evaluate("({ ...asked })")
+    page.clock.run_for(18_000)
+    after = page.evaluate("({ ...asked })")
+    # Runs of 20 and 250 ms, and pauses of eight times as long.
+    assert 90 <= after["/v1/batches"] - before["/v1/batches"] <= 101
+    assert 7 <= after["/v1/batches/counts"] - before["/v1/batches/counts"] <= 9
+    page.evaluate("location.hash = '#/?state=open'")
+    page.clock.run_for(80)
+    assert page.evaluate("asked")["/v1/batches"] > after["/v1/batches"]
+
+
 def test_filters_narrow_the_list_and_are_part_of_the_address(page: Page, api: httpx.Client, service_url: str) -> None:
     """By state, key and labels; a batch's label links to batches with that label; the back button works."""
     team = uuid.uuid4().hex
