@@ -8,7 +8,7 @@ let shown = null;
 
 // The stream's state in the page's header.
 function show(state) {
-  const words = { live: "live", connecting: "connecting…", lost: "reconnecting…", paused: "paused" };
+  const words = { none: "", live: "live", connecting: "connecting…", lost: "reconnecting…", paused: "paused" };
   const node = document.getElementById("live");
   if (shown === state) return;
   shown = state;
@@ -63,6 +63,7 @@ export function follow(batch, changed) {
   return () => {
     document.removeEventListener("visibilitychange", turn);
     close();
+    show("none");
   };
 }
 

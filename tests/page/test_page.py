@@ -174,6 +174,16 @@ def test_many_events_do_not_make_many_requests(page: Page, service_url: str) -> 
     assert page.evaluate("asked")["/v1/batches"] > after["/v1/batches"]
 
 
+def test_a_view_without_a_stream_shows_no_state_of_one(page: Page, service_url: str) -> None:
+    page.goto(service_url)
+    expect(live(page)).to_be_visible()
+    page.evaluate("location.hash = '#/feed'")
+    expect(page.get_by_role("heading", name="Feed")).to_be_visible()
+    expect(page.locator("#live")).to_be_hidden()
+    page.evaluate("location.hash = '#/'")
+    expect(live(page)).to_have_text("live")
+
+
 def test_filters_narrow_the_list_and_are_part_of_the_address(page: Page, api: httpx.Client, service_url: str) -> None:
     """By state, key and labels; a batch's label links to batches with that label; the back button works."""
     team = uuid.uuid4().hex
