@@ -30,7 +30,7 @@ function logView(main, { path, heading, fields, read, line, none }) {
   let filter = {};
   let tail = null;
   let wanted = STEP;
-  const lines = new Map();
+  let lines = new Map();
   const inputs = fields.map(([name, word, placeholder]) => field(name, word, { placeholder, maxlength: 255 }));
   const form = make("form.filter", { role: "search", "aria-label": "Filter", onsubmit: asked }, inputs, make("button", { type: "submit" }, "Filter"));
   const list = make("ol.log", { "aria-label": heading });
@@ -61,17 +61,13 @@ function logView(main, { path, heading, fields, read, line, none }) {
     lines.clear();
   }
 
+  const listed = (entry) =>
+    make("li", { "data-position": entry.position }, make("span.position", {}, number(entry.position)), line(entry), since(entry.at));
+
   function draw() {
     const shown = tail.entries.slice(0, wanted);
-    for (const entry of shown) {
-      if (!lines.has(entry.position)) {
-        lines.set(
-          entry.position,
-          make("li", { "data-position": entry.position }, make("span.position", {}, number(entry.position)), line(entry), since(entry.at)),
-        );
-      }
-    }
-    const nodes = shown.map(({ position }) => lines.get(position));
+    lines = new Map(shown.map((entry) => [entry.position, lines.get(entry.position) ?? listed(entry)]));
+    const nodes = [...lines.values()];
     nodes.forEach((node, place) => {
       if (list.children[place] !== node) list.insertBefore(node, list.children[place] ?? null);
     });

@@ -244,6 +244,31 @@ def test_the_feed_shows_the_newest_events_and_follows_new_ones(page: Page, api: 
     expect(lines).to_contain_text("seen-at-once")
 
 
+def test_the_feed_forgets_lines_that_it_no_longer_shows(page: Page, api: httpx.Client, service_url: str) -> None:
+    """It may be open for days."""
+    events = [{"id": uuid.uuid4().hex, "type": "common"} for _ in range(100)]
+    api.post("/v1/events", json={"events": events}).raise_for_status()
+    page.goto(f"{service_url}/#/feed")
+    lines = page.locator(".log > li")
+    expect(lines).to_have_count(50)
+    for number in range(3):
+        last = {"id": uuid.uuid4().hex, "type": f"last.{number}"}
+        api.post("/v1/events", json={"events": [{**event, "id": uuid.uuid4().hex} for event in events] + [last]})
+        expect(lines.first).to_contain_text(last["type"])
+    session = page.context.new_cdp_session(page)
+    prototype = session.send("Runtime.evaluate", {"expression": "HTMLLIElement.prototype"})["result"]["objectId"]
+    kept = session.send("Runtime.queryObjects", {"prototypeObjectId": prototype})["objects"]["objectId"]
+    result = session.send(
+        "Runtime.callFunctionOn",
+        {
+            "objectId": kept,
+            "functionDeclaration": "function () { return this.filter((node) => !node.isConnected).length; }",
+            "returnByValue": True,
+        },
+    )
+    assert result["result"]["value"] < 50
+
+
 def test_the_feed_goes_on_after_a_trim_and_a_long_pause(page: Page, complaints: list[str]) -> None:
     """Events that it would read next may be trimmed, or more than it can catch up with, as after a night in which the
     computer slept."""
