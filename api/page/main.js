@@ -9,6 +9,7 @@ import { keepAges } from "./format.js";
 import { itemView } from "./item.js";
 import { listView } from "./list.js";
 import { showSections } from "./nav.js";
+import { trouble } from "./pieces.js";
 import { instancesView, instanceView, processesView } from "./processes.js";
 import { look, signInView, signOut } from "./session.js";
 import { talliesView, tallyView, totalView } from "./tallies.js";
@@ -88,8 +89,19 @@ function parametersOf(found) {
   }
 }
 
+// Until the service has answered, the page doesn't know what the session may do.
 async function start() {
-  signedIn = await look();
+  const wrong = trouble();
+  main.append(wrong.node);
+  for (let pause = 1000; ; pause = Math.min(2 * pause, 15_000)) {
+    try {
+      signedIn = await look();
+      break;
+    } catch (error) {
+      wrong.show(error);
+      await new Promise((over) => setTimeout(over, pause));
+    }
+  }
   if (signedIn) route();
   else askForToken();
 }

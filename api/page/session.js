@@ -8,11 +8,12 @@ import { make, setText } from "./dom.js";
 const tabs = new BroadcastChannel("session");
 tabs.onmessage = () => location.reload();
 
-let who = { needed: false, name: null, roles: ["admin"], prefix: null };
+const NOBODY = { needed: true, name: null, roles: [], prefix: null };
+let who = NOBODY;
 
-// Ask the service. If it doesn't answer, the views report it.
+// Ask the service.
 export async function look() {
-  who = await api.session().catch(() => who);
+  who = await api.session();
   show();
   return !who.needed || who.name !== null;
 }
@@ -30,7 +31,7 @@ function show() {
 export async function signOut() {
   await api.signOut();
   tabs.postMessage(null);
-  who = { needed: true, name: null, roles: [], prefix: null };
+  who = NOBODY;
   show();
 }
 

@@ -81,6 +81,28 @@ def test_the_page_shows_nothing_before_signing_in_and_after_signing_out(
     assert page.context.cookies() == []
 
 
+def test_the_page_asks_for_the_session_until_the_service_answers(
+    page: Page, api: httpx.Client, service_url: str, complaints: list[str]
+) -> None:
+    """Meanwhile it offers nothing: it doesn't know yet what the session may do."""
+    batch = open_batch(api, key="asked-again", items=1)
+    sign_in(page, service_url, "looker")
+    expect(row(page, batch)).to_be_visible()
+    refusal = {"code": "unavailable", "detail": "too many requests are waiting"}
+    page.route("**/session", lambda route: route.fulfill(status=503, json=refusal))
+    page.goto(f"{service_url}/#/batches/{batch}")
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("too many requests are waiting Trying again")
+    expect(page.get_by_role("heading")).to_have_count(0)
+    page.unroute("**/session")
+    expect(page.locator("[data-panel='events']")).to_contain_text("opened")
+    expect(page.get_by_role("button", name="Sign out looker")).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel…")).to_be_hidden()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    assert all("503" in complaint for complaint in complaints)
+    complaints.clear()
+
+
 def test_a_wrong_token_is_reported(page: Page, service_url: str, complaints: list[str]) -> None:
     """And so is a token that may not read; neither leaves a session behind."""
     page.goto(service_url)
