@@ -42,18 +42,19 @@ export function askToCancelAll(filter, done) {
   });
 
   async function collect() {
+    const found = new Map(); // by id: a batch may be sealed between the two queries, and be in both
     let isMore = false;
     for (const state of filter.state ? [filter.state] : ["open", "sealed"]) {
       let cursor = null;
       do {
         const page = await api.batches({ ...filter, state, limit: 1000, cursor }, stopped.signal);
-        waiting.push(...page.batches);
+        for (const batch of page.batches) found.set(batch.id, batch);
         cursor = page.next;
-        setText(status, `Looking for them: ${number(waiting.length)} so far…`);
-      } while (cursor !== null && waiting.length < MOST);
-      isMore ||= cursor !== null || waiting.length > MOST;
+        setText(status, `Looking for them: ${number(found.size)} so far…`);
+      } while (cursor !== null && found.size < MOST);
+      isMore ||= cursor !== null || found.size > MOST;
     }
-    waiting = waiting.slice(0, MOST);
+    waiting = [...found.values()].slice(0, MOST);
     if (!waiting.length) return setText(status, "No live batch matches.");
     const pending = waiting.reduce((sum, batch) => sum + batch.pending, 0);
     setText(

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from lastbit import tokens
 from lastbit.tokens import Role
@@ -78,6 +78,22 @@ def test_exactly_the_previewed_batches_are_cancelled(
     assert len(complaints) == 2
     assert all("503" in complaint or "409" in complaint for complaint in complaints)
     complaints.clear()
+
+
+def test_a_batch_that_is_sealed_during_the_search_counts_once(page: Page, api: httpx.Client, service_url: str) -> None:
+    """Open batches are searched first, and sealed ones then."""
+    key = uuid.uuid4().hex
+    batches = [open_batch(api, key=key, items=1) for _ in range(2)]
+    page.goto(f"{service_url}/#/?key={key}")
+    expect(page.locator(".batch")).to_have_count(2)
+
+    def seal_first(route: Route) -> None:
+        api.post(f"/v1/batches/{batches[0]}/seal").raise_for_status()
+        route.continue_()
+
+    page.route(re.compile(r"/v1/batches\?.*state=sealed"), seal_first)
+    page.get_by_role("button", name="Cancel these…").click()
+    expect(page.get_by_role("dialog").get_by_role("status")).to_contain_text("2 live batches with 2 pending items")
 
 
 def test_a_reader_sees_no_button(page: Page) -> None:
