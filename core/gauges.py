@@ -6,6 +6,7 @@ Every process of the service reports the same values, because all processes read
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
 
 import sqlalchemy as sa
@@ -22,6 +23,9 @@ from core.webhooks.delivery_log import Progress
 from core.webhooks.subscriptions import State as WebhookState
 
 _table: Final = tables.batches.c
+OVERDUE: Final = timedelta(seconds=30)
+"""A timer that has been due for longer is overdue. Each timer waits for the dispatcher's next round, which may take
+seconds, so on a busy service some timers are due at any time."""
 
 
 def read(tx: Connection) -> Sequence[Metric]:
@@ -155,6 +159,7 @@ def _processes(tx: Connection) -> Sequence[Metric]:
     )
     for name, count in counts.items():
         parked.add_metric([name], count)
-    due = sa.select(sa.func.count()).where(timers.due_at <= tables.utc_now())
-    overdue = tx.execute(due).scalar_one()
-    return [parked, GaugeMetricFamily("lastbit_timers_overdue", "Timers that are due and did not fire yet", overdue)]
+    now = tx.execute(sa.select(tables.utc_now())).scalar_one()
+    overdue = tx.execute(sa.select(sa.func.count()).where(timers.due_at <= now - OVERDUE)).scalar_one()
+    documentation = f"Timers that have been due for {OVERDUE.seconds} seconds and did not fire yet"
+    return [parked, GaugeMetricFamily("lastbit_timers_overdue", documentation, overdue)]

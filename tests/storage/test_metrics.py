@@ -172,6 +172,21 @@ def test_the_feeds_position_and_waiting_webhooks_are_measured(database: Database
     assert lag_and_counts() == (False, [0, 1])
 
 
+def test_timers_are_overdue_after_half_a_minute(database: Database) -> None:
+    """Until then they may wait for the dispatcher's next round, as always some do on a busy service."""
+
+    def add(tx: Connection) -> None:
+        now = tx.execute(sa.select(tables.utc_now())).scalar_one()
+        for age in (-600, 0, 5, 50, 600):
+            due_at = now - timedelta(seconds=age)
+            row = {"name": "orders", "instance": str(age), "timer": "late", "token": str(age), "due_at": due_at}
+            tx.execute(sa.insert(tables.timers).values(row))
+
+    assert read(database)["lastbit_timers_overdue"] == 0
+    database.write(add)
+    assert read(database)["lastbit_timers_overdue"] == 2
+
+
 def test_concurrent_scrapes_read_the_database_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """And later scrapes reuse the values for a short time."""
     under_way, go_on = threading.Event(), threading.Event()
