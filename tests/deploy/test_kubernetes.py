@@ -185,6 +185,17 @@ def test_every_value_of_the_chart_can_be_set(program: Path, tmp_path: Path) -> N
     assert (scale["lastbit"], scale["lastbit-dispatcher"]) == (3, 2)
 
 
+def test_numbers_of_a_values_file_are_written_in_full(program: Path, tmp_path: Path) -> None:
+    """As a setting is read: a whole number has no point and no exponent."""
+    settings = {"LASTBIT_MAX_WAITING_BYTES": 536_870_912, "LASTBIT_TOKEN_ITEMS": 1_000_000, "LASTBIT_WORKERS": 2}
+    settings |= {"LASTBIT_JANITOR_EVERY": 0, "LASTBIT_DISPATCHER_EVERY": 0.25, "LASTBIT_LOG_LEVEL": "debug"}
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"settings": settings}))
+    (container,) = pods(render(program, "--values", str(file)))["lastbit"]["containers"]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert environment.items() >= {name: str(value) for name, value in settings.items()}.items()
+
+
 @pytest.mark.parametrize(
     "setting",
     ["service.replicas=0", "janitor.keep=soon", "servise.port=1", "settings.LASTBIT_DATABASE_URL=x", "image.digest=x"],

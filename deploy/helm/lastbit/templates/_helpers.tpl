@@ -58,6 +58,7 @@ securityContext:
       key: {{ .key }}
 {{- range $name, $value := .root.Values.settings }}
 - name: {{ $name }}
-  value: {{ $value | toString | quote }}
+  {{- /* Helm reads every number of a values file as floating point, and would write a million as 1e+06. */}}
+  value: {{ if and (kindIs "float64" $value) (eq $value (floor $value)) }}{{ int64 $value | quote }}{{ else }}{{ $value | toString | quote }}{{ end }}
 {{- end }}
 {{- end -}}
