@@ -2,7 +2,7 @@
 # (docs/access.md):
 #   make dist && docker build -t lastbit .
 #   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
-#     -p 127.0.0.1:8000:8000 -v lastbit:/data -e LASTBIT_TOKENS="me admin sha256:…" lastbit
+#     --stop-timeout 45 -p 127.0.0.1:8000:8000 -v lastbit:/data -e LASTBIT_TOKENS="me admin sha256:…" lastbit
 # With MariaDB: see compose.yaml. With a base that nobody can move, see docs/supply-chain.md.
 ARG BASE=python:3.11-slim-bookworm
 

@@ -23,6 +23,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from api.__main__ import GRACE
 from lastbit import Client, Retry
 from scripts import dist
 from tests.support.dockerfile import copied, instructions, let_in, stages
@@ -434,6 +435,20 @@ def test_our_containers_in_the_compose_file_have_minimal_permissions(file: str) 
             assert (service["read_only"], service["cap_drop"], service["tmpfs"]) == (True, ["ALL"], ["/tmp"])
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:")
+
+
+def test_every_deployment_lets_the_service_finish_its_requests() -> None:
+    """Docker kills a container ten seconds after SIGTERM unless it is told another time; the service may take GRACE."""
+    times = {file: compose(file)["services"]["api"]["stop_grace_period"].removesuffix("s") for file in COMPOSE}
+    patterns = {
+        "Dockerfile": r"docker run .*\\\n.*--stop-timeout (\d+)",
+        "docs/supply-chain.md": r"docker run .*\\\n.*--stop-timeout (\d+)",
+        "deploy/systemd/lastbit.service": r"TimeoutStopSec=(\d+)",
+        "deploy/kubernetes/deployment.yaml": r"terminationGracePeriodSeconds: (\d+)",
+    }
+    times |= {file: re.findall(pattern, (ROOT / file).read_text())[0] for file, pattern in patterns.items()}
+    assert set(times.values()) == {"45"}
+    assert GRACE < 45
 
 
 @pytest.mark.parametrize("file", COMPOSE)
