@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from lastbit import Client
+from lastbit import Client, ItemRejected
 
 
 def render(text: str) -> None:
@@ -22,10 +22,17 @@ def main(folder: Path) -> None:
         while True:
             acks = {}
             for path in sorted(folder.glob("*.message"))[:100]:
-                render(path.read_text())
+                try:
+                    text = path.read_text()
+                except FileNotFoundError:
+                    continue  # another worker was faster
+                render(text)
                 acks[path] = acker.ack(path.stem)
             for path, ack in acks.items():
-                ack.result()
+                try:
+                    ack.result()
+                except ItemRejected as error:  # its batch was cancelled, for example: nobody waits for it
+                    print(error, file=sys.stderr)
                 path.unlink(missing_ok=True)
             if not acks:
                 time.sleep(0.1)
