@@ -23,7 +23,10 @@ import { type CallOptions, type KeyOptions, type Service, now } from "./service.
 type Schemas = components["schemas"];
 
 export interface WaitOptions extends CallOptions {
-  /** Seconds after which the wait rejects with `WaitTimeout`; by default it waits without end. */
+  /**
+   * Seconds after which the wait rejects with `WaitTimeout`; by default it waits without end. If the service doesn't
+   * answer then, it rejects with `ServiceUnreachable`, up to the client's `timeout` later.
+   */
   timeout?: number;
   /** Called with the batch's state about once a second. */
   onProgress?: (batch: Batch) => void;

@@ -100,7 +100,7 @@ export class Service {
     const init: RequestInit = { method, headers, redirect: "manual", credentials: "omit", cache: "no-store" };
     if (request.body !== undefined || method === "POST") {
       headers["content-type"] = "application/json";
-      init.body = JSON.stringify(request.body ?? {});
+      init.body = encoded(request.body ?? {});
     }
     const query = new URLSearchParams((request.query ?? []).map(([name, value]) => [name, value])).toString();
     const address = this.url + path + (query && `?${query}`);
@@ -199,6 +199,14 @@ export function sleep(seconds: number, signal?: AbortSignal): Promise<void> {
 /** Seconds of a clock that never goes back. */
 export function now(): number {
   return performance.now() / 1000;
+}
+
+function encoded(body: unknown): string {
+  try {
+    return JSON.stringify(body);
+  } catch (cause) {
+    throw new InvalidArgument(`the argument can't be encoded as JSON: ${described(cause)}`, { cause });
+  }
 }
 
 function described(error: unknown): string {

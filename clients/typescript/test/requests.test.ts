@@ -204,6 +204,17 @@ test("a token is sent, and invalid options are refused", async (context) => {
   await assert.rejects(client.batch(1).extend(1, { idempotencyKey: "a b" }), InvalidArgument);
 });
 
+test("an argument that JSON can't represent is refused", async (context) => {
+  const { client, requests } = await served(context, (_, response) => void response.end(ANSWER));
+  const data: Record<string, unknown> = { order: 2n ** 60n };
+  await assert.rejects(client.append([{ id: "e", type: "t", data }]), (error) => {
+    return error instanceof InvalidArgument && /JSON.*BigInt/.test(error.message) && error.cause instanceof TypeError;
+  });
+  data["order"] = data;
+  await assert.rejects(client.append([{ id: "e", type: "t", data }]), InvalidArgument);
+  assert.equal(requests.length, 0);
+});
+
 test("the results before a failure are in the error", async (context) => {
   const { client } = await served(context, (_, response, count) =>
     count === 1 ? void response.end(ANSWER) : problem(response, 413, "too_large"),
