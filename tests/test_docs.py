@@ -357,6 +357,12 @@ def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_p
         assert process.stdout == "".join(outputs)
 
 
+def test_a_webhook_has_the_event_of_the_feed() -> None:
+    """docs/webhooks.md shows the same event as docs/events.md."""
+    (received,) = map(json.loads, blocks(ROOT / "docs/webhooks.md", "json"))
+    assert received["data"] == json.loads(blocks(ROOT / "docs/events.md", "json")[0])
+
+
 def test_the_receiver_acts_once_on_signed_events(capsys: pytest.CaptureFixture[str]) -> None:
     """docs/webhooks.md: a signed event is verified and acted on once; a forged one is refused."""
     secret = subscriptions.new_secret()
