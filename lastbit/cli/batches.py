@@ -56,7 +56,7 @@ Labels = tuple[tuple[str, str], ...]
 @click.option(
     "--on-exceeded",
     type=click.Choice(["continue", "cancel"]),
-    help="What happens when the failures pass the tolerance: it continues (default) or is cancelled.",
+    help="What happens when the failures exceed the tolerance: it continues (default) or is cancelled.",
 )
 @click.option("--callback", metavar="URL", help="Send signed webhooks there, with how the batch ended.")
 @click.option("--callback-type", "callback_types", metavar="TYPE", multiple=True, help="Other events to send; repeat.")
@@ -178,7 +178,7 @@ def seal(s: Session, batch: int) -> None:
 @click.option(
     "--on-exceeded",
     type=click.Choice(["continue", "cancel"]),
-    help="What happens when the failures pass the tolerance.",
+    help="What happens when the failures exceed the tolerance.",
 )
 @click.option("--idempotency-key", help="The same key has no further effect.")
 @session

@@ -32,7 +32,7 @@ def filter_options(command: F) -> F:
     @click.option(
         "--outcome",
         type=click.Choice(get_args(Outcome)),
-        help="Only complete batches that succeeded or failed; or batches whose failures passed their tolerance.",
+        help="Only complete batches that succeeded or failed; or batches whose failures exceeded their tolerance.",
     )
     @click.option(
         "--parent", metavar="NUMBER|ITEM", help="Only batches that resolve items of this batch, or this item."
