@@ -18,7 +18,7 @@ _TEXT: Final = "expected a string"
 _ARRAY: Final = "expected an array"
 _OBJECT: Final = "expected an object"
 _BOOLEAN: Final = "expected true or false"
-_BELOW_2_53: Final = "expected an integer below 2^53"
+BELOW_2_53: Final = "expected an integer below 2^53"
 
 _OF_PYDANTIC: Final[Mapping[str, str]] = {
     "missing": MISSING_FIELD,
@@ -71,7 +71,7 @@ def of_pydantic(kind: str, message: str, context: Mapping[str, Any]) -> str:
     if kind == "string_pattern_mismatch":
         return _WORDS.get(context["pattern"], f"expected text that matches {context['pattern']}")
     if kind == "less_than" and context["lt"] == INTEGER_LIMIT:
-        return _BELOW_2_53
+        return BELOW_2_53
     if kind in _SIZES:
         bound, limit, one, several = _SIZES[kind]
         return f"expected {bound} {_count(context[limit], one, several)}"
@@ -95,7 +95,7 @@ def of_msgspec(message: str, fields: Sequence[str]) -> tuple[str, str]:
     if match := re.fullmatch(r"Expected `int` (<=|>=) (-?\d+)", message):
         limit = int(match[2])
         if match[1] == "<=" and limit == INTEGER_LIMIT - 1:
-            return "", _BELOW_2_53
+            return "", BELOW_2_53
         return "", f"expected {_BOUNDS[match[1]]} {limit:,}"
     if match := re.fullmatch(r"Expected `(\w+)( \| null)?`(, got .*)?", message):
         expected = _OF_MSGSPEC.get(match[1])

@@ -29,8 +29,11 @@ MOST_UNKNOWN: Final = 16
 
 def _decimal(value: Any) -> Any:
     """Check an integer in a path or query. Only decimal digits are allowed: `int` would accept " 7", "+7" and "7_0"."""
-    if isinstance(value, str) and not re.fullmatch("(0|[1-9][0-9]{0,15})", value):
-        raise ValueError("expected a decimal integer without leading zeros")
+    if isinstance(value, str):
+        if not re.fullmatch("0|[1-9][0-9]*", value):
+            raise ValueError("expected a decimal integer without leading zeros")
+        if len(value) > len(str(INTEGER_LIMIT)):
+            raise ValueError(expectations.BELOW_2_53)
     return value
 
 

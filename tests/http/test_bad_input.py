@@ -215,6 +215,8 @@ def test_an_unknown_field_of_an_ack_is_refused_with_those_that_exist(http: httpx
         ("POST", "events", {"events": [{"id": "a b", "type": "a"}]}, "body.events[0].id: expected 1 to 255 visible"),
         ("GET", "batches?state=shut", None, "query.state: expected 'open', 'sealed', 'complete', 'expired' or"),
         ("GET", "batches/9007199254740992", None, "path.id: expected an integer below 2^53"),
+        ("GET", "batches/99999999999999999999", None, "path.id: expected an integer below 2^53"),
+        ("GET", "batches/+7", None, "path.id: expected a decimal integer without leading zeros"),
         ("GET", "batches/1?wait=99", None, "query.wait: expected at most 60"),
         ("GET", "consumer-groups/a%20b", None, "path.group: expected a letter, digit or underscore, then up to 254"),
         ("PUT", "consumer-groups/a", {"partitions": 1, "ttl": "x"}, "body.ttl: expected a number"),
