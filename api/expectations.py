@@ -4,7 +4,7 @@ all routes describe the same mistake in the same way."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from lastbit.ids import INTEGER_LIMIT
@@ -84,8 +84,7 @@ def of_msgspec(message: str, fields: Sequence[str]) -> tuple[str, str]:
     """What was expected, for the message of a `ValidationError` without its place: the field that the message names,
     if any, and the words. `fields`: those of the struct, if it is known."""
     if match := re.fullmatch("Object contains unknown field `(.*)`", message, re.DOTALL):
-        known = f"; expected one of {', '.join(sorted(fields))}" if fields else ""
-        return match[1], UNKNOWN_FIELD + known
+        return match[1], UNKNOWN_FIELD + one_of(fields)
     if match := re.fullmatch("Object missing required field `(.*)`", message):
         return match[1], MISSING_FIELD
     if message.startswith(("Expected `bytes`", "Invalid base64")):
@@ -102,6 +101,12 @@ def of_msgspec(message: str, fields: Sequence[str]) -> tuple[str, str]:
         if expected is not None:
             return "", expected + (" or null" if match[2] else "")
     return "", message
+
+
+def one_of(fields: Iterable[str]) -> str:
+    """The end of the words for an unknown field: the known ones, if there are any."""
+    names = ", ".join(sorted(fields))
+    return f"; expected one of {names}" if names else ""
 
 
 def _whole(value: Any) -> Any:

@@ -6,13 +6,14 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
@@ -20,6 +21,8 @@ from api import expectations
 from core import errors
 
 MEDIA_TYPE: Final = "application/problem+json"
+MOST_EXPLAINED: Final = 16
+"""Unknown fields of a request whose errors name the fields that exist."""
 
 log = structlog.get_logger(__name__)
 
@@ -143,11 +146,32 @@ def _place(location: Sequence[str | int]) -> str:
     return place.replace("header.idempotency-key", "header Idempotency-Key")
 
 
-def from_faults(faults: Iterable[Mapping[str, Any]]) -> Problem:
-    """The problem for what pydantic's `errors()` returned."""
-    places = []
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """The first model in the type of a field, such as `NewEvent` of `list[NewEvent] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model, get_args(annotation))), None)
+
+
+def _known_fields(body: Any, location: Sequence[str | int]) -> list[str]:
+    """The fields of the object in a body of the type `body` that has a fault at this location. Empty if they are not
+    known."""
+    model = _model(body)
+    for name in [part for part in location[1:-1] if isinstance(part, str)]:
+        if model is None or name not in model.model_fields:
+            return []
+        model = _model(model.model_fields[name].annotation)
+    return [] if model is None else [field.alias or name for name, field in model.model_fields.items()]
+
+
+def from_faults(faults: Iterable[Mapping[str, Any]], body: Any = None) -> Problem:
+    """The problem for what pydantic's `errors()` returned. `body`: the type of the body, to name its fields."""
+    places: list[Place] = []
     for fault in faults:
         expected = expectations.of_pydantic(fault["type"], fault["msg"], fault.get("ctx", {}))
+        # A body may have thousands of such faults.
+        if fault["type"] == "extra_forbidden" and len(places) < MOST_EXPLAINED:
+            expected += expectations.one_of(_known_fields(body, fault["loc"]))
         places.append(Place(_place([part for part in fault["loc"] if part != "[key]"]), expected))
     return invalid(places)
 
@@ -187,7 +211,8 @@ def install(app: FastAPI) -> None:
                 log.error("request_failed", error=str(error))
             return response(from_core(error))
         if isinstance(error, RequestValidationError):
-            return response(from_faults(error.errors()))
+            field = getattr(request.scope.get("route"), "body_field", None)
+            return response(from_faults(error.errors(), field and field.field_info.annotation))
         if isinstance(error, HTTPException):
             return response(_from_starlette(error, request))
         return response(internal())

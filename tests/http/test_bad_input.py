@@ -227,6 +227,10 @@ def test_an_unknown_field_of_an_ack_is_refused_with_those_that_exist(http: httpx
         ("POST", "acks", {"groups": [{"batch": 2**53}]}, "body.groups[0].batch: expected an integer below 2^53"),
         ("POST", "acks", {"groups": [{"batch": 1}]}, "body.groups[0].group: this field is required"),
         ("POST", "failures", {"reason": 7}, "body.reason: expected a string or null"),
+        ("POST", "batches", {"itms": 3}, "body.itms: no such field here; expected one of callback, deadline, expires_"),
+        ("POST", "batches", {"callback": {"url": "https://a.b", "x": 1}}, "body.callback.x: no such field here; expec"),
+        ("POST", "events", {"events": [{"id": "a", "type": "b", "x": 1}]}, "body.events[0].x: no such field here; exp"),
+        ("POST", "batches/1/seal", {"x": 1}, "body.x: no such field here"),
         ("POST", "failures", {"reason": "x" * 4001}, "body.reason: expected at most 4,000 characters"),
     ],
 )
@@ -237,6 +241,15 @@ def test_what_was_expected_is_said_in_words(
     detail = http.request(method, f"/v1/{path}", json=body).json()["detail"]
     assert detail.startswith(problem)
     assert "^" not in detail.replace("2^53", "")
+
+
+def test_the_fields_that_exist_are_named_for_the_first_unknown_ones_alone(http: httpx.Client) -> None:
+    """A body may have ten thousand."""
+    entries = [{"id": f"e{number}", "type": "paid", "colour": "red"} for number in range(100)]
+    errors = http.post("/v1/events", json={"events": entries}).json()["errors"]
+    assert len(errors) == 100
+    assert errors[0]["expected"] == "no such field here; expected one of data, id, key, type"
+    assert errors[99]["expected"] == "no such field here"
 
 
 def test_an_idempotency_key_is_described_by_every_route(http: httpx.Client) -> None:
