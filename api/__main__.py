@@ -38,6 +38,10 @@ from core.storage.opening import check_privileges, opened
 
 log = structlog.get_logger(__name__)
 
+COMMANDS: Final = ("serve", "migrate", "check", "openapi")
+JOBS: Final = {"jobs.janitor": "expires and deletes old batches", "jobs.dispatcher": "sends webhooks"}
+"""Programs of their own, which `lastbit-server` runs by their last name."""
+
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept. Clients' pools and proxies close idle connections earlier, so they never
 send a request on a connection that the service is closing."""
@@ -69,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=["serve", "migrate", "check", "openapi"],
+        metavar=f"{{{','.join(COMMANDS)}}}",
         default="serve",
         help="serve (default) runs the service; migrate creates or updates the schema; check lists what is unsafe "
         "about the database's settings; openapi prints the OpenAPI document, as JSON",
@@ -94,6 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = vars(parser.parse_args(arguments))
     command, as_json, finish = options.pop("command"), options.pop("json"), options.pop("finish")
+    if command not in COMMANDS:  # with `choices`, the value of an unknown option would be refused before the option
+        jobs = ", ".join(programs.command(job) for job in JOBS)
+        parser.error(f"{command!r} is not one of {', '.join(COMMANDS)}; the jobs are {jobs}")
     if finish and command != "migrate":
         parser.error("--finish is an option of migrate")
     if command == "openapi":
@@ -136,8 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _epilog() -> str:
-    jobs = {"jobs.janitor": "expires and deletes old batches", "jobs.dispatcher": "sends webhooks"}
-    lines = [f"  {programs.command(job):<27} {text}" for job, text in jobs.items()]
+    lines = [f"  {programs.command(job):<27} {text}" for job, text in JOBS.items()]
     account = "mysql://lastbit:change-me@db/lastbit"
     return "\n".join(
         [

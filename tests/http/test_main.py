@@ -57,6 +57,23 @@ def test_an_old_schema_is_refused_with_the_command_that_migrates_it(mariadb_url:
         assert httpx.get(f"{running.url}/readyz").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--prot", "18130"], "unrecognized arguments: --prot"),
+        (
+            ["serv"],
+            "'serv' is not one of serve, migrate, check, openapi; "
+            "the jobs are lastbit-server janitor, lastbit-server dispatcher",
+        ),
+    ],
+)
+def test_a_misspelled_option_or_command_is_named(arguments: list[str], problem: str) -> None:
+    result = run_module("lastbit_server", *arguments)
+    assert result.returncode == 2
+    assert result.stderr.endswith(f"lastbit-server: error: {problem}\n")
+
+
 def test_an_unreachable_database_is_reported() -> None:
     """With a message without the password, and exit status 1."""
     refusal = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
