@@ -323,7 +323,7 @@ def exit_code(error: errors.LastbitError) -> int:
 def document(error: errors.LastbitError) -> dict[str, Any]:
     """The error as JSON, for scripts."""
     fields: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
-    if isinstance(error, errors.ServiceUnreachable):
+    if isinstance(error, errors.ServiceUnreachable | errors.MalformedItem):
         fields["message"] = explained(error).replace("\n", " ")
     if isinstance(error, errors.ServiceError):
         fields |= {"status": error.status, "code": error.code, "errors": error.errors}
@@ -357,6 +357,8 @@ def explained(error: errors.LastbitError) -> str:
         )
     if isinstance(error, errors.Unauthorized):
         return f"{error}\nPass a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."
+    if isinstance(error, errors.MalformedItem):
+        return f"ID {error.position + 1}: {error.fact}"
     if not isinstance(error, errors.ServiceError):
         return str(error)
     context = click.get_current_context(silent=True)

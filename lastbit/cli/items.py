@@ -18,19 +18,20 @@ from lastbit.cli.standard_input import chunks
 from lastbit.models import AckResult, FailedRange, PendingRange
 
 
-@click.command(epilog=examples("lastbit ack 7:0:42 7:0:43", "lastbit pending 7 --ids | head -1000 | lastbit ack"))
+@click.command(epilog=examples("lastbit ack 7:0:42 7:0:43", "lastbit pending 7 --ids | head -1000 | lastbit ack -"))
 @click.argument("ids", nargs=-1, metavar="[ID]... [-]")
 @session
 def ack(s: Session, ids: tuple[str, ...]) -> None:
     """Ack items: they are done.
 
-    Without an ID, or with a dash, ids are read from standard input, one per line, without limit.
+    Without an ID, or with a dash, ids are read from standard input, one per line, without limit. With a
+    dash, there may be none.
     """
     _resolve(s, ids, s.client.ack, "acked")
 
 
 @click.command(
-    epilog=examples("lastbit fail 7:0:42 --reason 'no such file'", "lastbit fail --reason 'disk full' < ids.txt")
+    epilog=examples("lastbit fail 7:0:42 --reason 'no such file'", "lastbit fail - --reason 'disk full' < ids.txt")
 )
 @click.argument("ids", nargs=-1, metavar="[ID]... [-]")
 @click.option("--reason", help="The reason; shown by `lastbit pending --failed`.")
@@ -38,7 +39,8 @@ def ack(s: Session, ids: tuple[str, ...]) -> None:
 def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
     """Mark items as failed (dead-lettered). An ack wins over a failure, even later.
 
-    Without an ID, or with a dash, ids are read from standard input, one per line, without limit.
+    Without an ID, or with a dash, ids are read from standard input, one per line, without limit. With a
+    dash, there may be none.
     """
     _resolve(s, ids, lambda chunk: s.client.fail(chunk, reason), "failed")
 
@@ -70,7 +72,7 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
 
 @click.command(
     epilog=examples(
-        "lastbit pending 7", "lastbit pending catalog-42 --failed", "lastbit pending 7 --failed --ids | lastbit ack"
+        "lastbit pending 7", "lastbit pending catalog-42 --failed", "lastbit pending 7 --failed --ids | lastbit ack -"
     )
 )
 @click.argument("batch", type=BATCH)
