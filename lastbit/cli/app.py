@@ -426,11 +426,17 @@ def _secret(token: str | None, file: Path | None) -> str | None:
     if token:
         raise click.UsageError("--token and --token-file exclude each other: use one of them")
     try:
-        content = file.read_text().strip()
+        content = file.read_text("utf-8-sig").strip()  # some editors begin a file with a byte order mark
+    except FileNotFoundError:
+        raise click.UsageError(f"--token-file: there is no such file: {str(file)!r}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"the token can't be read: {error}") from None
-    if not content:
-        raise click.UsageError(f"the token can't be read: {file} is empty")
+        cause = getattr(error, "strerror", "it is not UTF-8")
+        raise click.UsageError(f"--token-file: {str(file)!r} can't be read: {cause}") from None
+    if not content or not content.isascii() or len(content.split()) > 1:
+        raise click.UsageError(
+            f"--token-file: {str(file)!r} holds no token: expected one line like lastbit_…; the lines of `lastbit "
+            "token new` that begin with a name are for the service"
+        )
     return content
 
 

@@ -163,8 +163,23 @@ def test_a_token_can_come_from_a_file(cli: Lastbit, tmp_path: Path) -> None:
         "list", "--token-file", str(file)
     )
     assert "prefix 'shop-'" in refused("open", "--key", "other", "--token-file", str(file))
-    assert "can't be read" in refused("list", "--token-file", str(tmp_path / "absent"), code=2)
+    assert "--token-file: there is no such file: 'absent'" in refused("list", "--token-file", "absent", code=2)
+    assert "can't be read: Is a directory" in refused("list", "--token-file", str(tmp_path), code=2)
     assert "use one" in refused("list", "--token", SECRET, "--token-file", str(file), code=2)
+
+
+def test_a_file_for_the_service_holds_no_token(cli: Lastbit, tmp_path: Path) -> None:
+    """The error names the option and the file, but nothing of its content. A byte order mark is no part of a token."""
+    file = tmp_path / "tokens"
+    for content in (b"", b"ci produce sha256:38119805\n", b"lastbit_a\nlastbit_b\n", b"lastbit_\xc3\xa9", b"\xff"):
+        file.write_bytes(content)
+        result = cli("list", "--token-file", str(file))
+        assert result.returncode == 2
+        assert f"--token-file: '{file}' " in result.stderr
+        assert "38119805" not in result.stderr
+        assert ("expected one line like lastbit_…" in result.stderr) is (content != b"\xff")
+    file.write_bytes(b"\xef\xbb\xbf" + SECRET.encode() + b"\r\n")
+    assert cli("open", "--key", "shop-1", "--token-file", str(file)).returncode == 0
 
 
 def test_a_refusal_has_its_own_error_and_is_not_retried(cli: Lastbit) -> None:
