@@ -91,6 +91,14 @@ class OpenBody(Body):
         None, description="when the batch expires if it is unfinished, however busy it is; a time in the future"
     )
 
+    @field_validator("group_size", mode="before")
+    @classmethod
+    def _is_a_group_size(cls, value: Any) -> Any:
+        """Say everything that is expected: pydantic names only the first limit that the number breaks."""
+        if type(value) is int and (value % 8 or not MIN_GROUP_SIZE <= value <= MAX_GROUP_SIZE):
+            raise ValueError(f"expected a multiple of 8 from {MIN_GROUP_SIZE} to {MAX_GROUP_SIZE:,}")
+        return value
+
     @field_validator("parent")
     @classmethod
     def _is_an_item(cls, value: str | None) -> str | None:

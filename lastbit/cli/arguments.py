@@ -212,9 +212,12 @@ class Label(click.ParamType):  # type: ignore[type-arg]  # generic in newer clic
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
-    """Seconds, or a whole number with a unit: 90, 90s, 15m, 12h, 7d."""
+    """Seconds, or a whole number with a unit: 90, 90s, 15m, 12h, 7d. `longest` has the same form."""
 
     name = "duration"
+
+    def __init__(self, longest: str | None = None) -> None:
+        self._longest = longest
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -224,7 +227,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
             self.fail(
                 f"{value!r} is not a duration: expected seconds, or a number with s, m, h or d, like 15m", param, ctx
             )
-        return int(match[1]) * _SECONDS[match[2]]
+        seconds = int(match[1]) * _SECONDS[match[2]]
+        if self._longest is not None and seconds > (limit := Duration().convert(self._longest, param, ctx)):
+            self.fail(f"{value!r} is too long: expected at most {self._longest} ({limit:,} seconds)", param, ctx)
+        return seconds
 
 
 class Position(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
@@ -249,9 +255,13 @@ class Json(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return json.loads(value)
+            return json.loads(value, parse_constant=self._refuse)
         except (ValueError, RecursionError) as error:
             self.fail(f"this is not JSON: {error}", param, ctx)
+
+    @staticmethod
+    def _refuse(name: str) -> None:
+        raise ValueError(f"{name} is not a JSON value")
 
 
 BATCH = BatchName()

@@ -8,7 +8,7 @@ import click
 
 from lastbit import webhooks as model
 from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import DURATION, LIMIT, WEBHOOK, Whole
+from lastbit.cli.arguments import LIMIT, WEBHOOK, Duration, Whole
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 
@@ -99,7 +99,7 @@ def test(s: Session, webhook: int) -> None:
     epilog=examples("lastbit webhooks rotate-secret 1", "lastbit webhooks rotate-secret 1 --overlap 0 --yes")
 )
 @click.argument("webhook", type=WEBHOOK)
-@click.option("--overlap", type=DURATION, metavar="TIME", default="1d", show_default=True, help="At most 7d.")
+@click.option("--overlap", type=Duration("7d"), metavar="TIME", default="1d", show_default=True, help="At most 7d.")
 @yes_option
 @session
 def rotate_secret(s: Session, webhook: int, overlap: int, yes: bool) -> None:

@@ -204,7 +204,10 @@ def test_an_unknown_field_of_an_ack_is_refused_with_those_that_exist(http: httpx
         ("POST", "batches", {"labels": ["a"]}, "body.labels: expected an object"),
         ("POST", "batches", {"labels": {str(n): "" for n in range(65)}}, "body.labels: expected at most 64 entries"),
         ("POST", "batches", {"group_size": "64"}, "body.group_size: expected an integer"),
-        ("POST", "batches", {"group_size": 65}, "body.group_size: expected a multiple of 8"),
+        *(
+            ("POST", "batches", {"group_size": size}, "body.group_size: expected a multiple of 8 from 64 to 32,768")
+            for size in (0, 65, 32776)
+        ),
         ("POST", "batches", {"items": 10**13}, "body.items: expected at most 1,000,000,000,000"),
         ("POST", "batches", {"sealed": 1}, "body.sealed: expected true or false"),
         ("POST", "batches", {"key": 7}, "body.key: expected a string"),

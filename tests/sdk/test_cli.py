@@ -312,6 +312,12 @@ def test_wrong_use_is_a_message_and_exit_code_2(lastbit: Lastbit, arguments: lis
         ("list --limit 0", "'--limit': expected a whole number of at least 1, not '0'"),
         ("reasons 7 --limit 9999", "'--limit': expected a whole number from 1 to 1000, not '9999'"),
         ("open --group-size x", "'--group-size': expected a whole number, not 'x'"),
+        (
+            "webhooks rotate-secret 3 --overlap 8d",
+            "'--overlap': '8d' is too long: expected at most 7d (604,800 seconds)",
+        ),
+        ("append x a --data [-Infinity]", "'--data': this is not JSON: -Infinity is not a JSON value"),
+        ("append x a --data NaN", "'--data': this is not JSON: NaN is not a JSON value"),
         ("groups create g --partitions 1 --ttl x", "'--ttl': expected a number, like 30 or 0.5, not 'x'"),
         ("status 9007199254740992", "'9007199254740992' is too large: the id of a batch is below 2^53"),
         (f"status {'9' * 20}", "is too large: the id of a batch is below 2^53"),

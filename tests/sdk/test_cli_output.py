@@ -569,7 +569,7 @@ def test_all_options_of_requests_are_in_the_table_of_this_test() -> None:
 def test_an_error_of_the_service_names_options_in_its_words(lastbit: Lastbit) -> None:
     """Also other options that it mentions."""
     for arguments, problem in (
-        (["open", "--group-size", "65"], "lastbit: --group-size: expected a multiple of 8 (422 invalid_request)\n"),
+        (["open", "--group-size", "65"], "lastbit: --group-size: expected a multiple of 8 from 64 to 32,768 (422 "),
         (["open", "--label", "a:" + "x" * 2000], "lastbit: --label a: expected at most 1,024 characters"),
         (["open", "--on-exceeded", "cancel"], "--on-exceeded: it needs --tolerated-failures or --tolerated-failure-"),
         (["list", "--since", "1h", "--until", "2h"], "--until: expected a time later than --since"),
