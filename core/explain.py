@@ -148,12 +148,12 @@ def _failures_exceeded(_: Connection, subject: _Subject) -> Iterator[Reason]:
     limits = [] if batch.tolerated_failures is None else [_count(batch.tolerated_failures, "failure")]
     limits += [] if batch.tolerated_failure_percentage is None else [f"{batch.tolerated_failure_percentage} %"]
     if batch.passes_tolerance:
-        past = f"The failures passed the batch's tolerance of {' and '.join(limits)}"
+        past = f"The failures exceeded the batch's tolerance of {' and '.join(limits)}"
     else:  # an update has raised or removed it, or failed items were acked
-        past = f"The failures had passed the batch's tolerance, which is {' and '.join(limits) or 'removed'} now"
+        past = f"The failures had exceeded the batch's tolerance, which is {' and '.join(limits) or 'removed'} now"
     yield Reason(
         "failures_exceeded",
-        f"{past}; {batch.failed:,} of {_count(batch.items, 'item')} are failed now.",
+        f"{past}; {batch.failed:,} of {_count(batch.items, 'item')} {'has' if batch.failed == 1 else 'have'} failed.",
         {
             "failed": batch.failed,
             "tolerated_failures": batch.tolerated_failures,

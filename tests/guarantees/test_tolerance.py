@@ -219,19 +219,22 @@ def test_the_explanation_names_the_tolerance(service: Service) -> None:
     batch = open_batch(service, 5, sealed=True, tolerated_failures=1, tolerated_failure_percentage=20)
     fail(service, batch, [0, 1])
     reasons = {reason.code: reason for reason in service.batches.explain(batch).reasons}
-    assert "tolerance of 1 failure and 20 %; 2 of 5 items are failed now" in reasons["failures_exceeded"].text
+    assert "tolerance of 1 failure and 20 %; 2 of 5 items have failed" in reasons["failures_exceeded"].text
     for patch, words in (
         (
             Patch(tolerated_failures=2, tolerated_failure_percentage=None),
-            "had passed the batch's tolerance, which is 2 failures now",
+            "had exceeded the batch's tolerance, which is 2 failures now",
         ),
-        (Patch(tolerated_failures=None), "had passed the batch's tolerance, which is removed now; 2 of 5 items"),
-        (Patch(tolerated_failures=1), "passed the batch's tolerance of 1 failure; 2 of 5 items are failed now"),
+        (Patch(tolerated_failures=None), "had exceeded the batch's tolerance, which is removed now; 2 of 5 items"),
+        (Patch(tolerated_failures=1), "exceeded the batch's tolerance of 1 failure; 2 of 5 items have failed"),
     ):
         service.batches.update(batch, patch)
         reasons = {reason.code: reason for reason in service.batches.explain(batch).reasons}
         assert words in reasons["failures_exceeded"].text
-    resolve(service, batch, [1, 2, 3, 4])
+    resolve(service, batch, [1])
+    reasons = {reason.code: reason for reason in service.batches.explain(batch).reasons}
+    assert reasons["failures_exceeded"].text.endswith("which is 1 failure now; 1 of 5 items has failed.")
+    resolve(service, batch, [2, 3, 4])
     reasons = {reason.code: reason for reason in service.batches.explain(batch).reasons}
     assert "within its tolerance: 1 of its 5 items failed" in reasons["complete"].text
 
