@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import functools
 import ipaddress
 import json
@@ -165,19 +166,31 @@ def _print_document() -> int:
     from api.openapi import openapi
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly when the reader, such as `head`, does
-    print(json.dumps(openapi(create().fastapi), indent=2))  # noqa: T201
-    return 0
+    return 0 if _is_printed(json.dumps(openapi(create().fastapi), indent=2)) else 1
+
+
+def _is_printed(text: str) -> bool:
+    """Print to standard output. If that fails, such as on a full disk, print an error in one line."""
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, "it is closed")
+        print(text, flush=True)  # noqa: T201
+    except OSError as error:
+        print(f"lastbit: standard output failed: {error.strerror}", file=sys.stderr)  # noqa: T201
+        sys.stdout = None  # else the interpreter would try to write the rest when it ends
+        return False
+    return True
 
 
 def _check(database: Database, workers: int, as_json: bool) -> int:
     findings = checks.check(database, workers=workers)
-    if as_json:
-        print(json.dumps(checks.as_json(findings)))  # noqa: T201
-    else:
-        for finding in findings:
-            print(f"{finding.verdict.value:<7} {finding.about:<14} {finding.says}")  # noqa: T201
-            if finding.do is not None:
-                print(f"{'':<22} → {finding.do}")  # noqa: T201
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.verdict.value:<7} {finding.about:<14} {finding.says}")
+        if finding.do is not None:
+            lines.append(f"{'':<22} → {finding.do}")
+    if not _is_printed(json.dumps(checks.as_json(findings)) if as_json else "\n".join(lines)):
+        return 1
     return 0 if all(finding.verdict is checks.Verdict.FINE for finding in findings) else 1
 
 

@@ -57,7 +57,7 @@ class Output:
 
     def document(self, value: Any) -> None:
         """Print one JSON document for scripts."""
-        click.echo(self._encoded(value))
+        click.echo(self._encoded(value), file=_standard_output())
 
     def answer(self, value: Any, *lines: str) -> None:
         """Print a result: a document for scripts, lines for people."""

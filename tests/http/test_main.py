@@ -74,6 +74,21 @@ def test_a_misspelled_option_or_command_is_named(arguments: list[str], problem: 
     assert result.stderr.endswith(f"lastbit-server: error: {problem}\n")
 
 
+@pytest.mark.parametrize("command", [["check", "--json"], ["check"], ["openapi"]])
+@pytest.mark.parametrize(
+    ("redirection", "cause"),
+    [(">/dev/full", "No space left on device"), (">&-", "it is closed")],
+    ids=["full", "closed"],
+)
+def test_output_that_cannot_be_written_is_an_error_in_one_line(
+    tmp_path: Path, command: list[str], redirection: str, cause: str
+) -> None:
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "api", *command]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(shell, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (1, f"lastbit: standard output failed: {cause}\n")
+
+
 def test_an_unreachable_database_is_reported() -> None:
     """With a message without the password, and exit status 1."""
     refusal = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")

@@ -361,8 +361,8 @@ def test_output_that_cannot_be_written_is_an_error_in_one_line(lastbit: Lastbit,
     )
 
 
-@pytest.mark.parametrize("arguments", [["pending", "7", "--ids"], ["pending", "7", "--json"]])
-def test_ids_and_ranges_need_a_standard_output(lastbit: Lastbit, arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["pending", "7", "--ids"], ["pending", "7", "--json"], ["list", "--json"]])
+def test_ids_and_documents_need_a_standard_output(lastbit: Lastbit, arguments: list[str]) -> None:
     """A closed one is an error in one line, too."""
     batch = Client(lastbit.url).open(items=3)
     arguments = [str(batch.id) if argument == "7" else argument for argument in arguments]
