@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from lastbit import errors
 from lastbit.cli import rendering
 from lastbit.cli.app import Session, ended_by_signals, examples, session
 from lastbit.cli.arguments import BATCH, JSON, LIMIT, POSITION, Whole
@@ -60,6 +61,11 @@ def events(
         s.output.say(rendering.event(event))
     if not events:
         s.output.say("no events")
+        if batch is not None:
+            try:
+                s.client.batch(batch).refresh()
+            except errors.BatchNotFound:  # a deleted one has events, so it can't be refused first
+                click.echo(f"There is no batch {batch} now.", err=True)
     elif next_after < page.last:
         s.output.say(f"[dim]There are more: continue with --after {next_after}.[/]")
 

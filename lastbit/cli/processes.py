@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from lastbit import errors
 from lastbit.cli.app import Session, confirm, ended_by_signals, examples, session, yes_option
 from lastbit.cli.arguments import LIMIT, Whole
-from lastbit.cli.output import safe
+from lastbit.cli.output import plain_text, safe
 from lastbit.cli.rendering import number
 from lastbit.processes.models import Instance, IssuedCommand, ProcessSummary
 
@@ -125,6 +126,11 @@ def commands(
         s.output.say(_command(command))
     if not page.commands:
         s.output.say("no commands")
+        if process is not None:
+            try:
+                next(s.client.processes.instances(process, page_size=1), None)
+            except errors.ProcessNotFound:  # a deleted one has commands, so it can't be refused first
+                click.echo(f"There is no process {plain_text(process)} now.", err=True)
     elif page.next < page.last:
         s.output.say(f"[dim]There may be more: continue with --after {page.next}.[/]")
 

@@ -184,6 +184,19 @@ def test_any_number_of_ids_can_come_from_standard_input(lastbit: Lastbit) -> Non
     assert lastbit.json("ack", "-", stdin="")["applied"] == 0
 
 
+def test_no_events_of_what_does_not_exist_say_so(lastbit: Lastbit) -> None:
+    """On standard error; a deleted batch still has events."""
+    for arguments, text, note in (
+        (("events", "--batch", "999999"), "no events\n", "There is no batch 999999 now.\n"),
+        (("commands", "--process", "nosuch"), "no commands\n", "There is no process nosuch now.\n"),
+    ):
+        result = lastbit(*arguments)
+        assert (result.returncode, result.stdout, result.stderr) == (0, text, note)
+    batch = str(lastbit.json("open")["id"])
+    result = lastbit("events", "--batch", batch, "--type", "batch.sealed")
+    assert (result.stdout, result.stderr) == ("no events\n", "")
+
+
 @pytest.mark.parametrize("command", ["ack", "fail"])
 @pytest.mark.parametrize("nothing", ["", "\n \n"])
 def test_no_ids_at_all_are_an_error(lastbit: Lastbit, command: str, nothing: str) -> None:
