@@ -24,8 +24,7 @@ from lastbit.models import AckResult, FailedRange, PendingRange
 def ack(s: Session, ids: tuple[str, ...]) -> None:
     """Ack items: they are done.
 
-    Without an ID, or with a dash, ids are read from standard input, one per line, without limit. With a
-    dash, there may be none.
+    Without an ID, or with a dash, ids are read from standard input, one per line, without limit.
     """
     _resolve(s, ids, s.client.ack, "acked")
 
@@ -39,8 +38,7 @@ def ack(s: Session, ids: tuple[str, ...]) -> None:
 def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
     """Mark items as failed (dead-lettered). An ack wins over a failure, even later.
 
-    Without an ID, or with a dash, ids are read from standard input, one per line, without limit. With a
-    dash, there may be none.
+    Without an ID, or with a dash, ids are read from standard input, one per line, without limit.
     """
     _resolve(s, ids, lambda chunk: s.client.fail(chunk, reason), "failed")
 

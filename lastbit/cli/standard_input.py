@@ -23,8 +23,7 @@ class MalformedLine(errors.InvalidArgument):
 def chunks(arguments: tuple[str, ...]) -> Iterator[list[str]]:
     """The ids of the command line. For `-`, or if there are none and input is piped in, also those of standard input.
     Yields at most 10,000 at a time; each chunk is checked as a whole. Raises `MalformedItem`, `MalformedLine`,
-    `StreamFailed`, and `click.UsageError` if there are no ids, unless `-` asks for whatever comes, or if standard input
-    is closed."""
+    `StreamFailed`, and `click.UsageError` if there are no ids or standard input is closed."""
     on_command_line = [argument for argument in arguments if argument != "-"]
     if not arguments and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("pass item ids as arguments, or pipe them in, one per line")
@@ -41,7 +40,6 @@ def chunks(arguments: tuple[str, ...]) -> Iterator[list[str]]:
     if not is_read:
         return
     chunk: list[str] = []
-    is_empty = True
     for line_number, line in enumerate(_lines(), start=1):
         item = line.decode("ascii", "backslashreplace").strip(" \t\r\n")
         if not item:
@@ -50,15 +48,12 @@ def chunks(arguments: tuple[str, ...]) -> Iterator[list[str]]:
             ItemId.parse(item)
         except InvalidItemId as cause:
             raise MalformedLine(f"line {line_number} of standard input: {cause}") from cause
-        is_empty = False
         chunk.append(item)
         if len(chunk) == MOST_ITEMS:
             yield chunk
             chunk = []
     if chunk:
         yield chunk
-    if is_empty and not arguments:  # such as `lastbit ack $UNSET` in a script
-        raise click.UsageError("no ids on standard input")
 
 
 def _lines() -> Iterator[bytes]:
