@@ -298,6 +298,7 @@ def test_a_retry_after_a_crash_at_any_point_matches_the_model(
     _die_everywhere(database, dying, scenario, with_journal=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", JOURNALED, ids=lambda scenario: scenario.__name__)
 def test_a_retry_after_a_crash_at_any_point_matches_the_model_for_a_journaled_batch(
     database: Database, dying: Mortals, scenario: Callable[[Ground], Request], monkeypatch: pytest.MonkeyPatch
@@ -343,7 +344,7 @@ def _die_everywhere(
 @pytest.mark.parametrize(
     "scenario",
     [
-        expires_idle_batches,
+        pytest.param(expires_idle_batches, marks=pytest.mark.slow),
         deletes,
         pytest.param(expires_overdue_batches, marks=pytest.mark.slow),
         pytest.param(removes_what_ended_long_ago, marks=pytest.mark.slow),

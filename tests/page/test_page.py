@@ -881,8 +881,8 @@ def test_a_phone_needs_no_scrolling_sideways(
     "settings",
     [
         {"color_scheme": "light", "bypass_csp": True},
-        {"color_scheme": "dark", "bypass_csp": True},
-        {"color_scheme": "light", "bypass_csp": True, **PHONE},
+        pytest.param({"color_scheme": "dark", "bypass_csp": True}, marks=pytest.mark.slow),
+        pytest.param({"color_scheme": "light", "bypass_csp": True, **PHONE}, marks=pytest.mark.slow),
     ],
     ids=["light", "dark", "phone"],
 )

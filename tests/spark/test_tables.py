@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 from lastbit import Client, InvalidArgument
 from lastbit.spark import ack, ack_stream, delta_rows, iceberg_rows, item_id
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
 
 def rows(batch: Any, numbers: range, **columns: str) -> pa.Table:
@@ -171,7 +171,6 @@ def test_an_iceberg_snapshot_whose_files_are_not_its_rows_is_refused(
         iceberg_rows(iceberg, iceberg.current_snapshot().snapshot_id, spark=spark)
 
 
-@pytest.mark.slow
 def test_a_stream_acks_only_what_it_has_stored(spark: Any, client: Client, tmp_path: Path) -> None:
     """A query stores each micro-batch in a folder of its own and acks the folder. It dies between the two, and loses a
     commit; when it starts again, it stores the same rows in the same folder, and each item counts once."""
