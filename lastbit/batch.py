@@ -126,7 +126,7 @@ class BatchHandle(_Handle):
     ) -> Batch:
         """Change the tolerance, deadline and labels of a batch that is open or sealed. What is left out stays as it is,
         and None removes it. `labels`: names to add or change, or to remove (with None); other labels stay. If its
-        failures pass the new tolerance, the batch is exceeded, and cancelled with `on_exceeded="cancel"`. A timedelta
+        failures exceed the new tolerance, the batch is exceeded, and cancelled with `on_exceeded="cancel"`. A timedelta
         as deadline counts from now, by this machine's clock. Raises `InvalidRequest`, `BatchEnded`."""
         limits = tolerated_failures, tolerated_failure_percentage, on_exceeded
         self._info = self._driver.run(_calls.update, self.id, labels, *limits, deadline, idempotency_key)
@@ -242,7 +242,7 @@ class AsyncBatchHandle(_Handle):
     ) -> Batch:
         """Change the tolerance, deadline and labels of a batch that is open or sealed. What is left out stays as it is,
         and None removes it. `labels`: names to add or change, or to remove (with None); other labels stay. If its
-        failures pass the new tolerance, the batch is exceeded, and cancelled with `on_exceeded="cancel"`. A timedelta
+        failures exceed the new tolerance, the batch is exceeded, and cancelled with `on_exceeded="cancel"`. A timedelta
         as deadline counts from now, by this machine's clock. Raises `InvalidRequest`, `BatchEnded`."""
         limits = tolerated_failures, tolerated_failure_percentage, on_exceeded
         self._info = await self._driver.run(_calls.update, self.id, labels, *limits, deadline, idempotency_key)

@@ -174,7 +174,7 @@ class Client:
 
         `tolerated_failures` and `tolerated_failure_percentage` (0 to 100) are the tolerance: the failed items with
         which the batch succeeds; by default none. `on_exceeded`: whether the batch continues or is cancelled when its
-        failures pass the tolerance.
+        failures exceed the tolerance.
 
         `callback`: a URL that gets a signed webhook with each event that tells how the batch ended, or a `Callback`
         with other types. The handle's `callback` has its secret.

@@ -162,8 +162,8 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All partitions of a worker, for `ttl` seconds from when it sent the request; and those that it must release,
-    within `release_within` seconds from when it sent the first request since the last response that it received."""
+    """All partitions of a worker, for `ttl` seconds from when it sent the sync; and those that it must release, within
+    `release_within` seconds from when it sent the first sync that may have been answered with them."""
 
     ttl: float
     assigned: tuple[Granted, ...]

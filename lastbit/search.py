@@ -20,7 +20,7 @@ class Filters(TypedDict, total=False):
 
     `labels`: a batch must have all of them. `key_prefix`: the beginning of the key. `opened_after` is inclusive,
     `opened_before` exclusive; both need a time zone. `outcome`: `succeeded` or `failed` is that of a complete batch;
-    `exceeded` are batches in any state whose failures have passed their tolerance. `parent`: a batch's id or one of
+    `exceeded` are batches in any state whose failures have exceeded their tolerance. `parent`: a batch's id or one of
     its items, for the batches that resolve items of it.
     """
 

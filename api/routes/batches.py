@@ -135,7 +135,7 @@ def update_batch(
     batch: BatchId, body: models.PatchBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Change the tolerance, deadline and labels of a batch that is open or sealed, by a JSON Merge Patch. If its
-    failures pass the new tolerance, `exceeded` becomes true, and `on_exceeded: cancel` cancels it."""
+    failures exceed the new tolerance, `exceeded` becomes true, and `on_exceeded: cancel` cancels it."""
     updated = service_of(request).batches.update(batch, body.patch(), idempotency_key)
     headers = {"Idempotency-Replayed": "true"} if updated.replayed else EMPTY
     return Reply.of(models.shown(updated.batch), headers=headers).response()

@@ -250,7 +250,9 @@ class Synced(BaseModel):
     ttl: float = Field(description="seconds until the lease ends; sync every third of it")
     assigned: list[Held] = Field(description="all partitions that the worker holds, including those in `release`")
     release: list[int] = Field(description="assigned partitions to stop and drain; repeated until they are drained")
-    release_within: float = Field(description="seconds for draining, from the first response that listed a partition")
+    release_within: float = Field(
+        description="seconds for draining, from the first sync that may have been answered with the partition"
+    )
 
 
 class Committed(BaseModel):

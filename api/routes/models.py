@@ -83,7 +83,7 @@ class OpenBody(Body):
     tolerated_failures: int | None = Field(None, ge=0, le=MAX_ITEMS, description=TOLERATED_FAILURES)
     tolerated_failure_percentage: int | None = Field(None, ge=0, le=100, description=TOLERATED_PERCENTAGE)
     on_exceeded: OnExceededName | None = Field(
-        None, description="what happens when the failures pass the tolerance; by default `continue`"
+        None, description="what happens when the failures exceed the tolerance; by default `continue`"
     )
 
     callback: NewCallback | None = Field(None, description="a webhook that gets the events of this batch alone")
@@ -143,7 +143,7 @@ class PatchBody(Body):
     tolerated_failures: int | None = Field(None, ge=0, le=MAX_ITEMS, description=TOLERATED_FAILURES)
     tolerated_failure_percentage: int | None = Field(None, ge=0, le=100, description=TOLERATED_PERCENTAGE)
     on_exceeded: OnExceededName | None = Field(
-        None, description="what happens when the failures pass the tolerance; null means `continue`"
+        None, description="what happens when the failures exceed the tolerance; null means `continue`"
     )
     deadline: Moment = Field(
         None, description="when the batch expires if it is unfinished, however busy it is; a time in the future"
@@ -187,7 +187,7 @@ class Batch(BaseModel):
     tolerated_failures: int | None
     tolerated_failure_percentage: int | None
     on_exceeded: OnExceededName
-    exceeded: bool = Field(description="the failures have passed the tolerance; stays true")
+    exceeded: bool = Field(description="the failures have exceeded the tolerance; stays true")
     created_at: datetime
     updated_at: datetime
     sealed_at: datetime | None

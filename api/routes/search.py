@@ -67,7 +67,7 @@ def _chosen(
         Literal["succeeded", "failed", "exceeded"] | None,
         Query(
             description="`succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state "
-            "whose failures passed their tolerance"
+            "whose failures exceeded their tolerance"
         ),
     ] = None,
     parent: Annotated[

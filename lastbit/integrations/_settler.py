@@ -83,7 +83,7 @@ class Settler:
         entry = _Open(resolution, remove, message, owner)
         with self._lock:
             self._open.add(entry)
-        self._resolve(entry)
+        self._try(entry)
 
     def __len__(self) -> int:
         """The number of messages that are not settled yet."""
@@ -130,10 +130,13 @@ class Settler:
                 with self._lock:
                     if entry not in self._open:
                         continue
-                try:
-                    self._resolve(entry)
-                except Exception as failure:  # noqa: BLE001  # such as an acker's thread that could not be started
-                    self._unresolved.put((entry, failure))
+                self._try(entry)
+
+    def _try(self, entry: _Open) -> None:
+        try:
+            self._resolve(entry)
+        except Exception as failure:  # noqa: BLE001  # such as an acker's thread that could not be started
+            self._unresolved.put((entry, failure))
 
     def _work(self) -> None:
         while True:

@@ -167,6 +167,8 @@ class Workers(Generic[D]):
         except Failed as failure:
             log.warning("a message has failed for good (item %s): %s", delivery.item, failure.reason)
             return failure
+        except LeftToRedelivery as left:
+            raise _Raised from left
         except Exception as error:
             log.exception("a message could not be handled (item %s)", delivery.item)
             raise _Raised from error
@@ -243,6 +245,10 @@ class _Failing(Generic[D]):
 
     delivery: D
     failure: Failed
+
+
+class LeftToRedelivery(Exception):
+    """Raised instead of handling a message, which is delivered again, or elsewhere. It is no error."""
 
 
 class _Raised(Exception):

@@ -6,9 +6,10 @@ wait until the `deadline`. Three things that could go wrong, and why they cannot
 *The service assigns a partition to another worker while this one believes that it owns it.* Here the lease starts when
 the sync is sent. In the service it starts when the sync is handled, which is later. So the lease ends here first, and
 all partitions then count as lost. The same is true of the deadline of a release: it starts when the first sync was
-sent that may have got the request, whether or not its response arrived. After a request that this worker has not
-received, the service waits at least until the lease has ended here. If a worker is suspended past these deadlines, or
-an operator has just shortened them, its writes have the old epoch, and the service refuses them.
+sent that may have got the request, whether or not its response arrived. For a ttl after a failure, that is the sync
+before, since the one that failed may be handled late. After a request that this worker has not received, the service
+waits at least until the lease has ended here. If a worker is suspended past these deadlines, a sync is handled even
+later, or an operator has just shortened them, its writes have the old epoch, and the service refuses them.
 
 *A response is outdated*, because something changed while it was in transit. A partition released in the meantime stays
 in `_owed` until there is a response to a sync that reported it. A partition whose epoch the service refused as stale is
@@ -191,7 +192,9 @@ class Membership(Generic[A]):
         self._next_sync = -math.inf
         self._syncing = False
         self._asking_since = math.inf
-        """When the first sync was sent since the last response."""
+        """When the first sync was sent since the last response. After a failure, when that response's sync was sent."""
+        self._late_until = -math.inf
+        """Until when a sync that failed may still be handled."""
         self._failures = 0
         self._stop_by = math.inf
 
@@ -260,7 +263,8 @@ class Membership(Generic[A]):
         if self._now() >= until:
             self._next_sync = self._now()
             return
-        asked_since, self._asking_since = self._asking_since, math.inf
+        asked_since = self._asking_since
+        self._asking_since = sync.sent if self._now() < self._late_until else math.inf
         self._lease.until = until
         self._next_sync = sync.sent + answer.ttl / BEATS * (1 - JITTER * self._chance())
         grants = {grant.partition: grant for grant in answer.assigned}
@@ -285,6 +289,7 @@ class Membership(Generic[A]):
             self._next_sync = math.inf
             return
         self._failures += 1
+        self._late_until = self._now() + self.ttl
         # A random share of a doubling bound, as in lastbit.retry; the lease leaves no time for long pauses.
         ceiling = min(FIRST_PAUSE * 2.0 ** min(self._failures, 60), self.ttl / BEATS, LAST_PAUSE)
         retry_after = error.retry_after if isinstance(error, errors.ServiceError) else None
@@ -391,7 +396,8 @@ class Membership(Generic[A]):
 
     def _report(self, assignment: A) -> None:
         """Report at once that the partition is drained."""
-        self._owed[assignment.partition] = assignment.epoch
+        # A drain that ends late may be of an epoch before one that is reported already.
+        self._owed[assignment.partition] = max(assignment.epoch, self._owed.get(assignment.partition, 0))
         self._next_sync = min(self._next_sync, self._now())
 
     def _lose(self, assignment: A) -> None:

@@ -2339,6 +2339,13 @@ MUTANTS = [
         _SDK + "test_membership.py::test_a_drain_whose_request_was_lost_has_the_time_that_the_service_gives",
     ),
     Mutant(
+        "a-sync-that-failed-is-not-handled-any-more",
+        "lastbit.streams._membership:Membership._answered",
+        "sync.sent if self._now() < self._late_until else math.inf",
+        "math.inf",
+        _SDK + "test_membership.py::test_a_drain_counts_from_the_response_before_if_a_sync_has_failed",
+    ),
+    Mutant(
         "each-sync-postpones-the-release",
         "core.consumer_groups.leases:_look",
         "if latest > deadline:",

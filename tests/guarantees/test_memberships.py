@@ -30,7 +30,7 @@ from tests.support.clocks import Clock
 
 SOAK = 20 if os.environ.get("LASTBIT_SOAK") == "1" else 1
 TTL, STEP, WORKERS, PARTITIONS = 6, 0.5, 3, 4
-FATES = ["answered", "answered", "answered", "request lost", "response lost", "response late"]
+FATES = ["answered", "answered", "answered", "request lost", "request late", "response lost", "response late"]
 
 
 @dataclass
@@ -42,6 +42,8 @@ class Worker:
     group: str
     name: str
     outcomes: list[tuple[float, Sync | Call[Held], Synced | BaseException | None]] = field(default_factory=list)
+    late: list[tuple[float, Caller]] = field(default_factory=list)
+    """Syncs that the service handles at this time, after the worker has given them up."""
 
     def __post_init__(self) -> None:
         self.start = self.clock.now
@@ -57,6 +59,9 @@ class Worker:
         for outcome in [each for each in self.outcomes if each[0] <= self.now()]:
             self.outcomes.remove(outcome)
             self.membership.done(*outcome[1:])
+        for late in [each for each in self.late if each[0] <= self.now()]:
+            self.late.remove(late)
+            self.service.consumer_groups.sync(self.group, late[1])
         for step in self.membership.due():
             if isinstance(step, Sync):
                 self.sync(step, data.draw(st.sampled_from(FATES), label=f"{self.name} syncs"))
@@ -66,10 +71,13 @@ class Worker:
 
     def sync(self, step: Sync, fate: str) -> None:
         lost = errors.ServiceUnreachable("", "", "", 1, 0.0)
-        if fate == "request lost":
-            self.outcomes.append((self.now() + step.timeout, step, lost))
-            return
         caller = Caller(self.name, self.membership.session, 0 if step.leaving else None, step.drained)
+        if fate in ("request lost", "request late"):
+            given_up = self.now() + min(step.timeout, TTL / 2)
+            self.outcomes.append((given_up, step, lost))
+            if fate == "request late":
+                self.late.append((given_up + TTL / 4, caller))
+            return
         answer = self.service.consumer_groups.sync(self.group, caller)
         grants = [
             Granted(each.partition, each.epoch, each.floor, each.high, each.outstanding, each.token)

@@ -196,6 +196,28 @@ def test_a_drain_whose_request_was_lost_has_the_time_that_the_service_gives(work
     assert call.assignment.lost
 
 
+def test_a_drain_counts_from_the_response_before_if_a_sync_has_failed(worker: Worker) -> None:
+    """The service may handle the failed sync after that response, and its time begins then. A ttl after the failure
+    that is over."""
+    worker.joined((0, 1), (1, 1))
+    worker.membership.done(worker.sync(), errors.ServiceUnreachable("", "", "", 1, 0.0))
+    before = worker.sync()
+    assert worker.answer(before, (0, 1), (1, 1)) == []
+    worker.answer(worker.sync(), (0, 1), (1, 1), release=(0,))
+    drained, other = worker.membership.held
+    worker.now = before.sent + RELEASE - 0.001
+    assert not drained.lost
+    worker.now += 0.001
+    assert drained.lost
+    for _ in range(4):
+        worker.due()
+        last = worker.sync()
+        worker.answer(last, (1, 1))
+    worker.answer(last := worker.sync(), (1, 1), release=(1,))
+    worker.now = last.sent + RELEASE - 0.001
+    assert not other.lost
+
+
 def test_a_late_report_frees_no_partition_that_was_assigned_again(worker: Worker) -> None:
     """A drain ends after the lease. Meanwhile the partition was assigned again under the same epoch."""
     worker.joined((0, 1))

@@ -45,7 +45,7 @@ export interface UpdateOptions extends KeyOptions {
   toleratedFailures?: number | null | undefined;
   /** The percentage of failed items with which the batch succeeds, judged once it is sealed. */
   toleratedFailurePercentage?: number | null | undefined;
-  /** Whether the batch continues or is cancelled when its failures pass the tolerance. */
+  /** Whether the batch continues or is cancelled when its failures exceed the tolerance. */
   onExceeded?: "continue" | "cancel" | null | undefined;
   /** When the batch expires if it is unfinished, however busy it is. */
   deadline?: Date | null | undefined;
@@ -117,7 +117,7 @@ export class BatchHandle {
   }
 
   /**
-   * Change the tolerance, deadline and labels of a batch that is open or sealed. If its failures pass the new tolerance,
+   * Change the tolerance, deadline and labels of a batch that is open or sealed. If its failures exceed the new tolerance,
    * it is exceeded, and with `onExceeded: "cancel"` it is cancelled.
    */
   async update(options: UpdateOptions): Promise<Batch> {

@@ -34,7 +34,7 @@ export interface OpenOptions extends KeyOptions {
   toleratedFailures?: number;
   /** The percentage of failed items with which the batch succeeds, judged once it is sealed. */
   toleratedFailurePercentage?: number;
-  /** Whether the batch continues or is cancelled when its failures pass the tolerance. */
+  /** Whether the batch continues or is cancelled when its failures exceed the tolerance. */
   onExceeded?: Batch["onExceeded"];
   /**
    * A URL that gets a signed webhook with each event that tells how the batch ended, or with events of other `types`.
@@ -55,7 +55,7 @@ export interface Filters {
   /** Opened earlier than this. */
   openedBefore?: Date | string;
   /**
-   * `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures passed
+   * `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures exceeded
    * their tolerance.
    */
   outcome?: "succeeded" | "failed" | "exceeded";

@@ -72,7 +72,7 @@ export interface paths {
         /**
          * Update batch
          * @description Change the tolerance, deadline and labels of a batch that is open or sealed, by a JSON Merge Patch. If its
-         *     failures pass the new tolerance, `exceeded` becomes true, and `on_exceeded: cancel` cancels it.
+         *     failures exceed the new tolerance, `exceeded` becomes true, and `on_exceeded: cancel` cancels it.
          */
         patch: operations["update_batch"];
         trace?: never;
@@ -1083,7 +1083,7 @@ export interface components {
             tolerated_failure_percentage: number | null;
             /** @enum {string} */
             on_exceeded: "continue" | "cancel";
-            /** @description the failures have passed the tolerance; stays true */
+            /** @description the failures have exceeded the tolerance; stays true */
             exceeded: boolean;
             /** Format: date-time */
             created_at: string;
@@ -1752,7 +1752,7 @@ export interface components {
              */
             tolerated_failure_percentage?: number | null;
             /**
-             * @description what happens when the failures pass the tolerance; by default `continue`
+             * @description what happens when the failures exceed the tolerance; by default `continue`
              * @enum {string|null}
              */
             on_exceeded?: "continue" | "cancel" | null;
@@ -1799,7 +1799,7 @@ export interface components {
             tolerated_failure_percentage: number | null;
             /** @enum {string} */
             on_exceeded: "continue" | "cancel";
-            /** @description the failures have passed the tolerance; stays true */
+            /** @description the failures have exceeded the tolerance; stays true */
             exceeded: boolean;
             /** Format: date-time */
             created_at: string;
@@ -1860,7 +1860,7 @@ export interface components {
              */
             tolerated_failure_percentage?: number | null;
             /**
-             * @description what happens when the failures pass the tolerance; null means `continue`
+             * @description what happens when the failures exceed the tolerance; null means `continue`
              * @enum {string|null}
              */
             on_exceeded?: "continue" | "cancel" | null;
@@ -2288,7 +2288,7 @@ export interface components {
             tolerated_failure_percentage: number | null;
             /** @enum {string} */
             on_exceeded: "continue" | "cancel";
-            /** @description the failures have passed the tolerance; stays true */
+            /** @description the failures have exceeded the tolerance; stays true */
             exceeded: boolean;
             /** Format: date-time */
             created_at: string;
@@ -2366,7 +2366,7 @@ export interface components {
             release: number[];
             /**
              * Format: double
-             * @description seconds for draining, from the first response that listed a partition
+             * @description seconds for draining, from the first sync that may have been answered with the partition
              */
             release_within: number;
         };
@@ -2781,7 +2781,7 @@ export interface operations {
                 opened_after?: string;
                 /** @description opened earlier than this */
                 opened_before?: string;
-                /** @description `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures passed their tolerance */
+                /** @description `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures exceeded their tolerance */
                 outcome?: "succeeded" | "failed" | "exceeded";
                 /** @description children of this batch, or the child of this item */
                 parent?: string;
@@ -2982,7 +2982,7 @@ export interface operations {
                 opened_after?: string;
                 /** @description opened earlier than this */
                 opened_before?: string;
-                /** @description `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures passed their tolerance */
+                /** @description `succeeded` or `failed`: complete batches with this result. `exceeded`: batches in any state whose failures exceeded their tolerance */
                 outcome?: "succeeded" | "failed" | "exceeded";
                 /** @description children of this batch, or the child of this item */
                 parent?: string;

@@ -92,12 +92,13 @@ class MariaDB(Dialect):
 
     @contextlib.contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        # DDL commits implicitly, so a named lock keeps two processes from migrating at once.
+        # DDL commits implicitly, so a named lock keeps two processes from migrating at once. The wait for it is shorter
+        # than that for a response.
+        if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 50)").scalar() != 1:
+            raise errors.Unavailable("another migration of this database is in progress")
         driver: Any = connection.connection.dbapi_connection
         # Building an index of a large table takes longer, and goes on if the connection is given up.
         driver._read_timeout = None
-        if connection.exec_driver_sql("SELECT GET_LOCK('lastbit_migrate', 60)").scalar() != 1:
-            raise errors.Unavailable("another migration of this database is in progress")
         before = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar()
         wait = connection.exec_driver_sql("SELECT @@SESSION.innodb_lock_wait_timeout").scalar()
         connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {wait}")

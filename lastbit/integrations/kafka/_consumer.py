@@ -24,7 +24,7 @@ from typing import Any, Final
 from lastbit.errors import InvalidArgument
 from lastbit.integrations import Failed
 from lastbit.integrations._resolving import reason_of
-from lastbit.integrations._workers import Outcome, Workers
+from lastbit.integrations._workers import LeftToRedelivery, Outcome, Workers
 from lastbit.integrations.kafka._records import item_of
 from lastbit.streams.errors import CommitFailed, SessionEnded, WindowFull
 from lastbit.streams.sources.kafka import KafkaClient, KafkaTopics
@@ -63,7 +63,7 @@ class Options:
             raise InvalidArgument(f"every is more than 0 seconds, not {self.every!r}")
 
 
-class Stopped(Exception):
+class Stopped(LeftToRedelivery):
     """A record is not handled here, as the consumer stops or the partition has another owner."""
 
 
