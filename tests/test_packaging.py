@@ -338,7 +338,7 @@ def commands() -> Iterator[list[str]]:
             yield json.loads(rest[rest.index("[") :])
     for file in COMPOSE:
         for service in compose(file)["services"].values():
-            if "command" in service:
+            if "command" in service and "build" in service:  # else it is a database's
                 yield service["command"]
 
 
