@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 
 import pytest
 import sqlalchemy as sa
@@ -862,8 +863,12 @@ def test_a_locked_delivery_or_callback_does_not_delay_others(server_database: Da
             assert len(stranger.execute(query.with_for_update()).all()) == count
         dispatcher = Dispatcher(server_database, sender, backoff=Backoff(), lease=LEASE, threads=4)
         sent = partial(sent_in_a_round, dispatcher, sender)
-        events = ("batch:1:opened", "due", "late")
-        assert sent() == [*(f"https://free {id}" for id in events), "https://held batch:1:opened"]
+        free_ones = [f"https://free {id}" for id in ("batch:1:opened", "due", "late")]
+        first = sent()
+        assert [line for line in first if line.startswith("https://free")] == free_ones
+        # A webhook has one place here, and each claim fills it at random, perhaps with a locked delivery.
+        later = (line for _ in range(64) for line in sent())
+        assert next(chain(first[3:], later), None) == "https://held batch:1:opened"
     assert sent() == ["https://callback batch:1:opened", "https://held due", "https://held late"]
     dispatcher.stop()
     assert {delivery.state for webhook in (held, free) for delivery in log(service, webhook)} == {Progress.DELIVERED}
