@@ -5,12 +5,11 @@ BIN := $(VENV)/bin
 # Two steps, so that `make demo` doesn't wait for PySpark: first the service and the SDK, then what tests need.
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
-# PySpark is the only package without a wheel; no other package runs code while it is installed.
+# PySpark and a package of Airflow 2 have no wheels; no other package runs code while it is installed.
 PIP := -m pip install --quiet --disable-pip-version-check
-LOCKED := $(PIP) --require-hashes --no-build-isolation --only-binary :all: --no-binary pyspark
+LOCKED := $(PIP) --require-hashes --no-build-isolation --only-binary :all: --no-binary pyspark,python-nvd3
 TOOLS := .tools
-AIRFLOW := .venv-airflow
-RECIPES := .venv-recipes
+APART := airflow airflow2 recipes
 SPARK35 := .venv-spark35
 OLDEST := .venv-oldest
 # Processes of pytest-xdist, each with its own MariaDB. With only two, two cores would be idle a third of the time.
@@ -41,18 +40,14 @@ $(READY): $(RUNS) constraints/dev.txt
 	$(BIN)/python $(LOCKED) -r constraints/dev.txt
 	@touch $@
 
-# Airflow's packages conflict with those in .venv.
-$(AIRFLOW)/.ready: pyproject.toml constraints/airflow.txt
-	$(PYTHON) -m venv $(AIRFLOW)
-	$(AIRFLOW)/bin/python $(LOCKED) -r constraints/airflow.txt
-	$(AIRFLOW)/bin/python $(PIP) --no-deps --no-build-isolation -e .
-	@touch $@
-
-# And so do those of the queues of docs/recipes.md.
-$(RECIPES)/.ready: pyproject.toml constraints/recipes.txt
-	$(PYTHON) -m venv $(RECIPES)
-	$(RECIPES)/bin/python $(LOCKED) -r constraints/recipes.txt
-	$(RECIPES)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+# The packages of Airflow, and of the queues of docs/recipes.md, conflict with those in .venv. Airflow 2 needs a package
+# without a wheel, and one for which an older pip finds no hash: the pip and setuptools that can install them come first.
+$(APART:%=$(VENV)-%/.ready): $(VENV)-%/.ready: pyproject.toml constraints/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(if $(filter airflow2,$*),grep -EA 2 --no-group-separator '^(pip|setuptools)==' constraints/$*.txt \
+		| $(@D)/bin/python $(LOCKED) -r /dev/stdin)
+	$(@D)/bin/python $(LOCKED) -r constraints/$*.txt
+	$(@D)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # PySpark 3.5 needs older versions of pandas and NumPy. The first step installs the setuptools that builds it.
@@ -156,11 +151,11 @@ test-spark-35: $(RUNS) $(SPARK35)/.ready ## run the tests of lastbit.spark on Py
 	@scripts/need.sh default-jre-headless
 	$(SPARK35)/bin/python -m pytest --confcutdir tests/spark tests/spark
 
-test-airflow: $(RUNS) $(AIRFLOW)/.ready ## run the tests of lastbit.integrations.airflow, on Airflow
-	LASTBIT_SERVICE_PYTHON=$(BIN)/python $(AIRFLOW)/bin/python -m pytest --confcutdir tests/integrations/airflow \
-		tests/integrations/airflow
+test-airflow: $(RUNS) $(VENV)-airflow/.ready $(VENV)-airflow2/.ready ## run lastbit.integrations.airflow's tests on Airflow 3 and 2
+	for airflow in airflow airflow2; do LASTBIT_SERVICE_PYTHON=$(BIN)/python $(VENV)-$$airflow/bin/python -m pytest \
+		--confcutdir tests/integrations/airflow tests/integrations/airflow || exit 1; done
 
-test-recipes: $(READY) $(RECIPES)/.ready ## run the recipes of docs/recipes.md on their queues
+test-recipes: $(READY) $(VENV)-recipes/.ready ## run the recipes of docs/recipes.md on their queues
 	@scripts/need.sh redis-server postgresql curl jq
 	$(BIN)/pytest tests/integrations/recipes_check.py
 

@@ -4,8 +4,8 @@ A set is resolved for all systems and for Python 3.11 and later, and written wit
 another as requirements/*.txt do; each contains only what its base lacks. Existing versions are kept if they fit;
 --upgrade takes the newest ones that fit.
 
-Some packages conflict with the others: those of Airflow, the queues of the recipes, and PySpark 3.5. Each of these sets
-shares no versions with the other sets, and is installed into an environment of its own.
+Some packages conflict with the others: those of Airflow 3 and 2, the queues of the recipes, and PySpark 3.5. Each of
+these sets shares no versions with the other sets, and is installed into an environment of its own.
 
 oldest.txt has the lowest versions that the SDK and its extras allow, and what else must differ from the set `dev`
 for them. They are installed in front of that set.
@@ -30,7 +30,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "constraints"
 PYTHON = "3.11"
 PYPROJECT = ("pyproject.toml",)
-APART: dict[str, tuple[str, ...]] = {"airflow": ("airflow",), "recipes": (), "spark35": ("cli", "spark")}
+APART: dict[str, tuple[str, ...]] = {
+    "airflow": ("airflow",),
+    "airflow2": ("airflow",),
+    "recipes": (),
+    "spark35": ("cli", "spark"),
+}
 """The sets whose packages conflict with those of the other sets, with their extras."""
 
 

@@ -1,6 +1,6 @@
 """Airflow itself, on SQLite in a temporary folder, and a real service, which runs in another environment.
 
-`make test-airflow` runs these tests in .venv-airflow; no other environment has Airflow.
+`make test-airflow` runs these tests in .venv-airflow (Airflow 3) and .venv-airflow2; no other environment has Airflow.
 """
 
 from __future__ import annotations
