@@ -98,19 +98,23 @@ def test_unsafe_start_options_are_named() -> None:
     assert "python -m api migrate" in str(findings["schema"].do)
 
 
+@contextlib.contextmanager
+def as_user(mariadb: MariaDB, database: Database, rights: str, limit: str = "") -> Iterator[Database]:
+    """The same database, with a new account."""
+    user = "somebody@'127.0.0.1'"
+    with (
+        executed(mariadb, f"CREATE USER {user} {limit}", f"DROP USER {user}"),
+        executed(mariadb, f"GRANT {rights} ON {database.url.database}.* TO {user}", "SELECT 1"),
+        Database(str(database.url.set(username="somebody"))) as limited,
+    ):
+        yield limited
+
+
 @pytest.fixture
 def account(mariadb: MariaDB, mariadb_database: Database) -> Iterator[Database]:
     """The same database, with an account that may only read."""
-    name = str(mariadb_database.url.database)
-    create = f"CREATE USER reader@'127.0.0.1'; GRANT SELECT ON {name}.* TO reader@'127.0.0.1'"
-    with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
-        for statement in create.split("; "):
-            cursor.execute(statement)
-        try:
-            with Database(str(mariadb_database.url.set(username="reader"))) as database:
-                yield database
-        finally:
-            cursor.execute("DROP USER reader@'127.0.0.1'")
+    with as_user(mariadb, mariadb_database, "SELECT") as database:
+        yield database
 
 
 def test_an_account_that_may_not_write_is_named(account: Database) -> None:
@@ -123,16 +127,8 @@ def test_an_account_that_may_not_write_is_named(account: Database) -> None:
 
 def test_a_limit_of_the_account_is_named(mariadb: MariaDB, mariadb_database: Database) -> None:
     """The service gets no more connections than its account, whatever the server allows."""
-    name = str(mariadb_database.url.database)
-    create = f"CREATE USER few@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3; GRANT ALL ON {name}.* TO few@'127.0.0.1'"
-    with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
-        for statement in create.split("; "):
-            cursor.execute(statement)
-        try:
-            with Database(str(mariadb_database.url.set(username="few"))) as database:
-                findings = troubles(database)
-        finally:
-            cursor.execute("DROP USER few@'127.0.0.1'")
+    with as_user(mariadb, mariadb_database, "ALL", limit="WITH MAX_USER_CONNECTIONS 3") as database:
+        findings = troubles(database)
     assert findings.keys() == {"connections"}
     assert "max_user_connections of the account is 3" in findings["connections"].says
 
