@@ -38,6 +38,9 @@ from core.storage.statements import LIST
 
 CHUNK: Final = LIST
 """Instances that are removed in one transaction."""
+SCAN: Final = 10_000
+"""Finished instances among which one transaction looks for old ones. No index has the times, so a search among all
+would take long, and each chunk would begin it again."""
 UNSETTLED: Final = (inbox.Status.PARKED, inbox.Status.RETRYING)
 
 _processes = tables.processes.c
@@ -51,7 +54,10 @@ def forget(database: Database, keep: timedelta) -> int:
     count = 0
     for process in database.read(definitions.all_of):
         ended_by = database.write(_handled_until, process, repeatable=True) - keep
-        count += database.write_in_chunks(_remove, process.name, ended_by)
+        end: str | None = ""
+        while end is not None:
+            start, end = end, database.read(_last_of_scan, process.name, end)
+            count += database.write_in_chunks(_remove, process.name, ended_by, start, end)
     return count
 
 
@@ -104,8 +110,16 @@ def _handled_until(tx: Connection, process: definitions.Definition) -> datetime:
     return until
 
 
-def _remove(tx: Connection, name: str, ended_by: datetime) -> int:
-    """Remove a chunk. Return the number of instances; 0 also if another janitor has just removed the chunk."""
+def _last_of_scan(tx: Connection, name: str, start: str) -> str | None:
+    """The last of the next `SCAN` finished instances after `start`; None if there are fewer."""
+    finished = _processes.name == name, _processes.status == Status.FINISHED, _processes.instance > start
+    query = sa.select(_processes.instance).where(*finished).order_by(_processes.instance)
+    return tx.scalar(query.offset(SCAN - 1).limit(1))
+
+
+def _remove(tx: Connection, name: str, ended_by: datetime, start: str, end: str | None) -> int:
+    """Remove a chunk of the instances after `start` and up to `end` (None: all). Return the number of instances; 0 also
+    if another janitor has just removed the chunk."""
     unsettled = sa.exists().where(
         _inbox.name == name, _inbox.instance == _processes.instance, _inbox.status.in_(UNSETTLED)
     )
@@ -114,7 +128,8 @@ def _remove(tx: Connection, name: str, ended_by: datetime) -> int:
     )
     has_ended = (_processes.name == name, _processes.status == Status.FINISHED, _processes.finished_at < ended_by)
     query = sa.select(_processes.instance).order_by(_processes.instance)
-    candidates = tx.scalars(query.where(*has_ended, ~unsettled, ~in_the_feed).limit(CHUNK)).all()
+    scanned = _processes.instance > start, *(() if end is None else (_processes.instance <= end,))
+    candidates = tx.scalars(query.where(*has_ended, *scanned, ~unsettled, ~in_the_feed).limit(CHUNK)).all()
     # A finished instance only becomes more settled, but one that was started again is not finished.
     locking = query.where(_processes.instance.in_(candidates), *has_ended).with_for_update()
     chunk = tx.scalars(locking).all() if candidates else []

@@ -2733,6 +2733,13 @@ MUTANTS = [
         _PROCESSES + "test_an_instance_with_parked_events_is_not_removed",
     ),
     Mutant(
+        "the-janitor-looks-for-one-chunk-among-some-finished-instances",
+        "core.processes.retention:forget",
+        "database.write_in_chunks(_remove, process.name, ended_by, start, end)",
+        "database.write(_remove, process.name, ended_by, start, end)",
+        _PROCESSES + "test_old_instances_are_found_among_any_number_of_finished_ones",
+    ),
+    Mutant(
         "commands-are-forgotten-while-the-feed-has-them",
         "core.processes.retention:_remove",
         ", ~in_the_feed",

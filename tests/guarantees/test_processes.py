@@ -403,6 +403,26 @@ def test_an_instance_that_ended_long_ago_is_removed_with_its_commands(service: S
     assert [row["instance"] for row in rows(service, tables.processes)] == ["running"]
 
 
+def test_old_instances_are_found_among_any_number_of_finished_ones(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole scans have none, one and two of them."""
+    monkeypatch.setattr(retention, "CHUNK", 1)
+    monkeypatch.setattr(retention, "SCAN", 2)
+    clock = Clock(service.database)
+    worker = Worker(service)
+    names = [f"o{number}" for number in range(9)]
+    old = {"o2", "o3", "o7", "o8"}
+    append(service, *((name, type) for name in names if name in old for type in NEEDED))
+    handle_all(service, worker)
+    clock.go(31 * DAY)
+    append(service, *((name, type) for name in names if name not in old for type in NEEDED))
+    handle_all(service, worker)
+    trim(service)
+    assert retention.forget(service.database, KEEP) == len(old)
+    assert {row["instance"] for row in rows(service, tables.processes)} == set(names) - old
+
+
 def test_a_tombstone_stays_for_late_events_that_are_not_handled_yet(service: Service) -> None:
     """Even if no worker runs for a long time: an event that came within `keep` of the end is late whenever it is
     handled."""
@@ -454,7 +474,7 @@ def test_two_janitors_spare_an_instance_that_was_started_again(server_database: 
     with Database(url) as janitor, ThreadPoolExecutor(1) as pool:
         locking = "SELECT processes.instance \nFROM processes \nWHERE processes.instance IN"
         has_chosen, wake = freeze_before(janitor, locking, "DELETE FROM processes")
-        removal = pool.submit(janitor.write, retention._remove, PROCESS, clock.now - KEEP)
+        removal = pool.submit(retention.forget, janitor, KEEP)
         assert has_chosen.wait(60)
         assert retention.forget(service.database, KEEP) == 1
         worker.function = ship_again_and_again
