@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -49,6 +49,10 @@ RETRY: Final = "retry"
 OWN_IDS: Final = tuple(f"{source}:" for source in (BATCH, COMMAND, TIMER, RETRY))
 OWN_TYPES: Final = tuple(f"{source}." for source in (BATCH, COMMAND, TIMER, RETRY))
 """Prefixes of the service's own events; clients may not use them."""
+
+Needed: TypeAlias = Callable[[Connection, int | None], int | None]
+"""Returns the lowest position that is still needed, None if there is none. If it gets a position, too, only lower ones
+matter, so that it needs to read little while the head is locked."""
 
 _head = tables.feed_head.c
 _feed = tables.feed.c
@@ -317,9 +321,8 @@ def size(event: Event) -> int:
     return len(event.data or "")
 
 
-def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], int | None] = lambda tx: None) -> int:
-    """Remove the events that were appended longer ago than `keep`, and return how many. `needed` returns the lowest
-    position that is still needed."""
+def trim(database: Database, keep: timedelta, *, needed: Needed = lambda tx, below: None) -> int:
+    """Remove the events that were appended longer ago than `keep`, and return how many."""
 
     # Before the head is locked, because this may take long.
     first_kept = _first_kept(database, keep, needed)
@@ -328,7 +331,7 @@ def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], 
         position, before = tx.execute(
             sa.select(_head.position, _head.trimmed).where(_head.id == 1).with_for_update()
         ).one()
-        lowest = min(p for p in (first_kept, needed(tx), position + 1) if p is not None)
+        lowest = min(p for p in (first_kept, needed(tx, first_kept), position + 1) if p is not None)
         trimmed = max(before, lowest - 1)
         if trimmed > before:
             tx.execute(sa.update(tables.feed_head).values(trimmed=trimmed).where(_head.id == 1))
@@ -339,14 +342,14 @@ def trim(database: Database, keep: timedelta, *, needed: Callable[[Connection], 
     return trimmed - before
 
 
-def _first_kept(database: Database, keep: timedelta, needed: Callable[[Connection], int | None]) -> int:
+def _first_kept(database: Database, keep: timedelta, needed: Needed) -> int:
     """The position of the first event younger than `keep`, or the lowest that is needed, or that of the next event. No
     index has the times. So the events that may be removed are read in chunks, as a single query for many millions,
     which something has needed for long, would take longer than the database's time-outs allow."""
 
     def range_and_time(tx: Connection) -> tuple[int, int, datetime]:
         position, before = tx.execute(sa.select(_head.position, _head.trimmed).where(_head.id == 1)).one()
-        lowest = needed(tx)
+        lowest = needed(tx, None)
         now = tx.scalar(sa.select(tables.utc_now()))
         assert now is not None
         return before + 1, position + 1 if lowest is None else min(lowest, position + 1), now - keep

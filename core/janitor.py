@@ -92,7 +92,7 @@ def run_once(
             report.deleted.append(batch)
             progress(batch)
     if not dry_run:
-        report.events = feed.trim(database, policy.keep_events, needed=_needed)
+        report.events = feed.trim(database, policy.keep_events, needed=needed)
         deliveries.trim(database)
         report.inbox = definitions.prune(database)
         report.instances = retention.forget(database, policy.keep)
@@ -139,8 +139,7 @@ def _expire(
     return expired
 
 
-def _needed(tx: Connection) -> int | None:
-    """The lowest position that a webhook or a process needs."""
-    return min(
-        (position for position in (deliveries.needed(tx), definitions.needed(tx)) if position is not None), default=None
-    )
+def needed(tx: Connection, below: int | None) -> int | None:
+    """The lowest position that a webhook or a process needs. See `core.feed.Needed`."""
+    positions = deliveries.needed(tx, below), definitions.needed(tx)
+    return min((position for position in positions if position is not None), default=None)

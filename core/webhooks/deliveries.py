@@ -353,20 +353,21 @@ def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> bool:
     return tx.scalar(query.limit(1)) is None
 
 
-def needed(tx: Connection) -> int | None:
+def needed(tx: Connection, below: int | None) -> int | None:
     """The lowest position that must still be planned or sent for a webhook; None if there is none. The order of the two
-    reads matters (see the module)."""
+    reads matters (see the module). See `core.feed.Needed`."""
     position: int | None = tx.scalar(
         sa.select(sa.func.min(_webhooks.position)).where(_webhooks.batch_id.is_(None), _webhooks.state == State.ACTIVE)
     )
     of_callbacks = callbacks.needed(tx)
-    pending: int | None = tx.scalar(
+    planned = (
         sa.select(_deliveries.position)
         .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id)
         .where(_deliveries.state == Progress.PENDING, _webhooks.state == State.ACTIVE)
         .order_by(_deliveries.position)
         .limit(1)
     )
+    pending: int | None = tx.scalar(planned if below is None else planned.where(_deliveries.position < below))
     lowest = (None if position is None else position + 1, of_callbacks, pending)
     return min((place for place in lowest if place is not None), default=None)
 

@@ -227,7 +227,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         [feed.NewEvent("mine", "paid", "o1"), feed.NewEvent("e3", "paid")]
     ),
     "append-fenced": lambda session: session.service.feed.append([feed.NewEvent("mine", "paid", "o1")], _FENCE),
-    "trim": lambda session: feed.trim(session.database, _DAYS, needed=janitor._needed),
+    "trim": lambda session: feed.trim(session.database, _DAYS, needed=janitor.needed),
     "prune": lambda session: definitions.prune(session.database, 0),
     "plan": lambda session: session.database.write(deliveries.plan, 1),
     "claim": claim,

@@ -2642,6 +2642,13 @@ MUTANTS = [
         _DELIVERIES + "test_a_round_with_something_left_to_plan_is_not_the_last",
     ),
     Mutant(
+        "a-whole-backlog-is-read-under-the-feeds-lock",
+        "core.feed:trim",
+        "needed(tx, first_kept)",
+        "needed(tx, None)",
+        _DELIVERIES + "test_the_backlog_of_a_disabled_webhook_does_not_hold_the_feed",
+    ),
+    Mutant(
         "the-times-of-needed-events-are-read",
         "core.feed:_first_kept",
         "position + 1 if lowest is None else min(lowest, position + 1)",

@@ -186,7 +186,7 @@ def test_everything_that_no_process_needs_can_be_trimmed(service: Service) -> No
     start = service.feed.head()
     service.feed.append([feed.NewEvent(f"old-{number}", "x") for number in range(5)])
     keep = timedelta(seconds=-60)  # a negative age, so that even an event of the last minute may be trimmed
-    assert feed.trim(service.database, keep, needed=lambda tx: start + 4) == start + 3
+    assert feed.trim(service.database, keep, needed=lambda tx, below: start + 4) == start + 3
     assert _ids(service, start + 3) == ["old-3", "old-4"]
     assert feed.trim(service.database, keep) == 2
     assert service.feed.read(start + 5, 10).events == []
@@ -210,7 +210,7 @@ def test_times_are_read_in_chunks_and_up_to_what_is_needed(service: Service, mon
     monkeypatch.setattr(feed, "_first_younger", recorded)
     monkeypatch.setattr(feed, "SCAN", 2)
     day = timedelta(days=1)
-    assert feed.trim(service.database, day, needed=lambda tx: start + 4) == start + 3
+    assert feed.trim(service.database, day, needed=lambda tx, below: start + 4) == start + 3
     assert [position for chunk in chunks for position in chunk] == list(range(1, start + 4))
     assert feed.trim(service.database, day) == 2
     assert _ids(service, start + 5) == ["event-5", "event-6"]

@@ -30,7 +30,7 @@ from core.batches.batch import Opening
 from core.batches.lifecycle import State
 from core.commits.combiner import Inline
 from core.consumer_groups import leases, positions
-from core.processes import definitions
+from core.janitor import needed
 from core.service import Service
 from core.storage import checks, schema, statements, tables
 from core.storage.database import Database
@@ -394,7 +394,7 @@ def test_a_trim_that_has_judged_keeps_the_events_of_a_process_defined_on_another
     after = first.feed.append([feed.NewEvent(f"judged:{suffix}", "own") for suffix in range(3)])[0].position
     with Database(pair.urls[1]) as database, ThreadPoolExecutor(1) as pool:
         has_judged, wake = freeze_before(database, "UPDATE feed_head")
-        trim = pool.submit(feed.trim, database, timedelta(0), needed=definitions.needed)
+        trim = pool.submit(feed.trim, database, timedelta(0), needed=needed)
         try:
             assert has_judged.wait(60)
             first.processes.define("judged", partitions=1, after=after)
@@ -431,7 +431,7 @@ def test_no_event_is_trimmed_on_one_node_that_a_process_on_another_starts_with(p
         after.append(first.feed.append([feed.NewEvent(f"{number}:{suffix}", "own") for suffix in range(3)])[0].position)
 
     def trim(service: Service, number: int) -> int:
-        return feed.trim(service.database, timedelta(0), needed=definitions.needed)
+        return feed.trim(service.database, timedelta(0), needed=needed)
 
     def judge(number: int, definition: Any, trimmed: int) -> None:
         try:

@@ -22,6 +22,7 @@ from core.commits.combiner import Inline
 from core.consumer_groups import groups
 from core.consumer_groups.leases import Caller
 from core.consumer_groups.positions import Fence
+from core.janitor import needed
 from core.processes import definitions, inbox, outbox, retention, timers
 from core.processes.inbox import Status
 from core.processes.instances import Handling
@@ -343,7 +344,7 @@ def test_a_poisoned_event_is_parked_while_others_go_on_and_then_retried(service:
     for partition in range(PARTITIONS):
         worker.commit(partition, events[-1].position)
     definitions.prune(service.database, keep=0)
-    assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == len(events)
+    assert feed.trim(service.database, timedelta(0), needed=needed) == len(events)
 
     assert service.processes.retry_parked(PROCESS, "o1") == 1
     assert service.processes.retry_parked(PROCESS, "o1") == 0
@@ -371,7 +372,7 @@ def handle_all(service: Service, worker: Worker) -> None:
 
 
 def trim(service: Service) -> None:
-    feed.trim(service.database, timedelta(0), needed=definitions.needed)
+    feed.trim(service.database, timedelta(0), needed=needed)
 
 
 KEEP = timedelta(days=30)
@@ -910,13 +911,13 @@ def test_the_feed_keeps_events_that_a_process_has_not_read(service: Service) -> 
     """However old it is, until all partitions are past it."""
     worker = Worker(service)
     events = append(service, *((f"o{number}", "charged") for number in range(10)))
-    assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == 0
+    assert feed.trim(service.database, timedelta(0), needed=needed) == 0
     for partition in range(PARTITIONS):
         worker.commit(partition, events[3 if partition == 1 else 8].position)
-    assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == 4
+    assert feed.trim(service.database, timedelta(0), needed=needed) == 4
     worker.leave()
     service.processes.delete(PROCESS)
-    assert feed.trim(service.database, timedelta(0), needed=definitions.needed) == 6
+    assert feed.trim(service.database, timedelta(0), needed=needed) == 6
 
 
 def test_a_worker_that_has_read_lost_events_commits_no_position_beyond_the_feeds_end(service: Service) -> None:

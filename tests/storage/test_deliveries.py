@@ -874,6 +874,33 @@ def test_a_locked_delivery_or_callback_does_not_delay_others(server_database: Da
     assert {delivery.state for webhook in (held, free) for delivery in log(service, webhook)} == {Progress.DELIVERED}
 
 
+@pytest.mark.mariadb
+def test_the_backlog_of_a_disabled_webhook_does_not_hold_the_feed(mariadb_database: Database, sender: Script) -> None:
+    """The janitor reads, under the feed's lock, no more of it than of the events that it may remove."""
+    service = Service(mariadb_database, combiner=Inline, sender=sender)
+    disabled = hook(service)
+    hook(service, name="b")
+    append(service, *(f"e{number}" for number in range(1000)))
+    plan(service)
+    with mariadb_database.engine.begin() as tx:
+        tx.execute(sa.update(tables.webhooks).where(tables.webhooks.c.id == disabled).values(state=State.DISABLED))
+        delivered = tables.deliveries.c.webhook_id != disabled
+        tx.execute(sa.update(tables.deliveries).where(delivered).values(state=Progress.DELIVERED, due_at=None))
+        tx.exec_driver_sql("ANALYZE TABLE deliveries")
+    executions: list[tuple[str, object]] = []
+    sa.event.listen(
+        mariadb_database.engine, "before_cursor_execute", lambda *event: executions.append((event[2], event[3]))
+    )
+    assert feed.trim(mariadb_database, timedelta(days=1), needed=janitor.needed) == 0
+    locked = next(place for place, (text, _) in enumerate(executions) if text.endswith("FOR UPDATE"))
+    text, values = next(execution for execution in executions[locked:] if "FROM deliveries" in execution[0])
+    with mariadb_database.engine.connect() as tx:
+        tx.exec_driver_sql("FLUSH STATUS")
+        assert tx.exec_driver_sql(text, values).all() == []
+        counts = tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
+    assert sum(int(count) for _, count in counts) < 10
+
+
 def test_the_secret_is_in_no_representation(service: Service) -> None:
     """Neither in a webhook's representation nor in the dispatcher's objects."""
     creation = service.webhooks.create("https://a.example/", None, None)

@@ -207,7 +207,7 @@ def test_pages_that_share_a_transaction_are_those_that_are_read_alone(database: 
     spans = [feed.Span(after, limit) for after in afters for limit in (1, 4, feed.FIRST)]
     for trimmed in (False, True):
         if trimmed:
-            feed.trim(database, timedelta(0), needed=lambda tx: start + 5)
+            feed.trim(database, timedelta(0), needed=lambda tx, below: start + 5)
         pages = database.snapshot(feed.pages, spans)
         for span in spans:
             page = pages[span]
