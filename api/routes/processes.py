@@ -181,7 +181,9 @@ def _entry(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     try:
         return validate(value)
     except ValidationError as error:
-        return problems.from_faults([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()])
+        return problems.from_faults(
+            [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()], HandlingEntry
+        )
 
 
 class HandlingsBody(Body):

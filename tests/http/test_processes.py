@@ -117,6 +117,7 @@ def test_many_handlings_in_one_call_have_a_result_each(process: Process) -> None
         {"instance": "o2", **process.body(first, "o2"), "fence": {"worker": "w1", "epoch": 0}},
         {"instance": "o2", **process.body({**first, "position": 10**6}, "o2"), "error": "not there"},
         {"instance": "o/2", **process.body(first, "o/2", finish=True)},
+        {"instance": "o2", **process.body(first, "o2"), "finsh": True},
     ]
     answer = process.http.post(f"{process.path}/handle", json={"handlings": entries})
     assert answer.status_code == 200, answer.text
@@ -126,8 +127,11 @@ def test_many_handlings_in_one_call_have_a_result_each(process: Process) -> None
         for result in results
     ] == [
         *((False, None), (True, None), "version_conflict", (False, None), "invalid_request", "invalid_request"),
-        *("stale_epoch", "invalid_request", (False, None)),
+        *("stale_epoch", "invalid_request", (False, None), "invalid_request"),
     ]
+    assert results[9]["problem"]["detail"].startswith(
+        "body.finsh: no such field here; expected one of commands, error,"
+    )
     assert results[2]["problem"]["version"] == 1
     single = process.http.post(f"{process.path}/o/2/handle", json={**entries[4], "instance": None})
     assert {place["place"] for place in single.json()["errors"]} == {"body.instance", "body.commands[0].type"}
