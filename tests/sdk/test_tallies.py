@@ -217,19 +217,20 @@ def test_a_full_buffer_blocks_its_callers_until_a_failure_wakes_them(scripted_se
         def add() -> None:
             nonlocal count
             try:
-                for offset in range(100):
-                    buffer.add({"k": 1} if offset == 0 else deltas, read(offset))
+                for offset in range(1, 100):
+                    buffer.add(deltas, read(offset))
                     count += 1
             except ServiceUnreachable:
                 stopping.set()
 
+        buffer.add({"k": 1}, read(0))
+        assert request_arrived.wait(30)  # or messages without an entry might join the first call
         thread = threading.Thread(target=add)
         thread.start()
-        assert request_arrived.wait(30)
         gate.set()
         assert stopping.wait(30)
         thread.join()
-        assert 1 <= count <= 12
+        assert count <= 10
         with pytest.raises(ServiceUnreachable):
             buffer.close()
 
