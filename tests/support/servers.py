@@ -25,16 +25,21 @@ from tests.support.nursery import Child, Nursery
 ROOT = Path(__file__).resolve().parents[2]
 
 
-PORTS = range(11_000, 32_768)
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS = range(11_000 + _WORKER % 4, 32_768, 4)
 """Below the range from which the system picks ports for outgoing connections, so that none of those occupies a server's
-port while the server is down; and above the last port that a browser refuses."""
+port while the server is down; and above the last port that a browser refuses. Each process of pytest-xdist has its own,
+so that none takes the port of another one's server that doesn't listen yet, or is down."""
 _lot = random.SystemRandom()  # hypothesis resets the default generator before each example
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port on which nothing listens, and that this process was not given before: it may not be in use yet."""
+    """A port on which nothing listens, and that this process was not given before, as long as there are such: it may
+    not be in use yet."""
     while True:
+        if len(_given) == len(PORTS):
+            _given.clear()
         port = _lot.choice(PORTS)
         if port in _given:
             continue
