@@ -29,7 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
@@ -41,15 +41,17 @@ from core.commits.combiner import Combiner
 from core.commits.lanes import Pending
 from core.commits.operation import Done
 from core.processes import timers
-from core.storage import tables
 from core.storage.database import Database
 from core.webhooks import callbacks, deliveries, message
 from core.webhooks.backoff import Backoff
 from core.webhooks.deliveries import Claim, Record
 from core.webhooks.delivery_log import Progress
+from core.webhooks.due_times import DueTimes
 from core.webhooks.replicas import Replica
 from core.webhooks.sender import Sender, SendResult
 
+CORRECT: Final = 0.5
+"""Seconds that a round looks through due times after the database's clock was set back."""
 PREPARE: Final = 0.5
 """Seconds that a round spends on timers and on planning, and at least a page of each."""
 SWEEP: Final = 0.5
@@ -119,8 +121,7 @@ class Dispatcher:
         """Claims that were requested, and are not finished."""
         self._stopping = False
         self._stuck = parents.Stuck()
-        self._last: datetime | None = None
-        """The database's time in the last round."""
+        self._due_times = DueTimes(database, lease, timedelta(seconds=backoff.longest))
 
     def run_once(self) -> int:
         """Run one round. Return the number of sends that it started plus the number of parents that it updated; at
@@ -128,7 +129,7 @@ class Dispatcher:
         round."""
         self._beat()
         try:
-            self._look_at_the_clock()
+            self._due_times.correct(CORRECT)
             is_behind = self._prepare()
             with self._lock:
                 self._lanes = {name: lane for name, lane in self._lanes.items() if lane.claimed}
@@ -162,16 +163,6 @@ class Dispatcher:
         except errors.CoreError as error:
             log.warning("dispatcher_waits", error=str(error))
             return 0
-
-    def _look_at_the_clock(self) -> None:
-        """Move due times closer if the clock was set back, perhaps while no dispatcher was running."""
-        now = self._database.read(tables.clock)
-        if self._last is None or now < self._last:
-            longest = timedelta(seconds=self._backoff.longest)
-            self._last = None
-            if not self._database.write(deliveries.bring_closer, self._lease, longest, repeatable=True):
-                return  # the next round looks again
-        self._last = now
 
     def settle(self) -> None:
         """Wait until nothing is claimed by this dispatcher."""

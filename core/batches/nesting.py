@@ -105,6 +105,8 @@ def debts(
 ) -> list[Due]:
     """At most a page of debts of children above `after`, ascending by child. With `children`, only their debts. Without
     debts to `excluded_parents`."""
+    # Debts are few, and must not be looked for along all ids. For "is not NULL" SQLite would not use their index.
+    child = tables.without_index(_batches.id)
     query = (
         sa.select(
             _batches.id,
@@ -114,8 +116,8 @@ def debts(
             _batches.parent_group_size,
             _batches.parent_due,
         )
-        .where(_batches.parent_due.is_not(None), _batches.id > after)
-        .order_by(_batches.id)
+        .where(_batches.parent_due > "", child > after)
+        .order_by(child)
         .limit(PAGE)
     )
     if children is not None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -91,7 +91,7 @@ class Filter:
     def _states(self) -> list[sa.ColumnElement[bool]]:
         state = State.COMPLETE if self._is_complete else self.state
         if state is None:
-            return [_without_index(_table.state) != State.DELETING]
+            return [tables.without_index(_table.state) != State.DELETING]
         if self.times():
             # For an equality, MariaDB would look up all batches of this state that are newer than the period.
             return [_table.state >= state, _table.state <= state]
@@ -99,12 +99,12 @@ class Filter:
 
     def prefixes(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
         """The conditions for the beginning of the key. `by_index`: the database may look them up in the index."""
-        column = _table.batch_key if by_index else _without_index(_table.batch_key)
+        column = _table.batch_key if by_index else tables.without_index(_table.batch_key)
         return [tables.begins(column, text) for text in (self.key_prefix, self.prefix) if text is not None]
 
     def times(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
         """The conditions for the time of the opening. `by_index`: the database may look them up in the index."""
-        column = _table.created_at if by_index else _without_index(_table.created_at)
+        column = _table.created_at if by_index else tables.without_index(_table.created_at)
         conditions = []
         if self.opened_after is not None:
             conditions.append(column >= self.opened_after)
@@ -132,11 +132,6 @@ class Filter:
         """Whether there is no index that leaves out most batches."""
         selective = (self.key, self.key_prefix, self.prefix, self.parent, self.opened_after, self.opened_before)
         return all(value is None for value in selective)
-
-
-def _without_index(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    """The column, in a form for which the database uses no index."""
-    return sa.func.coalesce(column, sa.null(), type_=column.type)
 
 
 def _stands_for(item: ItemId) -> list[sa.ColumnElement[bool]]:
@@ -259,7 +254,7 @@ def counts(tx: Connection, chosen: Filter) -> Counts:
             conditions.append(_table.id > last - MOST)
             is_exact = False
         # In the order of the index of states, MariaDB would look up each row by itself.
-        state = _without_index(_table.state) if examined else _table.state
+        state = tables.without_index(_table.state) if examined else _table.state
         query = sa.select(state, sa.func.count()).where(*conditions, *examined).group_by(state)
         results = [(state, count) for state, count in tx.execute(query)]
     else:

@@ -11,7 +11,7 @@ A delivery has three steps, each in a separate transaction. No transaction is op
 * *record*: the results of many sends share a transaction. It locks their deliveries by one statement, in the same
   order, logs the attempts, and changes the state of each delivery that still has its claim's token.
 
-When the database's clock is set back, no delivery waits until the clock has caught up (`bring_closer`).
+When the database's clock is set back, no delivery waits until the clock has caught up (see `due_times`).
 
 If a dispatcher is killed between sending and recording, its claim expires and the event is sent again with the same
 webhook-id. That is why delivery is "at least once", and receivers must recognize repeats by the id.
@@ -54,8 +54,6 @@ LOOKS: Final = 4
 """Maximum queries with which one claim looks for due deliveries of webhooks that have room."""
 PARTITIONS: Final = 64
 """Deliveries are partitioned by id, so that dispatchers can share them (see `replicas`)."""
-LATE: Final = 20 * LIST
-"""Maximum deliveries whose due times one transaction corrects."""
 OVERDUE: Final = timedelta(seconds=5)
 """A delivery that has been due for longer may be claimed by any dispatcher."""
 GONE: Final = 410
@@ -334,23 +332,6 @@ def _next(entry: Record, failures: int, backoff: Backoff, now: datetime) -> tupl
         return Progress.DEAD, None
     pause = backoff.pause(failures, entry.chance, answer.retry_after if answer.status in PATIENT else None)
     return (Progress.DEAD, None) if pause is None else (Progress.PENDING, now + timedelta(seconds=pause))
-
-
-def bring_closer(tx: Connection, lease: timedelta, longest: timedelta) -> bool:
-    """Correct due times after the database's clock was set back: no pending delivery is due later than if it had been
-    planned, claimed or failed now. Return whether that holds for all; those that are locked now, and all beyond
-    `LATE`, are left to the next call. May be repeated."""
-    now = _now(tx)
-    latest = sa.case(
-        (_deliveries.token.is_not(None), now + lease), (_deliveries.attempts == 0, now), else_=now + longest
-    )
-    query = sa.select(_deliveries.id).where(
-        _deliveries.state == Progress.PENDING, _deliveries.due_at > now, _deliveries.due_at > latest
-    )
-    query = query.order_by(_deliveries.id)
-    for part in chunks(list(tx.scalars(query.limit(LATE).with_for_update(skip_locked=True))), LIST):
-        tx.execute(sa.update(tables.deliveries).where(_deliveries.id.in_(part)).values(due_at=latest))
-    return tx.scalar(query.limit(1)) is None
 
 
 def needed(tx: Connection, below: int | None) -> int | None:

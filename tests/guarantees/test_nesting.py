@@ -26,6 +26,7 @@ from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays
 from tests.guarantees.models.service import events_of
 from tests.guarantees.programs.dying import mortals
+from tests.support import plans
 
 pytestmark = pytest.mark.usefixtures("some_journaled")
 
@@ -272,6 +273,21 @@ def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     assert parents.sweep(service.database) == 1
     parent_ = service.batches.get(parent)
     assert (parent_.acked, parent_.failed) == (1, 0)
+
+
+def test_a_look_for_debts_does_not_read_all_batches(service: Service, parent: int) -> None:
+    """Though no batch has a debt when the database collects its statistics, as on most days."""
+    succeeds(service, _child(service, ItemId(parent, 0, 0)))
+    database = service.database
+    columns = [column for column in tables.batches.c if column.name not in ("id", "parent_number")]
+    copies = sa.select(*columns).where(tables.batches.c.parent_batch.is_not(None))
+    for _ in range(11):
+        with database.engine.begin() as tx:
+            tx.execute(sa.insert(tables.batches).from_select([column.name for column in columns], copies))
+    plans.analyze(database, "batches")
+    executions = plans.record_executions(database)
+    assert nested_debts(service) == []
+    plans.finds_nothing_by(database, "batches_parent_due", *next(one for one in executions if "parent_due" in one[0]))
 
 
 def test_a_child_is_not_removed_before_its_parent_is_paid(

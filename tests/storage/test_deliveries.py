@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -27,13 +28,14 @@ from core.processes import timers
 from core.service import Service
 from core.storage import statements, tables
 from core.storage.database import Database
-from core.webhooks import deliveries, delivery_log, message, subscriptions
+from core.webhooks import deliveries, delivery_log, due_times, message, subscriptions
 from core.webhooks.addresses import Unfit
 from core.webhooks.backoff import Backoff
 from core.webhooks.deliveries import Claim, Record
 from core.webhooks.delivery_log import Delivery, Progress
 from core.webhooks.sender import SendResult
 from core.webhooks.subscriptions import State
+from tests.support import plans
 from tests.support.clocks import Clock
 from tests.support.waits import waits_for_a_lock
 
@@ -827,17 +829,74 @@ def test_a_round_with_something_left_to_plan_is_not_the_last(
     assert [headers["webhook-id"] for _, headers, _ in sender.sent] == ["4"]
 
 
-def test_due_times_are_corrected_a_part_at_a_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_times_are_corrected_a_page_at_a_time(
+    database: Database, sender: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long backlog takes many rounds."""
+    monkeypatch.setattr(due_times, "PAGE", 2)
+    clock = Clock(database)
+    service = Service(database, combiner=Inline, sender=sender)
+    webhook = hook(service)
+    for event in map(str, range(5)):
+        append(service, event)
+        plan(service)
+        clock.go(1)
+    clock.go(-86_400)
+    times = due_times.DueTimes(database, LEASE, DAY)
+
+    def due_in() -> list[float]:
+        times.correct(0.0)
+        return [seconds_until(service, delivery) for delivery in log(service, webhook)]
+
+    later = [86_400 - number for number in range(1, 6)]
+    assert due_in() == [0, 0, *later[2:]]
+    assert due_in() == [0, 0, 0, 0, *later[4:]]
+    assert due_in() == [0] * 5
+
+
+def test_all_due_times_are_looked_through_again_after_a_second_jump(
+    database: Database, sender: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were looked through before it were right then."""
+    monkeypatch.setattr(due_times, "PAGE", 1)
+    clock = Clock(database)
+    service = Service(database, combiner=Inline, sender=sender)
+    webhook = hook(service)
+    for event in ("1", "2"):
+        append(service, event)
+        plan(service)
+        [claim_] = claim(service)
+        record(service, claim_, FAILED, Backoff(first=80_000))
+        clock.go(1)
+    times = due_times.DueTimes(database, LEASE, DAY)
+    times.correct(0.0)
+    assert [seconds_until(service, delivery) for delivery in log(service, webhook)] == [39_999, 39_998]
+    clock.go(-86_400)
+    times.correct(1.0)
+    assert [seconds_until(service, delivery) for delivery in log(service, webhook)] == [86_400, 86_400]
+
+
+def test_due_times_that_are_equal_are_corrected_by_short_transactions(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a jump of the clock, a long backlog would be locked for long by one transaction."""
-    monkeypatch.setattr(deliveries, "LATE", 2)
+    monkeypatch.setattr(due_times, "PAGE", 2)
     webhook = hook(service)
     append(service, *map(str, range(5)))
     plan(service)
     with service.database.engine.begin() as tx:
         tx.execute(sa.update(tables.deliveries).values(due_at=datetime(2100, 1, 1, tzinfo=UTC)))
-    closer = partial(service.database.write, deliveries.bring_closer, LEASE, DAY)
-    assert [closer() for _ in range(4)] == [False, False, True, True]
+    counts: list[int] = []
+    updates = partial(_count_updates, counts)
+    sa.event.listen(service.database.engine, "after_cursor_execute", updates)
+    due_times.DueTimes(service.database, LEASE, DAY).correct(0.0)
+    assert counts == [2, 2, 1]
     assert len(claim(service)) == len(log(service, webhook)) == 5
+
+
+def _count_updates(counts: list[int], _: object, cursor: Any, text: str, *__: object) -> None:
+    if text.startswith("UPDATE deliveries"):
+        counts.append(cursor.rowcount)
 
 
 @pytest.mark.mariadb
@@ -886,19 +945,13 @@ def test_the_backlog_of_a_disabled_webhook_does_not_hold_the_feed(mariadb_databa
         tx.execute(sa.update(tables.webhooks).where(tables.webhooks.c.id == disabled).values(state=State.DISABLED))
         delivered = tables.deliveries.c.webhook_id != disabled
         tx.execute(sa.update(tables.deliveries).where(delivered).values(state=Progress.DELIVERED, due_at=None))
-        tx.exec_driver_sql("ANALYZE TABLE deliveries")
-    executions: list[tuple[str, object]] = []
-    sa.event.listen(
-        mariadb_database.engine, "before_cursor_execute", lambda *event: executions.append((event[2], event[3]))
-    )
+    plans.analyze(mariadb_database, "deliveries")
+    executions = plans.record_executions(mariadb_database)
     assert feed.trim(mariadb_database, timedelta(days=1), needed=janitor.needed) == 0
     locked = next(place for place, (text, _) in enumerate(executions) if text.endswith("FOR UPDATE"))
     text, values = next(execution for execution in executions[locked:] if "FROM deliveries" in execution[0])
     with mariadb_database.engine.connect() as tx:
-        tx.exec_driver_sql("FLUSH STATUS")
-        assert tx.exec_driver_sql(text, values).all() == []
-        counts = tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
-    assert sum(int(count) for _, count in counts) < 10
+        assert plans.rows_read(tx, text, values) < 10
 
 
 def test_the_secret_is_in_no_representation(service: Service) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -25,6 +24,7 @@ from core.janitor import run_once
 from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
+from tests.support import plans
 from tests.support.clocks import Clock
 from tests.support.servers import run_module
 
@@ -206,12 +206,7 @@ def test_a_pass_reads_due_batches_and_not_all_ended_ones(service: Service, monke
     """Thousands of kept ended batches cost no statement and, by the server's count, no rows."""
     monkeypatch.setattr(expiry, "PAGE", 5)
     database = service.database
-    executions: list[tuple[str, Any]] = []
-    sa.event.listen(
-        database.engine,
-        "before_cursor_execute",
-        lambda *event_args: executions.append((str(event_args[2]), event_args[3])),
-    )
+    executions = plans.record_executions(database)
 
     def statements() -> int:
         executions.clear()
@@ -227,18 +222,7 @@ def test_a_pass_reads_due_batches_and_not_all_ended_ones(service: Service, monke
             tx.execute(sa.insert(tables.batches).from_select([column.name for column in columns], copies))
     assert statements() == baseline
     look, values = next((text, values) for text, values in executions if "ended_at <=" in text)
-    with database.engine.connect() as tx:
-        if database.is_embedded:
-            plan = tx.exec_driver_sql(f"EXPLAIN QUERY PLAN {look}", values).all()
-            assert "batches_ended" in str(plan)
-        elif database.url.get_backend_name() == "postgresql":
-            plan = tx.exec_driver_sql(f"EXPLAIN {look}", values).all()
-            assert "batches_ended" in str(plan)
-        else:
-            tx.exec_driver_sql("FLUSH STATUS")
-            assert tx.exec_driver_sql(look, values).all() == []
-            counts = tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
-            assert sum(int(count) for _, count in counts) < 10
+    plans.finds_nothing_by(database, "batches_ended", look, values)
 
 
 def test_batches_that_ended_at_the_same_time_are_deleted_in_pages(

@@ -12,9 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from core.storage.tables.types import ByteText, Timestamp, begins, blob, clock, holds, utc_now
+from core.storage.tables.types import ByteText, Timestamp, begins, blob, clock, holds, utc_now, without_index
 
-__all__ = ["MYSQL_OPTIONS", "Timestamp", "begins", "clock", "holds", "metadata", "utc_now"]
+__all__ = ["MYSQL_OPTIONS", "Timestamp", "begins", "clock", "holds", "metadata", "utc_now", "without_index"]
 
 MYSQL_OPTIONS: dict[str, Any] = {
     "mysql_engine": "InnoDB",

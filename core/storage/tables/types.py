@@ -49,6 +49,11 @@ def begins(column: sa.ColumnElement[str | None], prefix: str) -> sa.ColumnElemen
     return at_least if after is None else sa.and_(at_least, column < after)
 
 
+def without_index(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """The column, in a form for which the database uses no index."""
+    return sa.func.coalesce(column, sa.null(), type_=column.type)
+
+
 class holds(FunctionElement[bool]):  # noqa: N801  # named like a SQL function
     """The condition that a text contains another one, byte by byte. LIKE would ignore case on SQLite."""
 

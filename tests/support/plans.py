@@ -1,0 +1,43 @@
+"""How a database finds the rows of a query."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core.storage.database import Database
+
+
+def analyze(database: Database, table: str) -> None:
+    """Collect the statistics by which the database plans."""
+    with database.engine.begin() as tx:
+        tx.exec_driver_sql(f"ANALYZE {'TABLE ' if database.url.get_backend_name() == 'mysql' else ''}{table}")
+
+
+def finds_nothing_by(database: Database, index: str, text: str, values: Any) -> None:
+    """Assert that the query, which has no result, uses the index; on MariaDB, that it reads few rows."""
+    with database.engine.connect() as tx:
+        if database.url.get_backend_name() == "mysql":
+            assert rows_read(tx, text, values) < 10
+        else:
+            explain = "EXPLAIN QUERY PLAN" if database.is_embedded else "EXPLAIN"
+            assert index in str(tx.exec_driver_sql(f"{explain} {text}", values).all())
+
+
+def rows_read(tx: Connection, text: str, values: Any) -> int:
+    """The number of rows and index entries that MariaDB reads for a query without a result."""
+    tx.exec_driver_sql("FLUSH STATUS")
+    assert tx.exec_driver_sql(text, values).all() == []
+    counts = tx.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
+    return sum(int(count) for _, count in counts)
+
+
+def record_executions(database: Database) -> list[tuple[str, Any]]:
+    """The texts and values of all statements from now on."""
+    executions: list[tuple[str, Any]] = []
+    sa.event.listen(
+        database.engine, "before_cursor_execute", lambda *event: executions.append((str(event[2]), event[3]))
+    )
+    return executions
