@@ -52,6 +52,8 @@ from core.webhooks.sender import Sender, SendResult
 
 CORRECT: Final = 0.5
 """Seconds that a round looks through due times after the database's clock was set back."""
+CLAIM: Final = 0.5
+"""Seconds after which a round leaves the rest of a disabled webhook's backlog to the next one."""
 PREPARE: Final = 0.5
 """Seconds that a round spends on timers and on planning, and at least a page of each."""
 SWEEP: Final = 0.5
@@ -125,8 +127,8 @@ class Dispatcher:
 
     def run_once(self) -> int:
         """Run one round. Return the number of sends that it started plus the number of parents that it updated; at
-        least 1 if something is left to plan. If the database is unavailable, the remaining work is left to the next
-        round."""
+        least 1 if something is left to plan or to claim. If the database is unavailable, the remaining work is left to
+        the next round."""
         self._beat()
         try:
             self._due_times.correct(CORRECT)
@@ -197,8 +199,10 @@ class Dispatcher:
         return None if self._replica is None else self._replica.partitions
 
     def _claim(self) -> int:
-        """Claim deliveries as far as there is room, and start sends. Returns the number of claims."""
+        """Claim deliveries as far as there is room, and start sends. Returns the number of claims; at least 1 if
+        there may be more to claim."""
         count = 0
+        until = time.monotonic() + CLAIM
         with self._claiming:
             while True:
                 with self._lock:
@@ -220,6 +224,8 @@ class Dispatcher:
                 self._give_back(late)
                 if not dead_count:  # dead deliveries may have hidden others
                     return count
+                if time.monotonic() >= until:
+                    return max(count, 1)
 
     def _refill(self) -> None:
         try:

@@ -2663,6 +2663,20 @@ MUTANTS = [
         _DELIVERIES + "test_due_times_that_are_equal_are_corrected_by_short_transactions",
     ),
     Mutant(
+        "one-round-empties-the-backlog-of-a-disabled-webhook",
+        "core.dispatcher:Dispatcher._claim",
+        "time.monotonic() >= until",
+        "False",
+        _DELIVERIES + "test_the_backlog_of_a_disabled_webhook_takes_many_rounds",
+    ),
+    Mutant(
+        "a-round-forgets-that-it-left-a-backlog",
+        "core.dispatcher:Dispatcher._claim",
+        "max(count, 1)",
+        "count",
+        _DELIVERIES + "test_the_backlog_of_a_disabled_webhook_takes_many_rounds",
+    ),
+    Mutant(
         "all-due-times-are-looked-through-in-one-round",
         "core.webhooks.due_times:DueTimes.correct",
         "time.monotonic() >= until",

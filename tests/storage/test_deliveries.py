@@ -984,6 +984,26 @@ def test_the_body_follows_the_specification() -> None:
     )
 
 
+def test_the_backlog_of_a_disabled_webhook_takes_many_rounds(
+    service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between them, the dispatcher renews its lease, plans, and fires timers."""
+    monkeypatch.setattr(core.dispatcher, "CLAIM", 0.0)
+    monkeypatch.setattr(deliveries, "LOOK", 2)
+    dead_hook = hook(service)
+    append(service, *map(str, range(5)))
+    plan(service)
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.webhooks).values(state=State.DISABLED))
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+    progress = []
+    while dispatcher.run_once():
+        progress.append([delivery.state for delivery in log(service, dead_hook)].count(Progress.DEAD))
+    dispatcher.stop()
+    assert progress == [2, 4, 5]
+    assert not sender.sent
+
+
 def test_dying_deliveries_do_not_delay_later_ones(service: Service, sender: Script) -> None:
     """A webhook that was disabled with many deliveries due; one round is enough for the one after them."""
     dead_hook, other = hook(service, ["many"]), hook(service, ["one"])
