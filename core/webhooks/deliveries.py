@@ -122,11 +122,6 @@ def is_due(tx: Connection, partitions: Collection[int] | None = None) -> bool:
     return tx.execute(query.limit(1)).first() is not None
 
 
-def _now(tx: Connection) -> datetime:
-    now: datetime = tx.execute(sa.select(tables.utc_now())).scalar_one()
-    return now
-
-
 def _due() -> tuple[sa.ColumnElement[bool], ...]:
     return _deliveries.state == Progress.PENDING, _deliveries.due_at <= tables.utc_now()
 
@@ -135,7 +130,7 @@ def _shared(tx: Connection, partitions: Collection[int] | None) -> tuple[sa.Colu
     if partitions is None or len(partitions) == PARTITIONS:
         return ()
     ours = (_deliveries.id % PARTITIONS).in_(sorted(partitions))
-    return (sa.or_(ours, _deliveries.due_at <= _now(tx) - OVERDUE),)
+    return (sa.or_(ours, _deliveries.due_at <= tables.clock(tx) - OVERDUE),)
 
 
 def claim(

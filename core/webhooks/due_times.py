@@ -37,7 +37,7 @@ class DueTimes:
         """The database's time at the last call."""
         self._looking = False
         self._before: datetime | None = None
-        """What is due then or later was looked through; None: nothing was."""
+        """All deliveries that are due at this time or later have been checked; None: none has been."""
         self._were_locked = False
         """Whether a delivery that should have been corrected was locked."""
 
@@ -57,8 +57,7 @@ class DueTimes:
             self._before = before
             if before is None:
                 self._looking, self._were_locked = self._were_locked, False
-                break
-            if time.monotonic() >= until:
+            if before is None or time.monotonic() >= until:
                 break
 
     def _look(self, tx: Connection) -> tuple[list[int], datetime | None]:

@@ -2419,7 +2419,7 @@ MUTANTS = [
     Mutant(
         "a-dead-replicas-deliveries-wait-for-its-lease",
         "core.webhooks.deliveries:_shared",
-        "sa.or_(ours, _deliveries.due_at <= _now(tx) - OVERDUE)",
+        "sa.or_(ours, _deliveries.due_at <= tables.clock(tx) - OVERDUE)",
         "ours",
         "test_webhooks.py::test_no_delivery_waits_for_a_replica_that_is_dead",
     ),

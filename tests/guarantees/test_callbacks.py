@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from core.writes import commit
 from senders.webhooks import WebhookSender
 from tests.guarantees.programs.dying import Written, dispatch, mortals
 from tests.guarantees.test_webhooks import end_leases, log, once, running, wait_until_delivered
+from tests.support import plans
 from tests.support.receivers import Receiver, receiving
 from tests.support.servers import free_port
 
@@ -201,18 +201,6 @@ def test_a_batch_that_is_being_deleted_sends_nothing_more(
     assert count(database, tables.webhooks) == 0
 
 
-@contextmanager
-def statements_of(database: Database) -> Iterator[list[str]]:
-    texts: list[str] = []
-
-    def see(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        texts.append(statement)
-
-    sa.event.listen(database.engine, "before_cursor_execute", see)
-    yield texts
-    sa.event.remove(database.engine, "before_cursor_execute", see)
-
-
 def test_idle_callbacks_cost_a_dispatcher_nothing(service: Service, database: Database) -> None:
     """A plan has as many statements with a thousand callbacks as with one, and none of them is behind afterwards."""
     url = "https://127.0.0.1/"
@@ -223,12 +211,12 @@ def test_idle_callbacks_cost_a_dispatcher_nothing(service: Service, database: Da
             commit(database, operations)
         plan_all(database)
         service.batches.cancel(1 if opens == 1 else 2)
-        with statements_of(database) as texts:
+        with plans.executions(database) as executions:
             assert database.read(callbacks.behind)
             assert database.read(deliveries.behind) == []
             plan_all(database)
             assert not database.read(callbacks.behind)
-        lengths.append(len(texts))
+        lengths.append(len(executions))
     assert lengths[0] == lengths[1]
     assert count(database, tables.deliveries) == 2
 

@@ -36,6 +36,7 @@ from tests.conftest import KINDS
 from tests.guarantees import mutants
 from tests.guarantees.drivers.rounds import race
 from tests.guarantees.programs.dying import Mortals, mortals
+from tests.support import plans
 from tests.support.clocks import Clock
 from tests.support.waits import waits_for_a_lock
 
@@ -1064,22 +1065,15 @@ def test_a_commit_that_dies_at_any_point_is_done_or_not_begun(database: Database
 def test_a_sync_takes_as_many_statements_for_four_hundred_partitions_as_for_four(database: Database) -> None:
     """For as many partitions as fit in one list (`statements.LIST`)."""
     service = Service(database, combiner=Inline)
-    count = 0
-
-    def executed(*_: object) -> None:
-        nonlocal count
-        count += 1
-
-    sa.event.listen(database.engine, "before_cursor_execute", executed)
 
     def statements(partitions: int, group: str) -> list[int]:
         made(service, partitions, group)
         first, other = Worker(service, "one", group), Worker(service, "other", group)
         counts = []
         for worker in (first, other, first, first, other, first, Worker(service, "one", group)):
-            before = count
-            worker.sync()
-            counts.append(count - before)
+            with plans.executions(database) as executions:
+                worker.sync()
+            counts.append(len(executions))
         return counts
 
     small = statements(4, "few")

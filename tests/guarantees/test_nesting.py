@@ -285,8 +285,8 @@ def test_a_look_for_debts_does_not_read_all_batches(service: Service, parent: in
         with database.engine.begin() as tx:
             tx.execute(sa.insert(tables.batches).from_select([column.name for column in columns], copies))
     plans.analyze(database, "batches")
-    executions = plans.record_executions(database)
-    assert nested_debts(service) == []
+    with plans.executions(database) as executions:
+        assert nested_debts(service) == []
     plans.finds_nothing_by(database, "batches_parent_due", *next(one for one in executions if "parent_due" in one[0]))
 
 

@@ -857,7 +857,7 @@ def test_due_times_are_corrected_a_page_at_a_time(
 def test_all_due_times_are_looked_through_again_after_a_second_jump(
     database: Database, sender: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that were looked through before it were right then."""
+    """The ones checked before the jump were right at that time."""
     monkeypatch.setattr(due_times, "PAGE", 1)
     clock = Clock(database)
     service = Service(database, combiner=Inline, sender=sender)
@@ -946,8 +946,8 @@ def test_the_backlog_of_a_disabled_webhook_does_not_hold_the_feed(mariadb_databa
         delivered = tables.deliveries.c.webhook_id != disabled
         tx.execute(sa.update(tables.deliveries).where(delivered).values(state=Progress.DELIVERED, due_at=None))
     plans.analyze(mariadb_database, "deliveries")
-    executions = plans.record_executions(mariadb_database)
-    assert feed.trim(mariadb_database, timedelta(days=1), needed=janitor.needed) == 0
+    with plans.executions(mariadb_database) as executions:
+        assert feed.trim(mariadb_database, timedelta(days=1), needed=janitor.needed) == 0
     locked = next(place for place, (text, _) in enumerate(executions) if text.endswith("FOR UPDATE"))
     text, values = next(execution for execution in executions[locked:] if "FROM deliveries" in execution[0])
     with mariadb_database.engine.connect() as tx:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +17,9 @@ from core.batches.lifecycle import Verb
 from core.explain import CHILDREN, COUNTED, SCAN, Explanation, Reason
 from core.service import Service
 from core.storage import tables
-from core.storage.database import Database
 from core.webhooks import deliveries, subscriptions
 from lastbit.ids import ItemId
+from tests.support import plans
 
 SIZE = 64
 
@@ -54,21 +52,6 @@ def age(service: Service, batch: int, span: timedelta) -> None:
         batches.update(tx, batch, updated_at=now - span)
 
     service.database.write(back)
-
-
-@contextmanager
-def statements(database: Database) -> Iterator[list[str]]:
-    """The statements that the database executes inside the block."""
-    texts: list[str] = []
-
-    def record(_: Any, __: Any, statement: str, *___: Any) -> None:
-        texts.append(statement)
-
-    sa.event.listen(database.engine, "before_cursor_execute", record)
-    try:
-        yield texts
-    finally:
-        sa.event.remove(database.engine, "before_cursor_execute", record)
 
 
 def test_an_open_batch_is_not_sealed_and_its_idle_time_is_given(service: Service) -> None:
@@ -258,9 +241,9 @@ def test_a_billion_items_are_explained_by_a_few_statements(service: Service, tou
             batches.update(tx, batch, acked=sum(row["resolved_count"] for row in rows))
 
     service.database.write(fill)
-    with statements(service.database) as texts:
+    with plans.executions(service.database) as executions:
         explanation = service.batches.explain(batch)
-    assert len([text for text in texts if "SELECT" in text]) <= 10
+    assert len([text for text, _ in executions if "SELECT" in text]) <= 10
     pending = reason(explanation, "pending").facts
     if touched_items:
         # The items between the touched ones are one range for each group.

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -206,21 +207,21 @@ def test_a_pass_reads_due_batches_and_not_all_ended_ones(service: Service, monke
     """Thousands of kept ended batches cost no statement and, by the server's count, no rows."""
     monkeypatch.setattr(expiry, "PAGE", 5)
     database = service.database
-    executions = plans.record_executions(database)
 
-    def statements() -> int:
-        executions.clear()
-        assert not run_once(database, Policy(), dry_run=True).deleted
-        return len(executions)
+    def pass_of_nothing() -> list[tuple[str, Any]]:
+        with plans.executions(database) as executions:
+            assert not run_once(database, Policy(), dry_run=True).deleted
+        return executions
 
     service.batches.open(Opening(sealed=True))
-    baseline = statements()
+    baseline = len(pass_of_nothing())
     columns = [column for column in tables.batches.c if column.name != "id"]
     copies = sa.select(*columns).where(tables.batches.c.state == State.COMPLETE)
     for _ in range(11):
         with database.engine.begin() as tx:
             tx.execute(sa.insert(tables.batches).from_select([column.name for column in columns], copies))
-    assert statements() == baseline
+    executions = pass_of_nothing()
+    assert len(executions) == baseline
     look, values = next((text, values) for text, values in executions if "ended_at <=" in text)
     plans.finds_nothing_by(database, "batches_ended", look, values)
 

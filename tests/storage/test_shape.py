@@ -9,6 +9,7 @@ from core.acks.call import Call
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.service import Service
+from tests.support import plans
 
 HUGE = 10**9
 
@@ -37,22 +38,15 @@ def test_a_billion_items_cost_as_many_statements_as_a_thousand(service: Service,
     def statements(items: int) -> int:
         batch = service.batches.open(Opening(items=items)).batch.id
         service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 5), (batch, (items - 1) // 8192, 0)])).result()
-        count = 0
-
-        def seen(*_: object) -> None:
-            nonlocal count
-            count += 1
-
-        sa.event.listen(service.database.engine, "before_cursor_execute", seen)
-        {
-            "get": lambda: service.batches.get(batch),
-            "pending": lambda: service.batches.ranges(batch, "pending", 0, 100),
-            "watermark": lambda: service.batches.watermark(batch),
-            "extend": lambda: service.batches.extend(batch, items),
-            "seal": lambda: service.batches.seal(batch),
-        }[kind]()
-        sa.event.remove(service.database.engine, "before_cursor_execute", seen)
-        return count
+        with plans.executions(service.database) as executions:
+            {
+                "get": lambda: service.batches.get(batch),
+                "pending": lambda: service.batches.ranges(batch, "pending", 0, 100),
+                "watermark": lambda: service.batches.watermark(batch),
+                "extend": lambda: service.batches.extend(batch, items),
+                "seal": lambda: service.batches.seal(batch),
+            }[kind]()
+        return len(executions)
 
     assert statements(HUGE) == statements(1000)
 
@@ -92,13 +86,8 @@ def test_repeats_write_nothing(service: Service) -> None:
     call = [(batch, 0, 7)]
     service.acks.ack(Call.of(Verb.ACK, call)).result()
     before = service.batches.get(batch)
-    statements: list[str] = []
-
-    def seen(*arguments: object) -> None:
-        statements.append(str(arguments[2]).split(maxsplit=1)[0])
-
-    sa.event.listen(service.database.engine, "before_cursor_execute", seen)
-    assert service.acks.ack(Call.of(Verb.ACK, call)).result().repeated == 1
-    assert service.acks.ack(Call.of(Verb.FAIL, call, reason="late")).result().repeated == 1
-    assert not {"INSERT", "UPDATE", "DELETE"} & set(statements)
+    with plans.executions(service.database) as executions:
+        assert service.acks.ack(Call.of(Verb.ACK, call)).result().repeated == 1
+        assert service.acks.ack(Call.of(Verb.FAIL, call, reason="late")).result().repeated == 1
+    assert not {"INSERT", "UPDATE", "DELETE"} & {text.split(maxsplit=1)[0] for text, _ in executions}
     assert service.batches.get(batch) == before

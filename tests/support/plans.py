@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,10 +36,16 @@ def rows_read(tx: Connection, text: str, values: Any) -> int:
     return sum(int(count) for _, count in counts)
 
 
-def record_executions(database: Database) -> list[tuple[str, Any]]:
-    """The texts and values of all statements from now on."""
-    executions: list[tuple[str, Any]] = []
-    sa.event.listen(
-        database.engine, "before_cursor_execute", lambda *event: executions.append((str(event[2]), event[3]))
-    )
-    return executions
+@contextmanager
+def executions(database: Database) -> Iterator[list[tuple[str, Any]]]:
+    """The texts and values of the statements that the database executes inside the block."""
+    executed: list[tuple[str, Any]] = []
+
+    def record(_: Any, __: Any, text: str, values: Any, *___: Any) -> None:
+        executed.append((text, values))
+
+    sa.event.listen(database.engine, "before_cursor_execute", record)
+    try:
+        yield executed
+    finally:
+        sa.event.remove(database.engine, "before_cursor_execute", record)
