@@ -45,6 +45,9 @@ from core.webhooks.subscriptions import State
 
 PAGE: Final = 500
 """Maximum positions of the feed that one transaction plans."""
+AHEAD: Final = 10_000
+"""Nothing more is planned for a webhook while a delivery so many positions back was never tried. Each claim reads past
+all due deliveries of a webhook whose receiver hangs."""
 CANDIDATES: Final = 64
 """A claim chooses at random among this many more due deliveries than it needs, so that dispatchers seldom choose the
 same ones."""
@@ -96,10 +99,11 @@ def behind(tx: Connection) -> list[int]:
 
 def plan(tx: Connection, webhook: int) -> bool:
     """Plan a page of the feed. Return whether there may be more. If the webhook's row is locked, another dispatcher
-    plans, or somebody holds it, which must not delay other webhooks: then nothing is done."""
+    plans, or somebody holds it, which must not delay other webhooks: then nothing is done. Nor is it while the
+    webhook's receiver is too far behind (`AHEAD`)."""
     query = sa.select(tables.webhooks).where(_webhooks.id == webhook)
     row = tx.execute(query.with_for_update(skip_locked=True)).first()
-    if row is None or row.state != State.ACTIVE:
+    if row is None or row.state != State.ACTIVE or _is_ahead(tx, webhook, row.position):
         return False
     head = feed.head(tx)
     last = min(head, row.position + PAGE)
@@ -114,6 +118,18 @@ def plan(tx: Connection, webhook: int) -> bool:
     )
     tx.execute(sa.update(tables.webhooks).where(_webhooks.id == webhook).values(position=last))
     return bool(last < head)
+
+
+def _is_ahead(tx: Connection, webhook: int, position: int) -> bool:
+    """Whether the webhook's delivery `AHEAD` positions back was never tried. Deliveries are claimed about in the order
+    of their positions, so about as many others were not tried either."""
+    ours = tables.deliveries.alias().c
+    back = sa.select(sa.func.max(ours.position)).where(ours.webhook_id == webhook, ours.position <= position - AHEAD)
+    query = sa.select(_deliveries.state, _deliveries.attempts, _deliveries.token).where(
+        _deliveries.webhook_id == webhook, _deliveries.position == back.scalar_subquery()
+    )
+    row = tx.execute(query).first()
+    return row is not None and row.state == Progress.PENDING and not row.attempts and row.token is None
 
 
 def is_due(tx: Connection, partitions: Collection[int] | None = None) -> bool:

@@ -2628,6 +2628,27 @@ MUTANTS = [
         _PROCESSES + "test_a_delete_that_was_overtaken_spares_the_process_that_was_defined_again",
     ),
     Mutant(
+        "a-backlog-is-planned-ahead-of-its-receiver",
+        "core.webhooks.deliveries:plan",
+        " or _is_ahead(tx, webhook, row.position)",
+        "",
+        _DELIVERIES + "test_no_more_is_planned_for_a_receiver_that_is_far_behind",
+    ),
+    Mutant(
+        "a-claimed-delivery-holds-planning-back",
+        "core.webhooks.deliveries:_is_ahead",
+        " and row.token is None",
+        "",
+        _DELIVERIES + "test_no_more_is_planned_for_a_receiver_that_is_far_behind",
+    ),
+    Mutant(
+        "a-failed-delivery-holds-planning-back",
+        "core.webhooks.deliveries:_is_ahead",
+        " and not row.attempts",
+        "",
+        _DELIVERIES + "test_no_more_is_planned_for_a_receiver_that_is_far_behind",
+    ),
+    Mutant(
         "a-round-plans-a-whole-backlog",
         "core.dispatcher:Dispatcher._prepare",
         "if time.monotonic() >= until:",

@@ -147,6 +147,54 @@ def test_planning_works_in_pages(service: Service, monkeypatch: pytest.MonkeyPat
     assert [delivery.position for delivery in log(service, webhook)] == list(range(10, 0, -1))
 
 
+def test_no_more_is_planned_for_a_receiver_that_is_far_behind(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its first deliveries are claimed, or were tried. Other webhooks don't wait for it."""
+    monkeypatch.setattr(deliveries, "PAGE", 2)
+    monkeypatch.setattr(deliveries, "AHEAD", 4)
+    monkeypatch.setattr(deliveries, "CANDIDATES", 0)  # in the order of their positions
+    slow = hook(service)
+    append(service, *(str(number) for number in range(1, 21)))
+
+    def planned() -> int:
+        plan(service)
+        return service.webhooks.get(slow).position
+
+    assert planned() == planned() == 6
+    assert {claimed.event.position for claimed in claim(service, limit=2)} == {1, 2}
+    assert planned() == planned() == 8
+    for failed in claim(service, limit=2):
+        record(service, failed, FAILED)
+    assert planned() == planned() == 10
+    other = hook(service, name="b")
+    append(service, "21")
+    plan(service)
+    assert service.webhooks.get(slow).position == 10
+    assert [delivery.position for delivery in log(service, other)] == [21]
+
+
+def test_everything_is_delivered_though_planning_waits_for_the_receiver(
+    service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a dispatcher that stops when nothing is left; also if most events are of types that nobody wants."""
+    monkeypatch.setattr(deliveries, "PAGE", 3)
+    monkeypatch.setattr(deliveries, "AHEAD", 5)
+    hook(service)
+    hook(service, ["rare"], name="b")
+    for number in range(40):
+        append(service, str(number), type="rare" if number % 7 == 0 else "frequent")
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.stop()
+    sent = Counter((url, headers["webhook-id"]) for url, headers, _ in sender.sent)
+    assert sent == Counter(
+        [("https://a.example/", str(number)) for number in range(40)]
+        + [("https://b.example/", str(number)) for number in range(0, 40, 7)]
+    )
+
+
 def test_concurrent_planning_plans_each_event_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """While events are being appended."""
     monkeypatch.setattr(deliveries, "PAGE", 5)
