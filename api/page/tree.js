@@ -41,7 +41,7 @@ export function childrenPanel() {
     node,
     // The panel's body is drawn once; after that, its branch updates its own lines.
     show(parent, page) {
-      if (!page.batches.length) return hide();
+      if (!page.batches.length && page.next === null) return hide();
       draw(parent, () => branches.node);
       branches.show(parent, page);
     },
@@ -69,7 +69,7 @@ function branch() {
       });
       rest.hidden = next === null;
       const address = `#/?parent=${parent}`;
-      if (next !== null && !rest.children.length) fill(rest, make("a", { href: address }, `More than ${count(batches.length, "child", "children")}: all in the list`));
+      if (next !== null && !rest.children.length) fill(rest, make("a", { href: address }, batches.length ? `More than ${count(batches.length, "child", "children")}: all in the list` : "Children: in the list"));
     },
   };
 }
@@ -94,7 +94,7 @@ function child(batch) {
   async function read() {
     const page = await children(batch.id).catch(() => null);
     if (page === null) return;
-    none.hidden = page.batches.length > 0;
+    none.hidden = page.batches.length > 0 || page.next !== null;
     under.show(batch.id, page);
   }
 

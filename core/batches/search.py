@@ -26,9 +26,9 @@ from lastbit.ids import MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
 SCAN: Final = 10_000
 """Maximum rows that a page examines for a filter without an index."""
 MOST: Final = 200_000
-"""Maximum rows that counts examine, and entries of the index of times that a page does."""
+"""Maximum rows that counts examine, and entries of an index that a page does."""
 FEW: Final = 5_000
-"""Maximum batches that a page selects through the index of keys or of times, and sorts."""
+"""Maximum batches that a page selects through the index of keys, parents or times, and sorts."""
 FIRST: Final = 32
 """Rows of the first statement of a page: their labels may take a quarter of a mebibyte."""
 
@@ -77,18 +77,8 @@ class Filter:
         if self.opened_after is not None and self.opened_before is not None and self.opened_before <= self.opened_after:
             raise errors.InvalidRequest("query.opened_before", "expected a time later than opened_after")
 
-    def indexed(self) -> list[sa.ColumnElement[bool]]:
-        """The conditions for which there is an index, without the prefixes of the key and the times."""
-        conditions = self._states()
-        if self.key is not None:
-            conditions.append(_table.batch_key == self.key)
-        if isinstance(self.parent, ItemId):
-            conditions += _stands_for(self.parent)
-        elif self.parent is not None:
-            conditions.append(_table.parent_batch == self.parent)
-        return conditions
-
-    def _states(self) -> list[sa.ColumnElement[bool]]:
+    def states(self) -> list[sa.ColumnElement[bool]]:
+        """The conditions for the state."""
         state = State.COMPLETE if self._is_complete else self.state
         if state is None:
             return [tables.without_index(_table.state) != State.DELETING]
@@ -97,13 +87,23 @@ class Filter:
             return [_table.state >= state, _table.state <= state]
         return [_table.state == state]
 
-    def prefixes(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
-        """The conditions for the beginning of the key. `by_index`: the database may look them up in the index."""
+    def keys(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
+        """The conditions for the key. `by_index`: the database may look them up in the index of keys."""
         column = _table.batch_key if by_index else tables.without_index(_table.batch_key)
-        return [tables.begins(column, text) for text in (self.key_prefix, self.prefix) if text is not None]
+        conditions = [tables.begins(column, text) for text in (self.key_prefix, self.prefix) if text is not None]
+        return conditions if self.key is None else [*conditions, column == self.key]
+
+    def parents(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
+        """The conditions for the parent. `by_index` as for `keys`."""
+        if self.parent is None:
+            return []
+        if isinstance(self.parent, ItemId):
+            return _stands_for(self.parent)
+        column = _table.parent_batch if by_index else tables.without_index(_table.parent_batch)
+        return [column == self.parent]
 
     def times(self, *, by_index: bool = True) -> list[sa.ColumnElement[bool]]:
-        """The conditions for the time of the opening. `by_index`: the database may look them up in the index."""
+        """The conditions for the time of the opening. `by_index` as for `keys`."""
         column = _table.created_at if by_index else tables.without_index(_table.created_at)
         conditions = []
         if self.opened_after is not None:
@@ -181,29 +181,37 @@ class Counts(NamedTuple):
 
 def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: int = 100) -> BatchPage:
     """At most `limit` batches with an id below `before`, newest first; fewer if their labels are large."""
-    indexed, examined = chosen.indexed(), chosen.examined()
-    period = _period(tx, chosen)
-    if period is not None:
-        if period.opened == 0:
+    indexed, examined = chosen.states(), chosen.examined()
+    spans: list[_Span] = []
+    are_few = False
+    # Many batches may have a prefix that a caller is limited to.
+    most_keys = FEW if chosen.key is None else MOST
+    for lookup, most in ((chosen.keys, most_keys), (chosen.parents, MOST), (chosen.times, MOST)):
+        conditions = lookup()
+        if not conditions:
+            continue
+        span = _span(tx, conditions, most)
+        if span.batches == 0:
             return BatchPage([], None)
-        indexed.append(_table.id.between(period.oldest, period.newest))
-    prefixes = chosen.prefixes()
-    by_prefix = bool(prefixes) and len(tx.execute(sa.select(_table.id).where(*prefixes).limit(FEW + 1)).all()) <= FEW
-    by_time = period is not None and period.opened <= FEW
-    # Sorting more batches by their ids takes longer than examining the newest ones.
-    for conditions, is_rare in ((chosen.prefixes, by_prefix), (chosen.times, by_time)):
-        if is_rare:
-            indexed += conditions()
+        if span.batches <= most:
+            spans.append(span)
+        # Sorting more batches by their ids takes longer than examining the newest ones.
+        if span.batches <= FEW:
+            are_few = True
+            indexed += conditions
         else:
-            examined += conditions(by_index=False)
-    floor = _floor(tx, indexed, before) if examined and not by_prefix and not by_time else None
-    query = sa.select(*COLUMNS).where(*indexed, *examined).order_by(_table.id.desc())
+            examined += lookup(by_index=False)
+    # Few batches must not be looked for along all ids.
+    id = tables.without_index(_table.id) if are_few else _table.id
+    indexed += [id.between(span.oldest, span.newest) for span in spans]
+    floor = _floor(tx, indexed, before) if examined and not are_few else None
+    query = sa.select(*COLUMNS).where(*indexed, *examined).order_by(id.desc())
     if floor is not None:
-        query = query.where(_table.id >= floor)
+        query = query.where(id >= floor)
 
     def below(last: Batch | None, count: int) -> list[Batch]:
         start = before if last is None else last.id
-        part = query if start is None else query.where(_table.id < start)
+        part = query if start is None else query.where(id < start)
         return [from_row(row) for row in tx.execute(part.limit(count)).mappings()]
 
     rows = limits.stepwise(below, _label_bytes, first=min(limit + 1, FIRST))
@@ -214,24 +222,19 @@ def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: in
     return BatchPage(matches, floor)
 
 
-class _Period(NamedTuple):
-    """The least and the greatest id of the batches that were opened in a period, and their number."""
+class _Span(NamedTuple):
+    """The least and the greatest id of the batches that meet some conditions, and their number."""
 
     oldest: int | None
     newest: int | None
-    opened: int
+    batches: int
 
 
-def _period(tx: Connection, chosen: Filter) -> _Period | None:
-    """None if no period is given, or if more than `MOST` batches were opened in it. Ids are almost in the order of the
-    times, but not if the database's clock went back."""
-    times = chosen.times()
-    if not times:
-        return None
-    ids = sa.select(_table.id).where(*times).limit(MOST + 1).subquery()
+def _span(tx: Connection, conditions: list[sa.ColumnElement[bool]], most: int) -> _Span:
+    """The span of at most `most` + 1 batches that meet the conditions, by their index."""
+    ids = sa.select(_table.id).where(*conditions).limit(most + 1).subquery()
     row = tx.execute(sa.select(sa.func.min(ids.c.id), sa.func.max(ids.c.id), sa.func.count())).one()
-    period = _Period(*row)
-    return period if period.opened <= MOST else None
+    return _Span(*row)
 
 
 def _floor(tx: Connection, indexed: list[sa.ColumnElement[bool]], before: int | None) -> int | None:
@@ -246,7 +249,7 @@ def _floor(tx: Connection, indexed: list[sa.ColumnElement[bool]], before: int | 
 def counts(tx: Connection, chosen: Filter) -> Counts:
     """How many batches there are in each state. If there are too many to examine, those that were opened last are
     counted; with a filter that has an index, any of them."""
-    conditions = [*chosen.indexed(), *chosen.prefixes(), *chosen.times()]
+    conditions = [*chosen.states(), *chosen.keys(), *chosen.parents(), *chosen.times()]
     examined, is_exact = chosen.examined(), True
     if chosen.is_wide:
         first, last = tx.execute(sa.select(sa.func.min(_table.id), sa.func.max(_table.id))).one()

@@ -144,6 +144,7 @@ _OTHER_SERVER = _DROPPED + "a_proxy_leads_to_another_server"
 _WAITING = "../http/test_long_polls.py::"
 _JANITOR = "../storage/test_janitor.py::"
 _DELIVERIES = "../storage/test_deliveries.py::"
+_SEARCH = "../storage/test_search.py::"
 
 _LOCK = "batch, now = lock(tx, batch_id)"
 _LOCKED = "ORDER BY id{dialect.for_update()}"
@@ -2918,10 +2919,24 @@ MUTANTS = [
     ),
     Mutant(
         "a-batch-key-is-compared-as-the-server-likes",
-        "core.batches.search:Filter.indexed",
-        "_table.batch_key == self.key",
-        "sa.func.lower(sa.func.trim(_table.batch_key)) == self.key.lower().strip()",
+        "core.batches.search:Filter.keys",
+        "column == self.key",
+        "sa.func.lower(sa.func.trim(column)) == self.key.lower().strip()",
         _ANCESTOR + "test_batch_keys_that_differ_in_case_or_blanks_are_different",
+    ),
+    Mutant(
+        "a-few-batches-are-looked-for-along-all-ids",
+        "core.batches.search:page",
+        "tables.without_index(_table.id) if are_few else _table.id",
+        "_table.id",
+        _SEARCH + "test_the_children_of_an_old_batch_are_found_without_reading_newer_batches",
+    ),
+    Mutant(
+        "a-page-ends-where-the-lookup-ended",
+        "core.batches.search:page",
+        "if span.batches <= most:",
+        "if True:",
+        _SEARCH + "test_batches_with_a_key_or_a_parent_are_found_however_many_there_are",
     ),
     Mutant(
         "a-retried-add-issues-new-ids",

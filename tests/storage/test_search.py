@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,8 @@ from core.batches.search import Filter, Outcome
 from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
+from lastbit.ids import ItemId
+from tests.support import plans
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -91,6 +94,63 @@ def test_a_period_is_found_though_the_clock_went_back(
     if most > len(ids):
         counts = service.batches.counts(Filter(**conditions))
         assert (counts.exact, sum(counts.by_state.values())) == (True, len(expected))
+
+
+@pytest.mark.parametrize("chosen", [Filter(key="same"), Filter(parent=1), Filter(key="same", parent=1)])
+@pytest.mark.parametrize("narrower", [{}, {"state": State.OPEN}, {"labels": {"team": "1"}}])
+@pytest.mark.parametrize(("most", "few"), [(4, 3), (100, 3), (100, 100)])
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_batches_with_a_key_or_a_parent_are_found_however_many_there_are(
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: Filter,
+    narrower: dict[str, Any],
+    most: int,
+    few: int,
+    limit: int,
+) -> None:
+    """Eight of twenty-four; every third of all is sealed, every second is of the team."""
+    monkeypatch.setattr(search, "SCAN", 5)
+    monkeypatch.setattr(search, "FEW", few)
+    monkeypatch.setattr(search, "MOST", most)
+    parent = service.batches.open(Opening(items=100)).batch.id
+    assert parent == 1
+    expected = []
+    for n in range(24):
+        is_child = 4 <= n < 11 or n == 20
+        options: dict[str, Any] = {"key": "same", "parent": ItemId(parent, 0, n)} if is_child else {"key": f"same{n}"}
+        batch = service.batches.open(Opening(labels={"team": str(n % 2)}, sealed=n % 3 == 0, **options)).batch.id
+        is_open, is_of_team = n % 3 != 0, n % 2 == 1
+        if is_child and (is_open or "state" not in narrower) and (is_of_team or "labels" not in narrower):
+            expected.append(batch)
+    assert _all_pages(service, replace(chosen, **narrower), limit) == expected[::-1]
+
+
+def test_the_children_of_an_old_batch_are_found_without_reading_newer_batches(service: Service) -> None:
+    """Also those with its children's key. One of them is new, all the others are as old as the batch."""
+    database = service.database
+    parent = service.batches.open(Opening(items=300)).batch.id
+    child = service.batches.open(Opening("old", parent=ItemId(parent, 0, 0))).batch.id
+    names = [column.name for column in tables.batches.c if column.name != "id"]
+    with database.engine.begin() as tx:
+        row = tx.execute(sa.select(tables.batches).where(tables.batches.c.id == child)).one()._mapping
+        copies = [{name: row[name] for name in names} | {"parent_number": number} for number in range(1, 299)]
+        tx.execute(sa.insert(tables.batches), copies)
+    stranger = service.batches.open(Opening()).batch.id
+    columns = [sa.null() if name == "parent_number" else tables.batches.c[name] for name in names]
+    for _ in range(12):
+        with database.engine.begin() as tx:
+            others = sa.select(*columns).where(tables.batches.c.id >= stranger)
+            tx.execute(sa.insert(tables.batches).from_select(names, others))
+    service.batches.open(Opening("old", parent=ItemId(parent, 0, 299)))
+    if not database.is_embedded:  # the service doesn't analyze SQLite's tables
+        plans.analyze(database, "batches")
+    # SQLite gives the index of a constraint a name of its own.
+    by_parent = "(parent_batch=?)" if database.is_embedded else "batches_parent"
+    for chosen, index in ((Filter(parent=parent), by_parent), (Filter(key="old"), "batches_key_state")):
+        with plans.executions(database) as executions:
+            assert service.batches.page(replace(chosen, labels={"team": "none"})).batches == []
+        plans.finds_nothing_by(database, index, *executions[-1], most_rows=310)
 
 
 def _all_pages(service: Service, chosen: Filter, limit: int) -> list[int]:
