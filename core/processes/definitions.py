@@ -24,8 +24,8 @@ from core.storage.statements import LIST, among, as_text, chunks, run
 
 PARTITIONS: Final = 32
 """The default number of partitions, and so the maximum number of workers that share a process."""
-CHUNK: Final = 500
-"""Instances that are removed in one transaction."""
+CHUNK: Final = LIST
+"""Rows that are removed in one transaction."""
 
 _definitions = tables.process_definitions.c
 _positions = tables.positions.c
@@ -230,13 +230,14 @@ def sweep(database: Database) -> None:
         database.write(lambda tx, statement=statement: tx.execute(statement).rowcount, repeatable=True)  # type: ignore[misc]
 
 
-def _remove(tx: Connection, table: sa.Table, name: str) -> bool:
-    """Remove a chunk of a deleted process's rows. Return whether there may be more."""
+def _remove(tx: Connection, table: sa.Table, name: str) -> int:
+    """Remove a chunk of a deleted process's rows. Return the number of rows."""
     if not _lock(tx, name, deleted=True):
-        return False
-    condition = table.c.name == name
-    instances = sa.select(table.c.instance).where(condition).distinct().order_by(table.c.instance).limit(CHUNK)
-    chunk = tx.scalars(instances).all()
-    if chunk:
-        tx.execute(sa.delete(table).where(condition, table.c.instance <= chunk[-1]))
-    return len(chunk) == CHUNK
+        return 0
+    key = list(table.primary_key)
+    query = sa.select(*key).where(table.c.name == name).order_by(*key).limit(CHUNK)
+    rows = [tuple(row) for row in tx.execute(query)]
+    if rows:
+        condition = among(tx, [column.name for column in key], rows)
+        run(tx, f"DELETE FROM {table.name} WHERE {condition}")  # noqa: S608
+    return len(rows)

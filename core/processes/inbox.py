@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -213,6 +213,13 @@ def parked(snapshot: Connection, process: str, instances: Sequence[str]) -> dict
         .group_by(_inbox.instance)
     )
     return {row.instance: row.parked for row in snapshot.execute(query)}
+
+
+def parked_by_process(tx: Connection, processes: Iterable[str]) -> dict[str, int]:
+    """The number of parked events of each of these processes."""
+    # One query each, served by an index: the inbox is large, and few of its events are parked.
+    parked = sa.select(sa.func.count()).where(_inbox.status == Status.PARKED)
+    return {process: tx.execute(parked.where(_inbox.name == process)).scalar_one() for process in processes}
 
 
 def _this(process: str, instance: str, event: str) -> tuple[sa.ColumnElement[bool], ...]:

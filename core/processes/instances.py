@@ -253,20 +253,18 @@ def summaries(snapshot: Connection) -> list[Summary]:
         sa.select(_processes.name, _processes.status, sa.func.count()).group_by(_processes.name, _processes.status)
     ):
         counts[name, status] = count
-    for name, count in snapshot.execute(
-        sa.select(_inbox.name, sa.func.count()).where(_inbox.status == inbox.Status.PARKED).group_by(_inbox.name)
-    ):
-        counts[name, "parked"] = count
     for name, count in snapshot.execute(sa.select(_timers.name, sa.func.count()).group_by(_timers.name)):
         counts[name, "timers"] = count
+    all_definitions = definitions.all_of(snapshot)
+    parked = inbox.parked_by_process(snapshot, [definition.name for definition in all_definitions])
     return [
         Summary(
             definition,
             running=counts.get((definition.name, Status.RUNNING), 0),
             finished=counts.get((definition.name, Status.FINISHED), 0),
-            parked=counts.get((definition.name, "parked"), 0),
+            parked=parked[definition.name],
             timers=counts.get((definition.name, "timers"), 0),
             floor=definitions.floor(snapshot, definition),
         )
-        for definition in definitions.all_of(snapshot)
+        for definition in all_definitions
     ]

@@ -2559,6 +2559,13 @@ MUTANTS = [
         _PROCESSES + "test_a_sweep_that_was_delayed_spares_the_process_that_was_defined_again",
     ),
     Mutant(
+        "a-deleted-process-is-removed-in-one-transaction",
+        "core.processes.definitions:_remove",
+        ".limit(CHUNK)",
+        "",
+        _PROCESSES + "test_the_rows_of_a_deleted_process_are_removed_in_small_transactions",
+    ),
+    Mutant(
         "a-process-that-was-defined-again-is-pruned-like-the-earlier-one",
         "core.processes.definitions:_remove_pruned",
         "row.pruned",

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -47,7 +47,7 @@ from tests.guarantees.models.orders import (
     ship_in_time,
 )
 from tests.guarantees.programs.dying import Mortals, mortals
-from tests.support import templates
+from tests.support import plans, templates
 from tests.support.clocks import Clock
 from tests.support.exposition import Change
 from tests.support.waits import freeze_before, waits_for_a_lock
@@ -715,6 +715,33 @@ def test_a_process_that_is_deleted_and_defined_again_starts_over_and_issues_noth
     assert [answer.repeated for answer in handled] == [False] * 3
     assert [command.repeated for command in handled[-1].commands] == [True]
     assert commands(service) == [("o1", "ship")]
+
+
+def test_the_rows_of_a_deleted_process_are_removed_in_small_transactions(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of them one instance has. The rows of another process with instances of these names stay."""
+    monkeypatch.setattr(definitions, "CHUNK", 2)
+    service.processes.define("other", partitions=1)
+    service.database.write(
+        lambda tx: tx.execute(
+            sa.insert(tables.inbox),
+            [
+                {"name": name, "instance": "o1", "event_id": f"e{n}", "position": n, "status": Status.HANDLED}
+                | {"handled_at": datetime.now(UTC)}
+                for name in (PROCESS, "other")
+                for n in range(1, 6)
+            ],
+        )
+    )
+    worker = Worker(service)
+    worker.leave()
+    with plans.executions(service.database) as executions:
+        service.processes.delete(PROCESS)
+    assert sum(text.startswith("DELETE FROM inbox") for text, _ in executions) == 3
+    assert [(row["name"], row["event_id"]) for row in rows(service, tables.inbox)] == [
+        ("other", f"e{n}") for n in range(1, 6)
+    ]
 
 
 def test_a_sweep_that_was_delayed_spares_the_process_that_was_defined_again(
