@@ -269,12 +269,16 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
         seals_and_completes,
         cancels,
     ),
-    *(updates, updates_a_child_which_is_cancelled, redrives_by_reason),
+    *(updates, redrives_by_reason),
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction),
-    *(completes_a_child, seals_a_child_and_completes_it, redrives_a_child, cancels_a_child),
-    *(opens_a_child_that_is_complete_at_once, passes_the_tolerance, is_redriven_within_the_tolerance),
-    *(passes_the_tolerance_of_a_child_which_is_cancelled, seals_a_child_beyond_its_tolerance),
+    *(passes_the_tolerance, is_redriven_within_the_tolerance),
+    completes_a_child,
+]
+OF_CHILDREN: list[Callable[[Ground], Request]] = [
+    *(seals_a_child_and_completes_it, redrives_a_child, cancels_a_child, updates_a_child_which_is_cancelled),
+    *(opens_a_child_that_is_complete_at_once, passes_the_tolerance_of_a_child_which_is_cancelled),
+    seals_a_child_beyond_its_tolerance,
 ]
 JOURNALED = [
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
@@ -289,7 +293,11 @@ def _ground(database: Database) -> Ground:
     return Ground(Service(database, combiner=Inline, sender=Written(Path(os.devnull))), Model())
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario",
+    [*SCENARIOS, *(pytest.param(scenario, marks=pytest.mark.slow) for scenario in OF_CHILDREN)],
+    ids=lambda scenario: scenario.__name__,
+)
 def test_a_retry_after_a_crash_at_any_point_matches_the_model(
     database: Database, dying: Mortals, scenario: Callable[[Ground], Request]
 ) -> None:

@@ -68,6 +68,7 @@ def _split(dice: random.Random, leaves: int) -> list[int]:
     return [end - start for start, end in zip([0, *cuts], [*cuts, leaves], strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(database: Database) -> None:
     """A thousand leaves at depth five, acked in random order, several at a time; sometimes a process dies at a random

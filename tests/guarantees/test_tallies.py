@@ -67,6 +67,7 @@ def joined_calls(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
         yield [entry for call in calls for entry in call]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_every_total_matches_the_model_despite_all_failures(service: Service) -> None:
     """Flat maps, crashes, replays, partial publishes, changed partition counts, recreated topics, lost answers,

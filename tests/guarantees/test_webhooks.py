@@ -419,6 +419,7 @@ def test_once_sends_everything_that_is_due(service: Service, receiver: Receiver)
     assert replicas(service) == {"frozen": 64}
 
 
+@pytest.mark.slow
 def test_a_dispatcher_that_dies_at_any_point_loses_no_event(database: Database, tmp_path: Path) -> None:
     """Before and after each statement and each commit, from planning to recording: the next dispatcher sends the rest,
     under the same ids, and logs it."""

@@ -110,7 +110,7 @@ def test_a_port_in_use_is_named_with_the_option_that_changes_it(sqlite_url: str,
     assert "--port (LASTBIT_PORT)" in process.stderr
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_on_a_terminal_it_prints_its_url_and_the_next_command(tmp_path: Path, workers: str) -> None:
     """Three lines; elsewhere, where logs are JSON, none of them (see test_logs). The command is printed with its path
     if the shell would not find it."""
@@ -172,7 +172,7 @@ def test_a_misspelled_setting_is_reported(sqlite_url: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_it_runs_without_a_standard_error(sqlite_url: str, workers: str) -> None:
     """Closed by the program that started it, not redirected."""
     port = str(free_port())

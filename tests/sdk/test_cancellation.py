@@ -126,8 +126,11 @@ async def cancelled_after(count: int, call: Awaitable[None]) -> None:
     [
         (ack, 2_000, None),
         pytest.param(ack, 10_000, None, marks=pytest.mark.slow),
-        (ack, 2_000, lambda: httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=CONNECTIONS))),
-        (follow, 2_000, None),
+        pytest.param(
+            *(ack, 2_000, lambda: httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=CONNECTIONS))),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(follow, 2_000, None, marks=pytest.mark.slow),
     ],
     ids=["ack", "ten thousand acks", "through a custom transport", "follow"],
 )

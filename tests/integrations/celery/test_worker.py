@@ -33,8 +33,12 @@ def worker(place: Place) -> Iterator[Worker]:
 
 
 def revoke(place: Place, item: str, **options: Any) -> None:
-    """Revoke a task, and wait until the worker knows it."""
-    place.app.control.broadcast("revoke", {"task_id": item, **options}, reply=True, limit=1, timeout=PATIENCE)
+    """Revoke a task, and wait until the worker knows it. It may be ready for tasks before it listens to broadcasts."""
+    arguments = {"task_id": item, **options}
+    for _ in range(PATIENCE):
+        if place.app.control.broadcast("revoke", arguments, reply=True, limit=1, timeout=1):
+            return
+    raise TimeoutError("the worker did not answer")
 
 
 def test_a_revoked_task_that_has_not_run_fails(place: Place, worker: Worker) -> None:
