@@ -6,6 +6,8 @@ Things that could go wrong, and why they cannot:
 * *An event is skipped.* Each partition has a window over the feed's positions. The committed position is below the
   first event that is not handled. Events of other partitions, and of types that the process does not read, are skipped
   and never hold the floor. If a newly assigned partition has an older position, the worker reads from there.
+* *The process was deleted and defined again*, perhaps with other partitions, while the worker was starting or
+  suspended: it reads the definition after each assignment. If the process is defined again later, the epoch is stale.
 * *An event is handled twice*, after a crash or beside a worker that has lost the partition: the service applies each
   event once (`core/processes/handling.py`).
 * *The state is outdated.* States are cached between events, while the worker owns their partition at one epoch: another
@@ -19,6 +21,7 @@ Things that could go wrong, and why they cannot:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +35,7 @@ from lastbit.processes._lane import PAUSE, Job, Lane, Shared
 from lastbit.processes._partition import Partition
 from lastbit.processes.calls import Processes
 from lastbit.processes.definition import Process
+from lastbit.processes.models import Definition
 from lastbit.streams.group import Assignment, ConsumerGroup
 from lastbit.streams.partitions import partition_of
 
@@ -78,6 +82,12 @@ class ProcessWorker:
         self._lanes = [Lane(self._shared) for _ in range(lanes)]
         self._changed, self._stopping = self._shared.changed, self._shared.stopping
         self._ours: dict[int, Partition] = {}
+        self._count = 0
+        """The process's partitions, as of the last assignment."""
+        self._defining = threading.Lock()
+        self._defined: Definition | None = None
+        self._defined_since = -math.inf
+        """When the last read of the definition began."""
         self._head = 0
         self._group: ConsumerGroup | None = None
         self._error: BaseException | None = None
@@ -85,10 +95,7 @@ class ProcessWorker:
     def run(self) -> None:
         """Define the process and work until `stop` is called. Then release all partitions, leave, and return. Raises
         errors that make continuing impossible. If the service is unreachable, it keeps trying."""
-        ttl, release = self._times
-        defined = self._shared.calls.define(self._process.name, partitions=self._partitions, ttl=ttl, release=release)
-        self._count, self._after = defined.partitions, defined.after
-        self._group = ConsumerGroup(self._client, defined.group, self._name)
+        self._group = ConsumerGroup(self._client, self._define().group, self._name)
         if self._stopping.is_set():
             return
         threads = [threading.Thread(target=self._guarded, args=(self._read,), name="lastbit-read", daemon=True)]
@@ -123,17 +130,44 @@ class ProcessWorker:
             self._error = self._error or error
             self.stop()
 
+    def _define(self) -> Definition:
+        ttl, release = self._times
+        return self._shared.calls.define(self._process.name, partitions=self._partitions, ttl=ttl, release=release)
+
     # Partitions
 
     def _assigned(self, assignment: Assignment) -> None:
+        defined = self._defined_after(assignment)
+        if defined is None:
+            return
         # If the window is empty, nothing was committed: start at the process's first position.
-        position = assignment.floor if assignment.window.high >= 0 else self._after
+        position = assignment.floor if assignment.window.high >= 0 else defined.after
         with self._changed:
+            if assignment.lost:  # perhaps to a new process of this name, whose assignments have set the count
+                return
+            self._count = defined.partitions
             lanes_in_use = [partition.lane for partition in self._ours.values()]
             lane = min(range(len(self._lanes)), key=lanes_in_use.count)
             outstanding = set(assignment.window.outstanding)
             self._ours[assignment.partition] = Partition(assignment, position, lane, outstanding)
             self._changed.notify_all()
+
+    def _defined_after(self, assignment: Assignment) -> Definition | None:
+        """The process's definition, read after the assignment; None if the assignment is lost before it can be read.
+        Partitions that are assigned at the same time share a read."""
+        assigned = time.monotonic()
+        with self._defining:
+            while self._defined is None or self._defined_since <= assigned:
+                if assignment.lost or self._stopping.is_set():
+                    return None
+                began = time.monotonic()
+                try:
+                    self._defined, self._defined_since = self._define(), began
+                except errors.LastbitError as error:
+                    if not error.is_temporary:
+                        raise
+                    self._stopping.wait(PAUSE)
+            return self._defined
 
     def _released(self, assignment: Assignment) -> None:
         with self._changed:
@@ -215,7 +249,9 @@ class ProcessWorker:
             assert self._group is not None
             try:
                 self._group.commit([partition.assignment for partition in due], head=self._head)
-            except errors.LastbitError:
+            except errors.LastbitError as error:
+                if not error.is_temporary:
+                    raise
                 # The next commit includes them. The group reports lost partitions.
                 for partition in due:
                     partition.handled = True

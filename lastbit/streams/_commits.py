@@ -11,6 +11,7 @@ from lastbit._protocol import Flow, Service
 from lastbit.groups import Commit, Committed
 from lastbit.streams._membership import A, Membership, WindowCommit
 
+STALE: Final = "stale_epoch"
 MOST: Final = 1000
 """Maximum partitions in one call."""
 BYTES: Final = 4 * 2**20
@@ -26,20 +27,28 @@ def commit(
 def commit_many(
     service: Service, membership: Membership[A], commits: Sequence[WindowCommit[A]], head: int | None
 ) -> Flow[list[A]]:
-    """The flow's value: the assignments whose epoch is stale, which don't affect the others."""
+    """The flow's value: the assignments whose epoch is stale, which don't affect the others. Raises the error of a
+    window that was refused for another reason."""
     stale: list[A] = []
-    if len(commits) == 1:
+    alone: Sequence[WindowCommit[A]] = commits
+    if len(commits) > 1:
+        alone = []
+        for part in _parts(commits):
+            fence = part[0].assignment.fence
+            windows = [
+                Commit(each.assignment.partition, each.assignment.epoch, each.snapshot, None, head) for each in part
+            ]
+            limited = for_a_lease(service, membership.ttl)
+            results = yield from groups.commit_many(limited, fence.group, fence.worker, windows)
+            codes = [(each, result.code) for each, result in zip(part, results, strict=True) if result.code is not None]
+            stale += [each.assignment for each, code in codes if code == STALE]
+            # A result has no more than the code of a refusal. The window alone is refused with the whole error.
+            alone += [each for each, code in codes if code != STALE]
+    for each in alone:
         try:
-            yield from commit(service, membership, commits[0].assignment, commits[0].snapshot, None, head)
+            yield from commit(service, membership, each.assignment, each.snapshot, None, head)
         except errors.StaleEpoch:
-            stale.append(commits[0].assignment)
-        return stale
-    service = for_a_lease(service, membership.ttl)
-    for part in _parts(commits):
-        fence = part[0].assignment.fence
-        windows = [Commit(each.assignment.partition, each.assignment.epoch, each.snapshot, None, head) for each in part]
-        results = yield from groups.commit_many(service, fence.group, fence.worker, windows)
-        stale += [each.assignment for each, result in zip(part, results, strict=True) if result.code is not None]
+            stale.append(each.assignment)
     return stale
 
 

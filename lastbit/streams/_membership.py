@@ -13,7 +13,8 @@ later, or an operator has just shortened them, its writes have the old epoch, an
 
 *A response is outdated*, because something changed while it was in transit. A partition released in the meantime stays
 in `_owed` until there is a response to a sync that reported it. A partition whose epoch the service refused as stale is
-never accepted again under that epoch. A response that arrives after its own lease has ended is ignored.
+accepted under that epoch only from a later sync: after a failover, the service may have lost that it gave the partition
+to another worker. A response that arrives after its own lease has ended is ignored.
 
 *Callbacks of one partition overlap.* Each partition has a lane that runs its callbacks in order, one at a time. Lanes
 run in parallel, because one slow drain must not use up another's time.
@@ -187,7 +188,8 @@ class Membership(Generic[A]):
         """Seconds of a lease; infinite before the first sync."""
         self._held: dict[int, A] = {}
         self._owed: dict[int, int] = {}
-        self._fenced: dict[int, int] = {}
+        self._fenced: dict[int, tuple[int, float]] = {}
+        """By partition, the highest epoch that the service refused as stale, and when."""
         self._lanes: dict[int, _Lane[A]] = {}
         self._next_sync = -math.inf
         self._syncing = False
@@ -272,7 +274,7 @@ class Membership(Generic[A]):
             if partition not in grants or grants[partition].epoch != assignment.epoch:
                 self._lose(assignment)
         for grant in answer.assigned:
-            self._take(grant, grant.partition in answer.release)
+            self._take(grant, grant.partition in answer.release, sync.sent)
         for partition in answer.release:
             if partition in self._held:
                 self._ask_back(self._held[partition], asked_since + answer.release_within)
@@ -338,7 +340,8 @@ class Membership(Generic[A]):
     def fence(self, assignment: A) -> None:
         """Record that the service refused the assignment's epoch as stale."""
         partition = assignment.partition
-        self._fenced[partition] = max(assignment.epoch, self._fenced.get(partition, assignment.epoch))
+        epoch, _ = self._fenced.get(partition, (assignment.epoch, 0.0))
+        self._fenced[partition] = max(assignment.epoch, epoch), self._now()
         if self._held.get(partition) is assignment:
             self._lose(assignment)
             self._next_sync = min(self._next_sync, self._now())
@@ -359,9 +362,11 @@ class Membership(Generic[A]):
         for assignment in self.held:
             self._ask_back(assignment, self._stop_by)
 
-    def _take(self, grant: Granted, asked_back: bool) -> None:
+    def _take(self, grant: Granted, asked_back: bool, sent: float) -> None:
         partition, epoch = grant.partition, grant.epoch
-        if partition in self._held or self._owed.get(partition) == epoch or epoch <= self._fenced.get(partition, -1):
+        refused_epoch, refused_at = self._fenced.get(partition, (-1, 0.0))
+        is_refused = epoch <= refused_epoch and sent <= refused_at
+        if partition in self._held or self._owed.get(partition) == epoch or is_refused:
             return
         if self.stopping:
             return  # a leaving worker accepts nothing

@@ -2946,6 +2946,42 @@ MUTANTS = [
         _SEARCH + "test_batches_with_a_key_or_a_parent_are_found_however_many_there_are",
     ),
     Mutant(
+        "a-worker-keeps-the-definition-of-an-earlier-process",
+        "lastbit.processes.worker:ProcessWorker._defined_after",
+        "self._defined is None or self._defined_since <= assigned",
+        "self._defined is None",
+        _SDK + "test_processes.py::test_a_worker_skips_no_event_of_a_process_that_was_defined_again",
+    ),
+    Mutant(
+        "a-refused-commit-is-taken-as-stored",
+        "lastbit.streams._commits:commit_many",
+        "alone += [each for each, code in codes if code != STALE]",
+        "pass",
+        _SDK + "test_groups.py::test_a_commit_that_is_refused_for_another_reason_loses_no_partition",
+    ),
+    Mutant(
+        "a-refused-epoch-is-never-accepted-again",
+        "lastbit.streams._membership:Membership._take",
+        " and sent <= refused_at",
+        "",
+        _SDK + "test_membership.py::"
+        "test_a_partition_is_accepted_again_if_the_service_forgot_that_another_worker_had_it",
+    ),
+    Mutant(
+        "an-outdated-response-returns-a-refused-partition",
+        "lastbit.streams._membership:Membership._take",
+        "epoch <= refused_epoch and sent <= refused_at",
+        "False",
+        _SDK + "test_membership.py::test_a_stale_epoch_is_not_accepted_from_an_earlier_sync",
+    ),
+    Mutant(
+        "a-worker-goes-on-though-its-position-is-refused",
+        "lastbit.processes.worker:ProcessWorker._keep_floors",
+        "if not error.is_temporary:",
+        "if False:",
+        _SDK + "test_processes.py::test_a_worker_ends_when_its_position_is_refused",
+    ),
+    Mutant(
         "a-retried-add-issues-new-ids",
         "core.batches.writing:_extend",
         "if before is not None:",

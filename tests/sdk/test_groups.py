@@ -493,6 +493,25 @@ def test_of_many_commits_a_stale_one_loses_only_its_partition(url: str, client: 
         worker.until(lambda: worker.lost == [stale])
 
 
+@pytest.mark.parametrize("count", [2, 1])
+def test_a_commit_that_is_refused_for_another_reason_loses_no_partition(url: str, client: Client, count: int) -> None:
+    """Here for positions of a process that are beyond the end of the feed, as after a failover that lost its last
+    events. Alone or among many, the commit raises."""
+    group = client.processes.define(f"refused{count}", partitions=2, ttl=600).group
+
+    def begin(assignment: Assignment) -> None:
+        assignment.window.track(1_000_000)
+        assignment.window.ack(1_000_000)
+
+    with working(url, group, "one", on_assigned=begin) as (worker,):
+        worker.until_it_works_on(2)
+        assignments = [worker.working[partition] for partition in range(count)]
+        with pytest.raises(InvalidRequest, match="the feed, which ends at"):
+            worker.group.commit(assignments)
+        assert not any(assignment.lost for assignment in assignments)
+        assert all(assignment.uncommitted for assignment in assignments)
+
+
 def test_a_drain_that_takes_too_long_loses_the_partition(url: str, client: Client, group: str) -> None:
     """Another worker gets the partition after the release time; the draining one sees that it lost it."""
     client.groups.create(group, partitions=6, release=0.5)

@@ -266,8 +266,8 @@ def test_a_partition_missing_from_an_answer_is_lost(worker: Worker) -> None:
     assert (call.assigned, call.assignment, assignment.lost) == (False, assignment, True)
 
 
-def test_a_stale_epoch_is_never_accepted_again(worker: Worker) -> None:
-    """An answer sent before the refusal may still list the partition; the next one does not."""
+def test_a_stale_epoch_is_not_accepted_from_an_earlier_sync(worker: Worker) -> None:
+    """Its answer may still list the partition; the next one does not."""
     (assignment,) = worker.joined((0, 1))
     under_way = worker.sync()
     worker.membership.fence(assignment)
@@ -277,6 +277,19 @@ def test_a_stale_epoch_is_never_accepted_again(worker: Worker) -> None:
     worker.membership.done(call, None)
     assert worker.due()[1] == []
     assert [call.assigned for call in worker.answer(worker.sync(), (0, 2))] == [True]
+
+
+def test_a_partition_is_accepted_again_if_the_service_forgot_that_another_worker_had_it(worker: Worker) -> None:
+    """As after a failover to a replica that lacks the last commits."""
+    (before,) = worker.joined((0, 5))
+    under_way = worker.sync()
+    worker.membership.fence(before)
+    (loss,) = worker.answer(under_way, (0, 5))
+    worker.membership.done(loss, None)
+    worker.now += 0.1
+    (again,) = worker.answer(worker.sync(), (0, 5))
+    assert (again.assigned, again.assignment.epoch, again.assignment.active) == (True, 5, True)
+    assert (before.lost, before.active) == (True, False)
 
 
 def test_many_commits_leave_out_what_is_lost(worker: Worker) -> None:

@@ -17,7 +17,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lastbit import AsyncClient, Client, ConsumerGroupInUse, InstanceNotFound, InvalidArgument, ProcessNotFound
+from lastbit import (
+    AsyncClient,
+    Client,
+    ConsumerGroupInUse,
+    InstanceNotFound,
+    InvalidArgument,
+    InvalidRequest,
+    ProcessNotFound,
+)
 from lastbit._protocol import Answer, Failure, Request
 from lastbit.models import Event
 from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
@@ -389,6 +397,73 @@ def test_another_worker_takes_over_from_a_killed_process(url: str, client: Clien
     with working(url, process, "w2", ttl=1.0):
         append(client, "killed", range(60, 70))
         assert Counter(issued(client, process, 70)) == Counter(f"killed-{order}" for order in range(70))
+
+
+@pytest.mark.parametrize("moment", ["starting", "working"])
+def test_a_worker_skips_no_event_of_a_process_that_was_defined_again(
+    url: str, client: Client, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """With more partitions, and from an earlier position. This happens after the worker has defined the process, and
+    before its first partition is assigned; or while it works, as if it were suspended for longer than its lease."""
+    name = f"again-{moment}"
+    process = Process(name, correlate(name), ship)
+    before = client.events(limit=1).last
+    client.processes.define(name, partitions=2, after=append(client, name, range(10)))
+    define = Processes.define
+    calls: list[str] = []
+
+    def define_again() -> None:
+        client.processes.delete(name)
+        define(client.processes, name, partitions=8, after=before)
+
+    def defined_before(processes: Processes, *arguments: Any, **options: Any) -> Any:
+        definition = define(processes, *arguments, **options)
+        calls.append(name)
+        if moment == "starting" and len(calls) == 1:
+            define_again()
+        return definition
+
+    def removed_and_defined_again() -> bool:
+        client.groups.leave(f"process.{name}", "w1")
+        with contextlib.suppress(ConsumerGroupInUse):  # the worker has just joined again
+            define_again()
+            return True
+        return False
+
+    with Client(url) as other, monkeypatch.context() as patches:
+        patches.setattr(Processes, "define", defined_before)
+        worker = ProcessWorker(process, other, "w1", ttl=2.0, every=0.05)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            if moment == "working":
+                eventually(lambda: [each.owner for each in client.groups.get(f"process.{name}").positions], ["w1"] * 2)
+                eventually(removed_and_defined_again, True)
+            assert Counter(issued(client, process, 10)) == Counter(f"{name}-{order}" for order in range(10))
+        finally:
+            worker.stop()
+            thread.join(60)
+    assert len(calls) < 8, "partitions that are assigned at the same time share a read of the definition"
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_ends_when_its_position_is_refused(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not seem to work: here the feed ends before the position, as after a failover that lost its end."""
+    process = Process("beyond", correlate("beyond"), ship)
+    client.processes.define("beyond", partitions=2)
+    append(client, "beyond", range(2))
+    commit = ConsumerGroup.commit
+
+    def commit_beyond(group: ConsumerGroup, assignments: Any, **options: Any) -> None:
+        all_assignments = list(assignments)
+        for assignment in all_assignments:
+            assignment.window.track(10_000_000)
+            assignment.window.ack(10_000_000)
+        commit(group, all_assignments, **options)
+
+    monkeypatch.setattr(ConsumerGroup, "commit", commit_beyond)
+    with Client(url) as other, pytest.raises(InvalidRequest, match="the feed, which ends at"):
+        run(process, other, "w1", partitions=2, every=0.05)
 
 
 def test_a_state_from_an_earlier_ownership_is_not_used() -> None:
