@@ -86,7 +86,10 @@ def define(
             if faults.is_duplicate(error):
                 raise faults.BeginAgain from error
             raise
-    return get(tx, name), row is None
+    try:
+        return get(tx, name), row is None
+    except errors.ProcessNotFound:
+        raise faults.BeginAgain from None  # it was deleted since its row was read
 
 
 def _remove_group_of_client(tx: Connection, name: str) -> None:

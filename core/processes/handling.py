@@ -146,8 +146,11 @@ class Handlings:
             try:
                 if operation not in fences:
                     raise errors.ProcessNotFound(operation.handling.process)
-                if fences[operation] in refused:
-                    raise refused[fences[operation]]
+                refusal = refused.get(fences[operation])
+                if isinstance(refusal, errors.ConsumerGroupNotFound):  # deleted since the fences were looked up
+                    raise errors.ProcessNotFound(operation.handling.process)
+                if refusal is not None:
+                    raise refusal
                 self._handled[operation] = self._judge(operation.handling)
             except errors.CoreError as error:
                 self.outcomes[operation] = Done(error=error)

@@ -2559,6 +2559,20 @@ MUTANTS = [
         _PROCESSES + "test_a_sweep_that_was_delayed_spares_the_process_that_was_defined_again",
     ),
     Mutant(
+        "a-process-that-was-deleted-meanwhile-can-not-be-defined",
+        "core.processes.definitions:define",
+        "raise faults.BeginAgain from None  # it was deleted since its row was read",
+        "raise",
+        _PROCESSES + "test_a_process_that_is_deleted_while_it_is_defined_is_defined_anew",
+    ),
+    Mutant(
+        "a-handling-is-refused-by-the-group-of-its-deleted-process",
+        "core.processes.handling:Handlings.apply",
+        "isinstance(refusal, errors.ConsumerGroupNotFound)",
+        "False",
+        _PROCESSES + "test_an_event_handled_while_its_process_is_deleted_is_of_no_process",
+    ),
+    Mutant(
         "a-deleted-process-is-removed-in-one-transaction",
         "core.processes.definitions:_remove",
         ".limit(CHUNK)",

@@ -23,7 +23,7 @@ from core.consumer_groups import groups
 from core.consumer_groups.leases import Caller
 from core.consumer_groups.positions import Fence
 from core.janitor import needed
-from core.processes import definitions, inbox, outbox, retention, timers
+from core.processes import definitions, handling, inbox, outbox, retention, timers
 from core.processes.inbox import Status
 from core.processes.instances import Handling
 from core.service import Service
@@ -796,6 +796,46 @@ def test_a_delete_that_was_overtaken_spares_the_process_that_was_defined_again(
         with pytest.raises(errors.ConsumerGroupInUse):
             definitions.delete(slow, PROCESS)
         assert later[0].deliver(event).repeated
+
+
+def test_a_process_that_is_deleted_while_it_is_defined_is_defined_anew(
+    server_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that starts meanwhile must not hear that there is no such process."""
+    service, other = (Service(server_database, combiner=Inline) for _ in range(2))
+    service.processes.define(PROCESS, partitions=2)
+    put = groups.put
+
+    def overtaken(tx: Connection, *arguments: Any) -> Any:
+        monkeypatch.undo()
+        other.processes.delete(PROCESS)
+        return put(tx, *arguments)
+
+    monkeypatch.setattr(groups, "put", overtaken)
+    definition, is_new = service.processes.define(PROCESS, partitions=4)
+    assert (definition.partitions, is_new) == (4, True)
+
+
+def test_an_event_handled_while_its_process_is_deleted_is_of_no_process(
+    server_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers know nothing of a process's consumer group."""
+    service, other = (Service(server_database, combiner=Inline) for _ in range(2))
+    [event] = append(service, ("o1", "charged"))
+    worker = Worker(service)
+    fences = handling.fences
+
+    def overtaken(pipeline: Any, operations: Any) -> Any:
+        found = fences(pipeline, operations)
+        if found:
+            monkeypatch.undo()
+            worker.leave()
+            other.processes.delete(PROCESS)
+        return found
+
+    monkeypatch.setattr(handling, "fences", overtaken)
+    with pytest.raises(errors.ProcessNotFound):
+        worker.deliver(event)
 
 
 def test_a_retry_needs_no_consumer_group(service: Service) -> None:
