@@ -119,6 +119,13 @@ def in_path(name: str, text: str) -> str:
     return utf8(name, text)
 
 
+def single(name: str, text: str) -> str:
+    """`text` if it can be a whole path segment, which a slash would end. Raises `InvalidArgument`."""
+    if not isinstance(text, str) or not text or "/" in text:
+        raise errors.InvalidArgument(f"{name} is a text without slashes, not {text!r}")
+    return text
+
+
 def resource(*parts: str) -> str:
     """The path /v1/… made of these segments. Raises `InvalidArgument`."""
     return "/".join(["/v1", *(quote(in_path("a name", part), safe="") for part in parts)])

@@ -15,7 +15,7 @@ from typing import Any, Self
 from lastbit import errors
 from lastbit._calls import ask, pages
 from lastbit._drivers import AsyncDriver, Driver
-from lastbit._protocol import Flow, Service, resource
+from lastbit._protocol import Flow, Service, resource, single
 from lastbit._shapes import timestamp, timestamp_or_none
 from lastbit.models import Fence, Json
 
@@ -225,9 +225,7 @@ class CommitResult:
 
 
 def _path(name: str, *rest: str) -> str:
-    if not isinstance(name, str) or not name:
-        raise errors.InvalidArgument(f"a consumer group has a name, not {name!r}")
-    return resource("consumer-groups", name, *rest)
+    return resource("consumer-groups", single("the name of a consumer group", name), *rest)
 
 
 def _create(service: Service, name: str, partitions: int, ttl: float | None, release: float | None) -> Flow[Group]:
@@ -290,7 +288,7 @@ def commit_many(service: Service, name: str, worker: str, commits: Sequence[Comm
 
 def leave(service: Service, name: str, worker: str, session: str | None) -> Flow[None]:
     params = () if session is None else (("session", session),)
-    yield from service.call("DELETE", _path(name, "workers", worker), params=params)
+    yield from service.call("DELETE", _path(name, "workers", single("a worker's name", worker)), params=params)
 
 
 class Groups:

@@ -63,7 +63,9 @@ def _query_params(dependant: Dependant) -> Iterator[Any]:
 class GuardedRoute(APIRoute):
     """A route that checks its caller's permissions, and refuses repeated query parameters. A route of the API also
     refuses those that it doesn't have: a misspelled filter must not select everything. Others may get such parameters
-    from proxies, probes and browsers."""
+    from proxies, probes and browsers.
+
+    An encoded slash is part of a name. Only the last names of some paths may have slashes (`_Rest`)."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -72,6 +74,16 @@ class GuardedRoute(APIRoute):
             for parameter in _query_params(self.dependant)
         }
         self._is_strict = self.path.startswith("/v1/")
+        before_the_rest, has_rest, _ = self.path.partition(":rest}")
+        self._names = before_the_rest.count("/") if has_rest else None
+        """How many segments of the path have no slash; None: all."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        raw = scope.get("raw_path") or b""
+        # Starlette matches the decoded path: without this, `a%2Fb` would be two names.
+        if b"%" in raw and b"%2f" in b"/".join(raw.lower().split(b"/")[: self._names]):
+            return Match.NONE, {}
+        return super().matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in (self.methods or ()):  # else every caller gets a 405

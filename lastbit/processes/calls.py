@@ -8,7 +8,7 @@ from typing import Any
 from lastbit import errors
 from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, ask, pages, poll_forever
 from lastbit._drivers import AsyncDriver, Driver
-from lastbit._protocol import Flow, Service, resource
+from lastbit._protocol import Flow, Service, resource, single
 from lastbit._shapes import expect
 from lastbit.models import Json
 from lastbit.processes.models import (
@@ -23,9 +23,9 @@ from lastbit.processes.models import (
 
 
 def _path(name: str, *rest: str) -> str:
-    if not all(isinstance(part, str) and part for part in (name, *rest)):
-        raise errors.InvalidArgument(f"the names of processes and instances are texts, not {(name, *rest)!r}")
-    return resource("processes", name, *rest)
+    if not all(isinstance(part, str) and part for part in rest):
+        raise errors.InvalidArgument(f"the name of an instance is a text, not {rest!r}")
+    return resource("processes", single("a process's name", name), *rest)
 
 
 def _define(

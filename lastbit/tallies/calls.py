@@ -7,7 +7,7 @@ from typing import Any
 
 from lastbit import _arguments, errors
 from lastbit._calls import ask, fence_json, pages
-from lastbit._protocol import Flow, Service, in_path, resource
+from lastbit._protocol import Flow, Service, in_path, resource, single
 from lastbit.chains import Source, SourceChain, source_of
 from lastbit.models import Fence, Json
 from lastbit.tallies.models import TallyApplied, TallyTotal, TallyValue
@@ -58,6 +58,4 @@ def delete(service: Service, tally: str) -> Flow[None]:
 
 
 def _path(tally: str, *rest: str) -> str:
-    if not isinstance(tally, str) or not tally:
-        raise errors.InvalidArgument(f"a tally's name is a text, not {tally!r}")
-    return resource("tallies", tally, *rest)
+    return resource("tallies", single("a tally's name", tally), *rest)

@@ -409,3 +409,17 @@ def test_a_bad_fence_is_refused_with_its_place(sqlite_http: httpx.Client) -> Non
         assert code(answer) == (422, "invalid_request")
         assert answer.json()["errors"][0]["place"] == place
     assert sqlite_http.get("/v1/events").json()["last"] == last
+
+
+@pytest.mark.parametrize("slash", ["%2F", "%2f"])
+def test_an_encoded_slash_leads_to_no_other_resource(http: httpx.Client, slash: str) -> None:
+    """It belongs to the name. Only keys of tallies and instances of processes may have it."""
+    group = f"slashed-{slash[1:]}"
+    create_group(http, group, 1)
+    sync(http, group, "one")
+    assert code(http.delete(f"/v1/consumer-groups/{group}{slash}workers{slash}one")) == (404, "not_found")
+    assert [worker["worker"] for worker in http.get(path(group)).json()["workers"]] == ["one"]
+    for other in (f"tallies/a{slash}b/c", f"tallies/a{slash}b/c/d", f"processes/a{slash}b", f"processes/a{slash}b/c"):
+        assert code(http.get(f"/v1/{other}")) == (404, "not_found")
+    assert http.get(f"/v1/tallies/a/b{slash}c").json()["value"] == 0
+    assert code(http.get(f"/v1/processes/a/b{slash}c")) == (404, "process_not_found")

@@ -246,8 +246,16 @@ def test_many_commits_have_a_result_each(client: Client) -> None:
 
 def test_invalid_arguments_are_refused(client: Client) -> None:
     """By the client if it can detect it, otherwise by the service."""
-    with pytest.raises(InvalidArgument, match="has a name"):
-        client.groups.get("")
+    for name in ("", "orders/workers/w1"):
+        with pytest.raises(InvalidArgument, match="the name of a consumer group is a text without slashes"):
+            client.groups.delete(name)
+    for worker in ("", "a/b"):
+        with pytest.raises(InvalidArgument, match="a worker's name is a text without slashes"):
+            client.groups.leave("orders", worker)
+    with pytest.raises(InvalidArgument, match="a tally's name is a text without slashes"):
+        client.tally("stock/eu").value("chair")
+    with pytest.raises(InvalidArgument, match="a process's name is a text without slashes"):
+        client.processes.delete("a/b")
     with pytest.raises(InvalidArgument, match="whole number"):
         client.groups.commit("orders", -1, worker="w", epoch=1, snapshot=b"")
     with pytest.raises(InvalidRequest):
