@@ -298,7 +298,7 @@ class AsyncClient:
     """`Client`, awaited: same names, same arguments, same errors.
 
     A call that is cancelled, for example by `asyncio.wait_for`, ends at once and closes its connection. The request may
-    or may not have been carried out; sending it again is safe.
+    or may not have been carried out. Before you send an open or extend again, give it an idempotency key.
     """
 
     def __init__(

@@ -178,7 +178,8 @@ class RateLimited(ServiceError):
 
 
 class Unavailable(ServiceError):
-    """The service is overloaded or its database is unreachable; the retries failed too. Repeating the call is safe."""
+    """The service is overloaded or its database is unreachable; the retries failed too. The call may have been carried
+    out: give an open or extend an idempotency key before you send it again."""
 
 
 _BY_CODE: dict[str, type[ServiceError]] = {
