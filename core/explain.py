@@ -21,7 +21,7 @@ from core.batches.lifecycle import LIVE, State, Verb, is_overdue
 from core.batches.tolerance import NONE
 from core.bits import journal
 from core.storage import tables
-from core.webhooks import delivery_log
+from core.webhooks import delivery_log, subscriptions
 from lastbit.ids import item_id
 
 SHOWN: Final = 5
@@ -83,13 +83,17 @@ def _complete(_: Connection, subject: _Subject) -> Iterator[Reason]:
     if batch.succeeded and batch.ended_at is not None:
         yield Reason(
             "complete",
-            f"Nothing is wrong: all {_count(batch.items, 'item')} are acked, and the batch was completed at "
-            f"{_moment(batch.ended_at)}."
-            if not batch.failed
-            else f"The batch succeeded within its tolerance: {batch.failed:,} of its {_count(batch.items, 'item')} "
-            f"failed. It was completed at {_moment(batch.ended_at)}.",
+            f"{_success(batch)}. It was completed at {_moment(batch.ended_at)}.",
             {"ended_at": batch.ended_at},
         )
+
+
+def _success(batch: Batch) -> str:
+    if batch.failed:
+        return f"The batch succeeded within its tolerance: {batch.failed:,} of its {_count(batch.items, 'item')} failed"
+    if batch.items <= 1:
+        return f"The batch is complete: {'its only item is acked' if batch.items else 'it has no items'}"
+    return f"The batch is complete: all {batch.items:,} items are acked"
 
 
 def _ended(_: Connection, subject: _Subject) -> Iterator[Reason]:
@@ -113,6 +117,29 @@ def _failed(tx: Connection, subject: _Subject) -> Iterator[Reason]:
     batch = subject.batch
     if not batch.complete or not batch.failed:
         return
+    why, facts = _why(tx, batch)
+    remedy = "when these items are acked" if batch.tolerance == NONE else "when enough of these items are acked"
+    if batch.succeeded:
+        remedy = "nonetheless, as they are within its tolerance"
+    yield Reason(
+        "failed",
+        f"The batch is complete, but {batch.failed:,} of its {_count(batch.items, 'item')} failed{why}. "
+        f"It succeeds {remedy}.",
+        facts,
+    )
+
+
+def _failed_so_far(tx: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch = subject.batch
+    if batch.state not in LIVE or not batch.failed:
+        return
+    why, facts = _why(tx, batch)
+    verb = "has" if batch.failed == 1 else "have"
+    yield Reason("failed", f"{_count(batch.failed, 'item')} {verb} failed so far{why}.", facts)
+
+
+def _why(tx: Connection, batch: Batch) -> tuple[str, dict[str, Any]]:
+    """The reasons of the failures, as text and as data."""
     columns = tables.failures.c
     reasons = (
         sa.select(columns.reason).where(columns.batch_id == batch.id).order_by(columns.number).limit(SCAN).subquery()
@@ -124,21 +151,16 @@ def _failed(tx: Connection, subject: _Subject) -> Iterator[Reason]:
         .order_by(times.desc(), reasons.c.reason)
         .limit(SHOWN)
     ).all()
-    remedy = "when these items are acked" if batch.tolerance == NONE else "when enough of these items are acked"
-    if batch.succeeded:
-        remedy = "nonetheless, as they are within its tolerance"
-    frequent = f"; the most frequent reason is {_shortened(rows[0].reason)!r}" if rows else ""
-    yield Reason(
-        "failed",
-        f"The batch is complete, but {batch.failed:,} of its {_count(batch.items, 'item')} failed{frequent}. "
-        f"It succeeds {remedy}.",
-        {
-            "failed": batch.failed,
-            "reasons": [{"reason": row.reason, "count": row.times} for row in rows],
-            # Only the failures with the lowest numbers were read.
-            "looked_at": min(batch.failed, SCAN),
-        },
-    )
+    text = ""
+    if rows:
+        is_shared = rows[0].times == batch.failed
+        text = f"{':' if is_shared else '; the most frequent reason is'} {_shortened(rows[0].reason)!r}"
+    return text, {
+        "failed": batch.failed,
+        "reasons": [{"reason": row.reason, "count": row.times} for row in rows],
+        # Only the failures with the lowest numbers were read.
+        "looked_at": min(batch.failed, SCAN),
+    }
 
 
 def _failures_exceeded(_: Connection, subject: _Subject) -> Iterator[Reason]:
@@ -279,10 +301,14 @@ def _webhook_not_delivered(snapshot: Connection, subject: _Subject) -> Iterator[
     late: dict[int, delivery_log.Delivery] = {}
     for delivery in delivery_log.undelivered(snapshot, subject.batch.id):
         late.setdefault(delivery.webhook, delivery)  # the newest of each webhook
-    for webhook, delivery in sorted(late.items())[:SHOWN]:
+    shown = sorted(late.items())[:SHOWN]
+    disabled = subscriptions.disabled(snapshot, [webhook for webhook, _ in shown])
+    for webhook, delivery in shown:
         last = delivery.last
         answer = "there was no attempt yet" if last is None else f"the last result was {last.error or last.status}"
-        if delivery.state is delivery_log.Progress.DEAD or delivery.next_attempt_at is None:
+        if webhook in disabled:
+            next_step = "the webhook is disabled, so no further attempt will be made: create another one"
+        elif delivery.state is delivery_log.Progress.DEAD or delivery.next_attempt_at is None:
             next_step = "no further attempt will be made: redeliver it"
         else:
             next_step = f"the next attempt is due at {_moment(delivery.next_attempt_at)}"
@@ -291,6 +317,7 @@ def _webhook_not_delivered(snapshot: Connection, subject: _Subject) -> Iterator[
             f"The event {delivery.event} was not delivered to webhook {webhook}: {answer}; {next_step}.",
             {
                 "webhook": webhook,
+                "disabled": webhook in disabled,
                 "event": delivery.event,
                 "position": delivery.position,
                 "delivery": delivery.state,
@@ -311,6 +338,7 @@ _RULES: Final[tuple[Callable[[Connection, _Subject], Iterator[Reason]], ...]] = 
     _pending,
     _oldest_untouched_group,
     _waiting_for_children,
+    _failed_so_far,
     _parent_not_told,
     _webhook_not_delivered,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -126,6 +126,14 @@ def get(tx: Connection, webhook: int) -> Webhook:
     if row is None:
         raise errors.WebhookNotFound(webhook)
     return _webhook(row)
+
+
+def disabled(tx: Connection, webhooks: Collection[int]) -> set[int]:
+    """Those of these webhooks that are disabled."""
+    if not webhooks:
+        return set()
+    query = sa.select(_webhooks.id).where(_webhooks.id.in_(webhooks), _webhooks.state == State.DISABLED)
+    return set(tx.scalars(query))
 
 
 def rotate_secret(

@@ -107,7 +107,7 @@ def test_the_lowest_group_without_anything_resolved_is_named(service: Service) -
     short = reason(service.batches.explain(batch), "oldest_untouched_group")
     assert (short.facts["group"], short.facts["last"]) == (4, f"{batch}:4:9")
     resolve(service, Verb.ACK, batch, 4 * SIZE)
-    assert codes(service.batches.explain(batch)) == ["pending"]
+    assert codes(service.batches.explain(batch)) == ["pending", "failed"]
 
 
 def test_live_and_unpaid_children_are_named(service: Service) -> None:
@@ -186,11 +186,35 @@ def test_a_batch_that_did_not_succeed_gives_the_reasons_of_its_failures(service:
     assert "all 10 items are acked" in reason(succeeded, "complete").text
 
 
+@pytest.mark.parametrize(
+    ("items", "words"), [(0, "it has no items"), (1, "its only item is acked"), (3, "all 3 items are acked")]
+)
+def test_a_batch_that_succeeded_is_complete(service: Service, items: int, words: str) -> None:
+    """Whatever its number of items; other reasons may follow, so the sentence doesn't say that all is well."""
+    batch = opened(service, items, sealed=True)
+    resolve(service, Verb.ACK, batch, *range(items))
+    text = reason(service.batches.explain(batch), "complete").text
+    assert text.startswith(f"The batch is complete: {words}. It was completed at ")
+
+
 def test_failures_without_reasons_and_failures_of_a_live_batch(service: Service) -> None:
-    """Failures without a reason; and a live batch doesn't wait for its failed items."""
+    """Failures without a reason; and a live batch gives the reasons of those so far, after what it waits for."""
+    live = opened(service, 5, sealed=True)
+    resolve(service, Verb.FAIL, live, 0, reason="no picture")
+    explanation = service.batches.explain(live)
+    assert codes(explanation) == ["pending", "failed"]
+    detail = reason(explanation, "failed")
+    assert detail.text == "1 item has failed so far: 'no picture'."
+    assert detail.facts == {"failed": 1, "reasons": [{"reason": "no picture", "count": 1}], "looked_at": 1}
+    resolve(service, Verb.FAIL, live, 1, 2, reason="no disk")
+    detail = reason(service.batches.explain(live), "failed")
+    assert detail.text == "3 items have failed so far; the most frequent reason is 'no disk'."
+    resolve(service, Verb.ACK, live, 0, 1, 2)
+    assert codes(service.batches.explain(live)) == ["pending"]
+
     batch = opened(service, 2, sealed=True)
     resolve(service, Verb.FAIL, batch, 0)
-    assert codes(service.batches.explain(batch)) == ["pending"]
+    assert reason(service.batches.explain(batch), "failed").text == "1 item has failed so far."
     resolve(service, Verb.FAIL, batch, 1)
     detail = reason(service.batches.explain(batch), "failed")
     assert detail.facts["reasons"] == []
@@ -300,7 +324,13 @@ def test_an_undelivered_webhook_is_named_with_its_last_answer(service: Service) 
         tx.execute(sa.insert(tables.delivery_attempts).values(**attempt, attempted_at=tables.utc_now()))
 
     database.write(give_up)
-    text = reason(service.batches.explain(batch), "webhook_not_delivered").text
-    assert "the last result was 500; no further attempt will be made: redeliver it." in text
+    detail = reason(service.batches.explain(batch), "webhook_not_delivered")
+    assert "the last result was 500; no further attempt will be made: redeliver it." in detail.text
+    assert detail.facts["disabled"] is False
+    # The service refuses to redeliver to a disabled webhook.
+    database.write(lambda tx: tx.execute(sa.update(tables.webhooks).values(state="disabled")))
+    detail = reason(service.batches.explain(batch), "webhook_not_delivered")
+    assert detail.text.endswith("; the webhook is disabled, so no further attempt will be made: create another one.")
+    assert detail.facts["disabled"] is True
     database.write(lambda tx: tx.execute(sa.update(tables.deliveries).values(state="delivered")))
     assert codes(service.batches.explain(batch)) == ["complete"]
