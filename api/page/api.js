@@ -110,14 +110,19 @@ export async function events(id, signal) {
   }
 }
 
-// The position in the feed up to which all deliveries are planned; without an active webhook none are.
+// The position in the feed up to which all deliveries are planned, without an active webhook none, and the ids of the
+// disabled webhooks.
 export async function planned(signal) {
   let lowest = Infinity;
+  const disabled = [];
   let cursor = null;
   do {
     const page = await get("/v1/webhooks", { limit: 1000, cursor }, signal);
-    for (const { state, position } of page.webhooks) if (state === "active") lowest = Math.min(lowest, position);
+    for (const { id, state, position } of page.webhooks) {
+      if (state === "active") lowest = Math.min(lowest, position);
+      else disabled.push(id);
+    }
     cursor = page.next;
   } while (cursor !== null);
-  return lowest;
+  return { lowest, disabled };
 }

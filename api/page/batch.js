@@ -10,7 +10,7 @@ import { count, duration, isLive, number, percent, rate, since, soFar, title, un
 import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
 import { pictureSection } from "./picture.js";
-import { labelLinks, progressBar, stateMark, stateName, trouble } from "./pieces.js";
+import { labelLinks, progressBar, stateMark, trouble } from "./pieces.js";
 import { reasonsPanel } from "./reasons.js";
 import { isLimited, may } from "./session.js";
 import { ancestors, children, childrenPanel, showAncestors } from "./tree.js";
@@ -118,7 +118,7 @@ export function batchView(main, id) {
         wanted === null ? null : groupOrNothing(wanted, signal),
         now.pending ? api.pending(id, shown.pending, signal) : null,
         now.failed ? api.failed(id, shown.failed, signal) : null,
-        picture.load(zoom, signal),
+        picture.load(zoom, signal, isLive(now)),
       ]);
       pending.show(now, open);
       failed.show(now, lost);
@@ -141,15 +141,15 @@ export function batchView(main, id) {
     // Only operators may read webhooks; others see no planned deliveries.
     const [happened, webhooks, { callback: own }] = await Promise.all([
       api.events(id, signal),
-      may("admin") && !isLimited() ? api.planned(signal) : Infinity,
+      may("admin") && !isLimited() ? api.planned(signal) : { lowest: Infinity, disabled: [] },
       api.callback(id, signal),
     ]);
-    const planned = own?.state === "active" && !isLimited() ? Math.min(webhooks, own.position) : webhooks;
+    const planned = own?.state === "active" && !isLimited() ? Math.min(webhooks.lowest, own.position) : webhooks.lowest;
     // Fetched after the planned position, so that a delivery planned in between isn't missed.
     const sent = isLimited() ? { deliveries: [] } : await api.deliveries(id, signal);
     events.show(happened);
     callback.show(own);
-    deliveries.show(sent, own);
+    deliveries.show(sent, own, new Set([...webhooks.disabled, ...(own?.state === "disabled" ? [own.id] : [])]));
     const wasRedriven = happened.events.some(({ type }) => type === "batch.redrive");
     if (wasRedriven && !isRedriven) looking.now();
     isRedriven = wasRedriven;
@@ -254,7 +254,7 @@ export function batchView(main, id) {
       if (batch.succeeded) return batch.failed ? `${number(batch.failed)} failed, within the tolerance` : "everything is acked";
       return batch.failed === batch.items ? "every item failed" : `everything is resolved, ${number(batch.failed)} failed`;
     }
-    if (!isLive(batch)) return `it was ended as ${stateName(batch)}`;
+    if (!isLive(batch)) return batch.state === "cancelled" ? "it was cancelled" : "it expired";
     if (isStale) return "";
     if (!batch.pending) return "all that was issued is resolved; not sealed yet";
     const speed = pace.rate;

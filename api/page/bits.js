@@ -2,6 +2,7 @@
 
 import { make, setText } from "./dom.js";
 import { count, itemId, number } from "./format.js";
+import { EMPTY } from "./pieces.js";
 
 const STATES = ["pending", "acked", "failed"];
 const BYTE = 8;
@@ -118,7 +119,7 @@ export function bitsPanel(batch, { reasonOf, close }) {
     const id = itemId(batch.id, group.group * batch.group_size + at, batch.group_size);
     const state = STATES[states[at]];
     const reason = state === "failed" ? reasonOf(id) : undefined;
-    const words = `${state}${reason ? `: ${reason}` : ""}`;
+    const words = reason === undefined ? state : `${state}: ${reason || EMPTY}`;
     field.setAttribute("aria-valuenow", at);
     field.setAttribute("aria-valuetext", `${id}, ${words}`);
     readout.dataset.state = state;

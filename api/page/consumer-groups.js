@@ -105,7 +105,7 @@ export function groupView(main, name) {
       group.workers,
       () => {
         workerTable.draw(group.workers);
-        return group.workers.length ? workerTable.node : make("p.quiet", {}, "No worker has joined.");
+        return group.workers.length ? workerTable.node : make("p.quiet", {}, "No worker is in the group.");
       },
       group.workers.length ? `${number(group.workers.filter(({ live }) => live).length)} live` : "",
     );

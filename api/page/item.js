@@ -11,6 +11,6 @@ export const itemAddress = (id) => {
 
 export function itemView(main, id) {
   if (ITEM.test(id)) location.replace(itemAddress(id));
-  else main.append(make("h1", {}, "This is not an item"), make("p", {}, "An item’s id has three numbers: batch, group and index, as in 7:0:3."));
+  else main.append(make("h1", {}, "This is not an item"), make("p", {}, "An item’s id has three numbers: batch, group and index, as in 7:0:3. ", make("a", { href: "#/" }, "All batches")));
   return { show() {}, stop() {} };
 }

@@ -4,6 +4,7 @@ import { ask } from "./dialogs.js";
 import * as api from "./api.js";
 import { dotted, fill, make, say } from "./dom.js";
 import { count, itemId, number, since, until } from "./format.js";
+import { reasonMark } from "./pieces.js";
 import { may } from "./session.js";
 
 export function panel(name, heading) {
@@ -139,9 +140,7 @@ export function failedPanel(itemAddress, showMore) {
                   end - start > 1 ? [" – ", make("code", {}, itemId(batch.id, end - 1, batch.group_size))] : null,
                 ),
                 end - start > 1 ? make("span.many", {}, number(end - start)) : null,
-                reason === null
-                  ? make("span.reason.none", {}, "no reason given")
-                  : make("span.reason", {}, reason),
+                reasonMark(reason),
               ),
             ),
           ),
@@ -176,7 +175,7 @@ function changed([name, value]) {
 // What an event says beyond its type.
 function details({ type, data }) {
   if (type === "batch.redrive") {
-    return [count(data.count, "failed item"), data.reason && make("span.reason", {}, data.reason), data.note && `“${data.note}”`].filter(Boolean);
+    return [count(data.count, "failed item"), typeof data.reason === "string" && reasonMark(data.reason), data.note && `“${data.note}”`].filter(Boolean);
   }
   if (type === "batch.updated" && data?.patch) return Object.entries(data.patch).map(changed);
   if (type === "batch.expired" && data?.cause) return [data.cause === "deadline" ? "at its deadline" : "as nothing happened for too long"];
@@ -222,7 +221,7 @@ export const isUnderWay = (found) => found.deliveries.some(({ state }) => state 
 
 // The receiver, the number of attempts, the last result and the next attempt. While an attempt runs, the next one is
 // due when the running one counts as lost, so a first attempt shows no next.
-function facts({ webhook, state, attempts, next_attempt_at: next, log }, callback) {
+function facts({ webhook, state, attempts, next_attempt_at: next, log }, callback, isDisabled) {
   const last = log.at(-1);
   return [
     webhook === callback?.id ? "callback" : `webhook ${webhook}`,
@@ -230,6 +229,7 @@ function facts({ webhook, state, attempts, next_attempt_at: next, log }, callbac
     last && [last.status && `answered ${last.status}`, last.error].filter(Boolean).join(", "),
     last && since(last.at),
     state === "pending" && attempts > 0 && make("span", {}, "next attempt ", until(next)),
+    isDisabled && "the webhook is disabled",
   ].filter(Boolean);
 }
 
@@ -258,10 +258,12 @@ export function deliveriesPanel(changed) {
 
   return {
     node,
-    // `callback` is the batch's own webhook, or null.
-    show({ deliveries }, callback) {
+    // `callback` is the batch's own webhook, or null. `disabled` are the ids of disabled webhooks; the service refuses to
+    // redeliver to them.
+    show({ deliveries }, callback, disabled) {
       if (!deliveries.length) return hide();
-      draw([deliveries, callback?.id], () =>
+      const isDisabled = ({ webhook, state }) => state === "dead" && disabled.has(webhook);
+      draw([deliveries, callback?.id, deliveries.map(isDisabled)], () =>
         make(
           "ul.deliveries",
           {},
@@ -271,8 +273,8 @@ export function deliveriesPanel(changed) {
               { "data-state": delivery.state },
               make("span.delivery-state", {}, delivery.state),
               make("span.event", {}, HAPPENED[delivery.type] ?? delivery.type),
-              make("span.tried", {}, dotted(facts(delivery, callback))),
-              delivery.state === "dead" && may("admin")
+              make("span.tried", {}, dotted(facts(delivery, callback, isDisabled(delivery)))),
+              delivery.state === "dead" && may("admin") && !isDisabled(delivery)
                 ? make(
                     "button",
                     {

@@ -39,7 +39,7 @@ export function pictureSection(batchId, go) {
   );
 
   // Draw the groups `zoom` = [first, last]; with null, all that fit into one response.
-  async function load(zoom, signal) {
+  async function load(zoom, signal, isLive) {
     const first = zoom?.[0] ?? 0;
     const wide = zoom ? zoom[1] - first + 1 : GROUPS;
     // The response tells how many groups there are; after the first, a second request may be needed.
@@ -53,7 +53,7 @@ export function pictureSection(batchId, go) {
     }
     range = { first, per, groups: found.groups, next: found.next, zoom };
     tiles = found.tiles;
-    draw(found);
+    draw(found, isLive);
 
     function ask(groups) {
       const limit = Math.min(4096, Math.max(1, Math.ceil(wide / groups)));
@@ -61,14 +61,14 @@ export function pictureSection(batchId, go) {
     }
   }
 
-  function draw(found) {
+  function draw(found, isLive) {
     const several = range.per > 1;
     const each = several ? `${number(range.per)} groups` : "group";
     setText(
       note,
       found.groups
         ? `a tile for each ${each} of ${number(found.group_size)} items`
-        : "It shows here once items are issued.",
+        : isLive ? "It shows here once items are issued." : "The batch has no items.",
     );
     legend.hidden = !found.groups;
     showWay(found);
@@ -174,8 +174,8 @@ export function pictureSection(batchId, go) {
   return {
     node,
     detail,
-    async load(zoom, signal) {
-      await load(zoom, signal);
+    async load(zoom, signal, isLive) {
+      await load(zoom, signal, isLive);
       if (refocus && tiles.length) {
         refocus = false;
         grid.children[0].focus();

@@ -1,7 +1,7 @@
 // Shared by the list and the batch: state, labels, progress bar, and the message of a failed call.
 
 import { make, setText } from "./dom.js";
-import { count, number, percent } from "./format.js";
+import { count, isLive, number, percent } from "./format.js";
 
 export const STATES = ["open", "sealed", "complete", "expired", "cancelled"];
 
@@ -54,15 +54,23 @@ export function progressBar() {
       node.style.setProperty("--failed-part", batch.failed / whole);
       node.classList.toggle("has-failed", batch.failed > 0);
       node.dataset.state = batch.state;
-      const done = batch.items ? `${percent(batch.acked + batch.failed, batch.items)} % resolved` : "no items yet";
+      const done = batch.items ? `${percent(batch.acked + batch.failed, batch.items)} % resolved` : noItems(batch);
       const words = `${done}: ${number(batch.acked)} acked, ${number(batch.failed)} failed, ${number(batch.pending)} pending`;
       if (node.getAttribute("aria-label") !== words) node.setAttribute("aria-label", words);
     },
   };
 }
 
+const noItems = (batch) => (isLive(batch) ? "no items yet" : "no items");
+
+// Why an item failed. A reason may be missing, and it may be empty.
+export const EMPTY = "an empty reason";
+export function reasonMark(reason) {
+  return reason ? make("span.reason", {}, reason) : make("span.reason.none", {}, reason === null ? "no reason given" : EMPTY);
+}
+
 export function amounts(batch) {
-  if (!batch.items) return "no items yet";
+  if (!batch.items) return noItems(batch);
   const resolved = batch.acked + batch.failed;
   return batch.pending ? `${number(resolved)} of ${count(batch.items, "item")}` : `all ${count(batch.items, "item")}`;
 }

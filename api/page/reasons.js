@@ -6,6 +6,7 @@ import { dotted, fill, make } from "./dom.js";
 import { asCsv, asJson, asText, save } from "./export.js";
 import { count, number, since } from "./format.js";
 import { panel } from "./panels.js";
+import { reasonMark } from "./pieces.js";
 import { askToRedrive, canRedrive } from "./redrive.js";
 
 const STEP = 10;
@@ -77,7 +78,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
       make(
         "div",
         {},
-        reason === null ? make("span.reason.none", {}, "no reason given") : make("span.reason", {}, reason),
+        reasonMark(reason),
         make("span.facts", {}, dotted([...(times ?? []), make("span.examples", {}, examples, many > items.length ? make("span", {}, "…") : null)])),
       ),
       reason !== null && canRedrive(batch)

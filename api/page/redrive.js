@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { askFor } from "./dialogs.js";
 import { make, say } from "./dom.js";
 import { count, number } from "./format.js";
+import { EMPTY } from "./pieces.js";
 import { may } from "./session.js";
 import { field } from "./views.js";
 
@@ -21,7 +22,7 @@ export function askToRedrive(batch, { reason, many, isExact }, { done, refresh }
     heading: reason === null ? "Redrive all failed items?" : "Redrive these items?",
     body: [
       make("p", {}, make("strong", {}, amount), reason === null ? "." : [" for this reason:"]),
-      reason === null ? null : make("p.reason.quoted", {}, reason),
+      reason === null ? null : make("p.reason.quoted", {}, reason || EMPTY),
       make("p.quiet", {}, "Their producer is asked to send them again. They stay failed until they are acked."),
       note,
     ].filter(Boolean),

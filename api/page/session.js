@@ -64,7 +64,8 @@ export function signInView(main, done) {
       tabs.postMessage(null);
       token.value = "";
       if (!may("read")) {
-        const refused = `The token ${who.name} may ${who.roles.join(" and ")}, and not read.`;
+        const roles = `${who.roles.length > 1 ? "roles" : "role"} ${who.roles.join(" and ")}`;
+        const refused = `The token ${who.name} has the ${roles}; this page needs read.`;
         await signOut();
         throw new Error(refused);
       }
@@ -72,7 +73,7 @@ export function signInView(main, done) {
       done();
     } catch (error) {
       wrong.hidden = false;
-      wrong.textContent = error.message;
+      wrong.textContent = error.message.charAt(0).toUpperCase() + error.message.slice(1);
       enter.disabled = false;
       token.focus();
     }

@@ -1,7 +1,7 @@
 // Tallies: the totals of one by key, and the sources that add up to a total.
 
 import * as api from "./api.js";
-import { make } from "./dom.js";
+import { make, setText } from "./dom.js";
 import { number } from "./format.js";
 import { address, field, polled, table } from "./views.js";
 
@@ -35,7 +35,7 @@ export function tallyView(main, tally) {
     attributes: { "data-total": total.key },
     cells: [make("a", { href: toKey(tally, total.key), "data-key": total.key }, total.key), number(total.value)],
   }));
-  const empty = make("p.empty.quiet", { hidden: true }, "No keys.");
+  const empty = make("p.empty.quiet", { hidden: true });
   const more = make("button.more", { type: "button", hidden: true, onclick: showMore }, "Show more");
   const beginning = field("prefix", "Keys that begin with", { type: "search", placeholder: "any" });
   const input = beginning.querySelector("input");
@@ -47,6 +47,8 @@ export function tallyView(main, tally) {
     totals.draw(page.totals);
     totals.node.hidden = !page.totals.length;
     empty.hidden = page.totals.length > 0;
+    // The service answers alike for a tally that doesn't exist.
+    setText(empty, `There is no tally ${tally}, or ${asked ? `none of its keys begins with “${asked}”` : "it has no keys"}.`);
     more.hidden = page.next === null || wanted >= MOST;
   });
   main.append(form, totals.node, empty, more);

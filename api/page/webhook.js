@@ -44,13 +44,13 @@ export function webhookView(main, id) {
     ];
     fill(about, dotted(facts.filter(Boolean)));
     redeliver.hidden = test.hidden = webhook.state === "disabled";
-    draw(page.deliveries);
+    draw(page.deliveries.map((delivery) => ({ delivery, canRedeliver: webhook.state !== "disabled" })));
     list.hidden = !page.deliveries.length;
     empty.hidden = page.deliveries.length > 0;
     more.hidden = page.next === null || wanted >= MOST;
   }
 
-  function line(delivery) {
+  function line({ delivery, canRedeliver }) {
     const { position, type, batch, attempts, log, next_attempt_at: next } = delivery;
     const tries = log.map((attempt) =>
       make("li", {}, dotted([since(attempt.at), attempt.status === null ? "no response" : `answered ${attempt.status}`, attempt.error, `${number(attempt.milliseconds)} ms`].filter(Boolean))),
@@ -70,7 +70,7 @@ export function webhookView(main, id) {
         ].filter(Boolean)),
         tries.length ? make("ol.attempts", {}, tries) : null,
       ),
-      make("button", { type: "button", "data-key": `redeliver ${position}`, onclick: () => askAgain(delivery) }, "Redeliver…"),
+      canRedeliver && make("button", { type: "button", "data-key": `redeliver ${position}`, onclick: () => askAgain(delivery) }, "Redeliver…"),
     );
   }
 

@@ -108,12 +108,12 @@ def test_a_wrong_token_is_reported(page: Page, service_url: str, complaints: lis
     page.goto(service_url)
     page.get_by_label("Token").fill("lastbit_wrong")
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("the token is invalid")
+    expect(page.get_by_role("alert")).to_contain_text("The token is invalid")
     assert len(complaints) == 1  # the browser's own error about the 401
     complaints.clear()
     page.get_by_label("Token").fill(SECRETS["worker"])
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_have_text("The token worker may consume, and not read.")
+    expect(page.get_by_role("alert")).to_have_text("The token worker has the role consume; this page needs read.")
     assert page.context.cookies() == []
 
 

@@ -184,6 +184,11 @@ def test_a_webhooks_log_shows_each_attempt_and_redelivers(
     delivered.get_by_role("button", name="Redeliver…").click()
     page.get_by_role("button", name="Deliver again").click()
     expect(delivered.locator(".attempts li")).to_have_count(4)
+    receiver.reply = status(410)  # disables the webhook, to which the service then redelivers nothing
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+    expect(page.locator(".about .state")).to_have_text("disabled")
+    expect(delivered).to_have_count(1)
+    expect(page.get_by_role("button", name="Redeliver")).to_have_count(0)
 
 
 def test_a_consumer_group_shows_its_owners_and_its_lag(page: Page, api: httpx.Client, service_url: str) -> None:
@@ -199,6 +204,8 @@ def test_a_consumer_group_shows_its_owners_and_its_lag(page: Page, api: httpx.Cl
     page.get_by_role("link", name="without an owner 1").click()
     expect(page.locator("[data-partition]")).to_have_count(1)
     expect(page.locator("[data-partition]")).to_contain_text("nobody")
+    api.delete(f"/v1/consumer-groups/{name}/workers/importer").raise_for_status()
+    expect(page.get_by_text("No worker is in the group.")).to_be_visible()
 
 
 def test_a_tally_shows_its_totals_and_their_sources(page: Page, api: httpx.Client, service_url: str) -> None:
@@ -215,6 +222,15 @@ def test_a_tally_shows_its_totals_and_their_sources(page: Page, api: httpx.Clien
     page.get_by_role("link", name="cart/1").click()
     expect(page.locator(".total")).to_contain_text("2,400")
     expect(page.locator("tbody tr")).to_have_count(2)
+
+
+def test_a_tally_without_keys_may_be_mistyped(page: Page, api: httpx.Client, service_url: str) -> None:
+    """The service answers alike for a tally that doesn't exist."""
+    page.goto(f"{service_url}/#/tallies/mistyped")
+    expect(page.locator(".empty")).to_have_text("There is no tally mistyped, or it has no keys.")
+    name = tally(api)
+    page.goto(f"{service_url}/#/tallies/{name}?prefix=dart")
+    expect(page.locator(".empty")).to_have_text(f"There is no tally {name}, or none of its keys begins with “dart”.")
 
 
 def test_the_feed_shows_the_newest_events_and_follows_new_ones(page: Page, api: httpx.Client, service_url: str) -> None:
@@ -349,6 +365,8 @@ def test_an_item_has_an_address_of_its_own(page: Page, api: httpx.Client, servic
     )
     page.goto(f"{service_url}/#/items/{batch}:1")
     expect(page.get_by_role("heading", level=1)).to_have_text("This is not an item")
+    page.get_by_role("link", name="All batches", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Batches")
 
 
 SECRETS = {name: tokens.new() for name in ("boss", "looker", "shop")}

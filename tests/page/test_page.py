@@ -341,6 +341,38 @@ def test_failed_items_are_shown_with_their_reasons(page: Page, api: httpx.Client
     expect(item).to_have_attribute("aria-valuetext", f"{batch}:0:3, acked")
 
 
+def test_an_empty_reason_is_shown_as_such(page: Page, api: httpx.Client, service_url: str) -> None:
+    """It is not the same as none: it can be redriven."""
+    batch = open_batch(api, items=3, group_size=64)
+    fail(api, "", f"{batch}:0:1")
+    page.goto(f"{service_url}/#/batches/{batch}")
+    line = panel(page, "failed").locator(".ranges li")
+    expect(line).to_contain_text("an empty reason")
+    expect(panel(page, "reasons").locator(".by-reason > li .reason")).to_have_text("an empty reason")
+    line.get_by_role("link").click()
+    expect(page.get_by_role("slider", name="Item")).to_have_attribute(
+        "aria-valuetext", f"{batch}:0:1, failed: an empty reason"
+    )
+    panel(page, "reasons").get_by_role("button", name="Redrive…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator(".quoted")).to_have_text("an empty reason")
+    dialog.get_by_role("button", name="Redrive 1 item").click()
+    expect(panel(page, "events").locator("[data-type='batch.redrive'] .reason")).to_have_text("an empty reason")
+
+
+def test_a_batch_that_ended_without_items_waits_for_none(page: Page, api: httpx.Client, service_url: str) -> None:
+    batch = open_batch(api, key="nothing to do")
+    page.goto(f"{service_url}/#/batches/{batch}")
+    picture_note = page.locator("section[aria-labelledby='picture-heading'] .facts").first
+    expect(picture_note).to_have_text("It shows here once items are issued.")
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+    expect(picture_note).to_have_text("The batch has no items.")
+    expect(page.locator(".bar[role='img']").first).to_have_attribute("aria-label", re.compile("^no items:"))
+    page.goto(f"{service_url}/#/?key=nothing+to+do")
+    expect(row(page, batch)).to_contain_text("no items")
+    expect(row(page, batch)).not_to_contain_text("no items yet")
+
+
 def test_a_tile_is_a_group_and_a_click_shows_its_bits(page: Page, api: httpx.Client, service_url: str) -> None:
     """The tiles show the resolved share; the bits are drawn, and a tooltip names the item under the pointer."""
     batch = open_batch(api, items=64 * 3 + 10, group_size=64)
@@ -430,6 +462,7 @@ def test_cancelling_needs_a_confirmation(page: Page, api: httpx.Client, service_
     dialog.get_by_label("Type").fill(str(batch))
     page.keyboard.press("Enter")
     expect(page.locator(".title .state")).to_have_text("cancelled")
+    expect(page.locator(".big .words")).to_have_text("it was cancelled")
     expect(dialog).to_have_count(0)
     expect(button).to_be_hidden()
     expect(panel(page, "events").locator(".event")).to_have_text(["opened", "cancelled"])
@@ -701,15 +734,24 @@ def test_a_dead_delivery_is_redelivered_after_a_confirmation(
 def test_a_refused_redelivery_is_reported(
     page: Page, api: httpx.Client, service_url: str, receiver: Receiver, webhook: int, complaints: list[str]
 ) -> None:
-    """In the dialog, which stays open: a receiver that answers 410 disables its webhook."""
-    receiver.reply = status(410)
+    """In the dialog, which stays open: the answer 410 to a later event disables the webhook. From then on, the page
+    offers no redelivery, and says why."""
+    receiver.reply = status(500)
     batch = open_batch(api, items=1)
     page.goto(f"{service_url}/#/batches/{batch}")
-    expect(panel(page, "deliveries")).to_contain_text("1 attempt·answered 410")
-    panel(page, "deliveries").get_by_role("button", name="Redeliver…").click()
+    deliveries = panel(page, "deliveries")
+    lines, buttons = deliveries.get_by_role("listitem"), deliveries.get_by_role("button", name="Redeliver…")
+    expect(deliveries).to_contain_text("2 attempts·answered 500")
+    buttons.click()
+    receiver.reply = status(410)
+    api.post(f"/v1/batches/{batch}/seal").raise_for_status()
+    expect(lines).to_contain_text([r"answered 410", r"answered 500"])
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="Deliver again").click()
     expect(dialog.get_by_role("alert")).to_contain_text(f"webhook {webhook} is disabled")
+    dialog.get_by_role("button", name="Leave it").click()
+    expect(buttons).to_have_count(0)
+    expect(lines).to_contain_text(["the webhook is disabled", "the webhook is disabled"])
     assert all("409" in complaint for complaint in complaints)
     complaints.clear()
 

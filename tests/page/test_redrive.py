@@ -265,6 +265,7 @@ def test_an_expired_batch_shows_why(page: Page, api: httpx.Client, service_url: 
     page.goto(f"{service_url}/#/batches/{batch}")
     expect(page.locator(".title .state")).to_have_text("expired")
     expect(panel(page, "events").locator("[data-type='batch.expired']")).to_contain_text("at its deadline")
+    expect(page.locator(".big .words")).to_have_text("it expired")
 
 
 @pytest.mark.parametrize(
