@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import shlex
 import signal
 import sys
@@ -37,6 +38,8 @@ WRONG_USE = 2
 NOT_SUCCEEDED = 3
 INTERRUPTED = 130
 """As shells report a command that Ctrl-C ended."""
+READER_GONE = 141
+"""As shells report a command that SIGPIPE ended."""
 
 MOST_CANDIDATES = 20
 """The maximum number of batches that an ambiguous key lists."""
@@ -54,6 +57,7 @@ Exit codes:
      repair --dry-run: there is something to repair;
      webhooks test: not delivered
   130  interrupted with Ctrl-C; 0 for commands with --follow
+  141  the reader of the output, such as head, closed the pipe
 """
 
 
@@ -138,14 +142,18 @@ class Commands(click.Group):
     ) -> click.Context:
         # Before parsing, which may fail.
         as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
-        with _reporting(as_json):
+        with _quiet_without_a_reader(), _reporting(as_json):
             ctx = super().make_context(info_name, args, parent, **extra)
         ctx.meta[_AS_JSON] = as_json
         return ctx
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _reporting(ctx.meta.get(_AS_JSON, False)), _streams():
+        with _quiet_without_a_reader(), _reporting(ctx.meta.get(_AS_JSON, False)), _streams():
             return super().invoke(ctx)
+
+    def main(self, *arguments: Any, **extra: Any) -> Any:
+        with _quiet_without_a_reader():  # click shows usage errors here
+            return super().main(*arguments, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)  # in the order of a batch's life, not alphabetically
@@ -200,10 +208,29 @@ def _streams() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # After EPIPE, click ends quietly: the reader, such as `head`, has read enough.
+        # EPIPE is no failure: the reader, such as `head`, has read enough.
         if isinstance(error, errors.LastbitError) or error.errno == errno.EPIPE:
             raise
         raise StreamFailed(error.strerror) from error
+
+
+@contextmanager
+def _quiet_without_a_reader() -> Iterator[None]:
+    """End with `READER_GONE` if the pipe of the output is closed. click and rich would end with 1."""
+    try:
+        yield
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                if stream is not None:
+                    stream.flush()
+            except BrokenPipeError:
+                # Python flushes it again at its exit, and would report the error.
+                with Path(os.devnull).open("wb") as nothing:
+                    os.dup2(nothing.fileno(), stream.fileno())
+        raise SystemExit(READER_GONE) from None
 
 
 def _is_help(error: click.ClickException) -> bool:

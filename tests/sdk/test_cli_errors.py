@@ -266,6 +266,35 @@ def test_an_address_in_the_environment_that_is_not_utf8_is_refused() -> None:
     assert "is not the address of a service" in result.stderr
 
 
+# Closed pipes
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["pending 7 --ids", "pending 7", "list", "list --json", "status 7", "status 7 --json", "events", "--help"],
+)
+def test_a_reader_that_has_read_enough_is_no_refusal(lastbit: Lastbit, line: str) -> None:
+    """A closed pipe ends the command quietly, with the exit code of SIGPIPE."""
+    batch = str(lastbit.json("open", "--items", "3")["id"])
+    command, options = process(lastbit.url, *(batch if word == "7" else word for word in line.split()))
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, **options)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["status", "no such key"], ["status", "07", "--json"]])
+def test_an_error_without_a_reader_ends_with_the_code_of_a_closed_pipe(lastbit: Lastbit, arguments: list[str]) -> None:
+    """If standard error goes to the closed pipe too."""
+    command, options = process(lastbit.url, *arguments)
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(command, stdout=writing, stderr=writing, timeout=60, **options)
+    os.close(writing)
+    assert result.returncode == 141
+
+
 # Encodings and terminals
 
 
