@@ -54,7 +54,9 @@ class Pace:
     def words(self, batch: Batch) -> str:
         """`250/s, about 3 min 20 s left`, or why there is no estimate."""
         if batch.ended:
-            return f"in {duration(self._now() - self._began)}"
+            if batch.ended_at is None:
+                return f"in {duration(self._now() - self._began)}"
+            return f"in {duration(max(0.0, (batch.ended_at - batch.created_at).total_seconds()))}"
         rate = self.rate
         text = ""
         if rate > 0:
