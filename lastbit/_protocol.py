@@ -11,6 +11,8 @@ import json
 import os
 import random
 import re
+import socket
+import ssl
 import threading
 import time
 import uuid
@@ -30,6 +32,9 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError
 """Exceptions of parsing and decoding when a response does not follow the contract."""
 
 _PASSWORD = re.compile(r"(//[^/:@]*:)[^/]*@")
+
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"})
+"""What releases of OpenSSL say of a server that answers without TLS."""
 
 _NONE: Mapping[str, str] = {}
 Params = tuple[tuple[str, str], ...]
@@ -64,6 +69,7 @@ class Failure:
     cause: str
     lasting: bool = False
     sent: bool = True
+    obstacle: errors.Obstacle | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,17 @@ Step = Request | Pause | Emit
 Outcome = Answer | Failure | None
 T = TypeVar("T")
 Flow = Generator[Step, Outcome, T]
+
+
+def obstacle(error: BaseException | None) -> errors.Obstacle | None:
+    """What prevented the connection, if the error or one of its causes says so."""
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return "name"
+        if isinstance(error, ssl.SSLError):
+            return "plain" if error.reason in _NOT_TLS else "tls"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def visible_ascii(name: str, text: str, longest: int, *, is_secret: bool = False) -> str:
@@ -260,7 +277,8 @@ class Service:
                 if isinstance(outcome, Answer):
                     raise self.error(request_line, outcome)
                 raise errors.ServiceUnreachable(
-                    *(self.address, request_line, outcome.cause, attempt, elapsed, repeatable or not is_sent, is_sent)
+                    *(self.address, request_line, outcome.cause, attempt, elapsed, repeatable or not is_sent, is_sent),
+                    obstacle=outcome.obstacle or ("response" if outcome.sent else None),
                 )
             yield Pause(pause)
 

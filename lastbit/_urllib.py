@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from lastbit import __version__
 from lastbit._drivers import Driver
-from lastbit._protocol import Answer, Failure, Request, Service
+from lastbit._protocol import Answer, Failure, Request, Service, obstacle
 from lastbit.retry import Retry
 
 _AGENT = f"lastbit/{__version__} (urllib)"
@@ -82,4 +82,5 @@ def _failure(error: Exception, request: Request) -> Failure:
         return Failure(f"no response within {request.timeout:g} s")
     lasting = isinstance(cause, ssl.SSLCertVerificationError | http.client.InvalidURL | ValueError)
     is_sent = not (lasting or isinstance(cause, ConnectionRefusedError | socket.gaierror))
-    return Failure(str(cause) or type(cause).__name__, lasting and not isinstance(cause, ConnectionError), is_sent)
+    lasting = lasting and not isinstance(cause, ConnectionError)
+    return Failure(str(cause) or type(cause).__name__, lasting, is_sent, obstacle(error))

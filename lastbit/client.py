@@ -20,7 +20,7 @@ from lastbit import __version__, _calls, _masks, errors
 from lastbit._calls import Ids
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit._in_flight import LIMITS, InFlight, Trace
-from lastbit._protocol import Answer, Failure, Request, Service
+from lastbit._protocol import Answer, Failure, Request, Service, obstacle
 from lastbit._request_log import demoted
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
@@ -55,7 +55,8 @@ def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Fai
         return Failure(f"no response within {request.timeout:g} s")
     lasting = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.InvalidURL)
     is_sent = not isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.InvalidURL)
-    return Failure(message or type(error).__name__, lasting or "CERTIFICATE_VERIFY_FAILED" in message, is_sent)
+    lasting = lasting or "CERTIFICATE_VERIFY_FAILED" in message
+    return Failure(message or type(error).__name__, lasting, is_sent, obstacle(error))
 
 
 def _arguments(request: Request) -> dict[str, Any]:

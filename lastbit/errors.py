@@ -44,7 +44,7 @@ All can be pickled, for example to leave a worker process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lastbit.ids import InvalidItemId
 
@@ -238,6 +238,11 @@ def service_error(
     return kind(status, code, detail, errors, retry_after)
 
 
+Obstacle = Literal["name", "plain", "tls", "response"]
+"""What prevented a response: the host's name is unknown, the server does not speak TLS, TLS failed otherwise, or there
+was a connection but no response."""
+
+
 class ServiceUnreachable(LastbitError):
     """The service did not respond. The request may or may not have been carried out; if it is `repeatable`, sending it
     again is safe."""
@@ -253,8 +258,9 @@ class ServiceUnreachable(LastbitError):
         seconds: float,
         repeatable: bool = True,
         sent: bool = True,
+        obstacle: Obstacle | None = None,
     ) -> None:
-        super().__init__(url, request, cause, attempts, seconds, repeatable, sent)
+        super().__init__(url, request, cause, attempts, seconds, repeatable, sent, obstacle)
         self.url = url
         self.request = request
         """Method and path, like `POST /v1/acks`."""
@@ -266,6 +272,8 @@ class ServiceUnreachable(LastbitError):
         """False: the request would have its effect twice, such as a second batch."""
         self.sent = sent
         """False: no attempt got a connection, so the request has had no effect."""
+        self.obstacle = obstacle
+        """What prevented a response to the last attempt; None for others, such as a refused connection."""
 
     def __str__(self) -> str:
         attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"

@@ -376,11 +376,19 @@ def explained(error: errors.LastbitError) -> str:
     """The error message for command line users."""
     if isinstance(error, errors.ServiceUnreachable):
         attempts = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
+_REMEDIES: Mapping[errors.Obstacle | None, str] = {
+    None: "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000, `make serve` in a checkout)",
+    "name": "Check the name of the host",
+    "plain": "The service seems to speak plain HTTP there: use http:// instead of https://",
+    "tls": "Check the certificate and the TLS settings of the service",
+    "response": "A connection was made, but there was no response: check that it is a Lastbit service",
+}
+
+
         advice = "" if error.repeatable or _repeat(error) is not None else f"\n{error.advice}"
         return (
             f"no response from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
-            "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000, `make serve` in a "
-            f"checkout), or set another address with --url or LASTBIT_URL.{advice}"
+            f"{_REMEDIES[error.obstacle]}, or set another address with --url or LASTBIT_URL.{advice}"
         )
     if isinstance(error, errors.Unauthorized):
         return f"{error}\nPass a token with LASTBIT_TOKEN or --token-file; `lastbit token new` makes one."

@@ -11,9 +11,12 @@ import os
 import pty
 import re
 import signal
+import socket
 import sqlite3
+import struct
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -412,6 +415,48 @@ def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
 
 
 def test_watching_ends_with_3_if_the_batch_does_not_succeed(lastbit: Lastbit) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "remedy"),
+    [("https", "use http:// instead of https://, or set another address"), ("http", "check that it is a Lastbit")],
+)
+def test_a_service_that_is_reached_is_not_to_be_started(scheme: str, remedy: str) -> None:
+    """It speaks no TLS, or resets the connection."""
+
+    def reset(connection: socket.socket) -> None:
+        if connection.recv(65536).startswith(b"\x16"):  # the handshake of TLS
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        else:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                reset(listener.accept()[0])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        result = Lastbit(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}")("status", "7")
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    assert (result.returncode, result.stdout) == (1, "")
+    assert remedy in result.stderr
+    assert "Start the service" not in result.stderr
+
+
+def test_a_service_without_tls_is_named(lastbit: Lastbit) -> None:
+    """Our own."""
+    result = Lastbit(lastbit.url.replace("http:", "https:"))("status", "7")
+    assert "use http:// instead of https://" in result.stderr
+
+
+def test_a_host_with_an_unknown_name_is_not_to_be_started() -> None:
+    result = Lastbit("http://nobody.invalid:8000")("status", "7")
+    assert result.returncode == 1
+    assert "Check the name of the host, or set another address with --url or LASTBIT_URL." in result.stderr
+
+
     """Because it failed, was cancelled, or did not end in time."""
     failed = str(lastbit.json("open", "--items", "1", "--sealed")["id"])
     assert lastbit("watch", failed, "--timeout", "0").returncode == 3
