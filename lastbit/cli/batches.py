@@ -206,7 +206,7 @@ def update(
     if s.output.as_json:
         s.output.document(updated)
     else:
-        s.output.console.print(rendering.batch_lines(updated))
+        s.output.show(rendering.batch_lines(updated))
 
 
 @click.command(epilog=examples("lastbit cancel 7", "lastbit cancel catalog-42 --yes"))
@@ -254,7 +254,7 @@ def status(s: Session, batch: int) -> None:
     if s.output.as_json:
         s.output.document(current)
     else:
-        s.output.console.print(rendering.batch_lines(current))
+        s.output.show(rendering.batch_lines(current))
 
 
 @click.command(epilog=examples("lastbit explain 7", "lastbit explain catalog-42"))
@@ -328,7 +328,7 @@ def list_batches(
         s.output.document({"batches": shown, "more": has_more, "next": following})
         return
     if shown:
-        s.output.console.print(rendering.batch_table(shown, s.output.console.width))
+        s.output.show(rendering.batch_table(shown, s.output.console.width))
     else:
         s.output.say("no batches")
     if following is not None:

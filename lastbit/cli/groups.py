@@ -65,7 +65,7 @@ def show(s: Session, name: str, by_partition: bool) -> None:
         table = fitted(PARTITIONS, _partitions(details, now), width)
     else:
         table = fitted(WORKERS, _workers(details, now), width)
-    s.output.console.print(table)
+    s.output.show(table)
 
 
 @groups.command(epilog=examples("lastbit groups delete orders"))

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TextIO, TypeVar
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from lastbit.models import Rejected
@@ -54,6 +54,16 @@ class Output:
             self.console.print(text, soft_wrap=True)
         else:
             click.echo(text.plain)  # unchanged: rich would replace tabs
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print a table or several lines for people. Off a terminal, without the blanks that rich adds at the edges."""
+        if self.console.is_terminal:
+            self.console.print(renderable)
+            return
+        with self.console.capture() as capture:
+            self.console.print(renderable)
+        lines = [line.rstrip(" ") for line in capture.get().split("\n")]
+        click.echo("\n".join(lines).strip("\n"))
 
     def document(self, value: Any) -> None:
         """Print one JSON document for scripts."""

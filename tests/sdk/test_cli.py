@@ -103,6 +103,7 @@ def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
     assert "ok, the bits agree" in lastbit.ok("verify", batch)
     assert "67 items, 67 acked" in lastbit.ok("watch", batch)
     text = lastbit.ok("list", "--key", "nightly")
+    assert text == "".join(f"{line.rstrip()}\n" for line in text.splitlines() if line.strip())
     assert "complete" in text
     assert "100.0 %" in text
 
