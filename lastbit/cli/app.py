@@ -343,7 +343,9 @@ def exit_code(error: errors.LastbitError) -> int:
     if isinstance(error, errors.WaitTimeout):
         return NOT_SUCCEEDED
     if isinstance(error, errors.IdempotencyKeyReused):
-        return REFUSED
+        return REFUSED  # the command line is right, but conflicts with an earlier one
+    if isinstance(error, errors.InvalidRequest) and error.status == 405:
+        return REFUSED  # as a 404: no argument is wrong, but perhaps the service's release or address
     return WRONG_USE if isinstance(error, errors.InvalidArgument | errors.InvalidRequest) else REFUSED
 
 

@@ -25,6 +25,14 @@ STYLES = {
 }
 
 
+class NotParked(errors.InvalidArgument):
+    """The instance has no parked event of this id."""
+
+    def __str__(self) -> str:
+        instance, event = self.args
+        return f"--event: {instance!r} has no parked event with the id {event!r}"
+
+
 @click.group(epilog=examples("lastbit processes list", "lastbit processes instances ship-order --status parked"))
 def processes() -> None:
     """Show process managers, and retry their parked events."""
@@ -84,6 +92,8 @@ def show(s: Session, process: str, instance: str) -> None:
 def retry(s: Session, process: str, instance: str, event: str | None) -> None:
     """Retry the parked events of INSTANCE."""
     count = s.client.processes.retry(process, instance, event=event)
+    if event is not None and not count:
+        raise NotParked(instance, event)
     s.output.answer({"retrying": count}, f"{number(count, 'event')} will be handled again")
 
 

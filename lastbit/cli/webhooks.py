@@ -77,7 +77,7 @@ def redeliver(s: Session, webhook: int, position: int | None, event: str | None)
     if position is not None and event is not None:
         raise click.UsageError("--position and --event exclude each other")
     count = s.client.webhooks.redeliver(webhook, position=position, event=event)
-    s.output.answer({"redelivered": count}, f"{count:,} due again")
+    s.output.answer({"redelivered": count}, f"{count:,} due again" if count else "no dead deliveries")
 
 
 @webhooks.command(epilog=examples("lastbit webhooks test 1"))

@@ -299,6 +299,31 @@ def test_an_error_without_a_reader_ends_with_the_code_of_a_closed_pipe(lastbit: 
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+# Like cases
+
+
+def test_an_event_that_is_not_parked_is_not_retried(scripted_service: ScriptedService) -> None:
+    """As a webhook refuses to redeliver an event that it doesn't have. Without --event there may be none."""
+    scripted_service.replies((200, {}, {"retrying": 0}))
+    lastbit = Lastbit(scripted_service.url)
+    result = lastbit("processes", "retry", "ship", "order-1", "--event", "nosuch")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--event: 'order-1' has no parked event with the id 'nosuch'" in result.stderr
+    assert lastbit.ok("processes", "retry", "ship", "order-1") == "0 events will be handled again\n"
+
+
+def test_a_redelivery_without_dead_deliveries_says_so(scripted_service: ScriptedService) -> None:
+    scripted_service.replies((200, {}, {"redelivered": 0}))
+    assert Lastbit(scripted_service.url).ok("webhooks", "redeliver", "1") == "no dead deliveries\n"
+
+
+def test_a_path_that_the_service_refuses_is_no_wrong_use(scripted_service: ScriptedService) -> None:
+    """Whether it doesn't know the path or its method; an older release may not."""
+    for status, code in ((404, "not_found"), (405, "method_not_allowed")):
+        scripted_service.replies((status, {}, {"code": code, "detail": "no", "status": status}))
+        assert Lastbit(scripted_service.url)("seal", "7").returncode == 1
+
+
 def test_json_keeps_all_characters_in_any_encoding(lastbit: Lastbit, encoding: str) -> None:
     """On both streams, also in a document that is written incrementally."""
     key, reason = "naïve-日本-🎉", "größer\x7f"
