@@ -23,7 +23,7 @@ import click
 
 from lastbit import __version__, errors
 from lastbit.cli import places
-from lastbit.cli.arguments import UTF8
+from lastbit.cli.arguments import UTF8, key_hint
 from lastbit.cli.output import Output, encoded, holds_unicode, plain_text
 from lastbit.retry import Retry
 
@@ -162,6 +162,8 @@ class Commands(click.Group):
 _AS_JSON = "lastbit.json"
 _COMMAND = "lastbit.command"
 """The command that runs, for messages that name its options."""
+_NUMBER = "lastbit.number"
+"""The batch that was named by its number."""
 _FINDINGS = "lastbit.findings"
 """What the command found out before its error: fields of the error's document."""
 _REPEAT = "lastbit.repeat"
@@ -374,10 +376,6 @@ def document(error: errors.LastbitError) -> dict[str, Any]:
     return fields | (context.meta.get(_FINDINGS, {}) if context else {})
 
 
-def explained(error: errors.LastbitError) -> str:
-    """The error message for command line users."""
-    if isinstance(error, errors.ServiceUnreachable):
-        attempts = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
 _REMEDIES: Mapping[errors.Obstacle | None, str] = {
     None: "Start the service there (`lastbit-server` starts one at http://127.0.0.1:8000, `make serve` in a checkout)",
     "name": "Check the name of the host",
@@ -387,6 +385,10 @@ _REMEDIES: Mapping[errors.Obstacle | None, str] = {
 }
 
 
+def explained(error: errors.LastbitError) -> str:
+    """The error message for command line users."""
+    if isinstance(error, errors.ServiceUnreachable):
+        attempts = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
         advice = "" if error.repeatable or _repeat(error) is not None else f"\n{error.advice}"
         return (
             f"no response from {error.url}: {error.cause} ({error.request}, {attempts}).\n"
@@ -400,6 +402,10 @@ _REMEDIES: Mapping[errors.Obstacle | None, str] = {
         return str(error)
     context = click.get_current_context(silent=True)
     command = context.meta.get(_COMMAND) if context else None
+    number = context.meta.get(_NUMBER) if context else None
+    if isinstance(error, errors.BatchNotFound) and number is not None:
+        hint = key_hint(number)
+        return f"{error}\n{hint[0].upper()}{hint[1:]}."
     others = [place for place in map(_place, error.errors) if place and place not in error.detail]
     return "\n".join([_in_options(str(error), command), *(f"  {_in_options(other, command)}" for other in others)])
 
@@ -492,6 +498,29 @@ def numbered(client: Client, key: str) -> int:
     return matching[0].id
 
 
+def _require_utf8(ctx: click.Context) -> None:
+    """Raises `click.BadParameter` with the name of an option or argument that can't be encoded as UTF-8. Python also
+    makes strings of arguments that are not UTF-8."""
+    for param in ctx.command.params:
+        if param.name == "token" or param.nargs == -1:
+            continue  # a token is in no error; a malformed id is named by its place
+        value = ctx.params.get(param.name or "")
+        try:
+            for text in _texts(value):
+                text.encode()
+        except UnicodeEncodeError:
+            raise click.BadParameter(f"expected text in UTF-8, not {value!r}", ctx, param) from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts of an option, which may be repeated or have parts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _texts(part)
+
+
 def session(command: F) -> F:
     """Adds the common options to a command, and passes a `Session` as its first argument."""
 
@@ -517,7 +546,9 @@ def session(command: F) -> F:
         ctx.meta[_COMMAND] = ctx.command
         # Options after the command override those before it; so --token-file may override --token.
         secret = _secret(token, token_file) or _secret(settings.token, settings.token_file)
+        _require_utf8(ctx)
         with Client(url or settings.url, token=secret, retry=PATIENCE) as client:
+            ctx.meta[_NUMBER] = options.get("batch") if isinstance(options.get("batch"), int) else None
             if isinstance(options.get("batch"), str):
                 options["batch"] = numbered(client, options["batch"])
             output = Output(settings.json or as_json)

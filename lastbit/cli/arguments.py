@@ -35,15 +35,20 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if isinstance(value, int):
             return value
+        hint = self._hint(value)
         if _is_too_large(value):
-            self.fail(f"{value!r} is too large: the id of a {self.name} is below 2^53", param, ctx)
+            self.fail(f"{value!r} is too large: the id of a {self.name} is below 2^53{hint}", param, ctx)
         if not _DECIMAL.fullmatch(value):
             self.fail(
-                f"{value!r} is not a {self.name} id: expected a decimal integer without leading zeros, like 7",
+                f"{value!r} is not a {self.name} id: expected a decimal integer without leading zeros, like 7{hint}",
                 param,
                 ctx,
             )
         return int(value)
+
+    def _hint(self, value: str) -> str:
+        """What else the digits may mean, for the end of an error."""
+        return ""
 
 
 class BatchName(Number):
@@ -61,6 +66,14 @@ class BatchName(Number):
         if value in ("", KEY_PREFIX) or value.startswith("-"):
             self.fail(f"{value!r} is not a batch: expected its number, like 7, or its key", param, ctx)
         return super().convert(value, param, ctx) if value.isdecimal() else str(value)
+
+    def _hint(self, value: str) -> str:
+        return f"; {key_hint(value)}"
+
+
+def key_hint(digits: object) -> str:
+    """How to name a batch by a key of digits."""
+    return f"digits are the number of a batch, and {KEY_PREFIX}{digits} names the key {digits}"
 
 
 class Whole(click.IntRange):
@@ -255,9 +268,16 @@ class Json(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return json.loads(value, parse_constant=self._refuse)
+            content = json.loads(value, parse_constant=self._refuse)
         except (ValueError, RecursionError) as error:
             self.fail(f"this is not JSON: {error}", param, ctx)
+        try:
+            json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
+        except UnicodeEncodeError:
+            self.fail("expected texts that can be encoded as UTF-8", param, ctx)
+        except ValueError:
+            self.fail("expected numbers that fit a double, such as 1e308 at most", param, ctx)
+        return content
 
     @staticmethod
     def _refuse(name: str) -> None:
@@ -281,7 +301,9 @@ DURATION = Duration()
 
 def labels(pairs: tuple[tuple[str, str], ...]) -> dict[str, str] | None:
     """The labels of repeated options. Raises `click.UsageError` if a name occurs twice."""
-    by_name = dict(pairs)
-    if len(by_name) < len(pairs):
-        raise click.UsageError("a label is given twice")
+    by_name: dict[str, str] = {}
+    for name, value in pairs:
+        if name in by_name:
+            raise click.UsageError(f"the label {name!r} is given twice")
+        by_name[name] = value
     return by_name or None

@@ -210,13 +210,12 @@ def issued(ids: ItemIds) -> str:
 def completion(completed: Completed) -> str:
     """A line about a complete batch in the result of an ack."""
     outcome = "[green]complete[/]" if completed.succeeded else "[yellow]complete, with failures[/]"
+    batch = title(completed.batch, completed.key)
     if completed.newly:
-        note = ": this call completed it"
-    elif completed.newly_succeeded:
-        note = ": this call made it succeed"
-    else:
-        note = " already"
-    return f"{title(completed.batch, completed.key)} is {outcome}{note}"
+        return f"{batch} is {outcome}: this call completed it"
+    if completed.newly_succeeded:
+        return f"{batch} is {outcome}: this call made it succeed"
+    return f"{batch} was already {outcome}"
 
 
 def explanation(details: Explanation) -> list[str]:

@@ -8,9 +8,11 @@ import click
 
 from lastbit import tokens
 from lastbit.cli.app import Settings, examples
-from lastbit.cli.arguments import UTF8, WHOLE
+from lastbit.cli.arguments import UTF8, Whole
 from lastbit.cli.output import Output
 from lastbit.tokens import Role
+
+RATE = Whole(1, 10**9 - 1)
 
 
 @click.group(epilog=examples("lastbit token new --role read"))
@@ -28,8 +30,8 @@ def token() -> None:
     help="Allowed actions; repeat for several roles.",
 )
 @click.option("--prefix", type=UTF8, help="Only batches whose key begins with this.")
-@click.option("--requests", type=WHOLE, help="Maximum calls per second.")
-@click.option("--items", type=WHOLE, help="Maximum items per second, of acks, failures, events and tallies.")
+@click.option("--requests", type=RATE, help="Maximum calls per second.")
+@click.option("--items", type=RATE, help="Maximum items per second, of acks, failures, events and tallies.")
 @click.option("--name", help="Name in logs and on the page.  [default: the roles and a number]")
 @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
 @click.pass_context

@@ -331,6 +331,15 @@ def test_wrong_use_is_a_message_and_exit_code_2(lastbit: Lastbit, arguments: lis
         (f"status {'9' * 20}", "is too large: the id of a batch is below 2^53"),
         ("events --after 9007199254740992", "is too large: a position of the feed is below 2^53"),
         ("status 07", "'07' is not a batch id: expected a decimal integer without leading zeros, like 7"),
+        ("status 07", "; digits are the number of a batch, and key=07 names the key 07"),
+        (f"status {'9' * 20}", f"; digits are the number of a batch, and key={'9' * 20} names the key {'9' * 20}"),
+        ("extend 7 -15", "'-15' is not a number of items: expected a whole number from 0 to 10^12"),
+        ("extend 7 5 -x", "No such option '-x'"),
+        ("append x a --data 1e999", "'--data': expected numbers that fit a double"),
+        ('append x a --data "\\ud800"', "'--data': expected texts that can be encoded as UTF-8"),
+        ("open --label a:1 --label b:1 --label a:2", "the label 'a' is given twice"),
+        ("token new --role read --requests 0", "'--requests': expected a whole number from 1 to 999999999, not '0'"),
+        ("token new --role read --items 1000000000", "'--items': expected a whole number from 1 to 999999999, not"),
     ],
 )
 def test_a_wrong_number_is_refused_with_what_is_expected(lastbit: Lastbit, arguments: str, problem: str) -> None:
@@ -387,6 +396,7 @@ def test_a_refusal_is_exit_code_1(lastbit: Lastbit) -> None:
     result = lastbit("status", "999999")
     assert (result.returncode, result.stdout) == (1, "")
     assert "batch_not_found" in result.stderr
+    assert result.stderr.endswith("\nDigits are the number of a batch, and key=999999 names the key 999999.\n")
     batch = str(lastbit.json("open", "--sealed")["id"])
     for command in (["extend", batch, "1"], ["cancel", batch]):
         result = lastbit(*command)
@@ -405,17 +415,6 @@ def test_an_unreachable_service_is_named(unused_port: int) -> None:
     assert "--url" in result.stderr
 
 
-def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
-    """They are listed; the others are applied."""
-    batch = lastbit.json("open", "--items", "1")["id"]
-    result = lastbit("ack", f"{batch}:0:0", *[f"{batch}:0:{index}" for index in range(1, 31)])
-    assert result.returncode == 3
-    assert "1 acked, 30 rejected" in result.stdout
-    assert f"rejected {batch}:0:1: unknown_item" in result.stdout
-    assert "and 10 more" in result.stdout
-
-
-def test_watching_ends_with_3_if_the_batch_does_not_succeed(lastbit: Lastbit) -> None:
 @pytest.mark.parametrize(
     ("scheme", "remedy"),
     [("https", "use http:// instead of https://, or set another address"), ("http", "check that it is a Lastbit")],
@@ -458,6 +457,17 @@ def test_a_host_with_an_unknown_name_is_not_to_be_started() -> None:
     assert "Check the name of the host, or set another address with --url or LASTBIT_URL." in result.stderr
 
 
+def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
+    """They are listed; the others are applied."""
+    batch = lastbit.json("open", "--items", "1")["id"]
+    result = lastbit("ack", f"{batch}:0:0", *[f"{batch}:0:{index}" for index in range(1, 31)])
+    assert result.returncode == 3
+    assert "1 acked, 30 rejected" in result.stdout
+    assert f"rejected {batch}:0:1: unknown_item" in result.stdout
+    assert "and 10 more" in result.stdout
+
+
+def test_watching_ends_with_3_if_the_batch_does_not_succeed(lastbit: Lastbit) -> None:
     """Because it failed, was cancelled, or did not end in time."""
     failed = str(lastbit.json("open", "--items", "1", "--sealed")["id"])
     assert lastbit("watch", failed, "--timeout", "0").returncode == 3
@@ -466,6 +476,7 @@ def test_a_host_with_an_unknown_name_is_not_to_be_started() -> None:
     result = lastbit("watch", failed)
     assert result.returncode == 3
     assert "complete, 1 failed" in result.stdout
+    assert lastbit.ok("fail", f"{failed}:0:0").endswith(f"\nbatch {failed} was already complete, with failures\n")
 
 
 def test_watching_prints_each_change(lastbit: Lastbit) -> None:

@@ -247,6 +247,10 @@ def test_a_limit_that_no_list_can_reach_is_refused(lastbit: Lastbit, command: st
         ("--url", [b"status", b"7", b"--url", b"http://\xff"]),
         ("--url", [b"--url", b"http://\xff", b"status", b"7"]),
         ("--prefix", [b"token", b"new", b"--role", b"read", b"--prefix", b"\xff"]),
+        ("--key", [b"open", b"--key", b"bad\xff"]),
+        ("--label", [b"open", b"--label", b"a:b", b"--label", b"a\xff:b"]),
+        ("--key-prefix", [b"list", b"--key-prefix", b"\xff"]),
+        ("BATCH", [b"status", b"bad\xff"]),
     ],
 )
 @pytest.mark.parametrize("end", [[], [b"--json"]])
@@ -295,10 +299,6 @@ def test_an_error_without_a_reader_ends_with_the_code_of_a_closed_pipe(lastbit: 
     assert result.returncode == 141
 
 
-# Encodings and terminals
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 # Like cases
 
 
@@ -324,6 +324,10 @@ def test_a_path_that_the_service_refuses_is_no_wrong_use(scripted_service: Scrip
         assert Lastbit(scripted_service.url)("seal", "7").returncode == 1
 
 
+# Encodings and terminals
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_json_keeps_all_characters_in_any_encoding(lastbit: Lastbit, encoding: str) -> None:
     """On both streams, also in a document that is written incrementally."""
     key, reason = "naïve-日本-🎉", "größer\x7f"
