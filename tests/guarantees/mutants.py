@@ -2848,8 +2848,8 @@ MUTANTS = [
     Mutant(
         "no-fence",
         "core.processes.handling:Handlings.apply",
-        "fences[operation] in refused",
-        "False",
+        "if refusal is not None:",
+        "if False:",
         _PROCESSES + "test_a_stale_workers_every_write_is_refused",
     ),
     Mutant(
