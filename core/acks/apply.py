@@ -39,7 +39,8 @@ class FlushState:
     """The groups of admitted items; their rows, if any, are locked."""
     missing: set[Key] = field(default_factory=set)
     """Groups without a row yet."""
-    changed: set[Key] = field(default_factory=set)
+    changed: dict[int, set[int]] = field(default_factory=dict)
+    """By batch, the numbers of the groups with flipped bits."""
     deltas: dict[int, BatchDelta] = field(default_factory=dict)
     reasons: dict[tuple[int, int], str] = field(default_factory=dict)
     """(batch, number) → the reason of the failure, which must be written."""
@@ -126,6 +127,7 @@ def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
     batch = unit.batch
     size = state.seen[batch].group_size
     resolved_now = redriven_now = 0
+    changed: set[int] = set()
     filled = False
     # Apply items one by one if that is cheaper than a mask, or if a journal entry needs their numbers.
     threshold = 64 if batch in state.acked else 8
@@ -141,12 +143,13 @@ def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
         outcome.applied += resolved + redriven
         outcome.repeated += count - resolved - redriven
         if resolved or redriven:
-            state.changed.add((batch, number))
+            changed.add(number)
             filled = filled or group.resolved_count == size
         resolved_now += resolved
         redriven_now += redriven
     if not resolved_now and not redriven_now:
         return
+    state.changed.setdefault(batch, set()).update(changed)
     delta = state.deltas.setdefault(batch, BatchDelta())
     delta.last_changer = unit
     if resolved_now:

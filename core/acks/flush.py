@@ -107,9 +107,10 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
         state.locked_rows,
         state.refused_batches(units, outcomes),
     )
-    for key in state.changed:
-        if key[0] not in state.journal_states:
-            state.groups[key].mark_stored(state.issued(*key))
+    for batch, numbers in state.changed.items():
+        if batch not in state.journal_states:
+            for number in numbers:
+                state.groups[batch, number].mark_stored(state.issued(batch, number))
     if candidates := _scattered(state):
         cache.journal(candidates if cache.may_journal(tx) else ())
     if any(verdict.complete for verdict in verdicts.values()):
@@ -254,12 +255,13 @@ def _for_update(tx: Connection, *key: str) -> str:
 
 def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:
     """Load the groups of admitted items in journaled batches, whose rows are locked."""
-    by_batch: dict[int, list[int]] = {batch: [] for batch in locks.journal_states if batch in state.locked_rows}
-    for batch, number in state.missing:
-        if batch in by_batch:
-            by_batch[batch].append(number)
-    for batch, numbers in by_batch.items():
+    by_batch: dict[int, list[Key]] = {batch: [] for batch in locks.journal_states if batch in state.locked_rows}
+    for key in state.missing:
+        if key[0] in by_batch:
+            by_batch[key[0]].append(key)
+    for batch, keys in by_batch.items():
         row = state.locked_rows[batch]
+        numbers = [number for _, number in keys]
         journal_state = journal.catch_up(
             tx, batch, row.group_size, locks.journal_states[batch], row.journal_next, locks.entries.get(batch)
         )
@@ -267,18 +269,15 @@ def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:
             _check((batch, number), journal_state.groups[number], state.issued(batch, number))
         state.journal_states[batch] = journal_state
         state.acked[batch] = []
-        for number in numbers:
-            state.missing.discard((batch, number))
-            state.groups[batch, number] = journal_state.groups[number]
+        state.missing.difference_update(keys)
+        state.groups |= zip(keys, map(journal_state.groups.__getitem__, numbers), strict=True)
 
 
 def _scattered(state: FlushState) -> list[int]:
     """The batches that should be journaled from now on."""
-    counts: dict[int, int] = {}
-    for batch, _ in state.changed:
-        counts[batch] = counts.get(batch, 0) + 1
     candidates = []
-    for batch, groups in counts.items():
+    for batch, numbers in state.changed.items():
+        groups = len(numbers)
         if groups < journal.SCATTERED or batch in state.journal_states:
             continue
         delta, look = state.deltas[batch], state.seen[batch]
@@ -346,7 +345,8 @@ def _write_groups(pipeline: Pipeline, state: FlushState) -> None:
     texts, old = _write_journaled(tx, state) if state.journal_states else ([], [])
     new: list[str] = []
     patches: list[group_rows.Patch] = []
-    for key in sorted(key for key in state.changed if key[0] not in state.journal_states):
+    direct = sorted(state.changed.keys() - state.journal_states.keys())
+    for key in ((batch, number) for batch in direct for number in sorted(state.changed[batch])):
         group, issued = state.groups[key], state.issued(*key)
         if key in state.missing:
             new.append(_row(tx, key, group, issued))
@@ -369,7 +369,7 @@ def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list
             batch,
             row.group_size,
             groups=-(-row.items // row.group_size),
-            changed={number for owner, number in state.changed if owner == batch},
+            changed=state.changed[batch],
             acked=state.acked.get(batch),
             ends=completes(State(row.state), row.items, row.acked + delta.acked, row.failed + delta.failed),
         )

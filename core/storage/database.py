@@ -59,6 +59,23 @@ def _count(retry: tenacity.RetryCallState) -> None:
         metrics.RETRIED[trouble.fault].inc()
 
 
+def _retrying(attempts: int, multiplier: float, longest: float) -> tenacity.Retrying:
+    """Runs a transaction again after a fault, at most `attempts` times in all, with random waits of up to `longest`
+    seconds."""
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(_Faulted),
+        stop=tenacity.stop_after_attempt(attempts),
+        wait=tenacity.wait_random_exponential(multiplier=multiplier, max=longest),
+        before_sleep=_count,
+        reraise=True,
+    )
+
+
+# Conflicts are normal. Sixty attempts with jitter outlasted every load that we could create.
+_WRITES: Final = _retrying(60, multiplier=0.005, longest=0.4)
+_READS: Final = _retrying(4, multiplier=0.05, longest=0.5)
+
+
 def after_commit(tx: Connection, react: Callable[[], None]) -> None:
     """Call `react` after this transaction's commit, in the thread that committed. It must not block or raise."""
     tx.info.setdefault(_AFTER, []).append(react)
@@ -127,16 +144,8 @@ class Database:
                         raise errors.LockTimeout("a row that the call needs is locked by another transaction") from None
                 raise
 
-        # Conflicts are normal. Sixty attempts with jitter outlasted every load that we could create.
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_Faulted),
-            stop=tenacity.stop_after_attempt(60),
-            wait=tenacity.wait_random_exponential(multiplier=0.005, max=0.4),
-            before_sleep=_count,
-            reraise=True,
-        )
         try:
-            return retrying(attempt)
+            return _WRITES(attempt)
         except _Faulted as trouble:
             raise errors.Contended("too many transactions want the same rows") from trouble.cause
 
@@ -151,9 +160,11 @@ class Database:
         outcome = metrics.ROLLED_BACK
         try:
             with self._connected() as tx:
-                tx = tx.execution_options(**self.dialect.begin_writing)
+                options = self.dialect.begin_writing
                 if lock_wait is not None:
-                    tx = tx.execution_options(**{LOCK_WAIT_OPTION: lock_wait})
+                    options = options | {LOCK_WAIT_OPTION: lock_wait}
+                if options:
+                    tx = tx.execution_options(**options)
                 try:
                     # Explicitly, because SQLAlchemy doesn't see the statements that `statements` executes.
                     tx.begin()
@@ -248,15 +259,8 @@ class Database:
                     self._judge(tx, error, committing=False)
                     raise
 
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_Faulted),
-            stop=tenacity.stop_after_attempt(4),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
-            before_sleep=_count,
-            reraise=True,
-        )
         try:
-            return retrying(attempt)
+            return _READS(attempt)
         except _Faulted as trouble:
             raise errors.Unavailable(faults.outage(trouble.cause)) from trouble.cause
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, TypeVarTuple, Unpack
 
 import pytest
@@ -383,7 +384,7 @@ def test_a_transaction_that_meets_a_conflict_each_time_fails_alone(
     assert merged(database, handle("i", 1, 0, "commands"))[0].error is None
     with database.engine.begin() as tx:
         tx.execute(sa.delete(tables.outbox))
-    monkeypatch.setattr(tenacity, "wait_random_exponential", lambda **_: tenacity.wait_none())
+    monkeypatch.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda seconds: None))
     with gated(database) as (service, gate), ThreadPoolExecutor(6) as pool:
         first = pool.submit(service.batches.open, Opening())
         assert gate.arrived.acquire(timeout=60)
