@@ -116,13 +116,13 @@ class _Run(Generic[R]):
                 for lane in self._lanes:
                     lane.put(None)
                 self._wait_for_lanes()
+                self._end(committer)
             except BaseException as error:  # noqa: BLE001  # Ctrl-C too: it is raised after the last commit
                 self._fail(error)
                 self._wait_for_lanes()
+                self._end(committer)
         finally:
             self._over.set()
-            self._hurry.set()
-        committer.join()
         self._commit_at_the_end()
         if self._failure is not None:
             raise self._failure
@@ -216,6 +216,11 @@ class _Run(Generic[R]):
                 self._changed.wait(seconds)
 
     # The committer.
+
+    def _end(self, committer: threading.Thread) -> None:
+        self._over.set()
+        self._hurry.set()
+        committer.join()
 
     def _commit_regularly(self) -> None:
         try:

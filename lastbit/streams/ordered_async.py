@@ -96,13 +96,12 @@ class _Run(Generic[R]):
             self._over.set()
             for task in (failure, reader, *lanes):
                 task.cancel()
-            await asyncio.gather(reader, committer, *lanes, return_exceptions=True)
             # A cancellation waits for it; a second one doesn't.
-            last_commit = asyncio.create_task(self._commit_at_the_end(), name="lastbit-last-commit")
+            end = asyncio.create_task(self._end(reader, committer, *lanes), name="lastbit-end")
             try:
-                await asyncio.shield(last_commit)
+                await asyncio.shield(end)
             except asyncio.CancelledError:
-                await last_commit
+                await end
                 raise
         if self._failure is not None:
             raise self._failure
@@ -177,6 +176,11 @@ class _Run(Generic[R]):
             raise failed(entry.offset, worse) from worse
 
     # The committer.
+
+    async def _end(self, *parts: asyncio.Task[None]) -> None:
+        """Wait for the parts, which are ending, and commit the safe floor."""
+        await asyncio.gather(*parts, return_exceptions=True)
+        await self._commit_at_the_end()
 
     async def _commit_regularly(self) -> None:
         try:

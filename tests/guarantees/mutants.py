@@ -3156,6 +3156,20 @@ MUTANTS = [
         _ORDERED + "test_a_cancelled_stream_commits_acked_records",
     ),
     Mutant(
+        "an-interrupt-at-the-end-skips-the-last-commit",
+        "lastbit.streams.ordered:_Run.run",
+        "self._fail(error)\n            self._wait_for_lanes()\n            self._end(committer)",
+        "raise",
+        _ORDERED + "test_an_interrupt_at_the_end_waits_for_the_commit_under_way_and_the_last_one",
+    ),
+    Mutant(
+        "a-cancellation-at-the-end-skips-the-last-commit",
+        "lastbit.streams.ordered_async:_Run.run",
+        "asyncio.shield(end)",
+        "end",
+        _ORDERED + "test_a_cancellation_at_the_end_waits_for_the_commit_under_way_and_the_last_one",
+    ),
+    Mutant(
         # Equivalent from Python 3.12 on.
         "a-reader-loses-its-cancellation",
         "lastbit.streams.ordered_async:_set_within",

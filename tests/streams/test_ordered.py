@@ -879,6 +879,74 @@ def test_a_commit_that_is_cancelled_from_within_is_tried_again() -> None:
     assert commits == [0, 0]
 
 
+def test_an_interrupt_at_the_end_waits_for_the_commit_under_way_and_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C comes when all records are handled, while a commit of the first one is under way."""
+    commits: list[int] = []
+    reached, goes_on = threading.Event(), threading.Event()
+    join = threading.Thread.join
+
+    def source() -> Iterator[Any]:
+        yield 0, 0
+        assert reached.wait(60)
+        yield from numbered(10)[1:]
+
+    def commit(floor: int) -> None:
+        reached.set()
+        assert goes_on.wait(60)
+        commits.append(floor)
+
+    def interrupted_once(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "lastbit-commits" and not goes_on.is_set():
+            goes_on.set()
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        run_ordered(source(), same, key=same, commit=commit, every=0.001)
+    assert commits == [0, 9]
+
+
+def test_a_cancellation_at_the_end_waits_for_the_commit_under_way_and_the_last_one() -> None:
+    commits: list[int] = []
+
+    async def handle(record: int) -> None:
+        pass
+
+    async def main() -> None:
+        reached, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def source() -> AsyncIterator[Any]:
+            yield 0, 0
+            await reached.wait()
+            for record in numbered(10)[1:]:
+                yield record
+
+        async def commit(floor: int) -> None:
+            reached.set()
+            await goes_on.wait()
+            commits.append(floor)
+
+        window = AckWindow()
+        task = asyncio.create_task(
+            run_ordered_async(source(), handle, key=same, commit=commit, every=0.001, window=window)
+        )
+        while window.floor < 9:
+            await asyncio.sleep(0)
+        await iterations(20)
+        task.cancel()
+        await iterations(1)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert commits == [0, 9]
+
+
 def test_a_cancellation_waits_for_the_last_commit() -> None:
     """It is interrupted only by a second one."""
     ended: list[int] = []
