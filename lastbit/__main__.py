@@ -16,7 +16,7 @@ def main() -> None:
     try:
         from lastbit.cli import cli
     except KeyboardInterrupt:
-        raise SystemExit(130) from None  # as `cli.app.INTERRUPTED`, which could not be imported
+        raise SystemExit(130) from None  # as `cli.faults.INTERRUPTED`, which could not be imported
 
     cli(prog_name="lastbit")
 

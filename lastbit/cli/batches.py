@@ -12,8 +12,9 @@ import click
 
 from lastbit import _calls, _traces, progress
 from lastbit.cli import batch_list, rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, add_to_error, confirm, end, examples, sent_once, session, yes_option
+from lastbit.cli.app import Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, LIMIT, NONE, WHOLE, OrNone, Whole, labels
+from lastbit.cli.faults import NOT_SUCCEEDED, add_to_error, sent_once
 from lastbit.cli.filters import filter_options
 from lastbit.cli.output import plain, safe
 from lastbit.errors import BatchNotFound, LastbitError

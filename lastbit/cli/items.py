@@ -11,9 +11,10 @@ import click
 
 from lastbit import errors
 from lastbit.cli import rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, not_repeatable, session, yes_option
+from lastbit.cli.app import Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, LIMIT, Whole
 from lastbit.cli.failures import Failures
+from lastbit.cli.faults import NOT_SUCCEEDED, not_repeatable
 from lastbit.cli.standard_input import chunks
 from lastbit.models import AckResult, FailedRange, PendingRange
 

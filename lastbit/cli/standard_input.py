@@ -9,7 +9,7 @@ import click
 
 from lastbit import errors
 from lastbit._masks import MOST_ITEMS
-from lastbit.cli.app import StreamFailed
+from lastbit.cli.faults import StreamFailed
 from lastbit.ids import InvalidItemId, ItemId
 
 # Longer than any id, so that a wrong file is not read into memory as one line.

@@ -6,8 +6,9 @@ import click
 
 from lastbit import progress
 from lastbit.cli import rendering
-from lastbit.cli.app import NOT_SUCCEEDED, Session, end, examples, session
+from lastbit.cli.app import Session, end, examples, session
 from lastbit.cli.arguments import BATCH, DURATION
+from lastbit.cli.faults import NOT_SUCCEEDED
 from lastbit.models import Batch
 
 

@@ -7,8 +7,9 @@ from itertools import islice
 import click
 
 from lastbit import webhooks as model
-from lastbit.cli.app import NOT_SUCCEEDED, Session, confirm, end, examples, session, yes_option
+from lastbit.cli.app import Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import LIMIT, WEBHOOK, Duration, Whole
+from lastbit.cli.faults import NOT_SUCCEEDED
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 

@@ -25,7 +25,7 @@ from lastbit import (
     ServiceUnreachable,
     WebhookNotFound,
 )
-from lastbit.cli.app import explained
+from lastbit.cli.faults import explained
 from lastbit.webhooks import Webhook
 from tests.support.receivers import Receiver, status
 from tests.support.servers import run_module, running_service, sqlite_file
