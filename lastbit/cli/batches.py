@@ -120,23 +120,8 @@ def open_batch(
             s.output.say(f"callback: webhook {batch.callback.id}, secret {safe(batch.callback.secret)}")
 
 
-class CountingCommand(click.Command):
-    """A command with an argument COUNT. A negative count looks like an option; its error is that of the count."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if not error.option_name[1:].isdecimal():
-                raise
-            param = next(param for param in self.params if param.name == "count")
-            COUNT.convert(next(text for text in given if text.startswith(error.option_name)), param, ctx)
-            raise
-
-
 @click.command(
-    cls=CountingCommand,
+    context_settings={"ignore_unknown_options": True},  # so that the error of a negative count is that of a count
     epilog=examples("lastbit extend 7 5000", "lastbit extend catalog-42 5000 --idempotency-key chapter-2 --ids"),
 )
 @click.argument("batch", type=BATCH)

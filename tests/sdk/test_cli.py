@@ -334,7 +334,7 @@ def test_wrong_use_is_a_message_and_exit_code_2(lastbit: Lastbit, arguments: lis
         ("status 07", "; digits are the number of a batch, and key=07 names the key 07"),
         (f"status {'9' * 20}", f"; digits are the number of a batch, and key={'9' * 20} names the key {'9' * 20}"),
         ("extend 7 -15", "'-15' is not a number of items: expected a whole number from 0 to 10^12"),
-        ("extend 7 5 -x", "No such option '-x'"),
+        ("extend 7 5 -x", "Got unexpected extra argument (-x)"),
         ("append x a --data 1e999", "'--data': expected numbers that fit a double"),
         ('append x a --data "\\ud800"', "'--data': expected texts that can be encoded as UTF-8"),
         ("open --label a:1 --label b:1 --label a:2", "the label 'a' is given twice"),
