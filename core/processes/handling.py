@@ -144,10 +144,10 @@ class Handlings:
         self._outbox.load()
         for operation in self._operations:
             try:
-                if operation not in fences:
-                    raise errors.ProcessNotFound(operation.handling.process)
-                refusal = refused.get(fences[operation])
-                if isinstance(refusal, errors.ConsumerGroupNotFound):  # deleted since the fences were looked up
+                fence = fences.get(operation)
+                refusal = None if fence is None else refused.get(fence)
+                # It may have been deleted since the fences were looked up.
+                if fence is None or isinstance(refusal, errors.ConsumerGroupNotFound):
                     raise errors.ProcessNotFound(operation.handling.process)
                 if refusal is not None:
                     raise refusal
