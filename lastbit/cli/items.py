@@ -15,8 +15,12 @@ from lastbit.cli.app import Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, LIMIT, Whole
 from lastbit.cli.failures import Failures
 from lastbit.cli.faults import NOT_SUCCEEDED, not_repeatable
+from lastbit.cli.output import plain
 from lastbit.cli.standard_input import chunks
-from lastbit.models import AckResult, FailedRange, PendingRange
+from lastbit.models import AckResult, Batch, FailedRange, PendingRange
+
+MOST_LOOKED_UP = 100
+"""Maximum batches of a command that are read to find out whether its failures cancelled them."""
 
 
 @click.command(epilog=examples("lastbit ack 7:0:42 7:0:43", "lastbit pending 7 --ids | head -1000 | lastbit ack -"))
@@ -39,7 +43,8 @@ def ack(s: Session, ids: tuple[str, ...]) -> None:
 def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
     """Mark items as failed (dead-lettered). An ack wins over a failure, even later.
 
-    Without an ID, or with a dash, ids are read from standard input, one per line, without limit.
+    Without an ID, or with a dash, ids are read from standard input, one per line, without limit. A batch that is
+    cancelled because its failures exceed its tolerance is named.
     """
     _resolve(s, ids, lambda chunk: s.client.fail(chunk, reason), "failed")
 
@@ -47,10 +52,16 @@ def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
 def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckResult], verb: str) -> None:
     result = AckResult()
     count = 0
+    batches: dict[int, None] = {}
+    cancelled: list[Batch] = []
     try:
         for chunk in chunks(ids):
             result = result.merged(send(chunk))
             count += len(chunk)
+            if len(batches) < MOST_LOOKED_UP:
+                batches |= dict.fromkeys(int(item.partition(":")[0]) for item in chunk)
+        if verb == "failed" and (result.applied or result.rejected):
+            cancelled = list(_cancelled(s, islice(batches, MOST_LOOKED_UP)))
     except (errors.LastbitError, KeyboardInterrupt) as error:
         if isinstance(error, errors.LastbitError):
             if error.partial is not None:
@@ -64,9 +75,26 @@ def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckRe
             if count:
                 click.echo(f"The first {count:,} ids were sent; sending them again is safe.", err=True)
         raise
-    s.output.answer(result, *rendering.resolved(result, verb))
+    document = plain(result)
+    if verb == "failed":
+        document["cancelled"] = [{"batch": batch.id, "key": batch.key} for batch in cancelled]
+    s.output.answer(document, *rendering.resolved(result, verb), *map(rendering.cancellation, cancelled))
     if result.rejected:
         end(NOT_SUCCEEDED)
+
+
+def _cancelled(s: Session, batches: Iterable[int]) -> Iterator[Batch]:
+    """Those of the batches that are cancelled because too many of their items failed. The response to failures doesn't
+    name them."""
+    for batch in batches:
+        try:
+            info = s.client.batch(batch).refresh()
+        except errors.BatchNotFound:
+            continue
+        except errors.LastbitError:  # the failures are stored nonetheless
+            return
+        if info.state == "cancelled" and info.exceeded:
+            yield info
 
 
 @click.command(

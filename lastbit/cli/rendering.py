@@ -218,6 +218,11 @@ def completion(completed: Completed) -> str:
     return f"{batch} was already {outcome}"
 
 
+def cancellation(batch: Batch) -> str:
+    """A line about a batch that its failures cancelled."""
+    return f"{title(batch.id, batch.key)} is [red]cancelled[/]: its failures exceed its tolerance"
+
+
 def explanation(details: Explanation) -> list[str]:
     """One sentence per reason."""
     verdict = "[green]done[/]" if details.done else "[yellow]not done[/]"

@@ -108,6 +108,23 @@ def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
     assert "100.0 %" in text
 
 
+def test_failures_that_cancel_their_batch_say_so(lastbit: Lastbit) -> None:
+    """So do later ones, which are rejected. Failures within the tolerance, and a batch without one, are not named."""
+    policy = ("--tolerated-failures", "1", "--on-exceeded", "cancel")
+    ids = lastbit.ok("open", "--key", "strict", "--items", "4", *policy, "--ids").split()
+    others = lastbit.ok("open", "--items", "4", "--tolerated-failures", "1", "--ids").split()
+    batch = ids[0].partition(":")[0]
+    assert lastbit.ok("fail", ids[0]) == "1 failed\n"
+    assert lastbit.ok("fail", *others[:2], *ids[:2]) == (
+        "3 failed, 1 repeated (acked or failed before; acked items stay acked)\n"
+        f"batch {batch} strict is cancelled: its failures exceed its tolerance\n"
+    )
+    late = lastbit.json("fail", others[2], "999999:0:0", ids[2], code=3)
+    assert (late["applied"], late["cancelled"]) == (1, [{"batch": int(batch), "key": "strict"}])
+    assert lastbit.json("fail", others[3])["cancelled"] == []
+    assert "cancelled" not in lastbit.json("ack", others[0])
+
+
 def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
     """With the service's own field names."""
     policy = ("--tolerated-failures", "1", "--tolerated-failure-percentage", "50", "--on-exceeded", "cancel")
