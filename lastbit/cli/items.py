@@ -23,7 +23,7 @@ MOST_LOOKED_UP = 100
 """Maximum batches of a command that are read to find out whether its failures cancelled them."""
 
 
-@click.command(epilog=examples("lastbit ack 7:0:42 7:0:43", "lastbit pending 7 --ids | head -1000 | lastbit ack -"))
+@click.command(epilog=examples("lastbit ack 7:0:42 7:0:43", "lastbit pending 7 --ids --limit 1000 | lastbit ack -"))
 @click.argument("ids", nargs=-1, metavar="[ID]... [-]")
 @session
 def ack(s: Session, ids: tuple[str, ...]) -> None:
@@ -105,18 +105,18 @@ def _cancelled(s: Session, batches: Iterable[int]) -> Iterator[Batch]:
 @click.argument("batch", type=BATCH)
 @click.option("--failed", is_flag=True, help="Show the failed items instead, grouped by reason.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each id on a line, and nothing else.")
-@click.option("--limit", type=LIMIT, help="Maximum number of ranges.  [default: all]")
+@click.option("--limit", type=LIMIT, help="Maximum number of ranges, or with --ids of ids.  [default: all]")
 @session
 def pending(s: Session, batch: int, failed: bool, ids_only: bool, limit: int | None) -> None:
     """Show the pending items of BATCH, as ranges of ids."""
     handle = s.client.batch(batch)
     page_size = min(limit or 1000, 1000)
     matching: Iterator[Any] = handle.failed(page_size=page_size) if failed else handle.pending(page_size=page_size)
-    ranges_shown = islice(matching, limit)
     # Fetch the first page before writing, so that an error does not leave half a document.
-    ranges = chain(list(islice(ranges_shown, 1)), ranges_shown)
+    matching = chain(list(islice(matching, 1)), matching)
+    ranges = islice(matching, limit)
     if ids_only:
-        ids = chain.from_iterable(one.ids for one in ranges)
+        ids = islice(chain.from_iterable(one.ids for one in ranges), limit)
         if s.output.as_json:
             s.output.stream({"batch": batch}, "ids", ids)
         else:

@@ -125,6 +125,19 @@ def test_failures_that_cancel_their_batch_say_so(lastbit: Lastbit) -> None:
     assert "cancelled" not in lastbit.json("ack", others[0])
 
 
+def test_a_limit_counts_what_is_shown(lastbit: Lastbit) -> None:
+    """Ranges, or ids; both are pending or failed."""
+    ids = lastbit.ok("open", "--items", "9", "--ids").split()
+    batch = ids[0].partition(":")[0]
+    lastbit.ok("fail", ids[3], ids[4], ids[6])
+    for option, shown in (("--limit=2", ids[:2]), ("--limit=5", [*ids[:3], ids[5], ids[7]])):
+        assert lastbit.ok("pending", batch, "--ids", option).split() == shown
+        assert lastbit.json("pending", batch, "--ids", option)["ids"] == shown
+    assert lastbit.ok("pending", batch, "--failed", "--ids", "--limit", "1").split() == [ids[3]]
+    ranges = lastbit.json("pending", batch, "--limit", "2")["ranges"]
+    assert [one["start"] for one in ranges] == [0, 5]
+
+
 def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
     """With the service's own field names."""
     policy = ("--tolerated-failures", "1", "--tolerated-failure-percentage", "50", "--on-exceeded", "cancel")
