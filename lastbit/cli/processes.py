@@ -92,9 +92,15 @@ def show(s: Session, process: str, instance: str) -> None:
 def retry(s: Session, process: str, instance: str, event: str | None) -> None:
     """Retry the parked events of INSTANCE."""
     count = s.client.processes.retry(process, instance, event=event)
-    if event is not None and not count:
+    if event is None or count:
+        s.output.answer({"retrying": count}, f"{number(count, 'event')} will be handled again")
+        return
+    # A retry of this event may have been applied before, by an attempt whose response was lost.
+    history = s.client.processes.get(process, instance).history
+    status = next((received.status for received in history if received.event == event), None)
+    if status is None:
         raise NotParked(instance, event)
-    s.output.answer({"retrying": count}, f"{number(count, 'event')} will be handled again")
+    s.output.answer({"retrying": 0, "status": status}, f"the event is not parked: it is {_status(status)}")
 
 
 @processes.command(epilog=examples("lastbit processes delete ship-order"))

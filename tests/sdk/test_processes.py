@@ -600,3 +600,31 @@ def test_the_command_line_shows_and_retries(url: str, client: Client) -> None:
     assert "ship" in lastbit(url, "commands", "--type", "ship", "--follow", "--limit", "1")
     assert "finished" in lastbit(url, "processes", "instances", "shown")
     assert "deleted" in lastbit(url, "processes", "delete", "shown")
+
+
+def test_a_retry_of_one_event_can_be_repeated(url: str, client: Client) -> None:
+    """If its response was lost, the repeat finds the event retried or handled. An event that the instance doesn't have
+    is wrong use, as a webhook refuses to redeliver one."""
+    failing = [True]
+
+    def fragile(state: Any, event: Event) -> Any:
+        if failing[0]:
+            raise ValueError("no such item")
+        return ship(state, event)
+
+    process = Process("again", correlate("again"), fragile)
+    with working(url, process, "w1"):
+        append(client, "again", range(1), ["reserved"])
+        while not list(client.processes.instances("again", status="parked")):
+            pass
+    retry = ("processes", "retry", "again", "again-0", "--event")
+    assert client.processes.retry("again", "again-0", event="again:0:reserved") == 1
+    assert lastbit(url, *retry, "again:0:reserved") == "the event is not parked: it is retrying\n"
+    failing[0] = False
+    with working(url, process, "w1"):
+        while client.processes.get("again", "again-0").history[0].status != "handled":
+            pass
+    assert json.loads(lastbit(url, *retry, "again:0:reserved", "--json")) == {"retrying": 0, "status": "handled"}
+    result = run_module("lastbit", *retry, "nosuch", "--url", url)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--event: 'again-0' has no parked event with the id 'nosuch'" in result.stderr
