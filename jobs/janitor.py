@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -26,25 +25,22 @@ from core.settings import settings_of
 from core.storage import checks
 from core.storage.opening import check_privileges
 from jobs.databases import opened
+from lastbit import durations
 
 CLOCKS: Final = 3600
 """The largest allowed difference, in seconds, between the database's clock and this machine's."""
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def duration(text: str) -> timedelta:
     """The duration in a text such as `90s`, `30m`, `12h`, `7d` or `2w`."""
-    match = re.fullmatch("([0-9]{1,9})([smhdw])", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a duration; expected a number and a unit: 90s, 30m, 12h, 7d, 2w"
-        )
     try:
-        length = timedelta(**{_UNITS[match[2]]: int(match[1])})
+        length = timedelta(seconds=durations.seconds(text))
         datetime.now(UTC) - length  # raises OverflowError if there is no such date
         return length
     except OverflowError:
         raise argparse.ArgumentTypeError(f"{text!r} is too long") from None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def shown(report: Report) -> dict[str, object]:

@@ -9,14 +9,12 @@ from typing import Any
 
 import click
 
+from lastbit import durations
 from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS
 
 KEY_PREFIX = "key="
 
 _DECIMAL = re.compile("0|[1-9][0-9]{0,15}")
-_DURATION = re.compile("([0-9]{1,9})([smhd]?)")
-_AGO = re.compile("([0-9]{1,9})([smhd])")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _is_too_large(text: str) -> bool:
@@ -136,6 +134,14 @@ class Real(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
             self.fail(f"expected a number, like 30 or 0.5, not {value!r}", param, ctx)
 
 
+def _span(text: str) -> timedelta | None:
+    """The duration in a text that may also be a date. Raises `OverflowError`."""
+    try:
+        return timedelta(seconds=durations.seconds(text))
+    except ValueError:
+        return None
+
+
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     """A time: a duration before now (2h, 7d), or a date with an optional time, in UTC unless it has an offset."""
 
@@ -145,8 +151,8 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         if isinstance(value, datetime):
             return value
         try:
-            if match := _AGO.fullmatch(value):
-                return datetime.now(UTC) - timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+            if (span := _span(value)) is not None:
+                return datetime.now(UTC) - span
             moment = datetime.fromisoformat(value)
             return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
         except (ValueError, OverflowError):
@@ -167,8 +173,8 @@ class Deadline(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
         if isinstance(value, datetime):
             return value
         try:
-            if match := _AGO.fullmatch(value):
-                return datetime.now(UTC) + timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+            if (span := _span(value)) is not None:
+                return datetime.now(UTC) + span
             moment = datetime.fromisoformat(value)
             if moment.tzinfo is None:
                 raise ValueError("it has no zone")
@@ -225,7 +231,7 @@ class Label(click.ParamType):  # type: ignore[type-arg]  # generic in newer clic
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
-    """Seconds, or a whole number with a unit: 90, 90s, 15m, 12h, 7d. `longest` has the same form."""
+    """Seconds, or a whole number with a unit: 90, 90s, 15m, 12h, 7d, 2w. `longest` has the same form."""
 
     name = "duration"
 
@@ -235,12 +241,11 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = _DURATION.fullmatch(value)
-        if match is None:
-            self.fail(
-                f"{value!r} is not a duration: expected seconds, or a number with s, m, h or d, like 15m", param, ctx
-            )
-        seconds = int(match[1]) * _SECONDS[match[2]]
+        try:
+            seconds = durations.seconds(f"{value}s" if value.isdecimal() else value)
+        except ValueError:
+            units = durations.UNITS
+            self.fail(f"{value!r} is not a duration: expected seconds, or a number with {units}, like 15m", param, ctx)
         if self._longest is not None and seconds > (limit := Duration().convert(self._longest, param, ctx)):
             self.fail(f"{value!r} is too long: expected at most {self._longest} ({limit:,} seconds)", param, ctx)
         return seconds

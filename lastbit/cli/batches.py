@@ -41,7 +41,7 @@ Labels = tuple[tuple[str, str], ...]
 @click.option("--sealed", is_flag=True, help="Seal it at once: no more items will come.")
 @click.option("--group-size", type=WHOLE, metavar="N", help="Items per group, a multiple of 8 from 64 to 32768.")
 @click.option("--parent", metavar="ITEM", help="The item of another batch that this batch resolves.")
-@click.option("--expires-in", type=DURATION, help="Idleness after which it expires: seconds, or 15m, 12h, 7d.")
+@click.option("--expires-in", type=DURATION, help="Idleness after which it expires: seconds, or 15m, 12h, 7d, 2w.")
 @click.option(
     "--deadline",
     type=DEADLINE,

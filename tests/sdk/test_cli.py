@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from jobs import janitor
 from lastbit import AsyncClient, Batch, BatchCounts, Client, ItemIds, Repair
 from lastbit.cli.rendering import batch_table
 from tests.sdk.terminals import on_terminal
@@ -168,6 +169,18 @@ def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
     assert lastbit.json("list", "--label", "c:d:e")["batches"][0]["id"] == batch["id"]
     assert lastbit.json("cancel", number)["state"] == "cancelled"
     assert lastbit.json("watch", number, code=3)["state"] == "cancelled"
+
+
+def test_all_durations_have_the_same_units(lastbit: Lastbit) -> None:
+    """Also those before and after now, and those of the janitor."""
+    for text, seconds in (("90s", 90), ("15m", 900), ("12h", 43_200), ("7d", 604_800), ("2w", 1_209_600)):
+        key = f"due-in-{text}"
+        batch = lastbit.json("open", "--key", key, "--items", "1", "--expires-in", text, "--deadline", text)
+        assert batch["expires_in"] == seconds
+        span = datetime.fromisoformat(batch["deadline"]) - datetime.fromisoformat(batch["created_at"])
+        assert abs(span.total_seconds() - seconds) < 60
+        assert [one["id"] for one in lastbit.json("list", "--key", key, "--since", text)["batches"]] == [batch["id"]]
+        assert janitor.duration(text).total_seconds() == seconds
 
 
 def test_common_options_may_precede_the_command(lastbit: Lastbit, unused_port: int) -> None:
