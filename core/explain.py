@@ -129,13 +129,14 @@ def _failed(tx: Connection, subject: _Subject) -> Iterator[Reason]:
     )
 
 
-def _failed_so_far(tx: Connection, subject: _Subject) -> Iterator[Reason]:
+def _failed_incomplete(tx: Connection, subject: _Subject) -> Iterator[Reason]:
     batch = subject.batch
-    if batch.state not in LIVE or not batch.failed:
+    if batch.complete or not batch.failed:
         return
     why, facts = _why(tx, batch)
     verb = "has" if batch.failed == 1 else "have"
-    yield Reason("failed", f"{_count(batch.failed, 'item')} {verb} failed so far{why}.", facts)
+    so_far = " so far" if batch.state in LIVE else ""
+    yield Reason("failed", f"{_count(batch.failed, 'item')} {verb} failed{so_far}{why}.", facts)
 
 
 def _why(tx: Connection, batch: Batch) -> tuple[str, dict[str, Any]]:
@@ -338,7 +339,7 @@ _RULES: Final[tuple[Callable[[Connection, _Subject], Iterator[Reason]], ...]] = 
     _pending,
     _oldest_untouched_group,
     _waiting_for_children,
-    _failed_so_far,
+    _failed_incomplete,
     _parent_not_told,
     _webhook_not_delivered,
 )

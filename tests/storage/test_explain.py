@@ -14,6 +14,7 @@ from core.batches import batch as batches
 from core.batches import expiry
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
+from core.batches.tolerance import OnExceeded
 from core.explain import CHILDREN, COUNTED, SCAN, Explanation, Reason
 from core.service import Service
 from core.storage import tables
@@ -222,7 +223,7 @@ def test_failures_without_reasons_and_failures_of_a_live_batch(service: Service)
 
 
 def test_an_ended_batch_has_its_end_as_the_reason(service: Service) -> None:
-    """Cancelled or expired, with the time and the number of pending items."""
+    """Cancelled or expired, with the time and the number of pending items. The reasons of its failures follow."""
     cancelled = opened(service, 3)
     service.batches.cancel(cancelled)
     expired = opened(service, 1, expires_in=60)
@@ -235,6 +236,13 @@ def test_an_ended_batch_has_its_end_as_the_reason(service: Service) -> None:
         detail = reason(explanation, "ended")
         assert word in detail.text
         assert detail.facts == {"ended_at": explanation.batch.ended_at, "pending": pending}
+    strict = opened(service, 3, tolerated_failures=1, on_exceeded=OnExceeded.CANCEL)
+    resolve(service, Verb.FAIL, strict, 0, 1, reason="no disk")
+    explanation = service.batches.explain(strict)
+    assert codes(explanation) == ["ended", "failures_exceeded", "failed"]
+    detail = reason(explanation, "failed")
+    assert detail.text == "2 items have failed: 'no disk'."
+    assert detail.facts["reasons"] == [{"reason": "no disk", "count": 2}]
 
 
 def test_an_unknown_batch_is_refused(service: Service) -> None:
