@@ -11,6 +11,7 @@ from lastbit import errors
 from lastbit.cli import rendering
 from lastbit.cli.app import Session, ended_by_signals, examples, session
 from lastbit.cli.arguments import BATCH, JSON, LIMIT, POSITION, Whole
+from lastbit.cli.faults import ending_without_a_reader
 
 
 @click.command(
@@ -45,7 +46,7 @@ def events(
     if after is None and (last is not None or follow):
         after = _before_the_last(s, last or 0)
     if follow:
-        with ended_by_signals():
+        with ended_by_signals(), ending_without_a_reader():
             for event in islice(s.client.follow(after=after, types=types, batch=batch), limit):
                 s.output.answer(event, rendering.event(event))
         return

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shlex
 import sys
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -185,6 +187,27 @@ def quiet_without_a_reader() -> Iterator[None]:
                 with Path(os.devnull).open("wb") as nothing:
                     os.dup2(nothing.fileno(), stream.fileno())
         raise SystemExit(READER_GONE) from None
+
+
+@contextmanager
+def ending_without_a_reader() -> Iterator[None]:
+    """End with `READER_GONE` at once when the pipe of the output is closed, while the command waits for something to
+    print. It must have nothing to finish."""
+    ended = threading.Event()
+
+    def wait(output: select.poll) -> None:
+        output.poll()
+        if not ended.is_set():
+            os._exit(READER_GONE)  # the main thread waits for a response, and no exception reaches it
+
+    with suppress(AttributeError, OSError):  # Windows has no poll, and standard output may be closed
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)  # POLLERR and POLLHUP are always reported
+        threading.Thread(target=wait, args=(output,), daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _is_help(error: click.ClickException) -> bool:

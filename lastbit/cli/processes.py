@@ -11,6 +11,7 @@ import click
 from lastbit import errors
 from lastbit.cli.app import Session, confirm, ended_by_signals, examples, session, yes_option
 from lastbit.cli.arguments import LIMIT, Whole
+from lastbit.cli.faults import ending_without_a_reader
 from lastbit.cli.output import plain_text, safe
 from lastbit.cli.rendering import number
 from lastbit.processes.models import Instance, IssuedCommand, ProcessSummary
@@ -129,7 +130,7 @@ def commands(
     In the order of the feed. With --follow and --json, each command is a JSON document on its own line.
     """
     if follow:
-        with ended_by_signals():
+        with ended_by_signals(), ending_without_a_reader():
             for command in islice(s.client.processes.follow(after=after, types=types, process=process), limit):
                 s.output.answer(command, _command(command))
         return

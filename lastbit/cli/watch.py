@@ -8,7 +8,7 @@ from lastbit import progress
 from lastbit.cli import rendering
 from lastbit.cli.app import Session, end, examples, session
 from lastbit.cli.arguments import BATCH, DURATION
-from lastbit.cli.faults import NOT_SUCCEEDED
+from lastbit.cli.faults import NOT_SUCCEEDED, ending_without_a_reader
 from lastbit.models import Batch
 
 
@@ -39,15 +39,17 @@ class Lines:
 def watch(s: Session, batch: int, timeout: int | None) -> None:
     """Follow BATCH until it is complete, expired or cancelled."""
     handle = s.client.batch(batch)
+    with ending_without_a_reader():
+        if s.output.as_json:
+            final = handle.wait(timeout)
+        elif s.output.console.is_terminal:
+            with progress.bar(s.output.console) as bar:
+                final = handle.wait(timeout, progress=bar)
+        else:
+            final = handle.wait(timeout, progress=Lines(s))
     if s.output.as_json:
-        final = handle.wait(timeout)
         s.output.document(final)
-    elif s.output.console.is_terminal:
-        with progress.bar(s.output.console) as bar:
-            final = handle.wait(timeout, progress=bar)
     else:
-        final = handle.wait(timeout, progress=Lines(s))
-    if not s.output.as_json:
         s.output.say(
             f"{rendering.title(final.id, final.key)}  {rendering.state(final)}: "
             f"{rendering.number(final.items, 'item')}, {final.acked:,} acked, {final.failed:,} failed, "

@@ -299,6 +299,25 @@ def test_an_error_without_a_reader_ends_with_the_code_of_a_closed_pipe(lastbit: 
     assert result.returncode == 141
 
 
+@pytest.mark.parametrize("arguments", ["watch BATCH", "watch BATCH --json", "events --batch BATCH --after 0 --follow"])
+def test_a_command_that_waits_ends_when_its_reader_does(lastbit: Lastbit, arguments: str) -> None:
+    """At once: not with its next line, of which there may be none."""
+    with Client(lastbit.url) as client:
+        batch = client.open(items=1)
+    command, options = process(lastbit.url, *arguments.replace("BATCH", str(batch.id)).split())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as waiting:
+        assert waiting.stdout is not None
+        if "--json" not in arguments:
+            assert str(batch.id) in waiting.stdout.readline()
+        waiting.stdout.close()
+        try:
+            assert waiting.wait(15) == 141
+        finally:
+            waiting.kill()
+        assert waiting.stderr is not None
+        assert waiting.stderr.read() == ""
+
+
 # Like cases
 
 
