@@ -23,6 +23,7 @@ _HOMES: Final = {
         "BatchNotFound",
         "BatchSealed",
         "BufferClosed",
+        "ClientClosed",
         "Conflict",
         "ConsumerGroupInUse",
         "ConsumerGroupNotFound",

@@ -9,6 +9,7 @@ from lastbit.errors import (
     BatchNotFound as BatchNotFound,
     BatchSealed as BatchSealed,
     BufferClosed as BufferClosed,
+    ClientClosed as ClientClosed,
     Conflict as Conflict,
     ConsumerGroupInUse as ConsumerGroupInUse,
     ConsumerGroupNotFound as ConsumerGroupNotFound,

@@ -77,6 +77,9 @@ def _send(http: httpx.Client, request: Request) -> Answer | Failure:
             return _answer(http.request(**_arguments(request)))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _failure(error, request)
+    except RuntimeError:
+        _require_open(http)
+        raise
 
 
 async def _send_async(http: httpx.AsyncClient, in_flight: InFlight, request: Request) -> Answer | Failure:
@@ -88,6 +91,15 @@ async def _send_async(http: httpx.AsyncClient, in_flight: InFlight, request: Req
         return _answer(await in_flight.run(send, request.timeout))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _failure(error, request)
+    except RuntimeError:
+        _require_open(http)
+        raise
+
+
+def _require_open(http: httpx.Client | httpx.AsyncClient) -> None:
+    """Raises `ClientClosed`. httpx raises a bare `RuntimeError`, also for other causes."""
+    if http.is_closed:
+        raise errors.ClientClosed from None
 
 
 @contextmanager

@@ -31,6 +31,7 @@
     ├── ItemRejected             an acker's item was not applied, with the service's reason
     ├── AckerClosed
     ├── BufferClosed
+    ├── ClientClosed
     ├── UsedAfterFork            also a RuntimeError; the thread that would do the work is in the parent process
     ├── MessagesRefused          a broker refused messages of a fan-out, however often they were sent
     ├── NotRefreshed             a handle's state was read before it was fetched
@@ -363,6 +364,16 @@ class BufferClosed(LastbitError):
 
     def __str__(self) -> str:
         return "the buffer is closed and accepts no more messages"
+
+
+class ClientClosed(LastbitError):
+    """The client is closed and sends no more requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "the client is closed and sends no more requests: make another one, or close it later"
 
 
 class UsedAfterFork(LastbitError, RuntimeError):

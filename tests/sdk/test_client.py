@@ -24,6 +24,7 @@ from lastbit import (
     BatchSealed,
     Callback,
     Client,
+    ClientClosed,
     Completed,
     Conflict,
     Forbidden,
@@ -582,6 +583,25 @@ def test_the_async_client_behaves_the_same(service_url: str, losing_answers: Any
 
     asyncio.run(live(service_url))
     asyncio.run(live(losing_answers.url))
+
+
+def test_a_closed_client_refuses_calls(service_url: str) -> None:
+    """Also those of its handles, and those that begin later, such as the next page of a list."""
+    client = Client(service_url)
+    batch = client.open(items=1)
+    listed = client.batches()
+    client.close()
+    for call in (lambda: client.open(), batch.refresh, lambda: next(listed), lambda: client.ack(batch.ids)):
+        with pytest.raises(ClientClosed, match="the client is closed"):
+            call()
+
+    async def call_closed() -> None:
+        async with AsyncClient(service_url) as async_client:
+            pass
+        with pytest.raises(ClientClosed):
+            await async_client.open()
+
+    asyncio.run(call_closed())
 
 
 @pytest.mark.parametrize(("blocking", "asynchronous"), [(Client, AsyncClient), (BatchHandle, AsyncBatchHandle)])

@@ -33,6 +33,7 @@ EXPORTED = [
     "BufferClosed",
     "Callback",
     "Client",
+    "ClientClosed",
     "Completed",
     "Conflict",
     "ConsumerGroupInUse",
