@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from numbers import Real
+from types import NoneType
 from typing import Any
 
 from lastbit import errors
@@ -33,9 +34,13 @@ def key(value: str | None) -> str | None:
     return value
 
 
-def labels(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises `InvalidArgument`."""
-    if not isinstance(value, Mapping):
+def labels(value: Mapping[str, Any], *, removable: bool = False) -> dict[str, Any]:
+    """`removable`: a label may be None. A number is not converted, as filters would then find what an open refuses.
+    Raises `InvalidArgument`."""
+    kinds = (str, NoneType) if removable else str
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str) and isinstance(text, kinds) for name, text in value.items()
+    ):
         raise refusal("labels", 'a mapping of texts, like {"team": "search"}', value)
     return dict(value)
 

@@ -126,7 +126,7 @@ def update(
 ) -> Flow[models.Batch]:
     """`...`: the field stays as it is."""
     patch: dict[str, Any] = {
-        "labels": labels if labels is None or labels is ... else _arguments.labels(labels),
+        "labels": labels if labels is None or labels is ... else _arguments.labels(labels, removable=True),
         "tolerated_failures": tolerated_failures,
         "tolerated_failure_percentage": tolerated_failure_percentage,
         "on_exceeded": on_exceeded,
