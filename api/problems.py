@@ -23,6 +23,8 @@ from core import errors
 MEDIA_TYPE: Final = "application/problem+json"
 MOST_EXPLAINED: Final = 16
 """Unknown fields of a request whose errors name the fields that exist."""
+LONGEST_PATH: Final = 200
+"""Characters of a path that its error shows."""
 
 log = structlog.get_logger(__name__)
 
@@ -190,9 +192,15 @@ def _allowed(request: Request) -> str:
     return ", ".join(sorted(methods))
 
 
+def _shown_path(request: Request) -> str:
+    """The path as it was sent, escapes included, without the end of a long one."""
+    path: str = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("ascii", "backslashreplace")
+    return path if len(path) <= LONGEST_PATH else f"{path[:LONGEST_PATH]}…"
+
+
 def _from_starlette(error: HTTPException, request: Request) -> Problem:
     if error.status_code == 404:
-        return Problem("not_found", "there is no such path; the API's documentation is at /docs")
+        return Problem("not_found", f"there is no path {_shown_path(request)}; the API's documentation is at /docs")
     if error.status_code == 405:
         # The page's files are no routes, and their error has no header.
         allowed = _allowed(request) or (error.headers or {}).get("Allow", "GET, HEAD")

@@ -454,9 +454,12 @@ def test_a_bad_idempotency_key_is_refused(http: httpx.Client, key: str) -> None:
 
 
 def test_a_missing_path_and_a_wrong_method_are_different_errors(http: httpx.Client) -> None:
-    """404 `not_found`; 405 `method_not_allowed` with the allowed methods."""
-    for path in ("/nope", "/v1", "/v1/batches/", "/v1/batches/1/nope", "/v1/acks/"):
-        assert code(http.get(path)) == (404, "not_found")
+    """404 `not_found` with the path, as it was sent; 405 `method_not_allowed` with the allowed methods."""
+    for path in ("/nope", "/v1", "/v1/batches/", "/v1/batches/1/nope", "/v1/acks/", "/v1/%0A%FF"):
+        response = http.get(f"{path}?a=b")
+        assert code(response) == (404, "not_found")
+        assert response.json()["detail"] == f"there is no path {path}; the API's documentation is at /docs"
+    assert http.get(f"/{'x' * 1000}").json()["detail"].startswith(f"there is no path /{'x' * 199}…; ")
     for method, path, methods in (
         ("GET", "/v1/acks", "POST"),
         ("DELETE", "/v1/failures", "POST"),
