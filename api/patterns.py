@@ -3,6 +3,8 @@ can."""
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Final
 
 _INTEGER: Final = "(0|[1-9][0-9]{0,15})"
@@ -15,6 +17,8 @@ INSTANCE: Final = r"^(?!\.\.?$)[^\x00-\x1f\x7f]+$"
 URL: Final = r"^[Hh][Tt][Tt][Pp][Ss]?://[\x21-\x7e]+$"
 
 
+@functools.cache
 def name_of(path: str) -> str:
-    """The path of a route as documents and metrics name it: ids of batches are `{id}`."""
-    return path.replace("{id:batch}", "{id}")
+    """The path of a route as documents and metrics name it, without the converters of its parameters: `{id}` for
+    `{id:batch}`."""
+    return re.sub(r":\w+}", "}", path)

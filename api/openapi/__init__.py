@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import iter_route_contexts
-from starlette.routing import compile_path
 
 from api.access.rules import CONSUMES, Rule, rule_of
 from api.acks import document as ack_document
@@ -119,8 +118,7 @@ def _document_access(app: FastAPI, document: dict[str, Any]) -> None:
         }
     }
     for method, path, rule in rules(app):
-        # A path in the document lacks the `:rest` of a parameter that may contain slashes.
-        operation = document["paths"].get(compile_path(path)[1], {}).get(method.lower())
+        operation = document["paths"].get(path, {}).get(method.lower())
         if operation is None:
             continue
         # Roles aren't written as the requirement's scopes: generators would treat the scheme as OAuth.

@@ -99,7 +99,7 @@ def ask(client: httpx.Client, route: str, **names: Any) -> httpx.Response:
     """An empty call of the route. An endless answer, such as a stream, is not read."""
     method, _, path = route.partition(" ")
     values = {"id": 10**9, "group": 0, "partition": 0, "name": "main.js", **names}
-    path = re.sub(r"{(\w+)(:path)?}", lambda name: str(values.get(name[1], "none")), path)
+    path = re.sub(r"{(\w+)}", lambda name: str(values.get(name[1], "none")), path)
     body = {"json": {}} if method == "POST" else {}
     with client.stream(method, path, **body) as answer:  # type: ignore[arg-type]
         if not answer.headers["content-type" if answer.status_code != 204 else "date"].startswith("text/event-stream"):

@@ -61,6 +61,7 @@ def test_calls_are_counted_by_status_and_route(http: httpx.Client) -> None:
             "wrong type": value(http, "lastbit_ack_requests_total", verb="fail", status="415"),
             "found": value(http, name, status="200", **route),
             "not found": value(http, name, status="404", **route),
+            "with slashes": value(http, name, route="/v1/tallies/{tally}/{key}", status="200"),
             "nowhere": value(http, name, route="none", status="404"),
         }
 
@@ -72,6 +73,7 @@ def test_calls_are_counted_by_status_and_route(http: httpx.Client) -> None:
         http.get(f"/v1/batches/{batch}")
         http.get(f"/v1/batches/{batch + 10**9}")
         http.get(f"/{batch}")
+        http.get(f"/v1/tallies/counted/{batch}/a")
     assert {name: count - before[name] for name, count in counts().items()} == dict.fromkeys(before, 2)
     assert str(batch) not in {
         sample.labels["route"] for sample in families(http)["lastbit_http_request_seconds"].samples
