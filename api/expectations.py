@@ -13,7 +13,7 @@ UNKNOWN_FIELD: Final = "no such field here"
 MISSING_FIELD: Final = "this field is required"
 
 _INTEGER: Final = "expected an integer"
-_NUMBER: Final = "expected a number"
+NUMBER: Final = "expected a number"
 _TEXT: Final = "expected a string"
 _ARRAY: Final = "expected an array"
 _OBJECT: Final = "expected an object"
@@ -24,7 +24,7 @@ _OF_PYDANTIC: Final[Mapping[str, str]] = {
     "missing": MISSING_FIELD,
     "extra_forbidden": UNKNOWN_FIELD,
     **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), _INTEGER),
-    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), _NUMBER),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), NUMBER),
     **dict.fromkeys(("bool_type", "bool_parsing"), _BOOLEAN),
     "string_type": _TEXT,
     "string_unicode": "expected Unicode text",
@@ -45,7 +45,7 @@ _SIZES: Final[Mapping[str, tuple[str, str, str, str]]] = {
 }
 _OF_MSGSPEC: Final[Mapping[str, str]] = {
     "int": _INTEGER,
-    "float": _NUMBER,
+    "float": NUMBER,
     "str": _TEXT,
     "bool": _BOOLEAN,
     "array": _ARRAY,

@@ -111,7 +111,7 @@ async def open_batch(
 async def get_batch(
     batch: BatchId,
     request: Request,
-    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for a terminal state")] = 0,
+    wait: Annotated[fields.Wait, Query(description="seconds to wait for a terminal state")] = 0,
 ) -> Any:
     """One batch; with `wait`, once it is in a terminal state or the time is over."""
     if not wait:

@@ -52,7 +52,7 @@ async def read_commands(
     request: Request,
     after: Position = 0,
     limit: Limit = 100,
-    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first command")] = 0,
+    wait: Annotated[fields.Wait, Query(description="seconds to wait for the first command")] = 0,
     types: Annotated[list[str], Query(alias="type", description="repeat it to allow several types")] = [],  # noqa: B006
     process: str | None = None,
 ) -> Response:

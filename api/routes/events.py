@@ -161,7 +161,7 @@ async def read_events(
     request: Request,
     after: Annotated[Position | None, Query(description="default: before the first event that is kept")] = None,
     limit: Annotated[int, Query(ge=1, le=1000), fields.Decimal] = LIMIT,
-    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for the first event")] = 0,
+    wait: Annotated[fields.Wait, Query(description="seconds to wait for the first event")] = 0,
     types: Types = [],  # noqa: B006
     batch: OfBatch = None,
 ) -> Response:

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from fastapi import Depends, Path, Request
+from fastapi import Depends, Path, Query, Request
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -38,6 +38,17 @@ def _decimal(value: Any) -> Any:
 
 
 Decimal = BeforeValidator(_decimal)
+
+
+def _number(value: Any) -> Any:
+    """Check a number in a query, which is written as in JSON: `float` would accept " 1", "+1" and "1_0"."""
+    if isinstance(value, str) and not re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", value):
+        raise ValueError(expectations.NUMBER)
+    return value
+
+
+Wait = Annotated[float, Query(ge=0, le=60), BeforeValidator(_number)]
+"""Seconds of a long poll."""
 
 
 async def _own_batch(request: Request, batch: Annotated[int, Path(alias="id", ge=0, lt=INTEGER_LIMIT), Decimal]) -> int:

@@ -420,7 +420,7 @@ def test_a_cursor_of_another_list_is_refused(http: httpx.Client) -> None:
         assert code(http.get(path, params={"cursor": cursor})) == (422, "invalid_request")
 
 
-@pytest.mark.parametrize("wait", ["-1", "60.1", "1e9", "x", "nan", "inf", ""])
+@pytest.mark.parametrize("wait", ["-1", "60.1", "1e9", "x", "nan", "inf", "", "1_0", "%201", "%2B1", "01"])
 def test_a_bad_wait_is_refused(http: httpx.Client, wait: str) -> None:
     """0 to 60 seconds."""
     batch = open_batch(http)["id"]

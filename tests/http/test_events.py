@@ -268,7 +268,7 @@ def test_a_bad_call_is_refused(sqlite_http: httpx.Client, body: Any, status: int
 @pytest.mark.parametrize(
     ("query", "place"),
     [
-        *((f"wait={value}", "query.wait") for value in ("-1", "1000000000", "60.1", "x", "nan", "inf", "")),
+        *((f"wait={value}", "query.wait") for value in ("-1", "1000000000", "60.1", "x", "nan", "inf", "", "1_0")),
         *((f"limit={value}", "query.limit") for value in ("0", "-1", "1001", "1.5", "x", "")),
         *(
             (f"after={value}", "query.after")

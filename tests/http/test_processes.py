@@ -379,6 +379,7 @@ def test_an_instances_name_must_fit_into_a_url(sqlite_http: httpx.Client, name: 
         ("/v1/processes/p?cursor=x", "query.cursor"),
         ("/v1/commands?after=-1", "query.after"),
         ("/v1/commands?wait=61", "query.wait"),
+        ("/v1/commands?wait=1_0", "query.wait"),
         ("/v1/commands?limit=1001", "query.limit"),
     ],
 )
