@@ -128,7 +128,6 @@ def redeliver(database: Database, webhook: int, *, position: int | None = None, 
     place = "body.position" if event is None else "body.event"
 
     def one(tx: Connection) -> int:
-        _active(tx, webhook)
         target = position
         if target is None:
             target = tx.scalar(sa.select(_feed.position).where(_feed.event_id == event))
@@ -137,6 +136,7 @@ def redeliver(database: Database, webhook: int, *, position: int | None = None, 
             delivery = tx.scalar(
                 sa.select(_deliveries.id).where(_deliveries.webhook_id == webhook, _deliveries.position == target)
             )
+        _require_active(tx, webhook)
         if delivery is not None:
             _make_due(tx, [delivery])
         # Locked last, so that the janitor can't trim an event whose delivery has just become due.
@@ -154,7 +154,6 @@ def _redeliver_dead(database: Database, webhook: int) -> int:
     def some(tx: Connection, after: int) -> tuple[int, int]:
         """Make a chunk due again. Returns the id of its last delivery (0: it was empty), and the number of deliveries
         that became due."""
-        _active(tx, webhook)
         query = (
             sa.select(_deliveries.id, _deliveries.position)
             .where(_deliveries.webhook_id == webhook, _deliveries.state == Progress.DEAD, _deliveries.id > after)
@@ -162,6 +161,7 @@ def _redeliver_dead(database: Database, webhook: int) -> int:
             .limit(subscriptions.CHUNK)
         )
         rows = tx.execute(query).all()
+        _require_active(tx, webhook)
         if not rows:
             return 0, 0
         _make_due(tx, [row.id for row in rows])
@@ -181,7 +181,9 @@ def _redeliver_dead(database: Database, webhook: int) -> int:
     return redelivered
 
 
-def _active(tx: Connection, webhook: int) -> None:
+def _require_active(tx: Connection, webhook: int) -> None:
+    """Call it after the deliveries were read: a webhook is deleted before its deliveries, so none of those that were
+    read is missing because of a deletion. Raises `errors.WebhookNotFound`, `WebhookDisabled`."""
     if subscriptions.get(tx, webhook).state is not subscriptions.State.ACTIVE:
         raise errors.WebhookDisabled(webhook)
 

@@ -37,7 +37,7 @@ from core.webhooks.sender import SendResult
 from core.webhooks.subscriptions import State
 from tests.support import plans
 from tests.support.clocks import Clock
-from tests.support.waits import waits_for_a_lock
+from tests.support.waits import freeze_before, waits_for_a_lock
 
 DAY = timedelta(days=1)
 LEASE = timedelta(seconds=60)
@@ -387,6 +387,25 @@ def test_an_impossible_redelivery_is_refused(service: Service) -> None:
             service.webhooks.redeliver(webhook, event=event)
     with pytest.raises(errors.WebhookNotFound):
         service.webhooks.redeliver(webhook + 1)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"position": 1}, {"event": "one"}], ids=["dead", "position", "event"])
+def test_a_redelivery_during_the_deletion_finds_no_webhook(server_database: Database, chosen: dict[str, Any]) -> None:
+    """Not an event that was never planned for it."""
+    service = Service(server_database, combiner=Inline, sender=Script())
+    webhook = hook(service)
+    append(service, "one")
+    plan(service)
+    with Database(server_database.url.render_as_string(hide_password=False)) as slow:
+        has_stopped, wake = freeze_before(slow, f"SELECT {tables.deliveries.name}.id")
+        with ThreadPoolExecutor(1) as threads:
+            redelivery = threads.submit(delivery_log.redeliver, slow, webhook, **chosen)
+            assert has_stopped.wait(60)
+            service.webhooks.delete(webhook)
+            wake.set()
+            with pytest.raises(errors.WebhookNotFound):
+                redelivery.result(60)
+    service.stop()
 
 
 def age_events(service: Service) -> None:
