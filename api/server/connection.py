@@ -15,6 +15,7 @@ from api import problems
 from api.metrics import REFUSED
 from api.problems import Problem
 from api.server import bodies
+from api.server.lingering import LingeringTransport
 from api.server.middleware import USUAL
 from api.server.upgrades import Http1Protocol
 from api.server.watchdog import Connections
@@ -34,6 +35,7 @@ class WatchedProtocol(Http1Protocol):
         super().__init__(*arguments, **options)
         application: Any = self.app
         self._watch: Connections = application.state.connections
+        self.transport: LingeringTransport = None  # type: ignore[assignment]  # as uvicorn has it
         self.between = True
         """The parser is not in the middle of a request."""
         self.heads = 0
@@ -43,6 +45,8 @@ class WatchedProtocol(Http1Protocol):
         self._began = 0.0
         """The loop time at which the request that is being received began."""
         self._head_ended = False
+        self._is_refused = False
+        """The rest of what the client sends is not parsed."""
         self._received = 0
         """Bytes of this request after the read that contained its first byte."""
         self._unsent = 0
@@ -65,12 +69,17 @@ class WatchedProtocol(Http1Protocol):
     @property
     def head_since(self) -> float | None:
         # While a response is due, the next request has no time limit.
-        coming = not self.between and not self._head_ended and self.at_rest and not self.flow.read_paused
+        coming = self._is_reading and not self._head_ended and self.at_rest
         return self._began if coming else None
 
     @property
     def body_since(self) -> float | None:
-        return self._began if not self.between and self._head_ended and not self.flow.read_paused else None
+        return self._began if self._is_reading and self._head_ended else None
+
+    @property
+    def _is_reading(self) -> bool:
+        """A part of a request has arrived, and the service reads the rest."""
+        return not self.between and not self.flow.read_paused and not self.transport.is_closing()
 
     @property
     def stuck_since(self) -> float | None:
@@ -83,15 +92,20 @@ class WatchedProtocol(Http1Protocol):
         return self._unsent_since
 
     def end(self) -> None:
-        self.transport.close()
+        self.transport.close_now()
 
     def abort(self) -> None:
         self.transport.abort()
 
     # Callbacks of the transport.
 
+    @property
+    def is_client_sending(self) -> bool:
+        """Whether more data of the client may arrive."""
+        return self._is_refused or not self.between or self.flow.read_paused
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(LingeringTransport(transport, self, self._watch))
         self.last = self.loop.time()
         if not self._watch.add(self):
             self._refuse(Problem("unavailable", "too many connections", headers={"Retry-After": "1"}))
@@ -152,17 +166,26 @@ class WatchedProtocol(Http1Protocol):
 
     def _refuse(self, problem: Problem) -> None:
         """Write `problem` if the client can attribute it correctly, and close the connection."""
+        self._abandon()
         if self._may_respond:
             self.write_problem(problem, keep_alive=False)
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
+        self._abandon()
         if self._may_respond:
             if self.unknown_coding:
                 self.write_problem(Problem("not_implemented", _CODING), keep_alive=False)
             else:
                 super().send_400_response(msg)
         self.transport.close()
+
+    def _abandon(self) -> None:
+        """Parse nothing more. The application, which may wait for the rest of a body, is notified at once."""
+        self._is_refused = True
+        if not self.at_rest and self.cycle.more_body:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     @property
     def _may_respond(self) -> bool:

@@ -24,7 +24,14 @@ CROWDED: Final = 0.8
 IDLE_IN_CROWD: Final = 5.0
 """Seconds after which idle connections are closed then. The client has to connect again."""
 RESERVE: Final = 256
-"""File descriptors that are reserved for the database's connections, files and pipes."""
+"""File descriptors that are reserved for the database's connections, files and pipes, and for connections that linger
+although they were refused."""
+MOST_LINGERING: Final = 64
+"""Connections that linger at the same time."""
+LINGERING: Final = 10.0
+"""Seconds that a connection lingers at most. They are fewer than those that a stopping service has."""
+LINGERING_SILENT: Final = 5.0
+"""Seconds that it lingers although the client sends nothing."""
 
 
 class Connection(Protocol):
@@ -50,6 +57,15 @@ class Connection(Protocol):
     def abort(self) -> None: ...
 
 
+class Lingering(Protocol):
+    """A connection that is closed, but still reads. Times are loop times."""
+
+    began: float
+    last_read: float
+
+    def end(self) -> None: ...
+
+
 class Connections:
     """All connections of the running event loop."""
 
@@ -60,6 +76,7 @@ class Connections:
         self._head_timeout = head_timeout
         self._request_timeout = request_timeout
         self._all: set[Connection] = set()
+        self._lingering: set[Lingering] = set()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -74,6 +91,16 @@ class Connections:
 
     def remove(self, connection: Connection) -> None:
         self._all.discard(connection)
+
+    def add_lingering(self, lingering: Lingering) -> bool:
+        """Add a connection that begins to linger. False if there are too many."""
+        if len(self._lingering) >= MOST_LINGERING:
+            return False
+        self._lingering.add(lingering)
+        return True
+
+    def remove_lingering(self, lingering: Lingering) -> None:
+        self._lingering.discard(lingering)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -94,7 +121,10 @@ class Connections:
             timer.cancel()
 
     def check(self, now: float) -> None:
-        """Close connections that are idle or slow. `now`: loop time."""
+        """Close connections that are idle or slow, or that linger for long. `now`: loop time."""
+        for lingering in list(self._lingering):
+            if now - lingering.began > LINGERING or now - lingering.last_read > LINGERING_SILENT:
+                lingering.end()
         idle = IDLE_IN_CROWD if len(self._all) >= CROWDED * self.limit else SILENT
         for connection in list(self._all):
             if connection.stuck_since is not None and now - connection.stuck_since > self._request_timeout:

@@ -3220,6 +3220,27 @@ MUTANTS = [
         "False",
         _GALERA + "test_a_failed_certification_is_retried_and_costs_no_connection",
     ),
+    Mutant(
+        "a-refusal-is-lost-in-a-reset",
+        "api.server.lingering:LingeringTransport.close",
+        "not self._owner.is_client_sending or",
+        "True or",
+        "../http/test_lingering.py::test_a_client_that_reads_late_gets_the_413",
+    ),
+    Mutant(
+        "any-number-of-connections-lingers",
+        "api.server.watchdog:Connections.add_lingering",
+        "len(self._lingering) >= MOST_LINGERING",
+        "False",
+        "../http/test_lingering.py::test_few_connections_linger_and_not_for_long",
+    ),
+    Mutant(
+        "an-endless-body-is-discarded-without-end",
+        "api.server.lingering:Discarding.data_received",
+        "self._discarded > MOST_DISCARDED",
+        "False",
+        "../http/test_lingering.py::test_an_endless_body_is_cut_off",
+    ),
 ]
 
 
