@@ -123,7 +123,7 @@ class Dispatcher:
         """Claims that were requested, and are not finished."""
         self._stopping = False
         self._stuck = parents.Stuck()
-        self._due_times = DueTimes(database, lease, timedelta(seconds=backoff.longest))
+        self._due_times = DueTimes(database, timedelta(seconds=backoff.longest))
 
     def run_once(self) -> int:
         """Run one round. Return the number of sends that it started plus the number of parents that it updated; at

@@ -5,8 +5,8 @@ A delivery has three steps, each in a separate transaction. No transaction is op
 * *plan*: the events after a webhook's position become its deliveries, and the position advances, in one transaction
   under the webhook's row lock. Positions of the feed have no gaps, so a page is a range of positions. (webhook,
   position) is also unique.
-* *claim*: many due deliveries are locked by one statement, in the order of their ids, and get a random token and a
-  lease, by setting `due_at` in the future. The lock checks again that they are due, so when two dispatchers select the
+* *claim*: many due deliveries are locked by one statement, in the order of their ids, and get a token and a lease, by
+  setting `due_at` in the future. The lock checks again that they are due, so when two dispatchers select the
   same delivery, only the first claims it. A delivery that is locked is left to a later claim. Time is the database's.
 * *record*: the results of many sends share a transaction. It locks their deliveries by one statement, in the same
   order, logs the attempts, and changes the state of each delivery that still has its claim's token.
@@ -59,6 +59,11 @@ PARTITIONS: Final = 64
 """Deliveries are partitioned by id, so that dispatchers can share them (see `replicas`)."""
 OVERDUE: Final = timedelta(seconds=5)
 """A delivery that has been due for longer may be claimed by any dispatcher."""
+LEASE_BYTES: Final = 4
+"""The last bytes of a claim's token are its lease, in milliseconds."""
+TOKEN_BYTES: Final = 15
+UNKNOWN_LEASE: Final = timedelta(seconds=105)
+"""The longest lease of earlier releases. Their tokens are longer and don't contain it."""
 GONE: Final = 410
 PATIENT: Final = (429, 503)
 """Statuses whose Retry-After is respected."""
@@ -169,7 +174,7 @@ def claim(
     locked, now = _lock(tx, chosen | dead, is_due, skip_locked=True)
     if now is None:
         return [], 0
-    token = secrets.token_bytes(16)
+    token = _token(lease)
     claimed, died = sorted(chosen & locked.keys()), sorted(dead & locked.keys())
     claims: list[Claim] = []
     for part in chunks(claimed, LIST):
@@ -203,6 +208,18 @@ def claim(
     )
     pipeline.finish()
     return claims, len(died)
+
+
+def _token(lease: timedelta) -> bytes:
+    milliseconds = lease // timedelta(milliseconds=1)
+    return secrets.token_bytes(TOKEN_BYTES - LEASE_BYTES) + milliseconds.to_bytes(LEASE_BYTES)
+
+
+def lease_of(token: bytes) -> timedelta:
+    """The lease of the claim with this token. Dispatchers may have different ones."""
+    if len(token) != TOKEN_BYTES:
+        return UNKNOWN_LEASE
+    return timedelta(milliseconds=int.from_bytes(token[-LEASE_BYTES:]))
 
 
 def _choose(

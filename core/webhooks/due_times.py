@@ -3,13 +3,16 @@ claimed or failed now. Otherwise it would wait until the clock has caught up.
 
 Millions of deliveries may be in backoff, so they are looked through a page at a time, in the order of their due times,
 the last first. No lock is needed for that: whatever others change meanwhile gets its due time from the new clock.
+
+A claim is as long as its own dispatcher's lease (see `deliveries.lease_of`). With a shorter one, another dispatcher
+would send the event while the first one is still sending it.
 """
 
 from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -17,6 +20,7 @@ from sqlalchemy.engine import Connection
 from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import LIST, chunks
+from core.webhooks.deliveries import lease_of
 from core.webhooks.delivery_log import Progress
 
 PAGE: Final = 20 * LIST
@@ -27,11 +31,10 @@ _deliveries = tables.deliveries.c
 
 
 class DueTimes:
-    """`lease` is that of a claim, and `longest` the longest pause between two attempts."""
+    """`longest` is the longest pause between two attempts."""
 
-    def __init__(self, database: Database, lease: timedelta, longest: timedelta) -> None:
+    def __init__(self, database: Database, longest: timedelta) -> None:
         self._database = database
-        self._lease = lease
         self._longest = longest
         self._last: datetime | None = None
         """The database's time at the last call."""
@@ -61,7 +64,7 @@ class DueTimes:
                 break
 
     def _look(self, tx: Connection) -> tuple[list[int], datetime | None]:
-        """The deliveries of the next page that are due too late, and where the page after it begins."""
+        """The deliveries of the next page that are claimed or due too late, and where the page after it begins."""
         now = tables.clock(tx)
         conditions = [_deliveries.state == Progress.PENDING, _deliveries.due_at > now]
         if self._before is not None:
@@ -70,27 +73,31 @@ class DueTimes:
         before: datetime | None = tx.scalar(last.offset(PAGE - 1).limit(1))
         if before is not None:
             conditions.append(_deliveries.due_at >= before)
-        query = sa.select(_deliveries.id).where(*conditions, _deliveries.due_at > self._latest(now))
+        paused = sa.and_(_deliveries.token.is_(None), _deliveries.attempts > 0)
+        latest = sa.case((paused, now + self._longest), else_=now)
+        query = sa.select(_deliveries.id).where(*conditions, _deliveries.due_at > latest)
         return sorted(tx.scalars(query)), before
 
     def _bring_closer(self, tx: Connection, ids: list[int]) -> int:
         """Correct the due times of those of the deliveries, ascending, that are not locked. Return their number."""
-        latest = self._latest(tables.clock(tx))
+        now = tables.clock(tx)
         count = 0
         for part in chunks(ids, LIST):
-            is_late = sa.and_(_deliveries.state == Progress.PENDING, _deliveries.due_at > latest)
-            query = sa.select(_deliveries.id, is_late).where(_deliveries.id.in_(part)).order_by(_deliveries.id)
+            query = sa.select(tables.deliveries).where(_deliveries.id.in_(part)).order_by(_deliveries.id)
             locked = tx.execute(query.with_for_update(skip_locked=True)).all()
-            late = [id for id, late in locked if late]
-            if late:
-                tx.execute(sa.update(tables.deliveries).where(_deliveries.id.in_(late)).values(due_at=latest))
+            late: dict[timedelta, list[int]] = {}
+            for row in locked:
+                wait = self._longest_wait(row)
+                if row.state == Progress.PENDING and row.due_at > now + wait:
+                    late.setdefault(wait, []).append(row.id)
+            for wait, late_ids in late.items():
+                update = sa.update(tables.deliveries).where(_deliveries.id.in_(late_ids))
+                tx.execute(update.values(due_at=now + wait))
             count += len(locked)
         return count
 
-    def _latest(self, now: datetime) -> sa.ColumnElement[datetime]:
-        """The latest due time that a delivery can have got until now."""
-        return sa.case(
-            (_deliveries.token.is_not(None), now + self._lease),
-            (_deliveries.attempts == 0, now),
-            else_=now + self._longest,
-        )
+    def _longest_wait(self, row: sa.Row[Any]) -> timedelta:
+        """How long the delivery can have to wait if its due time was set now."""
+        if row.token is not None:
+            return lease_of(row.token)
+        return self._longest if row.attempts else timedelta()

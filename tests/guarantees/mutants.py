@@ -2509,6 +2509,20 @@ MUTANTS = [
         _DELIVERIES + "test_a_locked_delivery_or_callback_does_not_delay_others",
     ),
     Mutant(
+        "a-dispatcher-shortens-the-claims-of-others",
+        "core.webhooks.due_times:DueTimes._longest_wait",
+        "lease_of(row.token)",
+        "timedelta(seconds=60)",
+        _DELIVERIES + "test_a_claim_has_the_lease_of_its_own_dispatcher",
+    ),
+    Mutant(
+        "the-claims-of-earlier-releases-are-shortened",
+        "core.webhooks.deliveries:lease_of",
+        "return UNKNOWN_LEASE",
+        "pass",
+        _DELIVERIES + "test_a_claim_of_an_earlier_release_has_its_longest_lease",
+    ),
+    Mutant(
         "a-locked-delivery-stays-far-in-the-future",
         "core.webhooks.due_times:DueTimes.correct",
         "self._were_locked |= corrected < len(part)",

@@ -909,7 +909,7 @@ def test_due_times_are_corrected_a_page_at_a_time(
         plan(service)
         clock.go(1)
     clock.go(-86_400)
-    times = due_times.DueTimes(database, LEASE, DAY)
+    times = due_times.DueTimes(database, DAY)
 
     def due_in() -> list[float]:
         times.correct(0.0)
@@ -935,7 +935,7 @@ def test_all_due_times_are_looked_through_again_after_a_second_jump(
         [claim_] = claim(service)
         record(service, claim_, FAILED, Backoff(first=80_000))
         clock.go(1)
-    times = due_times.DueTimes(database, LEASE, DAY)
+    times = due_times.DueTimes(database, DAY)
     times.correct(0.0)
     assert [seconds_until(service, delivery) for delivery in log(service, webhook)] == [39_999, 39_998]
     clock.go(-86_400)
@@ -956,7 +956,7 @@ def test_due_times_that_are_equal_are_corrected_by_short_transactions(
     counts: list[int] = []
     updates = partial(_count_updates, counts)
     sa.event.listen(service.database.engine, "after_cursor_execute", updates)
-    due_times.DueTimes(service.database, LEASE, DAY).correct(0.0)
+    due_times.DueTimes(service.database, DAY).correct(0.0)
     assert counts == [2, 2, 1]
     assert len(claim(service)) == len(log(service, webhook)) == 5
 
@@ -1086,6 +1086,65 @@ def test_dying_deliveries_do_not_delay_later_ones(service: Service, sender: Scri
     dispatcher.stop()
     assert [delivery.state for delivery in log(service, other)] == [Progress.DELIVERED]
     assert {delivery.state for delivery in log(service, dead_hook)} == {Progress.DEAD}
+
+
+def test_a_claim_has_the_lease_of_its_own_dispatcher(database: Database, sender: Script) -> None:
+    """Another dispatcher, whose sends have a shorter timeout, doesn't send the event meanwhile: neither when it starts,
+    which corrects due times, nor after the clock was set back."""
+    is_sending, may_end = threading.Event(), threading.Event()
+
+    class Slow(Script):
+        def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
+            is_sending.set()
+            assert may_end.wait(60)
+            return super().send(url, headers, body)
+
+    clock = Clock(database)
+    slow = Slow()
+    service = Service(database, combiner=Inline, sender=slow)
+    webhook = hook(service)
+    append(service, "one")
+    first = Dispatcher(database, slow, backoff=Backoff(), lease=2 * LEASE, threads=4)
+    first.run_once()
+    assert is_sending.wait(60)
+
+    second = Dispatcher(database, sender, backoff=Backoff(), lease=LEASE, threads=4)
+
+    def until_due() -> float:
+        assert second.run_once() == 0
+        return seconds_until(service, log(service, webhook)[0])
+
+    lease = LEASE.total_seconds()
+    try:
+        second.run_once()
+        clock.go(lease + 1)
+        assert until_due() == lease - 1
+        clock.go(-86_400)
+        assert until_due() == 2 * lease
+    finally:
+        may_end.set()
+        for dispatcher in (first, second):
+            dispatcher.stop()
+    assert (len(slow.sent), len(sender.sent)) == (1, 0)
+    assert [(delivery.state, len(delivery.log)) for delivery in log(service, webhook)] == [(Progress.DELIVERED, 1)]
+
+
+@pytest.mark.parametrize("token_bytes", [16, 15])
+def test_a_claim_of_an_earlier_release_has_its_longest_lease(database: Database, token_bytes: int) -> None:
+    """Its token doesn't contain the lease."""
+    clock = Clock(database)
+    service = Service(database, combiner=Inline, sender=Script())
+    webhook = hook(service)
+    append(service, "one")
+    plan(service)
+    assert len(claim(service)) == 1
+    if token_bytes == 16:
+        with database.engine.begin() as tx:
+            tx.execute(sa.update(tables.deliveries).values(token=bytes(16)))
+    clock.go(-86_400)
+    due_times.DueTimes(database, DAY).correct(1.0)
+    expected = deliveries.UNKNOWN_LEASE if token_bytes == 16 else LEASE
+    assert seconds_until(service, log(service, webhook)[0]) == expected.total_seconds()
 
 
 def test_deliveries_do_not_wait_for_a_clock_that_went_back(database: Database, sender: Script) -> None:
