@@ -15,6 +15,8 @@ others:
   hangs holds at most half of them, until its requests time out.
 * One webhook has at most `ROOM` claims for each thread, and all together four times as many. So memory is bounded,
   webhooks with a backlog leave room for others, and a dispatcher that is killed delays few deliveries by a lease.
+* Callbacks to a host that is slow (`SLOW`) are postponed, except for those that its share needs, so claims for others
+  don't read past thousands of them.
 * A claim that has waited for `PATIENCE` seconds is given back and not sent, as its lease might end during the send.
 
 Any number of dispatchers may share one database (see `replicas`). If one is killed, nothing is lost (see `deliveries`).
@@ -59,6 +61,11 @@ PREPARE: Final = 0.5
 SWEEP: Final = 0.5
 """Seconds that a round spends on parents of ended batches. The remaining ones are left to the next round."""
 
+POSTPONE: Final = 0.5
+"""Seconds that a round spends on postponing deliveries to slow hosts, and at least a page of each host."""
+SLOW: Final = 10.0
+"""Seconds without a quick success after which a host without room is slow."""
+
 ROOM: Final = 16
 """Maximum claims of one webhook, for each thread."""
 QUICK: Final = 500
@@ -81,6 +88,8 @@ class _Lane:
         self.claimed = 0
         """The number of deliveries that are claimed and not yet recorded."""
         self.sending = 0
+        self.last_quick = time.monotonic()
+        """The last quick success, or the beginning."""
         self.waiting: deque[tuple[Claim, float]] = deque()
         """Claims that nobody sends yet, and since when they were claimed."""
 
@@ -135,6 +144,7 @@ class Dispatcher:
             is_behind = self._prepare()
             with self._lock:
                 self._lanes = {name: lane for name, lane in self._lanes.items() if lane.claimed}
+            self._postpone()
             due = self._database.read(deliveries.is_due, self._partitions)
             claims = self._claim() if due else 0
         except errors.CoreError as error:
@@ -157,6 +167,22 @@ class Dispatcher:
             if time.monotonic() >= until:
                 break
         return bool(plans) or fired >= timers.PAGE
+
+    def _postpone(self) -> None:
+        """Postpone deliveries of callbacks to slow hosts, so that claims don't read past all of them. Those that are
+        kept suffice for the share, unless answers become quick, until the others are due again."""
+        start = time.monotonic()
+        kept = round(self._share * deliveries.POSTPONED.total_seconds() * 1000 / QUICK)
+        with self._lock:
+            slow = [
+                name
+                for name, lane in self._lanes.items()
+                if name < 0 and lane.claimed >= lane.room and start - lane.last_quick >= SLOW
+            ]
+        while slow:
+            slow = [lane for lane in slow if self._database.write(deliveries.postpone, lane, kept, repeatable=True)]
+            if time.monotonic() - start >= POSTPONE:
+                break
 
     def _sweep(self) -> int:
         """Ack or fail parents' items, after the sends were started. The resulting events are sent in the next round."""
@@ -287,6 +313,7 @@ class Dispatcher:
                 self._sending -= 1
                 if answer is not None and answer.delivered and answer.milliseconds <= QUICK:
                     lane.room = min(self._room, lane.room + 1)
+                    lane.last_quick = time.monotonic()
                 else:
                     lane.room = self._share
                     is_gone = answer is not None and answer.status == deliveries.GONE

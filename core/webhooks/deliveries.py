@@ -48,6 +48,8 @@ PAGE: Final = 500
 AHEAD: Final = 10_000
 """Nothing more is planned for a webhook while a delivery so many positions back was never tried. Each claim reads past
 all due deliveries of a webhook whose receiver hangs."""
+POSTPONED: Final = timedelta(minutes=2)
+"""The pause of deliveries that wait behind many others to a slow host (see `postpone`)."""
 CANDIDATES: Final = 64
 """A claim chooses at random among this many more due deliveries than it needs, so that dispatchers seldom choose the
 same ones."""
@@ -208,6 +210,28 @@ def claim(
     )
     pipeline.finish()
     return claims, len(died)
+
+
+def postpone(tx: Connection, lane: int, kept: int) -> bool:
+    """Postpone a page of the due deliveries of the callbacks to one host, but not the first `kept`. Return whether
+    there may be more. Each claim reads past all due deliveries to a host that hangs. Callbacks share one position, so
+    their events can't wait in the feed, as those of other webhooks do (see `AHEAD`)."""
+    query = (
+        sa.select(_deliveries.id)
+        .join_from(tables.deliveries, tables.webhooks, _webhooks.id == _deliveries.webhook_id)
+        .where(*_due(), _deliveries.token.is_(None), _webhooks.lane == lane)
+        .order_by(_deliveries.due_at)
+        .offset(kept)
+        .limit(PAGE)
+    )
+    ids = list(tx.scalars(query))
+    is_due = f"state = '{Progress.PENDING}' AND token IS NULL AND due_at <= {dialects.of(tx).now}"
+    locked, now = _lock(tx, ids, is_due, skip_locked=True)
+    if now is not None:
+        pipeline = Pipeline(tx)
+        pipeline.later(*_updates(sorted(locked), f"due_at = {literal(tx, now + POSTPONED)}"))
+        pipeline.finish()
+    return len(ids) == PAGE
 
 
 def _token(lease: timedelta) -> bytes:

@@ -1,5 +1,6 @@
 """Due times after the database's clock was set back: no pending delivery is due later than if it had been planned,
-claimed or failed now. Otherwise it would wait until the clock has caught up.
+claimed or failed now. Otherwise it would wait until the clock has caught up. Postponed deliveries that were never tried
+become due: they can't be told from the others.
 
 Millions of deliveries may be in backoff, so they are looked through a page at a time, in the order of their due times,
 the last first. No lock is needed for that: whatever others change meanwhile gets its due time from the new clock.

@@ -2509,6 +2509,28 @@ MUTANTS = [
         _DELIVERIES + "test_a_locked_delivery_or_callback_does_not_delay_others",
     ),
     Mutant(
+        "deliveries-to-a-hanging-host-are-never-postponed",
+        "core.dispatcher:Dispatcher.run_once",
+        "self._postpone()",
+        "pass",
+        "test_callbacks.py::test_a_hanging_host_has_few_due_deliveries",
+    ),
+    Mutant(
+        "a-claimed-delivery-is-postponed",
+        "core.webhooks.deliveries:postpone",
+        "_deliveries.token.is_(None)",
+        "sa.true()",
+        "test_callbacks.py::test_deliveries_to_a_slow_host_are_postponed",
+        also=((" AND token IS NULL", ""),),
+    ),
+    Mutant(
+        "deliveries-to-all-hosts-are-postponed",
+        "core.webhooks.deliveries:postpone",
+        "_webhooks.lane == lane",
+        "sa.true()",
+        "test_callbacks.py::test_deliveries_to_a_slow_host_are_postponed",
+    ),
+    Mutant(
         "a-dispatcher-shortens-the-claims-of-others",
         "core.webhooks.due_times:DueTimes._longest_wait",
         "lease_of(row.token)",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+import core.dispatcher
 from core import errors, feed, janitor
 from core.acks.call import Call
 from core.batches import purge
@@ -20,18 +21,22 @@ from core.batches.callbacks import DEFAULT_TYPES, Callback
 from core.batches.expiry import Policy
 from core.batches.lifecycle import Verb
 from core.commits.combiner import Inline
+from core.dispatcher import Dispatcher
 from core.feed import NewEvent
 from core.service import Service
 from core.service.batches import opening_of
 from core.storage import tables
 from core.storage.database import Database
 from core.webhooks import callbacks, deliveries
+from core.webhooks.backoff import Backoff
 from core.webhooks.delivery_log import Progress
+from core.webhooks.sender import SendResult
 from core.writes import commit
 from senders.webhooks import WebhookSender
 from tests.guarantees.programs.dying import Written, dispatch, mortals
 from tests.guarantees.test_webhooks import end_leases, log, once, running, wait_until_delivered
 from tests.support import plans
+from tests.support.clocks import Clock
 from tests.support.receivers import Receiver, receiving
 from tests.support.servers import free_port
 
@@ -290,6 +295,91 @@ def test_callbacks_to_one_host_share_a_lane(service: Service, database: Database
     assert claims == []
     claims, _ = database.write(deliveries.claim, lease, 100, {hanging: 3}, 2)
     assert [claim.lane for claim in claims] == [hanging] * 3
+
+
+def lane_of(database: Database, opened: Opened) -> int:
+    query = sa.select(tables.webhooks.c.lane).where(tables.webhooks.c.batch_id == opened.batch.id)
+    return database.read(lambda tx: tx.execute(query).scalar_one())
+
+
+def due(database: Database) -> Counter[int | None]:
+    """The number of due deliveries of each lane; those of other webhooks have none."""
+    query = (
+        sa.select(tables.webhooks.c.lane)
+        .join_from(tables.deliveries, tables.webhooks, tables.webhooks.c.id == tables.deliveries.c.webhook_id)
+        .where(tables.deliveries.c.state == Progress.PENDING, tables.deliveries.c.due_at <= tables.utc_now())
+    )
+    return database.read(lambda tx: Counter(tx.scalars(query)))
+
+
+def test_deliveries_to_a_slow_host_are_postponed(
+    service: Service, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except for a given number, those with a claim, those to other hosts, and those of other webhooks."""
+    monkeypatch.setattr(deliveries, "PAGE", 2)
+    hook = service.webhooks.create("https://127.0.0.1/", ["batch.opened"], None).webhook.id
+    slow = [open_batch(service, "https://127.0.0.1/", "batch.opened") for _ in range(8)]
+    lane, other = (
+        lane_of(database, slow[0]),
+        lane_of(database, open_batch(service, "https://127.0.0.2/", "batch.opened")),
+    )
+    plan_all(database)
+    while database.read(deliveries.behind):
+        database.write(deliveries.plan, hook)
+    assert len(database.write(deliveries.claim, timedelta(minutes=1), 1, {hook: 0, other: 0}, 1)[0]) == 1
+    end_leases(service)
+    assert due(database) == {lane: 8, other: 1, None: 9}
+    assert [database.write(deliveries.postpone, lane, 3) for _ in range(3)] == [True, True, False]
+    assert due(database) == {lane: 4, other: 1, None: 9}
+
+
+class Hanging:
+    """A sender. The host in its `hangs` doesn't respond until `wakes`."""
+
+    def __init__(self) -> None:
+        self.wakes = threading.Event()
+        self.sent: Counter[str] = Counter()
+        self.lock = threading.Lock()
+
+    def check(self, url: str) -> None:
+        pass
+
+    def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
+        if "hanging" in url:
+            assert self.wakes.wait(60)
+        with self.lock:
+            self.sent[url] += 1
+        return SendResult(204, None, 3)
+
+
+def test_a_hanging_host_has_few_due_deliveries(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each claim for others would read past all of them. Once it responds, it gets all, each once."""
+    monkeypatch.setattr(core.dispatcher, "SLOW", 0.0)
+    monkeypatch.setattr(deliveries, "POSTPONED", timedelta(seconds=5))
+    monkeypatch.setattr(deliveries, "PAGE", 10)
+    clock, sender = Clock(database), Hanging()
+    service = Service(database, combiner=Inline, sender=sender)
+    urls = [f"https://hanging.example/{number}" for number in range(40)]
+    lane = {lane_of(database, open_batch(service, url, "batch.opened")) for url in urls}.pop()
+    dispatcher = Dispatcher(database, sender, backoff=Backoff(), lease=timedelta(minutes=1), threads=4)
+    try:
+        for _ in range(2):  # the first round finds out that the host hangs
+            dispatcher.run_once()
+        assert due(database) == {lane: 10}  # a place of the dispatcher makes two quick sends a second
+        open_batch(service, "https://other.example/", "batch.opened")
+        dispatcher.run_once()
+        poll = threading.Event()
+        while not sender.sent:
+            poll.wait(0.01)
+        assert sender.sent == {"https://other.example/": 1}
+    finally:
+        sender.wakes.set()
+        dispatcher.settle()
+    clock.go(6)
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.stop()
+    assert sender.sent == dict.fromkeys([*urls, "https://other.example/"], 1)
 
 
 def test_a_release_that_would_mistreat_a_callback_must_be_gone(
