@@ -163,17 +163,22 @@ class Granted:
 @dataclass(frozen=True, slots=True)
 class Synced:
     """All partitions of a worker, for `ttl` seconds from when it sent the sync; and those that it must release, within
-    `release_within` seconds from when it sent the first sync that may have been answered with them."""
+    `release_within` seconds from when it sent the first sync that may have been answered with them. `partitions`: the
+    number of the group's partitions. `incarnation`: another one if the group was deleted and created again. Both are
+    None from a service of an earlier release."""
 
     ttl: float
     assigned: tuple[Granted, ...]
     release: tuple[int, ...]
     release_within: float
+    partitions: int | None = None
+    incarnation: str | None = None
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
         assigned = tuple(map(Granted.from_json, data["assigned"]))
-        return cls(data["ttl"], assigned, tuple(data["release"]), data["release_within"])
+        identity = data.get("partitions"), data.get("incarnation")
+        return cls(data["ttl"], assigned, tuple(data["release"]), data["release_within"], *identity)
 
 
 @dataclass(frozen=True, slots=True)

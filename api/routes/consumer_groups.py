@@ -253,6 +253,11 @@ class Synced(BaseModel):
     release_within: float = Field(
         description="seconds for draining, from the first sync that may have been answered with the partition"
     )
+    partitions: int = Field(description="the number of the group's partitions")
+    incarnation: str = Field(
+        description="changes if the group is deleted and created again under its name: then stop, as nothing that was "
+        "known of the group need be true of this one"
+    )
 
 
 class Committed(BaseModel):
@@ -384,6 +389,8 @@ def sync_worker(group: GroupName, body: SyncBody, request: Request) -> dict[str,
         "assigned": assigned,
         "release": result.release,
         "release_within": result.release_within.total_seconds(),
+        "partitions": result.group_partitions,
+        "incarnation": result.incarnation,
     }
 
 

@@ -46,6 +46,10 @@ class ConsumerGroup:
     ttl: timedelta
     release: timedelta
     created_at: datetime
+    first_epoch: int
+    """The epochs of this consumer group's owners are above it. Those of earlier ones with this name are not."""
+    incarnation: str
+    """Differs between all consumer groups that have had this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,10 @@ def _milliseconds(time: timedelta) -> int:
 
 def _group(row: Any) -> ConsumerGroup:
     ttl, release = timedelta(milliseconds=row.ttl_ms), timedelta(milliseconds=row.release_ms)
-    return ConsumerGroup(row.name, row.partitions, row.partition_of, ttl, release, row.created_at)
+    # The time is for a group that a failover has lost: its epochs are used again.
+    incarnation = f"{row.first_epoch}-{row.created_at:%Y%m%d%H%M%S%f}"
+    times = ttl, release, row.created_at
+    return ConsumerGroup(row.name, row.partitions, row.partition_of, *times, row.first_epoch, incarnation)
 
 
 def lock(tx: Connection, name: str) -> ConsumerGroup:
@@ -129,7 +136,8 @@ def delete(tx: Connection, name: str) -> None:
     last = tx.execute(sa.select(sa.func.max(_positions.epoch)).where(_positions.group_name == name)).scalar_one()
     tx.execute(sa.delete(tables.consumers).where(_consumers.group_name == name))
     tx.execute(sa.delete(tables.positions).where(_positions.group_name == name))
-    tx.execute(sa.update(tables.consumer_groups).where(_groups.name == name).values(deleted_at=now, first_epoch=last))
+    values = {"deleted_at": now, "first_epoch": last + 1}  # another one, though no worker has ever owned a partition
+    tx.execute(sa.update(tables.consumer_groups).where(_groups.name == name).values(values))
 
 
 def page(snapshot: Connection, after: str | None, limit: int) -> list[Summary]:

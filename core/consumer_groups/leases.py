@@ -29,6 +29,9 @@ Possible failures, and why they can't happen:
   other leases expired and acquire their partitions, only to release them again. So a caller whose own lease has expired
   spares workers that were live when it last synced. Its next sync, a third of a ttl later, removes them too if their
   leases are still expired.
+* *The group is deleted and created again under its name*, while a worker is suspended. Its epochs continue above those
+  of the deleted one, so no fence of an old worker holds, and its reports of drained partitions are ignored. Each
+  response has the `incarnation`, so that the worker doesn't continue with what it knew of the deleted group.
 * *The old process of a restarted worker syncs again.* It gets `SessionReplaced`, and can't take the name back while its
   successor's lease lasts. Otherwise the two would keep fencing each other.
 """
@@ -91,6 +94,10 @@ class Synced:
     assigned: list[Held]
     release: list[int]
     release_within: timedelta
+    group_partitions: int
+    """The number of the consumer group's partitions."""
+    incarnation: str
+    """See `groups.ConsumerGroup`."""
     joined: bool
     """The worker is new in the consumer group, or has a new session."""
     gone: list[str]
@@ -130,8 +137,9 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     """
     group = groups.lock(tx, name)
     now = tables.clock(tx)
-    for place, (number, _) in enumerate(caller.drained):
-        if number >= group.partitions:
+    for place, (number, epoch) in enumerate(caller.drained):
+        is_of_deleted_group = epoch is not None and epoch <= group.first_epoch
+        if number >= group.partitions and not is_of_deleted_group:
             raise errors.InvalidRequest(f"body.drained[{place}]", f"expected at most {group.partitions - 1}")
     workers = {row.worker: row for row in tx.execute(sa.select(tables.consumers).where(_consumers.group_name == name))}
     before = workers.get(caller.worker)
@@ -167,7 +175,8 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     _renew(tx, name, caller, before, now, now + group.ttl)
     assigned, release = _held(tx, name, caller.worker)
     is_new = before is None or is_new_session
-    return Synced(group.ttl, assigned, release, group.release, is_new, expired, partitions.overdue)
+    identity = group.partitions, group.incarnation
+    return Synced(group.ttl, assigned, release, group.release, *identity, is_new, expired, partitions.overdue)
 
 
 def synced(database: Database, name: str, caller: Caller) -> Synced:

@@ -95,7 +95,7 @@ class ProcessWorker:
     def run(self) -> None:
         """Define the process and work until `stop` is called. Then release all partitions, leave, and return. Raises
         errors that make continuing impossible. If the service is unreachable, it keeps trying."""
-        self._group = ConsumerGroup(self._client, self._define().group, self._name)
+        self._group = ConsumerGroup(self._client, self._define().group, self._name, follow=True)
         if self._stopping.is_set():
             return
         threads = [threading.Thread(target=self._guarded, args=(self._read,), name="lastbit-read", daemon=True)]

@@ -14,6 +14,7 @@ _HOMES: Final = {
     "lastbit.streams.errors": (
         "CommitFailed",
         "CorruptSnapshot",
+        "GroupReplaced",
         "OffsetOutOfOrder",
         "RecordFailed",
         "SessionEnded",

@@ -2,6 +2,7 @@
 from lastbit.streams.errors import (
     CommitFailed as CommitFailed,
     CorruptSnapshot as CorruptSnapshot,
+    GroupReplaced as GroupReplaced,
     OffsetOutOfOrder as OffsetOutOfOrder,
     RecordFailed as RecordFailed,
     SessionEnded as SessionEnded,

@@ -16,6 +16,10 @@ in `_owed` until there is a response to a sync that reported it. A partition who
 accepted under that epoch only from a later sync: after a failover, the service may have lost that it gave the partition
 to another worker. A response that arrives after its own lease has ended is ignored.
 
+*The group is deleted and created again*, with this worker's name for it unchanged, while the worker is suspended. Each
+response names the group's incarnation. With another one than before, the worker takes no partition, loses those that it
+has, and ends with `GroupReplaced`: what its code knows of the group, such as the division of the keys, may be wrong.
+
 *Callbacks of one partition overlap.* Each partition has a lane that runs its callbacks in order, one at a time. Lanes
 run in parallel, because one slow drain must not use up another's time.
 """
@@ -31,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lastbit import errors
+from lastbit.streams.errors import GroupReplaced
 
 if TYPE_CHECKING:
     from lastbit.groups import Granted, Synced
@@ -168,10 +173,17 @@ class _Lane(Generic[A]):
 
 
 class Membership(Generic[A]):
-    """`make` builds an assignment from a grant; `chance` returns a random number in [0, 1)."""
+    """`make` builds an assignment from a grant; `chance` returns a random number in [0, 1). The other arguments are
+    those of `ConsumerGroup`."""
 
     def __init__(
-        self, make: Callable[[Granted, Lease], A], now: Callable[[], float], chance: Callable[[], float]
+        self,
+        make: Callable[[Granted, Lease], A],
+        now: Callable[[], float],
+        chance: Callable[[], float],
+        name: str,
+        partitions: int | None = None,
+        follow: bool = False,
     ) -> None:
         self.session = secrets.token_hex(16)
         self.error: BaseException | None = None
@@ -183,6 +195,10 @@ class Membership(Generic[A]):
         self._make = make
         self._now = now
         self._chance = chance
+        self._name = name
+        self._partitions = partitions
+        self._follow = follow
+        self._incarnation: str | None = None
         self._lease = Lease(now)
         self.ttl = math.inf
         """Seconds of a lease; infinite before the first sync."""
@@ -265,6 +281,9 @@ class Membership(Generic[A]):
         if self._now() >= until:
             self._next_sync = self._now()
             return
+        if (error := self._identified(answer)) is not None:
+            self._end(error)
+            return
         asked_since = self._asking_since
         self._asking_since = sync.sent if self._now() < self._late_until else math.inf
         self._lease.until = until
@@ -285,10 +304,7 @@ class Membership(Generic[A]):
         if not (isinstance(error, errors.LastbitError) and error.is_temporary):
             # The service no longer knows this worker, or will never accept it.
             self.gone = True
-            self.fail(error)
-            for assignment in self.held:
-                self._lose(assignment)
-            self._next_sync = math.inf
+            self._end(error)
             return
         self._failures += 1
         self._late_until = self._now() + self.ttl
@@ -296,6 +312,28 @@ class Membership(Generic[A]):
         ceiling = min(FIRST_PAUSE * 2.0 ** min(self._failures, 60), self.ttl / BEATS, LAST_PAUSE)
         retry_after = error.retry_after if isinstance(error, errors.ServiceError) else None
         self._next_sync = self._now() + max(ceiling * self._chance(), retry_after or 0.0)
+
+    def _identified(self, answer: Synced) -> errors.LastbitError | None:
+        """The error if the response is of another group than the one that this worker has joined, or expects. A worker
+        that follows the name loses what it had of the earlier group."""
+        if answer.partitions is None or answer.incarnation is None:  # from a service of an earlier release
+            return None
+        if self._incarnation not in {None, answer.incarnation}:
+            if not self._follow:
+                return GroupReplaced(self._name, answer.partitions)
+            self._lose_all()
+            self._owed.clear()
+        if self._partitions not in {None, answer.partitions}:
+            detail = f"consumer group {self._name!r} has {answer.partitions} partitions, not {self._partitions}"
+            return errors.PartitionsFixed(409, "partitions_fixed", detail)
+        self._incarnation = answer.incarnation
+        return None
+
+    def _end(self, error: BaseException) -> None:
+        """End because of `error`, without any partition and without another sync."""
+        self.fail(error)
+        self._lose_all()
+        self._next_sync = math.inf
 
     def _called(self, call: Call[A], error: BaseException | None) -> None:
         assignment, lane = call.assignment, self._lanes[call.assignment.partition]
@@ -404,6 +442,10 @@ class Membership(Generic[A]):
         # A drain that ends late may be of an epoch before one that is reported already.
         self._owed[assignment.partition] = max(assignment.epoch, self._owed.get(assignment.partition, 0))
         self._next_sync = min(self._next_sync, self._now())
+
+    def _lose_all(self) -> None:
+        for assignment in self.held:
+            self._lose(assignment)
 
     def _lose(self, assignment: A) -> None:
         assignment._lost = True

@@ -9,6 +9,7 @@
         ├── WindowClosed         the stream has another owner, so the window accepts no more acks
         ├── RecordFailed         a handler failed, and the stream stopped
         ├── CommitFailed         the floor could not be committed
+        ├── GroupReplaced        the consumer group was deleted and created again
         └── SessionEnded         the session with the broker has ended: its records can no longer be committed
 
 Each can be pickled.
@@ -90,6 +91,23 @@ class CommitFailed(StreamError):
 
     def __str__(self) -> str:
         return f"offset {self.floor!r} could not be committed"
+
+
+class GroupReplaced(StreamError):
+    """The consumer group was deleted, and another one with its name was created: keys may have other partitions, and
+    partitions other positions. Start the worker again, with what it must know of the new group. `partitions` is the
+    number that the new group has."""
+
+    def __init__(self, group: str, partitions: int) -> None:
+        super().__init__(group, partitions)
+        self.group = group
+        self.partitions = partitions
+
+    def __str__(self) -> str:
+        return (
+            f"consumer group {self.group!r} was deleted and created again, now with {self.partitions} partitions; "
+            "start its workers again"
+        )
 
 
 class SessionEnded(StreamError):

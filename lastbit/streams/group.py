@@ -98,10 +98,22 @@ class ConsumerGroup:
     `capacity`: maximum number of partitions; None: no limit. `window_capacity`: positions in each partition's window,
     up to 65,536; use fewer for large records. A worker name belongs to one process: when another process starts under
     the same name, it gets new epochs, and writes of the earlier process are refused.
+
+    `partitions`: the number by which your code divides keys, or None: `run` raises `PartitionsFixed` if the group has
+    another one. If the group is deleted and created again, `run` raises `GroupReplaced`. With `follow` it continues in
+    the new group instead: for code that reads what it must know of the group after each assignment.
     """
 
     def __init__(
-        self, client: HasDriver, name: str, worker: str, *, capacity: int | None = None, window_capacity: int = CAPACITY
+        self,
+        client: HasDriver,
+        name: str,
+        worker: str,
+        *,
+        partitions: int | None = None,
+        capacity: int | None = None,
+        window_capacity: int = CAPACITY,
+        follow: bool = False,
     ) -> None:
         self.name = name
         self.worker = worker
@@ -111,7 +123,7 @@ class ConsumerGroup:
         self._changed = threading.Condition()
         self._stopped = False
         self._membership: Membership[Assignment] = Membership(
-            lambda grant, lease: Assignment(self, grant, lease), now, random.random
+            lambda grant, lease: Assignment(self, grant, lease), now, random.random, name, partitions, follow
         )
         self._callbacks: tuple[Callable[[Assignment], object], Callable[[Assignment], object]] | None = None
 
@@ -131,8 +143,8 @@ class ConsumerGroup:
         run in parallel.
 
         If a callback raises, the worker stops as with `stop`, and `run` raises the exception; the same is true of
-        Ctrl-C. Raises `ConsumerGroupNotFound` and other refusals. If the service is unreachable, the worker loses its
-        partitions and keeps trying.
+        Ctrl-C. Raises `ConsumerGroupNotFound`, `GroupReplaced` and other refusals. If the service is unreachable, the
+        worker loses its partitions and keeps trying.
         """
         with self._changed:
             if self._callbacks is not None:

@@ -48,8 +48,10 @@ class AsyncConsumerGroup:
         name: str,
         worker: str,
         *,
+        partitions: int | None = None,
         capacity: int | None = None,
         window_capacity: int = CAPACITY,
+        follow: bool = False,
     ) -> None:
         self.name = name
         self.worker = worker
@@ -58,7 +60,7 @@ class AsyncConsumerGroup:
         self._capacity = capacity
         self._changed = asyncio.Event()
         self._membership: Membership[AsyncAssignment] = Membership(
-            lambda grant, lease: AsyncAssignment(self, grant, lease), now, random.random
+            lambda grant, lease: AsyncAssignment(self, grant, lease), now, random.random, name, partitions, follow
         )
         self._callbacks: tuple[AsyncCallback, AsyncCallback] | None = None
         self._tasks: set[asyncio.Task[None]] = set()

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -757,9 +758,66 @@ def test_a_recreated_group_starts_above_the_earlier_groups_epochs(database: Data
     made(service, 3)
     restarted = Worker(service, "worker")
     restarted.sync()
-    assert restarted.epochs == {0: 2, 1: 2, 2: 2}
+    assert restarted.epochs == {0: 3, 1: 3, 2: 3}
     with pytest.raises(errors.StaleEpoch):
         zombie.commit(0, 1)
+
+
+def test_each_group_of_a_name_has_an_incarnation_of_its_own(database: Database, clock: Clock) -> None:
+    """Also if they are created at the same time and nobody ever owns a partition, or if a failover loses a group, so
+    that its epochs are used again."""
+    service = Service(database, combiner=Inline)
+    incarnations = set()
+    for is_lost in (False, False, True):
+        made(service, 2)
+        worker = Worker(service, "worker", capacity=0)
+        incarnations.add(worker.sync().incarnation)
+        service.consumer_groups.leave("g", "worker")
+        if is_lost:
+            with database.engine.begin() as tx:
+                for table, name in (
+                    (tables.positions, positions.group_name),
+                    (tables.consumer_groups, tables.consumer_groups.c.name),
+                ):
+                    tx.execute(sa.delete(table).where(name == "g"))
+            clock.go(0.001)
+        else:
+            service.consumer_groups.delete("g")
+    made(service, 2)
+    incarnations.add(Worker(service, "worker").sync().incarnation)
+    assert len(incarnations) == 4
+
+
+def test_no_commit_of_a_deleted_groups_worker_reaches_the_next_group_of_its_name(server_service: Service) -> None:
+    """The commit meets the deletion, the creation, and the first sync of a worker with the same name."""
+    service = server_service
+    workers = [Worker(service, "worker", f"g{number}") for number in range(ROUNDS)]
+    for worker in workers:
+        made(service, 1, worker.group, ttl=0.001)
+        worker.sync()
+    outcomes: Counter[str] = Counter()
+
+    def create_again(service_: Service, number: int) -> Held:
+        group = workers[number].group
+        service_.consumer_groups.delete(group)
+        made(service_, 1, group)
+        (lease,) = Worker(service_, "worker", group).sync().assigned
+        return lease
+
+    def check(number: int, commit: Position | errors.CoreError, lease: Held) -> None:
+        outcomes[type(commit).__name__] += 1
+        assert lease.epoch > workers[number].epochs[0]
+        assert service.consumer_groups.get(workers[number].group).positions[0].floor is None
+
+    race(
+        service.database,
+        ROUNDS,
+        lambda service_, number: service_.consumer_groups.commit(workers[number].fence(0), Snapshot(7, 7)),
+        create_again,
+        check=check,
+    )
+    assert min(outcomes["Committed"], outcomes["StaleEpoch"]) > 0, f"the same one always came first: {outcomes}"
+    assert outcomes.keys() <= {"Committed", "StaleEpoch", "ConsumerGroupNotFound"}
 
 
 # Positions.

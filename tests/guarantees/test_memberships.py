@@ -47,7 +47,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.start = self.clock.now
-        self.membership: Membership[Held] = Membership(self.make, self.now, lambda: 0.0)
+        self.membership: Membership[Held] = Membership(self.make, self.now, lambda: 0.0, self.group)
 
     def now(self) -> float:
         return (self.clock.now - self.start).total_seconds()
@@ -84,7 +84,8 @@ class Worker:
             for each in answer.assigned
         ]
         within = answer.release_within.total_seconds()
-        synced = Synced(answer.ttl.total_seconds(), tuple(grants), tuple(answer.release), within)
+        identity = answer.group_partitions, answer.incarnation
+        synced = Synced(answer.ttl.total_seconds(), tuple(grants), tuple(answer.release), within, *identity)
         takes = {"answered": 0, "response late": min(step.timeout, TTL / 3)}.get(fate, step.timeout)
         self.outcomes.append((self.now() + takes, step, lost if fate == "response lost" else synced))
 

@@ -240,7 +240,39 @@ def test_a_group_without_workers_can_be_deleted(http: httpx.Client) -> None:
     ):
         assert code(answer) == (404, "consumer_group_not_found")
     assert http.put(path("deleted"), json={"partitions": 3}).status_code == 201
-    assert epochs(sync(http, "deleted", "one")) == {0: 2, 1: 2, 2: 2}
+    assert epochs(sync(http, "deleted", "one")) == {0: 3, 1: 3, 2: 3}
+
+
+def test_a_sync_shows_whether_the_group_was_created_again(http: httpx.Client) -> None:
+    """Even if it has the same number of partitions and nobody has owned one."""
+    create_group(http, "again", 3)
+    joined = sync(http, "again", "one", capacity=0)
+    assert joined["partitions"] == 3
+    create_group(http, "again", 3, ttl=20)
+    assert sync(http, "again", "two")["incarnation"] == joined["incarnation"]
+    incarnations = {joined["incarnation"]}
+    for _ in range(3):
+        for worker in ("one", "two"):
+            http.delete(path("again", "workers", worker))
+        assert http.delete(path("again")).status_code == 204
+        create_group(http, "again", 3)
+        incarnations.add(sync(http, "again", "one", capacity=0)["incarnation"])
+    assert len(incarnations) == 4
+
+
+def test_reports_of_drained_partitions_of_a_deleted_group_are_ignored(http: httpx.Client) -> None:
+    """Even if the group with this name has fewer partitions now. Otherwise, an unknown partition is refused."""
+    create_group(http, "fewer", 4)
+    old_epoch = epochs(sync(http, "fewer", "one"))[3]
+    http.delete(path("fewer", "workers", "one"))
+    assert http.delete(path("fewer")).status_code == 204
+    create_group(http, "fewer", 2)
+    before = epochs(sync(http, "fewer", "one"))
+    drained = [{"partition": number, "epoch": old_epoch} for number in range(4)]
+    assert epochs(sync(http, "fewer", "one", drained=drained)) == before
+    for unknown in (3, {"partition": 3, "epoch": before[0]}):
+        body = {"worker": "one", "session": "1", "drained": [unknown]}
+        assert code(http.post(path("fewer", "sync"), json=body)) == (422, "invalid_request")
 
 
 def test_groups_are_listed_by_name(http: httpx.Client) -> None:

@@ -1,5 +1,6 @@
 """A consumer-group worker in a separate process that can be frozen. It prints one JSON line for each callback. For each
-line of input it tries to ack and commit its first assignment, even if that assignment is lost."""
+line of input it tries to ack and commit its first assignment, even if that assignment is lost. If an error ends the
+worker, the last line has its name."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ def main(url: str, name: str, worker: str) -> None:
         group.stop()
 
     threading.Thread(target=listen, daemon=True).start()
-    group.run(assigned, released)
+    try:
+        group.run(assigned, released)
+    except LastbitError as error:
+        say(ended=type(error).__name__)
 
 
 if __name__ == "__main__":

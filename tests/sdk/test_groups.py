@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -37,6 +37,7 @@ from lastbit.streams import (
     AsyncAssignment,
     AsyncConsumerGroup,
     ConsumerGroup,
+    GroupReplaced,
     RecordFailed,
     Snapshot,
     WindowClosed,
@@ -408,6 +409,111 @@ def test_a_worker_frozen_past_its_lease_wakes_and_is_refused(
         sleeper.stdin.close()
         assert sleeper.wait(PATIENCE) == 0
         other.until_it_works_on(6)
+
+
+def test_a_worker_frozen_while_its_group_is_created_again_ends(
+    url: str, client: Client, group: str, sleeper: subprocess.Popen[str]
+) -> None:
+    """It gets no partition of the new group, and none of its writes reach it."""
+    next_messages(sleeper, 6, "assigned")
+    sleeper.send_signal(signal.SIGSTOP)
+
+    def is_deleted() -> bool:
+        with suppress(ConsumerGroupInUse):  # until its lease ends
+            client.groups.delete(group)
+            return True
+        return False
+
+    eventually(is_deleted, True)
+    client.groups.create(group, partitions=3, ttl=TTL)
+    assert sleeper.stdin is not None
+    assert sleeper.stdout is not None
+    sleeper.stdin.write("try\n")
+    sleeper.stdin.flush()
+    sleeper.send_signal(signal.SIGCONT)
+    messages: list[dict[str, Any]] = []
+    for line in sleeper.stdout:
+        messages.append(json.loads(line))
+        assert "assigned" not in messages[-1]
+    assert messages[-1] == {"ended": "GroupReplaced"}
+    assert [message["tried"] for message in messages if "tried" in message] == [
+        {"raw": "StaleEpoch", "commit": "StaleEpoch", "ack": "WindowClosed"}
+    ]
+    assert [message["lost"] for message in messages if "released" in message] == [True] * 6
+    details = client.groups.get(group)
+    assert (details.workers, [each.floor for each in details.positions]) == ((), [None] * 3)
+
+
+def created_again(client: Client, group: str) -> None:
+    """With the same number of partitions. Its worker must not sync meanwhile."""
+    client.groups.leave(group, "one")
+    client.groups.delete(group)
+    client.groups.create(group, partitions=6)
+
+
+def test_a_group_that_is_created_again_ends_its_workers(url: str, client: Client, group: str) -> None:
+    """And they leave the new group at once, which others need not wait for."""
+    client.groups.create(group, partitions=6, ttl=600)
+    with working(url, group, "one") as (worker,):
+        worker.until_it_works_on(6)
+        (assignment, *_) = worker.group.assignments
+        created_again(client, group)
+        with pytest.raises(StaleEpoch):
+            assignment.commit()
+        worker.until(lambda: worker.ended)
+        assert isinstance(worker.error, GroupReplaced)
+        assert (worker.error.group, worker.error.partitions) == (group, 6)
+        assert [event for event, _, _ in worker.events].count("assigned") == 6
+        assert len(worker.lost) == 6
+        assert client.groups.get(group).workers == ()
+
+
+def test_a_group_that_is_created_again_ends_the_tasks_of_its_workers(url: str, client: Client, group: str) -> None:
+    """As it ends those with threads."""
+    client.groups.create(group, partitions=6, ttl=600)
+    assigned: list[AsyncAssignment] = []
+
+    async def run() -> None:
+        async with AsyncClient(url) as async_client:
+            worker = AsyncConsumerGroup(async_client, group, "one")
+            joined = asyncio.Event()
+
+            def on_assigned(assignment: AsyncAssignment) -> None:
+                assigned.append(assignment)
+                if len(assigned) == 6:
+                    joined.set()
+
+            async with asyncio.timeout(PATIENCE):
+                task = asyncio.create_task(worker.run(on_assigned, lambda assignment: None))
+                await joined.wait()
+                await asyncio.to_thread(created_again, client, group)
+                with pytest.raises(StaleEpoch):
+                    await assigned[0].commit()
+                with pytest.raises(GroupReplaced):
+                    await task
+
+    asyncio.run(run())
+    assert len(assigned) == 6
+    assert client.groups.get(group).workers == ()
+
+
+def test_a_worker_does_not_join_a_group_that_is_divided_otherwise(url: str, client: Client, group: str) -> None:
+    """It says by how many partitions its code divides."""
+
+    async def run() -> None:
+        async with AsyncClient(url) as async_client:
+            async with asyncio.timeout(PATIENCE):
+                await AsyncConsumerGroup(async_client, group, "one", partitions=5).run(print, print)
+
+    with pytest.raises(PartitionsFixed, match="has 6 partitions, not 5"):
+        asyncio.run(run())
+    with working(url, group, "one", partitions=5) as (worker,):
+        worker.until(lambda: worker.ended)
+        assert isinstance(worker.error, PartitionsFixed)
+        assert worker.events == []
+    assert client.groups.get(group).workers == ()
+    with working(url, group, "one", partitions=6) as (worker,):
+        worker.until_it_works_on(6)
 
 
 def test_without_the_service_a_worker_fences_itself() -> None:

@@ -8,6 +8,7 @@ from lastbit import errors
 from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
 from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
+from lastbit.streams.errors import GroupReplaced
 
 TTL = 9.0
 RELEASE = 4.0
@@ -32,9 +33,11 @@ class Window:
 class Worker:
     """A membership with a test clock and scripted answers of the service."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: int | None = None, *, follow: bool = False) -> None:
         self.now = 1000.0
-        self.membership: Membership[Held] = Membership(self.make, lambda: self.now, lambda: 0.5)
+        self.membership: Membership[Held] = Membership(
+            self.make, lambda: self.now, lambda: 0.5, "g", partitions, follow
+        )
         self.release = RELEASE
 
     def make(self, grant: Granted, lease: Lease) -> Held:
@@ -55,10 +58,12 @@ class Worker:
         (sync,) = syncs
         return sync
 
-    def answer(self, sync: Sync, *assigned: tuple[int, int], release: tuple[int, ...] = ()) -> list[Call[Held]]:
+    def answer(
+        self, sync: Sync, *assigned: tuple[int, int], release: tuple[int, ...] = (), incarnation: str | None = "first"
+    ) -> list[Call[Held]]:
         """The callbacks that are due after the answer `assigned` (partition, epoch)."""
         grants = tuple(Granted(partition, epoch, None, None, None, None) for partition, epoch in assigned)
-        self.membership.done(sync, Synced(TTL, grants, release, self.release))
+        self.membership.done(sync, Synced(TTL, grants, release, self.release, incarnation and 4, incarnation))
         syncs, calls = self.due()
         self.early = syncs
         return calls
@@ -406,6 +411,43 @@ def test_a_refusal_ends_the_membership(worker: Worker) -> None:
     assert worker.membership.over
     assert worker.membership.gone
     assert isinstance(worker.membership.error, errors.ConsumerGroupNotFound)
+
+
+def test_another_group_of_the_same_name_ends_the_membership(worker: Worker) -> None:
+    """No partition of it is taken, and no other sync is sent; a response of an earlier release shows no group."""
+    worker.joined((0, 1), (1, 1))
+    assert worker.answer(worker.sync(), (0, 1), (1, 1), incarnation=None) == []
+    calls = worker.answer(worker.sync(), (0, 1), (1, 3), (2, 3), incarnation="second")
+    assert [(call.assigned, call.assignment.lost) for call in calls] == [(False, True)] * 2
+    for call in calls:
+        worker.membership.done(call, None)
+    assert worker.membership.over
+    assert not worker.membership.gone
+    assert worker.early == []
+    assert isinstance(worker.membership.error, GroupReplaced)
+
+
+def test_a_worker_that_follows_a_name_loses_what_it_had_of_the_earlier_group() -> None:
+    """Even at the same epochs, which are used again if a failover has lost the group that had them."""
+    worker = Worker(follow=True)
+    (earlier,) = worker.joined((0, 1))
+    (loss,) = worker.answer(worker.sync(), (0, 1), incarnation="second")
+    assert (loss.assigned, loss.assignment, earlier.lost) == (False, earlier, True)
+    worker.membership.done(loss, None)
+    (call,) = worker.due()[1]
+    assert (call.assigned, call.assignment.active) == (True, True)
+    worker.membership.done(call, None)
+    assert worker.answer(worker.sync(), (0, 1), incarnation="second") == []
+
+
+def test_a_group_with_another_number_of_partitions_is_not_joined() -> None:
+    """If the worker has named one."""
+    worker = Worker(partitions=3)
+    assert worker.answer(worker.sync(), (0, 1)) == []
+    assert worker.membership.over
+    assert isinstance(worker.membership.error, errors.PartitionsFixed)
+    worker = Worker(partitions=4)
+    assert len(worker.joined((0, 1))) == 1
 
 
 def test_after_a_refusal_no_drain_is_reported(worker: Worker) -> None:

@@ -277,7 +277,7 @@ def test_a_worker_reports_the_epoch_that_it_has_drained() -> None:
     body = {"ttl": 10.0, "assigned": [], "release": [], "release_within": 30.0}
     world = World(script(answer(200, body), answer(200, body)))
     membership: Membership[Held] = Membership(
-        lambda grant, lease: pytest.fail("nothing was granted"), lambda: 0.0, lambda: 0.5
+        lambda grant, lease: pytest.fail("nothing was granted"), lambda: 0.0, lambda: 0.5, "g"
     )
     step = Sync(drained=((3, 7), (4, 1)), leaving=False, sent=0.0, timeout=5.0)
     world.run(beat(world.service(), "g", "w", None, membership, step))

@@ -2369,6 +2369,13 @@ export interface components {
              * @description seconds for draining, from the first sync that may have been answered with the partition
              */
             release_within: number;
+            /**
+             * Format: int64
+             * @description the number of the group's partitions
+             */
+            partitions: number;
+            /** @description changes if the group is deleted and created again under its name: then stop, as nothing that was known of the group need be true of this one */
+            incarnation: string;
         };
         /** TallyPage */
         TallyPage: {
