@@ -13,6 +13,12 @@ writes the rows. Possible failures, and why they can't happen:
 * *A state computed from an old one*: the version that it was computed from must be the instance's current version.
 * *A command twice*: its id is derived from process, instance and step, and each id is issued once.
 * *A restart by a late event*: a finished instance is kept as a tombstone, see `retention`.
+* *An event that the feed has lost*, in a failover or a restore, while a worker held it: the handling is refused unless
+  the feed has an event of this id at this position. The position may be beyond the feed's end, or have another event by
+  now. The event's row in the feed is read in this transaction. It is removed only by `feed.trim`, below the floors of
+  all partitions, so the event of a valid handling stays. A database with this transaction's commit also has the earlier
+  one of the append: no later failover can lose the event alone. A retried event is not checked: its row in the inbox
+  was marked in the transaction that appended it again.
 * *An event whose handler always fails*: it is parked with the error, for that instance only. Other instances continue.
 
 Lock order: consumer_groups → positions → inbox → processes → timers → … → feed_head. Outbox rows are only inserted, and
@@ -117,6 +123,7 @@ class Handlings:
         self._inbox = inbox.LockedEvents(
             pipeline,
             {_event_key(handling) for handling in handlings},
+            {handling.position for handling in handlings},
             {handling.position for handling in handlings if handling.error is not None},
         )
         self._instances = LockedInstances(pipeline, {(handling.process, handling.instance) for handling in handlings})

@@ -72,9 +72,11 @@ Key: TypeAlias = tuple[str, str, str]
 
 class LockedEvents:
     """Events for instances, whose rows the next round trip locks, until the commit. Their statuses change in memory
-    first; `write` stores them. `failed` are the positions of events that may be parked."""
+    first; `write` stores them. `positions` are those of all events, `failed` those of events that may be parked."""
 
-    def __init__(self, pipeline: Pipeline, keys: Collection[Key], failed: Collection[int]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, keys: Collection[Key], positions: Collection[int], failed: Collection[int]
+    ) -> None:
         self._pipeline = pipeline
         tx = pipeline.tx
         dialect = dialects.of(tx)
@@ -104,9 +106,17 @@ class LockedEvents:
                 f"FROM feed WHERE position IN ({','.join(map(str, part))})"
             )
         ]
+        self._others = [
+            answer
+            for part in chunks(sorted(set(positions).difference(failed)), LIST)
+            for answer in pipeline.query(
+                f"SELECT position, event_id FROM feed WHERE position IN ({','.join(map(str, part))})"  # noqa: S608
+            )
+        ]
         self._statuses: dict[Key, Status] = {}
         self._pruned: dict[str, int] = {}
         self._copies: dict[tuple[int, str], str] = {}
+        self._present: set[tuple[int, str]] = set()
         self._changes: dict[Key, tuple[int, Status, str | None, str | None]] = {}
         self._retried: set[Key] = set()
 
@@ -118,27 +128,31 @@ class LockedEvents:
         self._pruned = {as_text(name) or "": pruned for answer in self._limits for name, pruned in answer.rows()}
         events = [feed.from_values(*row) for answer in self._failed for row in answer.rows()]
         self._copies = {(event.position, event.id): feed.encoded(event).decode() for event in events}
+        others = {(place, as_text(event) or "") for answer in self._others for place, event in answer.rows()}
+        self._present = others.union(self._copies)
 
     def status(self, key: Key, position: int) -> Status | None:
-        """The event's status; None if it must be handled. Raises `errors.ProcessNotFound`."""
+        """The event's status; None if it must be handled. Raises `errors.ProcessNotFound`; `errors.InvalidRequest` if
+        it must be handled, but isn't at this position of the feed (see `handling`)."""
         status = self._statuses.get(key)
         if status is not None:
             return None if status is Status.RETRYING else status
         limit = self._pruned.get(key[0])
         if limit is None:
             raise errors.ProcessNotFound(key[0])
-        return Status.HANDLED if position <= limit else None
+        if position <= limit:
+            return Status.HANDLED
+        if (position, key[2]) not in self._present:
+            raise errors.InvalidRequest("body.event", f"expected an event of the feed: {key[2]!r} is not at {position}")
+        return None
 
     def record(self, key: Key, position: int, status: Status) -> None:
         """Record the status of an event that was not parked this time."""
         self._change(key, position, status, None, None)
 
     def park(self, key: Key, position: int, error: str) -> None:
-        """Park an event. Raises `errors.InvalidRequest` if the feed doesn't have it."""
-        copy = self._copies.get((position, key[2]))
-        if copy is None and key not in self._retried:
-            raise errors.InvalidRequest("body.event", f"expected an event of the feed: {key[2]!r} is not at {position}")
-        self._change(key, position, Status.PARKED, error, copy)
+        """Park an event, with a copy of it; one that was parked before has its copy."""
+        self._change(key, position, Status.PARKED, error, self._copies.get((position, key[2])))
 
     def _change(self, key: Key, position: int, status: Status, error: str | None, copy: str | None) -> None:
         self._statuses[key] = status

@@ -33,6 +33,8 @@ MANY: Final = 100
 """Maximum events in one call, as the service accepts."""
 CALL: Final = 4 * 2**20
 """Approximate maximum bytes of one call: half of what the service accepts."""
+EVENT: Final = "body.event"
+"""The place that the service names if the feed doesn't have the event at its position."""
 PAUSE: Final = 0.5
 """Seconds to wait after a temporary refusal by the service."""
 
@@ -220,6 +222,8 @@ class Lane:
                 with suppress(errors.LastbitError):
                     task.partition.assignment.commit()
                 task.is_over = True
+            elif isinstance(result, errors.InvalidRequest) and EVENT in {each.get("place") for each in result.errors}:
+                raise result  # the feed has lost the event: a worker that starts again reads what it has now
             elif isinstance(result, errors.InvalidRequest | errors.InvalidArgument) and task.refusal is None:
                 # If the service refuses the function's result, park the event, as if the function had raised.
                 task.refusal = str(result)

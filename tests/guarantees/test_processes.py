@@ -25,10 +25,11 @@ from core.consumer_groups.positions import Fence
 from core.janitor import needed
 from core.processes import definitions, handling, inbox, outbox, retention, timers
 from core.processes.inbox import Status
-from core.processes.instances import Handling
+from core.processes.instances import Handled, Handling
 from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
+from lastbit.streams.partitions import partition_of
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.rounds import race
 from tests.guarantees.models.orders import (
@@ -163,6 +164,71 @@ def test_a_redelivered_event_that_was_pruned_is_a_repeat(service: Service) -> No
     for event in append(service, *((f"o{number}", NEEDED[2]) for number in range(20))):
         assert not worker.deliver(event).repeated
     assert Counter(commands(service)) == Counter({(f"o{number}", "ship"): 1 for number in range(20)})
+
+
+def test_an_event_that_the_feed_has_lost_has_no_effect(service: Service) -> None:
+    """A failover, or a restore, loses the end of the feed while a worker holds its events. Their positions are beyond
+    the end at first, and then those of other events. What is appended again is handled at its new position."""
+    worker = Worker(service)
+    kept, *lost = append(service, *(("o1", type) for type in NEEDED))
+    worker.deliver(kept)
+    handlings = [worker.compute("o1", event) for event in lost]
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.delete(tables.feed).where(tables.feed.c.position > kept.position))
+        tx.execute(sa.update(tables.feed_head).values(position=kept.position))
+    before = rows(service, tables.processes), rows(service, tables.inbox)
+
+    def assert_refused() -> None:
+        for lost_handling in handlings:
+            reason = f"'{lost_handling.event}' is not at {lost_handling.position}"
+            for outcome in (lost_handling, replace(lost_handling, error="broken")):
+                with pytest.raises(errors.InvalidRequest, match=reason):
+                    service.processes.handle(outcome)
+        assert (rows(service, tables.processes), rows(service, tables.inbox)) == before
+        assert commands(service) == []
+
+    assert_refused()
+    others = append(service, ("o2", "charged"), ("o3", "charged"))
+    assert [event.position for event in others] == [event.position for event in lost]
+    assert_refused()
+    assert worker.deliver(kept).repeated
+    for event in [*others, *append(service, *(("o1", type) for type in NEEDED[1:]))]:
+        assert not worker.deliver(event).repeated
+    assert commands(service) == [("o1", "ship")]
+
+
+def test_a_valid_event_is_not_trimmed_before_it_is_handled(server_database: Database) -> None:
+    """The janitor trims all that the floors allow, while the partitions that are ahead of this one move on."""
+    service = Service(server_database, combiner=Inline)
+    worker = Worker(service)
+    events = append(service, *((f"o{number}", "charged") for number in range(ROUNDS)))
+
+    def trim(service_: Service, number: int) -> int:
+        place = events[number].position
+        for partition in range(PARTITIONS):
+            worker_floor = place - 1 if partition == partition_of(f"o{number}", PARTITIONS) else place
+            service_.consumer_groups.commit(
+                Fence(GROUP, partition, worker.name, worker.epochs[partition]), Snapshot(worker_floor, worker_floor)
+            )
+        return feed.trim(service_.database, timedelta(0), needed=needed)
+
+    def check(number: int, handled: Handled | errors.CoreError, trimmed: int | errors.CoreError) -> None:
+        assert isinstance(handled, Handled), handled
+        assert not isinstance(trimmed, errors.CoreError), trimmed
+
+    race(
+        service.database,
+        ROUNDS,
+        lambda service_, number: service_.processes.handle(
+            Handling(
+                *(PROCESS, f"o{number}", events[number].id, events[number].position, worker.name),
+                *(worker.epochs[partition_of(f"o{number}", PARTITIONS)], 0, "1"),
+            )
+        ),
+        trim,
+        check=check,
+    )
+    assert everything(service)[0].position >= events[-1].position - 1, "nothing was trimmed"
 
 
 def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(server_database: Database) -> None:

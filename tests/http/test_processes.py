@@ -176,8 +176,20 @@ def test_refusals_have_their_own_codes(process: Process) -> None:
     assert code(process.http.put(process.path, json={"partitions": 4})) == (409, "partitions_fixed")
     assert process.http.put(process.path).status_code == 200
     assert code(process.http.delete(process.path)) == (409, "consumer_group_in_use")
-    missing = process.handle({"id": "no-such-event", "position": event["position"]}, error="boom")
-    assert code(missing) == (422, "invalid_request")
+    for unknown in (
+        {"id": "no-such-event", "position": event["position"]},
+        {"id": event["id"], "position": event["position"] + 1},
+    ):
+        for outcome in ({}, {"error": "boom"}):
+            missing = process.handle(unknown, **outcome)
+            assert code(missing) == (422, "invalid_request")
+            assert [each["place"] for each in missing.json()["errors"]] == ["body.event"]
+    entries = [{"instance": name, **process.body(each, name)} for name, each in (("o2", unknown), ("o3", event))]
+    answer = process.http.post(f"{process.path}/handle", json={"handlings": entries})
+    assert [result["problem"] and result["problem"]["code"] for result in answer.json()["results"]] == [
+        "invalid_request",
+        None,
+    ]
 
 
 def test_a_parked_event_is_shown_and_retried(process: Process) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -464,6 +465,49 @@ def test_a_worker_ends_when_its_position_is_refused(url: str, client: Client, mo
     monkeypatch.setattr(ConsumerGroup, "commit", commit_beyond)
     with Client(url) as other, pytest.raises(InvalidRequest, match="the feed, which ends at"):
         run(process, other, "w1", partitions=2, every=0.05)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_ends_when_the_feed_has_lost_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here another event has its position by now, as after a failover. Nothing is handled or parked in its place, and a
+    worker that starts again handles the other one, which is for the same partition."""
+    same_partition = partition_of("lost-1", 4)
+    other = next(number for number in range(2, 100) if partition_of(f"lost-{number}", 4) == same_partition)
+    calls: list[list[tuple[str, bool]]] = []
+    has_begun, gate = threading.Event(), threading.Event()
+    handle_many = Processes.handle_many
+
+    def slowly(state: Any, event: Event) -> Any:
+        has_begun.set()
+        gate.wait(60)
+        return state, [Command("ship")]
+
+    def recorded(processes: Processes, name: str, handlings: Sequence[Any]) -> Any:
+        calls.append([(entry["instance"], "error" in entry) for entry in handlings])
+        return handle_many(processes, name, handlings)
+
+    monkeypatch.setattr(Processes, "handle_many", recorded)
+    process = Process("lost", correlate("lost"), slowly)
+    with sqlite_file() as database, running_service(database) as service, Client(service.url) as client:
+
+        def lose() -> None:
+            with working(service.url, process, "w1") as (worker,):
+                position = append(client, "lost", range(1, 2), ["charged"])
+                assert has_begun.wait(60)
+                with contextlib.closing(sqlite3.connect(database.removeprefix("sqlite:///"))) as file, file:
+                    file.execute(
+                        "UPDATE feed SET event_id = ?, data = replace(data, 'lost-1', ?) WHERE position = ?",
+                        (f"lost:{other}:charged", f"lost-{other}", position),
+                    )
+                gate.set()
+                assert worker._stopping.wait(60)
+
+        with pytest.raises(InvalidRequest, match="expected an event of the feed: 'lost:1:charged' is not at"):
+            lose()
+        assert calls == [[("lost-1", False)]]
+        with working(service.url, process, "w1"):
+            assert issued(client, process, 1) == [f"lost-{other}"]
+        assert [instance.instance for instance in client.processes.instances("lost")] == [f"lost-{other}"]
 
 
 def test_a_state_from_an_earlier_ownership_is_not_used() -> None:

@@ -260,14 +260,15 @@ def _handlings(service: Service, *, finish: bool = False) -> list[Handling]:
         lease.partition: lease.epoch
         for lease in service.consumer_groups.sync(f"process.{process}", Caller("w", "s")).assigned
     }
-    first = _events(service, CALLERS)
+    events = [next(_names) for _ in range(CALLERS)]
+    first = service.feed.append([NewEvent(event, "robot.moved") for event in events])[0].position
     commands = [NewCommand("done", "done")] if finish else []
     return [
         Handling(
-            *(process, f"i{number}", f"e{number}", first + number, "w", epochs[partition_of(f"i{number}", 4)], 0, "{}"),
+            *(process, f"i{number}", event, first + number, "w", epochs[partition_of(f"i{number}", 4)], 0, "{}"),
             *(commands, (), finish),
         )
-        for number in range(CALLERS)
+        for number, event in enumerate(events)
     ]
 
 
