@@ -162,7 +162,10 @@ export function serviceError(
   return new (byCode ?? BY_STATUS[status] ?? ServiceError)(status, code, detail, retryAfter, problem);
 }
 
-/** No response arrived. Sending the call again is safe. */
+/**
+ * No response arrived. Sending the call again is safe, except an `open` or `extend` without an `idempotencyKey` of your
+ * own, which may have been carried out.
+ */
 export class ServiceUnreachable extends LastbitError {
   constructor(
     readonly url: string,

@@ -1,8 +1,8 @@
 /**
  * Which requests are retried, and after how long.
  *
- * Every request of this client is safe to repeat (each POST has an Idempotency-Key that stays the same), so every
- * temporary failure is retried. Pauses grow exponentially with full jitter; Retry-After is added to them.
+ * Every request of this client is safe to repeat (each POST and PATCH has an Idempotency-Key that stays the same), so
+ * every temporary failure is retried. Pauses grow exponentially with full jitter; Retry-After is added to them.
  */
 
 /** At most `attempts` attempts, within `deadline` seconds of the first failure. */
