@@ -103,8 +103,9 @@ class Acker:
 
     `on_completed` is called with a `Completed` for each complete batch in a result, in the acker's own thread. It may
     pass more items to the acker, but must not wait for their futures. At most `max_pending` futures are open at a time;
-    beyond that, `ack` and `fail` block. Before each call the acker waits up to `linger` seconds for more items, unless
-    `gathered` wait. `tell` passes an outcome to receivers, by default to each by its methods, in the acker's thread.
+    beyond that, `ack` and `fail` block. Before each call the acker waits for more items, until `gathered` of them wait
+    or `linger` seconds are over. `tell` passes an outcome to receivers, by default to each by its methods, in the
+    acker's thread.
     """
 
     def __init__(

@@ -105,7 +105,8 @@ class BatchHandle(_Handle):
         self._driver = driver
 
     def extend(self, count: int, *, idempotency_key: str | None = None) -> ItemIds:
-        """Issue `count` more ids. With the same key it returns the same ids while the batch lives."""
+        """Issue `count` more ids. With the same `idempotency_key` it returns the same ids while the batch exists.
+        Raises `BatchSealed`, `BatchEnded`, `IdempotencyKeyReused`."""
         return self._driver.run(_calls.extend, self.id, count, idempotency_key).ids
 
     def seal(self) -> Sealed:
@@ -133,7 +134,8 @@ class BatchHandle(_Handle):
         return self._info
 
     def cancel(self) -> Batch:
-        """End the batch without its pending items. Later acks are rejected."""
+        """End the batch without its pending items. Later acks are rejected. Raises `BatchEnded` if it is complete or
+        expired."""
         self._info = self._driver.run(_calls.cancel, self.id)
         return self._info
 
@@ -221,7 +223,8 @@ class AsyncBatchHandle(_Handle):
         self._driver = driver
 
     async def extend(self, count: int, *, idempotency_key: str | None = None) -> ItemIds:
-        """Issue `count` more ids. With the same key it returns the same ids while the batch lives."""
+        """Issue `count` more ids. With the same `idempotency_key` it returns the same ids while the batch exists.
+        Raises `BatchSealed`, `BatchEnded`, `IdempotencyKeyReused`."""
         return (await self._driver.run(_calls.extend, self.id, count, idempotency_key)).ids
 
     async def seal(self) -> Sealed:
@@ -249,7 +252,8 @@ class AsyncBatchHandle(_Handle):
         return self._info
 
     async def cancel(self) -> Batch:
-        """End the batch without its pending items. Later acks are rejected."""
+        """End the batch without its pending items. Later acks are rejected. Raises `BatchEnded` if it is complete or
+        expired."""
         self._info = await self._driver.run(_calls.cancel, self.id)
         return self._info
 

@@ -180,10 +180,11 @@ class Client:
         deadline: datetime | timedelta | None = None,
         idempotency_key: str | None = None,
     ) -> BatchHandle:
-        """Open a batch and return its handle. `items`: number of ids to issue at once (`.ids`). `sealed`: also seal the
-        batch, in the same transaction. `parent`: the item of another batch that this batch resolves. `expires_in`:
-        seconds of idleness after which it expires. With the same `idempotency_key`, the call returns the same batch
-        with the same ids (`.replayed`).
+        """Open a batch and return its handle. `key`: your name for it, up to 255 characters, which need not be unique.
+        `group_size`: items per bitfield, a multiple of 8 from 64 to 32,768; by default 8,192. `items`: number of ids to
+        issue at once (`.ids`). `sealed`: also seal the batch, in the same transaction. `parent`: the item of another
+        batch that this batch resolves. `expires_in`: seconds of idleness, or a timedelta, after which it expires. With
+        the same `idempotency_key`, the call returns the same batch with the same ids (`.replayed`).
 
         `tolerated_failures` and `tolerated_failure_percentage` (0 to 100) are the tolerance: the failed items with
         which the batch succeeds; by default none. `on_exceeded`: whether the batch continues or is cancelled when its
@@ -193,7 +194,10 @@ class Client:
         with other types. The handle's `callback` has its secret.
 
         `deadline`: when the batch expires if it is unfinished, however busy it is. A timedelta counts from now, by this
-        machine's clock; with an `idempotency_key` that another process repeats, give both the same datetime."""
+        machine's clock; with an `idempotency_key` that another process repeats, give both the same datetime.
+
+        Raises `InvalidRequest`, `IdempotencyKeyReused`, `BatchEnded` (of the parent).
+        """
         opened, replayed = self._driver.run(
             _calls.open_batch,
             key,
@@ -249,8 +253,8 @@ class Client:
         limit: int | None = None,
     ) -> EventPage:
         """One page of the feed in commit order: the events after the position `after`, or all that are stored. `types`:
-        one or several event types; default all. `wait`: seconds to wait, up to 60, if there is no event yet. Raises
-        `PositionTrimmed`."""
+        one or several event types; default all. `wait`: seconds to wait, up to 60, if there is no event yet. `limit`:
+        maximum number of events, up to 1,000; by default 100. Raises `PositionTrimmed`."""
         return self._driver.run(_calls.events, after, types, batch, wait, limit)
 
     def follow(
@@ -311,7 +315,8 @@ class AsyncClient:
     """`Client`, awaited: same names, same arguments, same errors.
 
     A call that is cancelled, for example by `asyncio.wait_for`, ends at once and closes its connection. The request may
-    or may not have been carried out. Before you send an open or extend again, give it an idempotency key.
+    or may not have been carried out. To be able to send an open, extend or redrive again, give it an idempotency key
+    from the start.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """The retry policy: which requests are retried, and the pauses between attempts.
 
-Every request of this client is safe to repeat (each POST has an Idempotency-Key that stays the same), so every
-temporary failure is retried. Pauses grow exponentially with full jitter (Brooker, "Exponential Backoff And Jitter",
-2015): each is a random share of a limit that doubles. A pause may be near 0, so this spreads the retries of many
-clients, but a single client may retry at once. A service that needs a pause sends Retry-After, which is a minimum.
+Nearly every request is safe to repeat, as each POST and PATCH has an Idempotency-Key that stays the same. So every
+temporary failure is retried, except for a call that must be sent only once (`Service.call`). Pauses grow exponentially
+with full jitter (Brooker, "Exponential Backoff And Jitter", 2015): each is a random share of a limit that doubles. A
+pause may be near 0, so this spreads the retries of many clients, but a single client may retry at once. A service that
+needs a pause sends Retry-After, which is a minimum.
 """
 
 from __future__ import annotations
