@@ -1,6 +1,6 @@
 """Spark: acks the output of a pipeline, reads the items of a batch, and counts a stream into a tally.
 
-The cluster provides PySpark (3.5 or later; the data source needs 4.0). Executors need only this package, as a zip, and
+The cluster provides PySpark (3.5 or later; the data source needs 4.1). Executors need only this package, as a zip, and
 the standard library. The data source, `ack_udf` and Spark Connect, which use Arrow, also need pyarrow and pandas.
 """
 

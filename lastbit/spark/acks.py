@@ -128,10 +128,10 @@ def ack_stream(
         query = frame.writeStream.foreachBatch(ack_stream(url=url)).option("checkpointLocation", path).start()
 
     Spark replays a micro-batch if its commit was not recorded. That is harmless, as acks are idempotent. This function
-    uses the same idempotency key each time it acks the micro-batch; pass an `idempotency_key` of your own, and it does
-    so after a restart of the program too. `options` are those of `ack`. A failed
-    micro-batch stops the query, which repeats it when it is started again. On Spark Connect, Spark runs the function
-    and `on_report` in a process of the server, so `on_report` must be picklable and can't change the caller's objects.
+    uses the same idempotency key each time it acks the micro-batch; with an `idempotency_key` of your own, also after a
+    restart of the program. `options` are those of `ack`. A failed micro-batch stops the query, which repeats it when it
+    is started again. On Spark Connect, Spark runs the function and `on_report` in a process of the server, so
+    `on_report` must be picklable and can't change the caller's objects.
     """
     connection = Connection.named(url, token)
     run_key = options.pop("idempotency_key", None) or uuid.uuid4().hex

@@ -66,14 +66,14 @@ def item_masks(df: DataFrame, column: str | Column = "item_id", *, failed: Faile
     bits = _bitfield("acked")
     failed_bits = _bitfield("failed") if failed is not None else sf.lit(None).cast("binary")
     has_failed = sf.exists("words", lambda word: _any(word["failed"])) if failed is not None else sf.lit(False)
-    known = sf.col("batch").isNotNull()
+    is_group = sf.col("batch").isNotNull()
     return groups.select(
         "batch",
         "group",
-        sf.when(known, bits).alias("bits"),
-        sf.when(known & has_failed, failed_bits).alias("failed_bits"),
-        sf.when(known, sf.col("items")).otherwise(0).alias("items"),
-        sf.when(known, sf.col("beyond")).otherwise(0).alias("beyond"),
+        sf.when(is_group, bits).alias("bits"),
+        sf.when(is_group & has_failed, failed_bits).alias("failed_bits"),
+        sf.when(is_group, sf.col("items")).otherwise(0).alias("items"),
+        sf.when(is_group, sf.col("beyond")).otherwise(0).alias("beyond"),
         "rows",
     )
 

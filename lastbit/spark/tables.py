@@ -74,10 +74,10 @@ def iceberg_rows(table: Any, snapshot_id: int, *, spark: SparkSession | None = N
     snapshot = table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         raise InvalidArgument(f"the table has no snapshot {snapshot_id}")
-    manifests = [each for each in snapshot.manifests(table.io) if each.added_snapshot_id == snapshot_id]
-    if any(each.content != ManifestContent.DATA for each in manifests):
+    manifests = [m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot_id]
+    if any(manifest.content != ManifestContent.DATA for manifest in manifests):
         raise InvalidArgument(f"snapshot {snapshot_id} has delete files; read it with Spark's connector for Iceberg")
-    entries = [entry for each in manifests for entry in each.fetch_manifest_entry(table.io)]
+    entries = [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)]
     files = [entry.data_file for entry in entries if entry.status == ManifestEntryStatus.ADDED]
     for file in files:
         if file.file_format != FileFormat.PARQUET:
