@@ -4,5 +4,6 @@
 `admission` limits how long calls may wait, and `aside` keeps batches apart that make others wait or fail. `operation`
 says what a call must offer.
 
-Nothing here knows what a call does: `acks` and `writes` have a combiner each. A new kind of load control goes here.
+Nothing here knows what a call does: acks, the writing verbs (`core.writes`) and the dispatcher have a combiner each. A
+new kind of load control goes here.
 """

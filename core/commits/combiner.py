@@ -1,7 +1,6 @@
 """The combiner: group commit for concurrent calls.
 
-A process has one for acks, and one for opens, extends, seals and
-appends.
+A process of the service has one for acks, and one for the verbs of `core.writes`.
 
 A *unit* is a call's part for one batch, a *flush* is one transaction, and a *lane* is a queue with its thread.
 
@@ -15,10 +14,10 @@ What could go wrong, and why it can't:
 
 *One hot batch starves the others.* Each batch has its own queue, and a flush takes units from the queues in turn.
 
-*One large call stalls all others.* A flush is bounded in groups and in cost: rows, bytes and ids (see `lanes`). Larger
-calls are applied piece by piece, and other calls have their turn between two pieces (see `lanes`). The number of
-reasons that a redrive removes is known only under the locks; the flush itself bounds it, and leaves a part of the unit
-to the next one (`Outcome.rest`).
+*One large call stalls all others.* A flush is bounded in groups and in cost: rows, bytes and ids. Larger calls are
+applied piece by piece, and other calls have their turn between two pieces (see `lanes`). The number of reasons that a
+redrive removes is known only under the locks; the flush itself bounds it, and leaves a part of the unit to the next one
+(`Outcome.rest`).
 
 *One locked row stalls all calls.* A merged flush waits for a lock only briefly. If that times out, the batches with
 locked rows are set aside (see `aside`), and the rest of the flush is tried again immediately.

@@ -32,7 +32,7 @@ FLUSH_SECONDS: Final = 0.05
 LEAST_COST: Final = 256
 """The minimum bound of a flush's cost, however slow the database is."""
 PASSED_OVER: Final = 16
-"""The number of batches whose next unit doesn't fit into a flush, after which it takes no more. To try them all would
+"""A flush takes no more units after the next units of this many batches didn't fit into it. Trying all batches would
 take long, under the lock."""
 GATHER: Final = 0.002
 """Seconds to wait, after a flush that several calls shared, for the next calls of these callers."""
@@ -158,8 +158,9 @@ class Lane:
         self._left = 0
         """The number of units that have left the queues."""
         self._came: deque[tuple[int, float]] = deque()
-        """(number of earlier units, arrival time) of the first unit after each flush, while that unit, or a later one
-        from before the next flush, is waiting. To read the clock for each unit would cost too much."""
+        """(number of earlier units, arrival time) of the first unit that arrived after each flush. An entry is dropped
+        when all units that arrived before the next entry's have left. To read the clock for each unit would cost too
+        much."""
         self._noted = False
         """Whether a unit has arrived since the last flush."""
         self.wake_at: int | None = None

@@ -64,7 +64,7 @@ class Answer(Protocol):
 
 class Call(Protocol):
     def measured(self) -> Sequence[Any]:
-        """The call's units, of which `take` may be called."""
+        """The call's units, on which `take` may be called."""
 
     def chunks(self) -> Sequence[Any]:
         """The call's units, in pieces that fit into a flush."""
@@ -86,7 +86,7 @@ def shared_number(kind: str, name: str) -> int:
 
 @dataclass(slots=True)
 class Result:
-    """The answer to a call of a single unit: what its outcome has."""
+    """The answer to a call of a single unit: the value of its outcome."""
 
     value: Any = None
 
