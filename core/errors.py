@@ -20,6 +20,7 @@ from core import programs
 # │   ├── BatchComplete
 # │   ├── BatchExpired
 # │   └── BatchCancelled
+# ├── NothingFailed             there is nothing to redrive
 # ├── WebhookNotFound
 # ├── WebhookDisabled           its receiver responded with 410 Gone
 # ├── PositionTrimmed           the feed was trimmed past that position
@@ -36,7 +37,8 @@ from core import programs
 # ├── Unavailable               nothing is wrong with the call: send it again
 # │   ├── Overloaded
 # │   ├── OutcomeUnknown
-# │   └── LockTimeout
+# │   ├── LockTimeout
+# │   └── Contended
 # ├── InconsistentBatch         the counts disagree with the bits: a bug or a broken row
 # ├── UpgradeNotFinished        an earlier release may still work on the database
 # └── Misconfigured             the service can't work with these settings
@@ -239,7 +241,8 @@ class TooLarge(CoreError):
 
 
 class Unavailable(CoreError):
-    """The database can't be reached, or the service is overloaded. Sending the call again is safe."""
+    """The database can't be reached, or the service is overloaded. The same call may succeed later. Sending it again is
+    safe, except for an open or extend without a key (`OutcomeUnknown`)."""
 
     code = "unavailable"
     retry_after: ClassVar[int] = 1

@@ -51,8 +51,8 @@ OWN_TYPES: Final = tuple(f"{source}." for source in (BATCH, COMMAND, TIMER, RETR
 """Prefixes of the service's own events; clients may not use them."""
 
 Needed: TypeAlias = Callable[[Connection, int | None], int | None]
-"""Returns the lowest position that is still needed, None if there is none. If it gets a position, too, only lower ones
-matter, so that it needs to read little while the head is locked."""
+"""Returns the lowest position that is still needed, None if there is none. With a position as second argument, only
+lower ones matter, so that it reads little while the head is locked."""
 
 _head = tables.feed_head.c
 _feed = tables.feed.c
@@ -212,7 +212,7 @@ def _trace(tx: Connection, events: Sequence[NewEvent], position: int) -> None:
 
 
 def head(tx: Connection) -> int:
-    """The position of the last event; 0 where there was none."""
+    """The position of the last event; 0 if there was none yet."""
     position: int = tx.execute(sa.select(_head.position)).scalar_one()
     return position
 

@@ -38,7 +38,7 @@ class FlushState:
     groups: dict[Key, bitfield.Group] = field(default_factory=dict)
     """The groups of admitted items; their rows, if any, are locked."""
     missing: set[Key] = field(default_factory=set)
-    """Groups without a row yet."""
+    """The groups of admitted items that are not loaded yet; once all are loaded, the groups without a row."""
     changed: dict[int, set[int]] = field(default_factory=dict)
     """By batch, the numbers of the groups with flipped bits."""
     deltas: dict[int, BatchDelta] = field(default_factory=dict)

@@ -29,8 +29,9 @@ back and begins again, and then the first read rejects the items.
 
 *Two transactions insert the row of the same group.* A group without a row is all pending, and a row that doesn't exist
 can't be locked. Both transactions insert the row. One of them gets a duplicate key, at the latest in the packet of its
-COMMIT, rolls back and begins again. Until then its counts may be wrong, so it first inserts the row if they seem
-impossible. If both fail the same item, the duplicate is its reason, which is inserted before the row.
+COMMIT, rolls back and begins again. Until then its counts may be wrong. So if they seem impossible, it first inserts
+the row: with a duplicate key there, it begins again instead of reporting an inconsistency. If both fail the same item
+with a reason, the duplicate key is that of the reason, which is inserted before the row.
 
 *A bitfield in memory is outdated*, since another process has changed the group. The counts of the locked row determine
 its bits, and the counts in memory must be the same (see `cache`).

@@ -1,8 +1,8 @@
 """Failures by reason: how many items of a batch failed for each reason, when, and a few of them.
 
-The work is bounded. Up to `MOST` failures are all examined. Of more, the first ones of each of some groups are, and the
-result is a sample: the groups are spread evenly over the batch's groups with failures, as one cause often meets
-neighbours.
+The work is bounded. Up to `MOST` failures, all are examined. Beyond that, the result is a sample: the first failures of
+each of at most `GROUPS` groups, which are spread evenly over the batch, as one cause often affects neighbouring
+items.
 
 The batch and its failures are read in one snapshot.
 """
@@ -25,9 +25,9 @@ from core.storage import limits, tables
 MOST: Final = 5_000
 """Maximum failures that are examined one by one. Decoding a row takes the driver about ten microseconds."""
 GROUPS: Final = 25
-"""Groups of a sample."""
+"""Maximum groups of a sample."""
 SAMPLE: Final = 2_500
-"""Failures of a sample, the same number of each group."""
+"""Maximum failures of a sample, divided equally between its groups."""
 EXAMPLES: Final = 5
 """Items that are shown for each reason."""
 
@@ -88,9 +88,9 @@ def _examine_all(tx: Connection, batch: Batch, reasons: dict[str | None, Reason]
         return False
     _collect(rows, reasons)
     if batch.failed > len(rows):
-        known = {row.number for row in rows}
+        with_reason = {row.number for row in rows}
         without = reasons[None] = Reason(None, batch.failed - len(rows))
-        numbers = (number for number in _failed_numbers(tx, batch) if number not in known)
+        numbers = (number for number in _failed_numbers(tx, batch) if number not in with_reason)
         without.numbers += [number for _, number in zip(range(EXAMPLES), numbers, strict=False)]
     return True
 
@@ -110,9 +110,9 @@ def _examine_some(tx: Connection, batch: Batch, reasons: dict[str | None, Reason
             end = rows[-1].number + 1
         _collect(rows, reasons)
         stored = tx.scalar(sa.select(_groups.failed).where(_groups.batch_id == batch.id, _groups.group_no == group))
-        known = {row.number for row in rows}
+        with_reason = {row.number for row in rows}
         for run in bitfield.runs(bitfield.widen(stored or b"", size), True, 0, end - first):
-            numbers = [number for number in range(first + run[0], first + run[1]) if number not in known]
+            numbers = [number for number in range(first + run[0], first + run[1]) if number not in with_reason]
             if numbers:
                 without = reasons.setdefault(None, Reason(None))
                 without.count += len(numbers)

@@ -3,15 +3,15 @@ acks of the items that were sent again override the failures.
 
 What could go wrong, and why it can't:
 
-*Nobody knows whether a lost answer was a redrive.* A repetition finds the event of the first request and returns what
-it says (see `once`).
+*The response is lost, so the client sends the request again.* The repeat finds the event of the first request, and
+returns its content (see `once`).
 
 *Items are acked or fail after the failures were read.* They are read before the lock, as a batch may have a million of
 them. Under the lock, the batch's counts tell whether any bit has changed since; then they are read again. A batch that
 changes each time gets the event of the last read: an item that was acked since is sent again, and its ack is a repeat;
 one that failed since is not in the event, and its failure is newer than the request.
 
-*The event of a batch that is deleted.* The lock finds the batch or raises.
+*The batch is deleted in the meantime.* Locking its row then raises `errors.BatchNotFound`.
 """
 
 from __future__ import annotations

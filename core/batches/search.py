@@ -1,7 +1,7 @@
 """Finding batches: pages of those to which a filter applies, newest first, and their number by state.
 
-Both take bounded time, however many batches there are. Where no index finds few batches for its filter, a page examines
-at most `SCAN` rows, so it may be empty and not the last. Counts examine at most `MOST` rows, and report whether these
+Both take bounded time, however many batches there are. If no index narrows a filter to few batches, a page examines at
+most `SCAN` rows, so it may be empty and not the last. Counts examine at most `MOST` rows, and report whether these
 were all.
 """
 

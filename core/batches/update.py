@@ -11,8 +11,8 @@ batch, as the failure that passes a limit does.
 *The batch expires at a deadline that was postponed.* The deadline is read again under the lock before the batch
 expires.
 
-*Nobody knows whether a lost answer was an update, and another client has updated the batch since.* The repeat finds the
-event of the first request and changes nothing (see `once`).
+*The response is lost, and another client updates the batch before the repeat.* The repeat finds the event of the first
+request and changes nothing (see `once`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A hundred acks in random order change a hundred groups. Each group is a row to lock, read and write, and the database
 logs a kilobyte for one bit. So for a batch that is acked in this way, each ack transaction stores the numbers of the
-items that it resolved as one row, an *entry*. After some thousands of numbers the groups are written: *folding*. The
-bits of a group are those of its row and those of the journal. What could go wrong, and why it can't:
+items that it acked as one row, an *entry*. After some thousands of numbers the journal is *folded*: its items are
+written to their groups. Until then, the bits of a group are those of its row and those of the journal. What could go
+wrong, and why it can't:
 
 *Two transactions flip the same bit.* Group locks don't prevent it, as an entry writes no group. So a journaled batch
 changes only under the lock of its own row, which is acquired first: its ack transactions run one after the other.
