@@ -1,5 +1,5 @@
-"""The routes of a batch, but for acks: open, extend, seal, cancel, delete, and all that is read. `search` has those
-that find batches."""
+"""The routes of a batch, except acks: open, update, extend, seal, cancel, delete, repair, and all reads. `search` has
+those that find batches."""
 
 from __future__ import annotations
 
@@ -243,9 +243,9 @@ def count_groups(
     request: Request,
     start: Annotated[int, Query(ge=0, lt=INTEGER_LIMIT, description="the first group"), fields.Decimal] = 0,
     limit: Annotated[int, Query(ge=1, le=4096, description="maximum number of tiles"), fields.Decimal] = 1024,
-    per: Annotated[int, Query(ge=1, le=group_counts.GROUPS, description="groups a tile"), fields.Decimal] = 1,
+    per: Annotated[int, Query(ge=1, le=group_counts.GROUPS, description="groups per tile"), fields.Decimal] = 1,
 ) -> dict[str, Any]:
-    """How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups."""
+    """The counts of the groups, combined into tiles of `per` groups. A response covers at most 131,072 groups."""
     batch_state, picture = service_of(request).batches.picture(batch, start, limit, per)
     return {
         "batch": batch_state.id,
@@ -266,8 +266,8 @@ def count_groups(
 def get_group_bits(batch: BatchId, group: fields.GroupNumber, request: Request) -> dict[str, Any]:
     """The bits of one group."""
     result = service_of(request).batches.bits(batch, group)
-    fields = {"resolved": result.resolved, "failed": result.failed}
-    bits = {name: base64.b64encode(field).decode() for name, field in fields.items()}
+    bitfields = {"resolved": result.resolved, "failed": result.failed}
+    bits = {name: base64.b64encode(bitfield).decode() for name, bitfield in bitfields.items()}
     return {"batch": batch, **asdict(result.tile), "bits": bits}
 
 
@@ -340,7 +340,8 @@ def explain_batch(batch: BatchId, request: Request) -> dict[str, Any]:
 
 
 def _shown_to(caller: Token, reasons: list[Reason]) -> Iterator[Reason]:
-    """Not to a limited caller: where webhooks lead and what they answer, and the keys of others' batches."""
+    """The reasons that the caller may see. A limited caller sees neither the addresses and responses of webhooks, nor
+    the keys of batches outside its prefix."""
     for reason in reasons:
         if caller.prefix is not None and reason.code == "webhook_not_delivered":
             continue
@@ -389,5 +390,5 @@ def sealed(result: Sealed) -> Reply:
 
 
 def _replay(is_replay: bool) -> dict[str, str]:
-    """The headers of a response that a key has got before."""
+    """The header that marks a replay, if it is one."""
     return {"Idempotency-Replayed": "true"} if is_replay else {}

@@ -303,7 +303,7 @@ class Waiting:
                 self._is_database_unreachable = False
             except errors.Unavailable:
                 self._is_database_unreachable = True  # the followers' own reads raise the error
-            except Exception:  # a bug, or a lack of memory or threads: what followers were told of is unknown
+            except Exception:  # a bug, or a lack of memory or threads: it is unknown which followers were woken
                 log.exception("reader_failed")
                 self._doubt()
                 await self._pause(POLL)
@@ -361,16 +361,16 @@ class Waiting:
                 self._looks.pop(event.batch, None)  # it may have begun before the end
                 for waiter in self._batches.get(event.batch, ()):
                     waiter.set()
-        starts: dict[Filter, int | None] = {}
-        pages = []
+        last_wanted: dict[Filter, int | None] = {}
+        wanting = []
         for follower in self._followers:
-            if follower.filter not in starts:
-                starts[follower.filter] = follower.filter.last_wanted(events, types, batches)
-            last = starts[follower.filter]
+            if follower.filter not in last_wanted:
+                last_wanted[follower.filter] = follower.filter.last_wanted(events, types, batches)
+            last = last_wanted[follower.filter]
             if last is not None:
                 follower.wanted_until = last
-                pages.append(follower)
-        return pages
+                wanting.append(follower)
+        return wanting
 
     async def _wake(self, followers: list[Follower]) -> None:
         """Wake the followers in groups of `SLICE`, with pauses."""

@@ -169,7 +169,7 @@ def _webhook(webhook: subscriptions.Webhook) -> dict[str, Any]:
 @router.post("", status_code=201, response_model=CreatedWebhook, responses=documented(*BODY))
 @needs(Role.ADMIN)
 def create_webhook(body: NewWebhook, request: Request, response: Response) -> dict[str, Any]:
-    """Subscribe a URL to all later events. Only this response contains the secret."""
+    """Subscribe a URL to later events, of all types or of some. Only this response contains the secret."""
     result = _service(request).webhooks.create(body.url, body.types, body.label)
     response.headers["Location"] = f"/v1/webhooks/{result.webhook.id}"
     response.headers["Cache-Control"] = "no-store"

@@ -186,7 +186,7 @@ export interface paths {
         };
         /**
          * Count groups
-         * @description How much of each group is resolved, a tile for each `per` of them. An answer covers at most 131,072 groups.
+         * @description The counts of the groups, combined into tiles of `per` groups. A response covers at most 131,072 groups.
          */
         get: operations["count_groups"];
         put?: never;
@@ -438,7 +438,7 @@ export interface paths {
         put?: never;
         /**
          * Create webhook
-         * @description Subscribe a URL to all later events. Only this response contains the secret.
+         * @description Subscribe a URL to later events, of all types or of some. Only this response contains the secret.
          */
         post: operations["create_webhook"];
         delete?: never;
@@ -3906,7 +3906,7 @@ export interface operations {
                 start?: number;
                 /** @description maximum number of tiles */
                 limit?: number;
-                /** @description groups a tile */
+                /** @description groups per tile */
                 per?: number;
             };
             header?: never;
