@@ -230,7 +230,7 @@ class Database:
             tx.invalidate()
 
     def write_in_chunks(self, work: Callable[[Connection, Unpack[Args]], int], *args: *Args) -> int:
-        """Call `write` with it, each time in a new transaction, until it returns 0 or False. Return the sum of the
+        """Call `write` with `work`, each time in a new transaction, until it returns 0 or False. Return the sum of the
         results. `work` must be repeatable."""
         total = 0
         while count := self.write(work, *args, repeatable=True):

@@ -158,7 +158,8 @@ class Processes:
         return self._driver.run(_retry, name, instance, event)
 
     def delete(self, name: str) -> None:
-        """Delete a process with its instances. Its issued commands are kept. Raises `ConsumerGroupInUse`."""
+        """Delete a process with its instances. Its issued commands are kept as long as their events. Raises
+        `ConsumerGroupInUse`."""
         self._driver.run(_delete, name)
 
     def commands(
@@ -171,7 +172,8 @@ class Processes:
         limit: int | None = None,
     ) -> CommandPage:
         """One page of issued commands above the position `after`; 0 for all that are stored. `wait`: seconds to wait,
-        up to 60, if there is none yet. Raises `PositionTrimmed`."""
+        up to 60, if there is none yet. `limit`: maximum number, up to 1,000; by default 100. Raises
+        `PositionTrimmed`."""
         return self._driver.run(_commands, after, types, process, wait, limit)
 
     def follow(
