@@ -400,6 +400,7 @@ def test_another_worker_takes_over_from_a_killed_process(url: str, client: Clien
         assert Counter(issued(client, process, 70)) == Counter(f"killed-{order}" for order in range(70))
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("moment", ["starting", "working"])
 def test_a_worker_skips_no_event_of_a_process_that_was_defined_again(
     url: str, client: Client, monkeypatch: pytest.MonkeyPatch, moment: str
