@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from core import errors
+from core import errors, threads
 
 log = structlog.get_logger(__name__)
 
@@ -44,11 +44,7 @@ class Probe(Generic[T]):
             now = time.monotonic()
             if self._reading is None or (self._reading.done() and now - self._begun >= self._fresh):
                 reading: Future[T] = Future()
-                thread = threading.Thread(target=self._run, args=(reading,), name=self._name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise errors.Unavailable("the system allows no more threads") from error
+                threads.start(self._run, reading, name=self._name)
                 self._reading, self._begun = reading, now
             return self._reading, self._begun
 

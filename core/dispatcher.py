@@ -19,25 +19,29 @@ others:
   don't read past thousands of them.
 * A claim that has waited for `PATIENCE` seconds is given back and not sent, as its lease might end during the send.
 
+A round claims only if there are threads to send and to record, and they last. So it doesn't matter when the system
+allows no more threads: until a first one of each kind has started, rounds fail and claim nothing; after that, there are
+fewer sends at a time.
+
 Any number of dispatchers may share one database (see `replicas`). If one is killed, nothing is lost (see `deliveries`).
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
-from core import errors, metrics, traces
+from core import errors, metrics, threads, traces
 from core.acks import parents
 from core.commits.combiner import Combiner
 from core.commits.lanes import Pending
@@ -76,6 +80,9 @@ LOCK_WAIT: Final = 0.25
 """Seconds that a transaction with several records waits for a lock."""
 
 log = structlog.get_logger(__name__)
+
+_Jobs: TypeAlias = queue.SimpleQueue[Callable[[], object] | None]
+"""What the threads of one kind do next. None ends one of them."""
 
 
 class _Lane:
@@ -118,8 +125,10 @@ class Dispatcher:
         self._threads = threads
         self._share = max(1, threads // 4)
         self._room = ROOM * threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dispatcher")
-        self._claimer = ThreadPoolExecutor(1, thread_name_prefix="dispatcher-claims")
+        self._sends: _Jobs = queue.SimpleQueue()
+        self._senders: list[threading.Thread] = []
+        self._claims: _Jobs = queue.SimpleQueue()
+        self._claimer: threading.Thread | None = None
         self._records = Combiner(self._commit, what="deliveries")
         self._claiming = threading.Lock()
         """Held during a claim, so that no webhook exceeds its room."""
@@ -137,7 +146,8 @@ class Dispatcher:
     def run_once(self) -> int:
         """Run one round. Return the number of sends that it started plus the number of parents that it updated; at
         least 1 if something is left to plan or to claim. If the database is unavailable, the remaining work is left to
-        the next round."""
+        the next round. Raises `errors.Unavailable` if the system doesn't allow the threads."""
+        self._start_threads()
         self._beat()
         try:
             self._due_times.correct(CORRECT)
@@ -151,6 +161,19 @@ class Dispatcher:
             log.warning("dispatcher_waits", error=str(error))
             return 0
         return claims + self._sweep() + is_behind
+
+    def _start_threads(self) -> None:
+        """Start a thread of each kind, unless it is running. Raises `errors.Unavailable`."""
+        self._records.start()
+        with self._lock:
+            if self._claimer is None and not self._stopping:
+                self._claimer = threads.start(_run, self._claims, name="dispatcher-claims")
+            if not self._senders and not self._stopping:
+                self._start_sender()
+
+    def _start_sender(self) -> None:
+        """Called under the lock. Raises `errors.Unavailable`."""
+        self._senders.append(threads.start(_run, self._sends, name=f"dispatcher-{len(self._senders)}"))
 
     def _prepare(self) -> bool:
         """Fire timers and plan deliveries, a page of each webhook in turn. After `PREPARE` seconds, the rest of a long
@@ -206,11 +229,16 @@ class Dispatcher:
                 self._replica.leave()
             except errors.CoreError as error:  # its lease will expire
                 log.warning("dispatcher_waits", error=str(error))
-        self._claimer.shutdown()
+        self._claims.put(None)
+        if self._claimer is not None:
+            self._claimer.join()
         with self._claiming, self._lock:
             surplus = [claim for lane in self._lanes.values() for claim in self._withdraw(lane, 0)]
         self._give_back(surplus)
-        self._pool.shutdown()
+        for _ in self._senders:
+            self._sends.put(None)
+        for sender in self._senders:
+            sender.join()
         self._records.stop()
 
     def _beat(self) -> None:
@@ -269,7 +297,7 @@ class Dispatcher:
         """Start sends for all free threads, under the lock. Returns claims to give back, as they are too old."""
         late: list[Claim] = []
         while (claim := self._take(late)) is not None:
-            self._pool.submit(self._work, claim)
+            self._sends.put(partial(self._work, claim))
         return late
 
     def _take(self, late: list[Claim]) -> Claim | None:
@@ -285,6 +313,11 @@ class Dispatcher:
             ]
             if free <= 0 or not lanes:
                 return None
+            if self._sending >= len(self._senders):
+                try:
+                    self._start_sender()
+                except errors.Unavailable:  # a thread that ends its send takes the next claim
+                    return None
             lane = min(lanes, key=lambda lane: lane.sending)
             claim, since = lane.waiting.popleft()
             if time.monotonic() - since < PATIENCE:
@@ -340,7 +373,11 @@ class Dispatcher:
 
     def _record(self, claim: Claim, answer: SendResult | None) -> None:
         record = Record(batch=claim.delivery, claim=claim, answer=answer, chance=self._chance())
-        self._records.submit(record, self._recorded)
+        try:
+            self._records.submit(record, self._recorded)
+        except Exception as error:  # noqa: BLE001  # the claim expires; without this, it would count forever
+            log.warning("delivery_not_recorded", delivery=claim.delivery, error=str(error))
+            self._free([claim])
 
     def _give_back(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
@@ -377,8 +414,13 @@ class Dispatcher:
             # At most one waits while another runs.
             if has_room and self._refills < 2 and not self._stopping:
                 self._refills += 1
-                self._claimer.submit(self._refill)
+                self._claims.put(self._refill)
             self._changed.notify_all()
+
+
+def _run(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
 
 
 def _log(claim: Claim, answer: SendResult, state: Progress | None) -> None:

@@ -6,7 +6,7 @@ SQLite the service does this itself. Each round also resolves the items of paren
 The rules are in `core.dispatcher`.
 
 On SIGTERM it finishes the deliveries in progress. Exit status: 0 stopped, or `--once` and nothing is due; 1 the
-database is not usable; 2 wrong usage."""
+database is not usable, or the system allows no threads; 2 wrong usage."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from typing import Final
 
 import structlog
 
-from core import errors
+from core import errors, threads
 from core.acks import commit
 from core.acks.call import Call, Unit
 from core.acks.flush import Flushed
@@ -201,14 +201,12 @@ class Payer:
                 bill.paid.set_result(None)
                 return bill.paid
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="payments", daemon=True)
                 try:
-                    thread.start()
-                except RuntimeError as error:  # the system allows no more threads; the child's end is committed
+                    self._thread = threads.start(self._run, name="payments")
+                except errors.Unavailable as error:  # the child's end is committed
                     log.warning("parents_left_to_the_sweep", children=sorted(children)[:10], error=str(error))
                     bill.paid.set_result(None)
                     return bill.paid
-                self._thread = thread
             self._new.append(bill)
             self._wake.notify()
         return bill.paid

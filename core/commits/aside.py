@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from core import errors, threads
 from core.commits.lanes import FLUSH_COST, FLUSH_UNITS, Backlog, Load, Pending, Waiting
 from core.commits.operation import Unit
 
@@ -126,12 +127,10 @@ class Aside:
     def _has_threads(self) -> bool:
         """Start the threads that are missing, as far as the system allows; return whether there are any."""
         while len(self._threads) < THREADS:
-            thread = threading.Thread(target=self._run, name=f"combiner-aside-{len(self._threads)}", daemon=True)
             try:
-                thread.start()
-            except RuntimeError:
+                self._threads.append(threads.start(self._run, name=f"combiner-aside-{len(self._threads)}"))
+            except errors.Unavailable:
                 break
-            self._threads.append(thread)
         return bool(self._threads)
 
     def _forget(self) -> None:

@@ -35,6 +35,8 @@ concerned fails. Malformed input is refused earlier.
 `admission`): callers that can't be served soon must retry later, and the others are answered soon. A refused unit has
 not been in a flush.
 
+*A receiver that raises ends the thread that answers all calls.* It is logged, and the others get their answers.
+
 *Stop loses calls.* `stop` refuses new calls, flushes the waiting ones and answers them.
 
 `Inline` is the same without threads: each call has its own transactions. The tests run on both.
@@ -51,7 +53,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from core import errors, metrics
+from core import errors, metrics, threads
 from core.commits.admission import Admission
 from core.commits.aside import Aside
 from core.commits.lanes import Backlog, Deliver, Lane, Pending, Waiting
@@ -94,11 +96,7 @@ class GroupCommit(Protocol):
 
 
 def _deliver(finished: Sequence[Pending]) -> None:
-    by_receiver: dict[Deliver, list[Pending]] = {}
-    for pending in finished:
-        by_receiver.setdefault(pending.deliver, []).append(pending)
-    for deliver, part in by_receiver.items():
-        deliver(part)
+    threads.deliver((pending.deliver, pending) for pending in finished)
 
 
 class Inline:
@@ -155,10 +153,10 @@ class Combiner:
         self._main = Lane(self._lock, self._backlog, self._flush, self._send_away, admission, what)
         self._aside = Aside(self._lock, self._backlog, self._flush_aside)
         self._stopping = False
-        self._started = False
 
     def submit(self, call: Call, deliver: Deliver, receiver: Any = None) -> None:
-        """Queue the call, which is finished after the commit. Raises `errors.Overloaded` without queueing anything."""
+        """Queue the call, which is finished after the commit. Raises `errors.Overloaded` or `errors.Unavailable`
+        without queueing anything."""
         units = call.measured()
         pending = Pending(call, len(units), deliver, receiver)
         if not units:
@@ -175,9 +173,7 @@ class Combiner:
                 raise errors.Overloaded(f"{backlog.units:,} {self._what} are waiting already")
             if backlog.bytes and backlog.bytes + size > self._max_bytes:
                 raise errors.Overloaded(f"{backlog.bytes:,} bytes of {self._what} are waiting already")
-            if not self._started:
-                self._main.thread.start()  # raises if the system allows no more threads; the next call tries again
-                self._started = True
+            self._main.start()
             backlog.units += len(units)
             backlog.bytes += size
             for unit in units:
@@ -185,6 +181,11 @@ class Combiner:
                     self._aside.put(unit, pending)
                 else:
                     self._main.put(unit, pending)
+
+    def start(self) -> None:
+        """Start the thread, which otherwise starts with the first call. Raises `errors.Unavailable`."""
+        with self._lock:
+            self._main.start()
 
     def is_full(self) -> bool:
         admission = self._admission
@@ -199,7 +200,7 @@ class Combiner:
         with self._lock:
             self._stopping = self._main.stopping = True
             self._main.wake.notify_all()
-        if self._started:
+        if self._main.thread is not None:
             self._main.thread.join()
         self._aside.stop()
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import structlog
 
-from core import metrics
+from core import metrics, threads
 from core.commits.admission import LEAST, Admission
 from core.commits.operation import Call, Outcome, Unit
 
@@ -170,7 +170,12 @@ class Lane:
         self._flush = flush
         self._send_away = send_away
         self.admission = admission
-        self.thread = threading.Thread(target=self._run, name=f"combiner-{what}", daemon=True)
+        self.thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it is running. Raises `errors.Unavailable`."""
+        if self.thread is None:
+            self.thread = threads.start(self._run, name=f"combiner-{self._what}")
 
     def put(self, unit: Unit, pending: Pending) -> None:
         queue = self.queues.get(unit.batch)

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy.engine import Connection
 
-from core import errors, feed
+from core import errors, feed, threads
 from core.batches import batch as batches
 from core.batches import ranges
 from core.batches.batch import Batch
@@ -78,16 +78,15 @@ class SharedReads(Generic[Question, Value]):
         return value
 
     def submit(self, read: Read[Question, Value], deliver: Deliver) -> None:
-        """Queue the read; `deliver` is called when it is finished, perhaps with others. Raises `errors.Overloaded`."""
+        """Queue the read; `deliver` is called when it is finished, perhaps with others. Raises `errors.Overloaded` and
+        `errors.Unavailable`."""
         with self._wake:
             if self._stopping:
                 raise errors.Unavailable("the service is stopping")
             if len(self._waiting) >= self._max_waiting:
                 raise errors.Overloaded("too many requests are waiting")
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name=f"reads-{self._kind}", daemon=True)
-                thread.start()  # raises if the system allows no more threads; the next read tries again
-                self._thread = thread
+                self._thread = threads.start(self._run, name=f"reads-{self._kind}")
             self._waiting.append((read, deliver))
             if len(self._waiting) == 1:
                 self._wake.notify()
@@ -108,11 +107,7 @@ class SharedReads(Generic[Question, Value]):
             if not part:
                 return
             self._read([read for read, _ in part])
-            by_receiver: dict[Deliver, list[Read[Any, Any]]] = {}
-            for read, deliver in part:
-                by_receiver.setdefault(deliver, []).append(read)
-            for deliver, reads in by_receiver.items():
-                deliver(reads)
+            threads.deliver((deliver, read) for read, deliver in part)
 
     def _read(self, reads: Sequence[Read[Question, Value]]) -> None:
         questions = list({read.question for read in reads})

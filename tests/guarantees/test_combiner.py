@@ -27,7 +27,7 @@ from core.bits.cache import BitfieldCache
 from core.commits import aside, lanes
 from core.commits.admission import Admission
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
-from core.commits.lanes import FLUSH_COST, LEAST_COST, UNIT_GROUPS
+from core.commits.lanes import FLUSH_COST, LEAST_COST, UNIT_GROUPS, Pending
 from core.service import Service
 from core.storage import database, schema, tables
 from core.storage.database import Database
@@ -461,6 +461,22 @@ def test_a_broken_batch_is_retried_with_pauses(database: Database) -> None:
                 ack(gate.service, (damaged, 0, index))
         assert len(gate.gate.flushes) == 4
         assert time.monotonic() - locks >= 3 * aside.PAUSE
+
+
+def test_a_receiver_that_raises_costs_no_other_call_its_answer(database: Database) -> None:
+    """Neither the calls of its flush nor those of later ones."""
+
+    def fail(_: Sequence[Pending]) -> None:
+        raise ZeroDivisionError
+
+    with gated(database) as gate:
+        batch = new(gate.service, 3)
+        gate.occupy()
+        gate.service.acks.submit(Call.of(Verb.ACK, [(batch, 0, 0)]), fail, None)
+        neighbour = gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)]))
+        gate.gate.opened.set()
+        assert neighbour.result(30).applied == 1
+        assert ack(gate.service, (batch, 0, 2)).completed[batch].newly
 
 
 def test_stop_answers_waiting_calls_and_refuses_new_ones(database: Database) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from core import errors
 from core.acks.call import Call
 from core.acks.parents import Stuck, sweep
 from core.batches import batch as batches
@@ -150,14 +151,14 @@ def test_calls_go_on_after_the_system_allowed_no_more_threads(
     monkeypatch.setattr(threading.Thread, "start", refuse_once)
     service = Service(database, combiner=Combiner)
     first, second = ([(child, 0, 0)] for child in children)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(errors.Unavailable):
         service.acks.ack(Call.of(Verb.ACK, first))
     assert service.acks.ack(Call.of(Verb.ACK, first)).result(30).completed[children[0]].newly
     assert [due.child for due in debts(service)] == children[:1]
     assert service.acks.ack(Call.of(Verb.ACK, second)).result(60).completed[children[1]].newly
     assert sweep(database) == 1
     read: Read[int, batches.Batch] = Read(children[0], None)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(errors.Unavailable):
         service.reads.batches.submit(read, lambda _: None)
     finished = threading.Event()
     service.reads.batches.submit(read, lambda _: finished.set())

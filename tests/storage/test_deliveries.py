@@ -542,6 +542,71 @@ def test_the_dispatcher_sends_all_due_deliveries(service: Service, sender: Scrip
     assert len(sender.sent) == 51
 
 
+def settle(dispatcher: Dispatcher) -> None:
+    """As `Dispatcher.settle`, but fails if that takes long."""
+    settling = threading.Thread(target=dispatcher.settle, daemon=True)
+    settling.start()
+    settling.join(20)
+    assert not settling.is_alive(), "claims are left that nothing will free"
+
+
+@pytest.mark.parametrize("refused", ["combiner-deliveries", "dispatcher-claims", "dispatcher-0", "dispatcher-1"])
+def test_a_thread_that_cannot_start_can_start_later(
+    service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """Until then, a round without a thread of each kind fails and claims nothing. Without a second thread to send, the
+    first sends everything."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    webhooks = hook(service, name="a"), hook(service, name="b")
+    append(service, *(str(number) for number in range(100)))
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=2)
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", refuse)
+        if refused != "dispatcher-1":
+            with pytest.raises(errors.Unavailable, match="no more threads"):
+                dispatcher.run_once()
+            settle(dispatcher)
+            assert not sender.sent
+            patches.undo()
+        while dispatcher.run_once():
+            settle(dispatcher)
+        assert len(sender.sent) == 200
+    dispatcher.stop()
+    for webhook in webhooks:
+        assert {delivery.state for delivery in log(service, webhook)} == {Progress.DELIVERED}
+
+
+def test_a_result_that_is_not_accepted_frees_its_claim(
+    service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claims expire, and the deliveries are sent again. Meanwhile, the webhook has room for others."""
+    webhook = hook(service)
+    append(service, "lost")
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=1)
+
+    def refuse(*_: object) -> None:
+        raise errors.Overloaded("too many deliveries arrive")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(dispatcher._records, "submit", refuse)
+        assert dispatcher.run_once()
+        settle(dispatcher)
+    assert [delivery.state for delivery in log(service, webhook)] == [Progress.PENDING]
+    make_due(service)
+    append(service, "next")
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.stop()
+    assert [delivery.state for delivery in log(service, webhook)] == [Progress.DELIVERED] * 2
+    assert len(sender.sent) == 3
+
+
 def test_a_receiver_that_hangs_delays_nobody_else(service: Service) -> None:
     """Its share of the threads waits for it; the others' deliveries continue."""
     release = threading.Event()

@@ -158,6 +158,18 @@ def test_a_failed_transaction_fails_the_reads_that_share_it(
     reader.service.stop()
 
 
+def test_a_receiver_that_raises_costs_no_other_read_its_answer(database: Database) -> None:
+    def fail(_: Sequence[Read[Any, Any]]) -> None:
+        raise ZeroDivisionError
+
+    service = ReadService(database)
+    results: queue.SimpleQueue[Sequence[Read[Any, Any]]] = queue.SimpleQueue()
+    service.batches.submit(Read(UNSEEN, None), fail)
+    service.batches.submit(Read(UNSEEN, None), results.put)
+    assert isinstance(results.get(timeout=30)[0].error, errors.BatchNotFound)
+    service.stop()
+
+
 @pytest.mark.parametrize("kind", ["batches", "watermarks"])
 def test_a_damaged_row_fails_only_the_reads_of_its_batch(
     database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
