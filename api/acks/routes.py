@@ -25,6 +25,7 @@ from api.metrics import ACK_REQUESTS, ACKS, RESULTS
 from api.problems import Problem
 from api.server import bodies, queries
 from api.server.middleware import USUAL, Requests, given_id
+from api.server.wakeups import pass_on
 from core import errors, traces
 from core.acks.call import Call
 from core.batches.lifecycle import Verb
@@ -150,6 +151,7 @@ class AckRoutes:
 
 
 def _answer_all(results: Sequence[Pending]) -> None:
+    pass_on(results)
     counts: dict[tuple[Verb, str], int] = {}
     acks = failures = 0
     for pending in results:
@@ -163,7 +165,6 @@ def _answer_all(results: Sequence[Pending]) -> None:
             for result, count in zip(RESULTS, (answer.applied, answer.repeated, rejected), strict=True):
                 if count:
                     counts[verb, result] = counts.get((verb, result), 0) + count
-        pending.to(pending)
     for verb, count in ((Verb.ACK, acks), (Verb.FAIL, failures)):
         ACK_REQUESTS.labels(verb.value, "200").inc(count)
     for (verb, result), count in counts.items():

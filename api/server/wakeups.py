@@ -8,6 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 
 class Result(Protocol):
     """`to` is called with the result itself, in the event loop."""
@@ -32,8 +36,16 @@ class Wakeups:
 
     def _pass_on(self) -> None:
         while self._finished:
-            for result in self._finished.popleft():
-                result.to(result)
+            pass_on(self._finished.popleft())
+
+
+def pass_on(results: Sequence[Result]) -> None:
+    """Pass results to their receivers. One that raises has a bug: it is logged, and the others get theirs."""
+    for result in results:
+        try:
+            result.to(result)
+        except Exception:
+            log.exception("receiver_failed", results=1)
 
 
 def settle(future: asyncio.Future[Any], error: Exception | None, value: Any) -> None:

@@ -110,8 +110,8 @@ class Connections:
 
         def check() -> None:
             nonlocal timer
+            timer = loop.call_later(CHECK_EVERY, check)  # first, as a check that raises must not be the last
             self.check(loop.time())
-            timer = loop.call_later(CHECK_EVERY, check)
 
         check()
         try:

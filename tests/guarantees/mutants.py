@@ -1456,6 +1456,26 @@ MUTANTS = [
         "except KeyError:",
         _READS + "test_a_receiver_that_raises_costs_no_other_read_its_answer",
     ),
+    Mutant(
+        "a-receiver-that-raises-keeps-the-answers-of-others",
+        "api.server.wakeups:pass_on",
+        "except Exception:",
+        "except KeyError:",
+        "../http/test_limits.py::test_a_receiver_that_raises_costs_no_other_request_its_answer",
+    ),
+    Mutant(
+        "a-check-of-connections-that-raises-is-the-last",
+        "api.server.watchdog:Connections.watching",
+        "timer = loop.call_later(CHECK_EVERY, check)  #",
+        "#",
+        "../http/test_limits.py::test_a_check_of_connections_that_raises_is_not_the_last",
+        also=(
+            (
+                "self.check(loop.time())",
+                "self.check(loop.time())\n        timer = loop.call_later(CHECK_EVERY, check)",
+            ),
+        ),
+    ),
     # Operations that share a transaction.
     Mutant(
         "a-shared-operation-is-judged-by-the-row-as-it-was-read",

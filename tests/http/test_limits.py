@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -16,9 +17,12 @@ from itertools import islice
 import httpx
 import pytest
 
+from api.server import watchdog
 from api.server.connection import HEAD
 from api.server.lingering import MOST_DISCARDED
+from api.server.wakeups import Wakeups
 from api.server.watchdog import IDLE_IN_CROWD, SILENT, Connections, raise_open_files
+from core.service.reads import Read
 from core.storage import schema
 from core.storage.database import Database
 from tests.support.proxies import proxied
@@ -181,6 +185,42 @@ def test_idle_slow_and_unread_connections_are_closed_in_time() -> None:
         watch.check(1000)
         end_state = {name: peer.ended for name, peer in peers.items() if peer.ended}
         assert end_state == {"too idle": "end", "slow head": "end", "slow body": "end", "deaf": "abort"}
+
+
+def test_a_check_of_connections_that_raises_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Peer):
+        def end(self) -> None:
+            raise ZeroDivisionError
+
+    async def check_twice() -> None:
+        reported = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(lambda *_: reported.set())
+        watch = Connections(100, head_timeout=10, request_timeout=60)
+        with watch.watching():
+            for _ in range(2):
+                peer = Broken(idle=-SILENT)
+                watch.add(peer)
+                await asyncio.wait_for(reported.wait(), 10)
+                reported.clear()
+                watch.remove(peer)
+
+    monkeypatch.setattr(watchdog, "CHECK_EVERY", 0.01)
+    asyncio.run(check_twice())
+
+
+def test_a_receiver_that_raises_costs_no_other_request_its_answer() -> None:
+    """Results are handed to the event loop together."""
+
+    async def receive() -> None:
+        loop = asyncio.get_running_loop()
+        received: asyncio.Future[object] = loop.create_future()
+        broken: asyncio.Future[object] = loop.create_future()
+        broken.cancel()
+        results = [Read(1, broken.set_result), Read(2, received.set_result)]
+        Wakeups(loop).deliver(results)
+        assert await asyncio.wait_for(received, 10) is results[1]
+
+    asyncio.run(receive())
 
 
 def test_a_head_without_an_end_is_refused(sqlite_url: str) -> None:
