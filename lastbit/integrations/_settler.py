@@ -22,15 +22,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Final
 
 from lastbit.acker import Acker
+from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._resolving import is_rejection
 
 log = logging.getLogger("lastbit.integrations")
@@ -69,13 +69,12 @@ class Settler:
         self._lock = threading.Lock()
         self._closed_one = threading.Condition(self._lock)
         self._removals: SimpleQueue[_Open] = SimpleQueue()
-        self._unresolved: SimpleQueue[tuple[_Open, BaseException]] = SimpleQueue()
-        """Resolutions that failed, and their errors."""
+        self._unresolved = DelayedCalls("lastbit-settler-again", PAUSE)
+        """Resolutions that failed."""
+        self._unresolved.start()
         for number in range(threads):
             # Daemons: with an unreachable broker, a removal may never return.
             threading.Thread(target=self._work, name=f"lastbit-settler-{number}", daemon=True).start()
-        # Not a timer for each outage: its thread could not be started in a process that has too many.
-        threading.Thread(target=self._send_again, name="lastbit-settler-again", daemon=True).start()
 
     def settle(self, resolution: Resolution, remove: Callable[[], object], message: Any, owner: object) -> None:
         """Resolve the item, and then call `remove`. Returns at once. `message` and `owner` are
@@ -111,32 +110,24 @@ class Settler:
         """Called in the acker's thread, which must not wait for the broker."""
         error = future.exception()
         if error is not None and not is_rejection(error, entry.resolution.item):
-            self._unresolved.put((entry, error))
+            self._try_again(entry, error)
             return
         if error is not None:
             log.warning("%s; its message is removed", error)
         self._removals.put(entry)
 
-    def _send_again(self) -> None:
-        while True:
-            entry, error = self._unresolved.get()
+    def _try_again(self, entry: _Open, error: BaseException) -> None:
+        if self._unresolved.add(partial(self._try, entry)):
             log.warning("items are not resolved yet, and are sent again: %s", error)
-            time.sleep(PAUSE)
-            entries = [entry]
-            with suppress(Empty):
-                while True:
-                    entries.append(self._unresolved.get_nowait()[0])
-            for entry in entries:
-                with self._lock:
-                    if entry not in self._open:
-                        continue
-                self._try(entry)
 
     def _try(self, entry: _Open) -> None:
+        with self._lock:
+            if entry not in self._open:
+                return
         try:
             self._resolve(entry)
         except Exception as failure:  # noqa: BLE001  # such as an acker's thread that could not be started
-            self._unresolved.put((entry, failure))
+            self._try_again(entry, failure)
 
     def _work(self) -> None:
         while True:

@@ -32,6 +32,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from lastbit import errors
 from lastbit.acker import Acker, Told
 from lastbit.client import Client
+from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._resolving import is_rejection, marking_errors, reason_of
 from lastbit.models import Completed
@@ -121,9 +122,9 @@ class Workers(Generic[D]):
         self._acker = Acker(client.driver, completed, linger=LINGER, gathered=gathered, tell=self._told)
         self._inbox: SimpleQueue[D | None] = SimpleQueue()
         self._stopping = False
-        self._again: list[Callable[[], None]] = []
+        self._again = DelayedCalls("lastbit-again", PAUSE)
         """Acks to send again."""
-        self._lock = threading.Lock()
+        self._again.start()
         self.failure: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"lastbit-worker-{number}", daemon=True) for number in range(count)
@@ -142,6 +143,8 @@ class Workers(Generic[D]):
             self._inbox.put(None)
         for thread in self._threads:
             thread.join()
+        if count := self._again.close():
+            log.warning("%d acks are not sent again, and their messages return", count)
         self._acker.close()
 
     def _work(self) -> None:
@@ -149,15 +152,20 @@ class Workers(Generic[D]):
             if self._stopping:
                 continue
             try:
-                if delivery.is_stale:
-                    delivery.settle(Outcome.STALE)
-                    continue
-                failure = self._handled(delivery)
-                self._resolve(delivery, failure)
-            except _Raised:
-                delivery.settle(Outcome.ERROR)
+                self._process(delivery)
             except BaseException as error:  # noqa: BLE001  # the consumer raises it; the message returns
                 self._end(error)
+
+    def _process(self, delivery: D) -> None:
+        if delivery.is_stale:
+            delivery.settle(Outcome.STALE)
+            return
+        try:
+            failure = self._handled(delivery)
+        except _Raised:
+            delivery.settle(Outcome.ERROR)
+        else:
+            self._resolve(delivery, failure)
 
     def _handled(self, delivery: D) -> Failed | None:
         """Handle the message. Returns its failure, if it has failed for good; raises `_Raised` if the handler has
@@ -216,23 +224,9 @@ class Workers(Generic[D]):
         elif not error.is_temporary:
             self._end(error)
         elif not self._stopping:
-            self._send_later(partial(self._resolve, delivery, failure), error)
-
-    def _send_later(self, send: Callable[[], None], error: BaseException) -> None:
-        with self._lock:
-            self._again.append(send)
-            if len(self._again) > 1:
-                return  # a timer runs
-        log.warning("acks are sent again, and their messages stay unacked until then: %s", error)
-        timer = threading.Timer(PAUSE, self._send_again)
-        timer.daemon = True
-        timer.start()
-
-    def _send_again(self) -> None:
-        with self._lock:
-            sends, self._again = self._again, []
-        for send in sends:
-            send()
+            is_first = self._again.add(partial(self._resolve, delivery, failure))
+            if is_first:
+                log.warning("acks are sent again, and their messages stay unacked until then: %s", error)
 
     def _end(self, error: BaseException) -> None:
         self.failure = self.failure or error

@@ -162,7 +162,7 @@ MUTANTS = [
     # Queues.
     Mutant(
         "an-unhandled-message-is-acked",
-        "lastbit.integrations._workers:Workers._work",
+        "lastbit.integrations._workers:Workers._process",
         "Outcome.ERROR",
         "Outcome.DONE",
         _CONSUMER + "test_a_message_whose_handler_raises_is_requeued",
@@ -180,6 +180,27 @@ MUTANTS = [
         'is_rejection(error, delivery.item or "")',
         "False",
         _CONSUMER + "test_the_message_of_a_rejected_item_does_not_come_back",
+    ),
+    Mutant(
+        "a-worker-ends-without-a-word",
+        "lastbit.integrations._workers:Workers._work",
+        "except BaseException as error:",
+        "except _Raised as error:",
+        _QUEUES + "test_workers.py::test_an_error_of_the_end_of_a_message_ends_the_consumer",
+    ),
+    Mutant(
+        "an-outage-needs-a-new-thread",
+        "lastbit.integrations._workers:Workers.__init__",
+        "self._again.start()",
+        "pass",
+        _QUEUES + "test_workers.py::test_acks_are_sent_again_though_no_thread_can_be_started",
+    ),
+    Mutant(
+        "a-thread-that-could-not-be-started-counts-as-running",
+        "lastbit.integrations._delayed:DelayedCalls.start",
+        "thread = threading.Thread(",
+        "self._thread = thread = threading.Thread(",
+        _QUEUES + "test_delayed.py::test_a_thread_that_could_not_be_started_is_started_with_the_next_call",
     ),
     Mutant(
         "an-ack-names-a-settled-tag",

@@ -10,9 +10,12 @@ from itertools import count
 
 import pytest
 
-from lastbit import Client, Completed
+from lastbit import Client, Completed, Retry
 from lastbit.errors import Forbidden, ItemRejected
+from lastbit.integrations import _workers
 from lastbit.integrations._workers import Outcome, Workers
+from tests.integrations.workers import no_more_threads, wait_until
+from tests.support.servers import running_service, sqlite_file
 
 
 @dataclass
@@ -90,3 +93,67 @@ def test_a_rejected_item_has_its_message_removed(service_url: str) -> None:
         batch.cancel()
         _, delivery = handle_one(client, batch.ids[0])
         assert delivery.outcomes == [Outcome.DONE]
+
+
+def test_acks_are_sent_again_though_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In each of two outages. No thread is left in the end."""
+    monkeypatch.setattr(_workers, "PAUSE", 0.05)
+    with (
+        sqlite_file() as url,
+        running_service(url) as service,
+        Client(service.url, retry=Retry(attempts=1)) as client,
+    ):
+        batch = client.open(items=7, sealed=True)
+        first, *deliveries = map(Delivery, batch.ids)
+        workers: Workers[Delivery] = Workers(client, lambda message: None, 1, None)
+        workers.put(first)
+        assert first.settled.wait(30)
+        for outage in (deliveries[:3], deliveries[3:]):
+            service.stop(9)
+            caplog.clear()
+            with no_more_threads():
+                for delivery in outage:
+                    workers.put(delivery)
+                wait_until(lambda: "acks are sent again" in caplog.text, "a call has failed")
+            service.start()
+            for delivery in outage:
+                assert delivery.settled.wait(10)
+        workers.close()
+        assert batch.refresh().acked == 7
+    assert "lastbit-again" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_stop_does_not_wait_for_an_outage_to_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Messages whose acks wait to be sent again return to the broker."""
+    with Client("http://127.0.0.1:1", retry=Retry(attempts=1)) as client:
+        delivery = Delivery("1:0:0")
+        workers: Workers[Delivery] = Workers(client, lambda message: None, 1, None)
+        workers.put(delivery)
+        wait_until(lambda: "acks are sent again" in caplog.text, "a call has failed")
+        workers.close()
+    assert not delivery.outcomes
+    assert "1 acks are not sent again" in caplog.text
+
+
+def test_an_error_of_the_end_of_a_message_ends_the_consumer() -> None:
+    """Also if its handler has raised. The worker goes on until then."""
+
+    class Unsettleable(Delivery):
+        def settle(self, outcome: Outcome) -> None:
+            super().settle(outcome)
+            raise OSError(outcome)
+
+    def handle(message: str) -> None:
+        raise ValueError
+
+    with Client("http://127.0.0.1:1") as client:
+        workers: Workers[Delivery] = Workers(client, handle, 1, None)
+        deliveries = [Unsettleable(None), Delivery(None)]
+        for delivery in deliveries:
+            workers.put(delivery)
+        assert deliveries[1].settled.wait(10)
+        workers.close()
+    assert [delivery.outcomes for delivery in deliveries] == [[Outcome.ERROR]] * 2
+    assert isinstance(workers.failure, OSError)

@@ -19,6 +19,7 @@ from typing import Final
 
 from lastbit.acker import Acker, Told
 from lastbit.client import Client
+from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._resolving import is_rejection
 from lastbit.integrations._settler import Resolution
 from lastbit.models import Completed
@@ -34,8 +35,8 @@ LARGE_PREFETCH: Final = 200
 
 
 class Resolver:
-    """Made in each process that imports the app; it starts a thread when the first item is resolved, which is after a
-    worker has forked its first children."""
+    """Made in each process that imports the app. Only workers start its threads, after they have forked their first
+    children."""
 
     def __init__(self, client: Callable[[], Client], on_completed: Callable[[Completed], object] | None) -> None:
         self._client = client
@@ -45,12 +46,14 @@ class Resolver:
         self._lock = threading.Lock()
         self._is_done = threading.Condition(self._lock)
         self._open = 0
-        self._held: list[tuple[Resolution, Callable[[], None]]] = []
+        self._held = DelayedCalls("lastbit-again", PAUSE)
 
-    def expect(self, prefetch: int) -> None:
-        """The number of messages that the worker takes at a time; 0 if it is not limited."""
+    def start(self, prefetch: int) -> None:
+        """Called before the first message. `prefetch`: the number of messages that the worker takes at a time; 0 if it
+        is not limited."""
         # With fewer messages, those that wait for their ack would soon be all that the broker gives to this worker.
         self._linger = LINGER if prefetch == 0 or prefetch >= LARGE_PREFETCH else 0.0
+        self._held.start()
 
     def resolve(self, resolutions: Sequence[Resolution], then: Callable[[], None]) -> None:
         """Resolve the items, and call `then` after the commit of the last one: at once if there are none, otherwise in
@@ -71,11 +74,15 @@ class Resolver:
             return self._is_done.wait_for(lambda: not self._open, seconds)
 
     def _send(self, resolution: Resolution, then: Callable[[], None]) -> None:
-        acker = self._running_acker()
-        if resolution.failed:
-            future = acker.fail(resolution.item, resolution.reason)
-        else:
-            future = acker.ack(resolution.item)
+        try:
+            acker = self._running_acker()
+            if resolution.failed:
+                future = acker.fail(resolution.item, resolution.reason)
+            else:
+                future = acker.ack(resolution.item)
+        except Exception as error:  # noqa: BLE001  # such as an acker's thread that could not be started
+            self._hold(resolution, then, error)
+            return
         future.add_done_callback(partial(self._continue, resolution, then))
 
     def _continue(self, resolution: Resolution, then: Callable[[], None], future: Future[Told]) -> None:
@@ -95,20 +102,8 @@ class Resolver:
                     self._is_done.notify_all()
 
     def _hold(self, resolution: Resolution, then: Callable[[], None], error: BaseException) -> None:
-        with self._lock:
-            self._held.append((resolution, then))
-            if len(self._held) > 1:
-                return  # the timer runs
-        log.error("items are not resolved, and their messages stay in the broker, until this ends: %s", error)
-        timer = threading.Timer(PAUSE, self._send_held)
-        timer.daemon = True
-        timer.start()
-
-    def _send_held(self) -> None:
-        with self._lock:
-            held, self._held = self._held, []
-        for resolution, then in held:
-            self._send(resolution, then)
+        if self._held.add(partial(self._send, resolution, then)):
+            log.error("items are not resolved, and their messages stay in the broker, until this ends: %s", error)
 
     def _running_acker(self) -> Acker:
         with self._lock:

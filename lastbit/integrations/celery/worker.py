@@ -79,7 +79,7 @@ class LastbitStep(bootsteps.StartStopStep):
         )
 
     def start(self, consumer: Any) -> None:
-        self.resolver.expect(consumer.initial_prefetch_count)
+        self.resolver.start(consumer.initial_prefetch_count)
         for line in settings.warnings(consumer):
             log.warning(line)
         if consumer.hub is not None:

@@ -19,10 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from lastbit.errors import InvalidArgument
 from lastbit.integrations import Failed
+from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._resolving import reason_of
 from lastbit.integrations._workers import LeftToRedelivery, Outcome, Workers
 from lastbit.integrations.kafka._records import item_of
@@ -139,20 +141,21 @@ class Consumer:
         self._stop = stop
         self.over = threading.Event()
         self._workers: Workers[Delivery] | None = None
+        self._again = DelayedCalls("lastbit-kafka-again", options.retry_delay)
+        """Records to handle again."""
         self._next_commit = 0.0
         self._failed_commits = 0
 
     def handle_again(self, delivery: Delivery) -> None:
-        if self._workers is not None and not self.over.is_set():
-            timer = threading.Timer(self._options.retry_delay, self._workers.put, [delivery])
-            timer.daemon = True
-            timer.start()
+        if self._workers is not None:
+            self._again.add(partial(self._workers.put, delivery))
 
     def run(self, workers: Workers[Delivery]) -> None:
         """Consume; then close the workers and commit what they have done. Raises `SessionEnded`, `CommitFailed`, and
         the error of the workers."""
         self._workers = workers
         try:
+            self._again.start()
             for entry in self._source:
                 if entry is not None and self._track(entry[0]):
                     workers.put(Delivery(self, *entry))
@@ -161,6 +164,7 @@ class Consumer:
                     self._source.stop()
         finally:
             self.over.set()
+            self._again.close()
             workers.close()
         self._source.commit(self.window.floor)
         if workers.failure is not None:

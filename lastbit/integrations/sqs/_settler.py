@@ -25,6 +25,7 @@ from typing import Final
 
 from lastbit import errors
 from lastbit.acker import Acker, Told
+from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._resolving import is_rejection, reason_of
 from lastbit.integrations.sqs._inbox import Run
@@ -50,9 +51,9 @@ class Settler:
         self._leases = leases
         self._on_error = on_error
         self._closing = False
-        self._again: list[Callable[[], None]] = []
+        self._again = DelayedCalls("lastbit-sqs-again", PAUSE)
         """Acks that must be sent again."""
-        self._lock = threading.Lock()
+        self._again.start()
         self._deletions: SimpleQueue[Message | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._delete, name="lastbit-sqs-delete", daemon=True) for _ in range(deleters)
@@ -86,6 +87,8 @@ class Settler:
         """Send all waiting acks, delete the messages, and return. If Lastbit is away, messages are left to their
         redelivery."""
         self._closing = True
+        if count := self._again.close():
+            log.warning("%d messages of %s will be delivered again: they are not acked yet", count, self._queue.name)
         self._acker.close()
         for _ in self._threads:
             self._deletions.put(None)
@@ -103,28 +106,13 @@ class Settler:
             log.warning("message %s of %s is deleted: %s", message["MessageId"], self._queue.name, error)
             self._end(run, position, is_stored=True)
         elif is_temporary and not self._closing:
-            self._send_later(partial(self.settle, run, position, failure), error)
+            if self._again.add(partial(self.settle, run, position, failure)):
+                log.warning("acks are sent again, and messages of %s are held until then: %s", self._queue.name, error)
         else:
             self._end(run, position, is_stored=False)
             log.warning("message %s of %s will be delivered again: %s", message["MessageId"], self._queue.name, error)
             if isinstance(error, errors.LastbitError) and not is_temporary:
                 self._on_error(error)
-
-    def _send_later(self, send: Callable[[], None], error: BaseException) -> None:
-        with self._lock:
-            self._again.append(send)
-            if len(self._again) > 1:
-                return  # the timer runs
-        log.warning("acks are sent again, and messages of %s are held until then: %s", self._queue.name, error)
-        timer = threading.Timer(PAUSE, self._send_again)
-        timer.daemon = True
-        timer.start()
-
-    def _send_again(self) -> None:
-        with self._lock:
-            calls, self._again = self._again, []
-        for send in calls:
-            send()
 
     def _end(self, run: Run, position: int, *, is_stored: bool) -> None:
         deletable, undeletable = run.end(position, is_stored)

@@ -12,7 +12,8 @@ from lastbit import Client, Retry
 from lastbit.integrations._settler import Resolution
 from lastbit.integrations.celery import resolver
 from tests.integrations.celery.workers import PATIENCE, Place, Worker, outcomes
-from tests.support.servers import ServiceProcess, sqlite_file
+from tests.integrations.workers import no_more_threads, wait_until
+from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
 BROKERS = ["redis", pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq"))]
 
@@ -219,3 +220,31 @@ def test_resolutions_that_failed_are_sent_again(monkeypatch: pytest.MonkeyPatch)
             assert is_removed.is_set()
             assert outcomes(batch) == {batch.ids[1]: "too late"}
         service.remove()
+
+
+def test_resolutions_are_sent_again_though_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the first item ends, and in each of two outages."""
+    monkeypatch.setattr(resolver, "PAUSE", 0.05)
+    removed: list[str] = []
+    with (
+        sqlite_file() as database,
+        running_service(database) as service,
+        Client(service.url, retry=Retry(attempts=1)) as client,
+    ):
+        batch = client.open(items=3, sealed=True)
+        tested = resolver.Resolver(lambda: client, None)
+        tested.start(prefetch=1)
+        for number, item in enumerate(batch.ids):
+            if number:
+                service.stop(9)
+            caplog.clear()
+            with no_more_threads():
+                tested.resolve([Resolution(item)], lambda item=item: removed.append(item))  # type: ignore[misc]
+                wait_until(lambda: "items are not resolved" in caplog.text, "a call has failed")
+            if number:
+                service.start()
+            assert tested.flush(10)
+        assert batch.refresh().acked == 3
+        assert removed == list(batch.ids)

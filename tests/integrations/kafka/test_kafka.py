@@ -7,7 +7,8 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from lastbit.streams.window import AckWindow
 from tests.integrations.kafka.conftest import committed, consumer, records
 from tests.integrations.rabbitmq.conftest import running
 from tests.integrations.redrives import redriven
-from tests.integrations.workers import wait_until
+from tests.integrations.workers import no_more_threads, wait_until
 from tests.streams.kafka_broker import Attributes, Broker, RecordedClient
 from tests.support.servers import running_service, sqlite_file
 
@@ -271,13 +272,14 @@ class WithHeaders(Attributes):
 
 @contextmanager
 def rebalanced(
-    handle: Callable[[RecordedClient, Attributes], None], client: Client
+    handle: Callable[[RecordedClient, Attributes], None], client: Client, **changes: Any
 ) -> Iterator[tuple[RecordedClient, AckWindow]]:
-    """A consumer of ten records on one partition, which are all that it may hold."""
+    """A consumer of ten records on one partition, which are all that it may hold. `changes` are of its options."""
     broker = RecordedClient(
         Broker([WithHeaders("work", 0, offset, b"", b"") for offset in range(10)]), assigned=[PLACE]
     )
     options = Options(workers=1, attempts=3, retry_delay=0, every=60, capacity=10, dead_letter=None)
+    options = replace(options, **changes)
     stop = threading.Event()
     with KafkaTopics(broker, ["work"], capacity=10) as source, ThreadPoolExecutor(1) as executor:
         consumer = Consumer(source, options, stop)
@@ -326,3 +328,23 @@ def test_a_record_is_not_tried_again_after_its_partition_was_revoked(client: Cli
     with rebalanced(handle, client) as (_, window):
         wait_until(lambda: handled and not window.outstanding, "the consumer has forgotten it")
     assert handled == [0]
+
+
+def test_a_record_is_handled_again_though_no_thread_can_be_started(client: Client) -> None:
+    """Its dead letter could not be published."""
+    buried: list[int] = []
+
+    def handle(broker: RecordedClient, record: Attributes) -> None:
+        if record.offset == 7:
+            raise ValueError
+
+    def bury(record: Attributes, error: Exception) -> None:
+        buried.append(record.offset)
+        if len(buried) == 1:
+            exhausted.enter_context(no_more_threads())
+            raise ConnectionError
+        exhausted.close()
+
+    with ExitStack() as exhausted, rebalanced(handle, client, attempts=1, dead_letter=bury) as (_, window):
+        wait_until(lambda: window.floor == 9, "all records have ended", 10)
+    assert buried == [7, 7]

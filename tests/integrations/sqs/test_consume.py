@@ -13,10 +13,12 @@ from botocore.exceptions import ClientError
 
 from lastbit import Client, Forbidden, InvalidArgument, NotFound, Retry
 from lastbit.integrations import Failed, sqs
+from lastbit.integrations.sqs import _settler
 from tests.integrations.sqs.conftest import Consume
+from tests.integrations.workers import no_more_threads, wait_until
 from tests.support.aws import Moto, sqs_client
 from tests.support.brokers import Wire
-from tests.support.servers import ServiceProcess, sqlite_file
+from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
 
 def receives(message: Any) -> int:
@@ -223,6 +225,47 @@ def test_messages_stay_while_lastbit_is_away(moto: Moto, caplog: pytest.LogCaptu
     assert counts == {"a": 1, "b": 1}
     assert (queue.count(), queue.dead_letters()) == (0, 0)
     assert any("are sent again" in record.getMessage() for record in caplog.records)
+
+
+def test_acks_are_sent_again_though_no_thread_can_be_started(
+    moto: Moto, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In each of two outages. No thread is left in the end."""
+    monkeypatch.setattr(_settler, "PAUSE", 0.05)
+    queue = moto.queue()
+    stop = threading.Event()
+    with (
+        sqlite_file() as url,
+        running_service(url) as service,
+        Client(service.url, retry=Retry(attempts=1)) as lastbit,
+    ):
+        batch = lastbit.open(items=3, sealed=True)
+
+        def send(item: str) -> None:
+            queue.send(item, MessageAttributes={sqs.ITEM: {"DataType": "String", "StringValue": item}})
+
+        consumer = threading.Thread(
+            target=sqs.consume,
+            args=(queue.client, queue.url, ignore),
+            kwargs={"wait_seconds": 1, "stop": stop, "lastbit": lastbit},
+        )
+        consumer.start()
+        try:
+            send(batch.ids[0])
+            wait_until(lambda: batch.refresh().acked == 1, "the acker's thread runs")
+            for acked in (2, 3):
+                service.stop(9)
+                caplog.clear()
+                with no_more_threads():
+                    send(batch.ids[acked - 1])
+                    wait_until(lambda: "acks are sent again" in caplog.text, "a call has failed")
+                service.start()
+                wait_until(lambda acked=acked: lastbit.batch(batch.id).refresh().acked == acked, "it is acked", 10)
+        finally:
+            stop.set()
+            consumer.join(30)
+    assert queue.count() == 0
+    assert "lastbit-sqs-again" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.slow
