@@ -32,5 +32,5 @@ def deliver(results: Iterable[tuple[Callable[[Sequence[Any]], object], Any]]) ->
     for receiver, part in by_receiver.items():
         try:
             receiver(part)
-        except Exception:
+        except Exception:  # a bug of the receiver: its own results are lost, no others
             log.exception("receiver_failed", results=len(part))
