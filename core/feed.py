@@ -269,19 +269,19 @@ class Span(NamedTuple):
     limit: int
 
 
-def pages(snapshot: Connection, spans: Collection[Span]) -> dict[Span, EventPage | errors.CoreError]:
-    """`read` for each of the spans; the transaction reads nothing else. Events that several pages have are read once.
-    Positions have no gap, so a span is a range of positions."""
-    [[(position, trimmed)]] = statements.run(snapshot, "SELECT position, trimmed FROM feed_head WHERE id = 1")
-    results: dict[Span, EventPage | errors.CoreError] = {}
-    starts: dict[Span, int] = {}
-    for span in spans:
-        try:
-            starts[span] = _checked(span.after, position, trimmed)
-        except errors.CoreError as error:
-            results[span] = error
+def pages(tx: Connection, spans: Collection[Span]) -> dict[Span, EventPage | errors.CoreError]:
+    """`read` for each of the spans, on one snapshot, in one round trip if each has a position. The transaction reads
+    nothing else. Events that several pages have are read once. Positions have no gap, so a span is a range of
+    positions."""
+    begin = [text] if (text := dialects.of(tx).begin_snapshot) else []
+    head = "SELECT position, trimmed FROM feed_head WHERE id = 1"
+    trimmed = 0
+    if any(span.after is None for span in spans):
+        [*_, [(_, trimmed)]] = statements.run(tx, *begin, head)
+        begin = []
+    ranges = [(trimmed if span.after is None else span.after, span.limit) for span in spans]
     joined: list[tuple[int, int]] = []
-    for start, end in sorted({(start, min(start + span.limit, position)) for span, start in starts.items()}):
+    for start, end in sorted({(start, start + limit) for start, limit in ranges}):
         if joined and start <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(joined[-1][1], end)
         else:
@@ -290,12 +290,18 @@ def pages(snapshot: Connection, spans: Collection[Span]) -> dict[Span, EventPage
         "SELECT position, event_id, type, batch_id, event_key, data, appended_at FROM feed "  # noqa: S608
         f"WHERE position > {start} AND position <= {end} ORDER BY position"
         for start, end in joined
-        if start < end
     ]
-    events = [from_values(*row) for rows in statements.finish(snapshot, *texts) for row in rows]
+    [(position, trimmed)], *parts = statements.finish(tx, *begin, head, *texts)[len(begin) :]
+    events = [from_values(*row) for rows in parts for row in rows]
     # Usually, but not always, the bound of a page's bytes doesn't matter.
     is_small = sum(map(size, events)) <= limits.BYTES
-    for span, start in starts.items():
+    results: dict[Span, EventPage | errors.CoreError] = {}
+    for span in spans:
+        try:
+            start = _checked(span.after, position, trimmed)
+        except errors.CoreError as error:
+            results[span] = error
+            continue
         end = min(start + span.limit, position)
         first, last = (bisect.bisect_right(events, place, key=_position) for place in (start, end))
         page, is_cut = events[first:last], False

@@ -162,4 +162,4 @@ class ReadService:
         return self._database.snapshot(read)
 
     def _pages(self, spans: Collection[feed.Span]) -> dict[feed.Span, feed.EventPage | errors.CoreError]:
-        return self._database.snapshot(feed.pages, spans)
+        return self._database.read(feed.pages, spans)

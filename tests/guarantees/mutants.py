@@ -1394,9 +1394,9 @@ MUTANTS = [
     ),
     Mutant(
         "shared-pages-are-read-without-a-snapshot",
-        "core.service.reads:ReadService._pages",
-        "self._database.snapshot(",
-        "self._database.read(",
+        "core.feed:pages",
+        "begin = [text] if (text := dialects.of(tx).begin_snapshot) else []",
+        "begin: list[str] = []",
         _READS + "test_a_page_trimmed_while_it_is_read_is_read_completely",
     ),
     Mutant(
