@@ -1,8 +1,9 @@
-"""The fast path for opening, extending, sealing and reading batches, for appending and reading events, for tally
-entries, positions and handled events.
+"""The fast path for opening, extending, sealing and reading batches, for appending events, for reading them and waiting
+for them, for tally entries, positions and handled events.
 
 An HTTP framework around such a request costs several times as much as the request's share of a merged transaction. So
-plain requests are parsed, queued and answered here, without a task, as the ack routes are (see `acks.fast_path`).
+plain requests are parsed, queued and answered here, without a task, as the ack routes are (see `acks.fast_path`). Only
+those that wait for events have one.
 
 No rule is implemented twice. Only requests that the ordinary path would certainly accept are served here. All others
 take the ordinary path, even when their body has arrived already: those with an unusual head or query, a body that the
@@ -11,15 +12,16 @@ route's model refuses, a limited token or a token with rates, or an item as the 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from prometheus_client import Histogram
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from api import problems
 from api.access.rules import Rule, digest_of, rule_of
@@ -45,6 +47,8 @@ from lastbit.tokens import Token
 log = structlog.get_logger(__name__)
 
 _KEY: Final = re.compile(rb"[\x21-\x7e]{1,255}")
+
+T = TypeVar("T")
 
 Start = Callable[["Call"], None]
 """Queues the work of a call, which is answered later. Raises `_NotPlain` before anything is queued."""
@@ -152,6 +156,20 @@ class Call(Exchange):
                 self.answer(reply(result.value))
 
         kind(self._protocol.acks.state.reads).submit(question, receive)
+
+    def wait_for(self, work: Callable[[Any], Coroutine[Any, Any, T]], reply: Callable[[T], Reply]) -> None:
+        """Respond later, with what `reply` makes of the result of `work`, which gets the application's state."""
+
+        async def respond() -> None:
+            try:
+                self.answer(reply(await work(self._protocol.acks.state)))
+            except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
+                self.refuse(error)
+            except asyncio.CancelledError:
+                self._protocol.transport.close()
+                raise
+
+        self._protocol.run(respond())
 
     def answer(self, reply: Reply) -> None:
         name = request_id(self.request_id)
@@ -316,15 +334,48 @@ def _page(call: Call) -> None:
     call.read(lambda reads: reads.pages, feed.Span(_first_number(call.target), limit), events.paged)
 
 
+class _Poll(BaseModel):
+    """The parameters of a long poll of the feed, as its route has them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: events.Position
+    limit: events.Limit = events.LIMIT
+    wait: events.Seconds
+    types: events.Types = []
+    batch: events.OfBatch = None
+
+
+def _poll(call: Call) -> None:
+    values: dict[str, Any] = {}
+    for parameter in call.target[1].decode().split("&"):
+        name, _, value = parameter.partition("=")
+        if name == "type":
+            values.setdefault(name, []).append(value)
+        elif name not in values:
+            values[name] = value
+        else:
+            raise _NotPlain
+    try:
+        poll = _Poll.model_validate(values)
+    except ValidationError:
+        raise _NotPlain from None
+    if not poll.wait or call.content:
+        raise _NotPlain
+    asked = events.Asked(poll.after, poll.limit, poll.types, poll.batch)
+    call.wait_for(lambda state: asked.first_page(state.service, state.waiting, poll.wait), events.paged)
+
+
 def _first_number(target: re.Match[bytes]) -> int:
     return int(target[1]) if target.lastindex and target[1].isdigit() else 0
 
 
 _ID: Final = rb"/v1/batches/(0|[1-9][0-9]{0,15})"
 _PAGE: Final = rb"/v1/events\?after=(0|[1-9][0-9]{0,15})(?:&limit=([1-9][0-9]{0,2}))?"
+# The values, and the names below, have no percent-encoded characters.
+_POLL: Final = rb"/v1/events\?([a-z]+=[A-Za-z0-9._:-]+(?:&[a-z]+=[A-Za-z0-9._:-]+)*)"
 _TALLY: Final = f"/v1/tallies/({tallies.NAME})/apply".encode()
 _HANDLE: Final = f"/v1/processes/({processes.NAME})/handle".encode()
-# Without percent-encoded characters.
 _GROUP: Final = rb"/v1/consumer-groups/([A-Za-z0-9_][A-Za-z0-9._:-]{0,254})"
 _POSITION: Final = _GROUP + rb"/partitions/(0|[1-9][0-9]{0,3})/position"
 _ALL: Final = (
@@ -357,6 +408,7 @@ _ALL: Final = (
         _watermark,
     ),
     Verb("GET", re.compile(_PAGE), "/v1/events", rule_of(events.read_events), _page),
+    Verb("GET", re.compile(_POLL), "/v1/events", rule_of(events.read_events), _poll),
 )
 _VERBS: Final = {
     method.encode(): tuple(verb for verb in _ALL if verb.method == method) for method in ("GET", "POST", "PUT")

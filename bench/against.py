@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import acks, bulk, load, measure, overload
+from bench import acks, bulk, lifecycle, load, measure, overload
 from bench.measure import Scale
 from tests.support.servers import ROOT, MariaDB, ServiceProcess
 
@@ -50,6 +50,11 @@ def _acks(order: str) -> Round:
     return run
 
 
+def _lives(port: int, scale: Scale) -> Work:
+    lives = max(scale.requests // 20, scale.connections)
+    return Work(lives, lifecycle.lastbit(port, lives, scale.connections))
+
+
 def _bulk(way: str) -> Round:
     # The same items in each round.
     return lambda port, scale: Work(1, bulk.one_round(port, scale, bulk.WAYS[way]).items)
@@ -72,6 +77,7 @@ def _overload(kind: overload.Kind) -> Round:
 
 ROUNDS: dict[str, Round] = {
     **{f"one id a call, {order}": _acks(order) for order in ("in order", "at random")},
+    "whole lives": _lives,
     **{way: _bulk(way) for way in bulk.WAYS},
     **{f"overload: {kind.name}": _overload(kind) for kind in overload.KINDS},
 }

@@ -16,6 +16,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import uuid
+from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -353,14 +354,18 @@ class AckProtocol(WatchedProtocol):
             if not size:
                 room.take(len(content))
                 size = len(content)
-            task = self.loop.create_task(self._check_first(exchange, call, check, size))
+            self.run(self._check_first(exchange, call, check, size))
             size = 0
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
         except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
             exchange.refuse(error)
         finally:
             room.give(size)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the work in a task. The server waits for it when it stops."""
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def _check_first(self, exchange: _Exchange, call: Call, check: Check, size: int) -> None:
         try:

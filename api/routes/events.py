@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -50,6 +50,8 @@ Types = Annotated[
     Query(alias="type", description="repeat it to allow several types"),
 ]
 OfBatch = Annotated[int | None, Query(ge=0, lt=INTEGER_LIMIT), fields.Decimal]
+Limit = Annotated[int, Query(ge=1, le=1000), fields.Decimal]
+Seconds = Annotated[fields.Wait, Query(description="seconds to wait for the first event")]
 
 
 def _words(beginnings: Sequence[str]) -> str:
@@ -160,33 +162,49 @@ def _fence(body: NewEvents, caller: Token) -> positions.Fence | None:
 async def read_events(
     request: Request,
     after: Annotated[Position | None, Query(description="default: before the first event that is kept")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000), fields.Decimal] = LIMIT,
-    wait: Annotated[fields.Wait, Query(description="seconds to wait for the first event")] = 0,
+    limit: Limit = LIMIT,
+    wait: Seconds = 0,
     types: Types = [],  # noqa: B006
     batch: OfBatch = None,
 ) -> Response:
     """Events after a position, in commit order. With `wait`, waits until there is one."""
-    service, waiting, prefix = _service(request), _waiting(request), caller_of(request).prefix
-
-    def read() -> feed.EventPage:
-        return service.feed.read(after, limit, types=types, batch=batch, prefix=prefix)
-
+    prefix = caller_of(request).prefix
     if not wait and limit <= feed.FIRST and batch is None and prefix is None and not types:
         reads: Reads = request.app.state.reads
         return paged(await reads.pages.get(feed.Span(after, limit))).response()
-    if not wait:
-        return paged(await run_in_threadpool(read)).response()
-    until = time.monotonic() + wait
-    async with waiting.follow(types, batch, prefix) as follower:
-        # Followers that call again at once are served from memory, not from the database.
-        if after is None or waiting.is_database_unreachable:
-            page = await run_in_threadpool(read)
-        else:
-            page = await waiting.read(follower, after, limit)
-        while not page.events and await woken(follower, until) and not waiting.closed:
-            follower.woken.clear()
-            page = await waiting.read(follower, page.next, limit)
-    return paged(page).response()
+    asked = Asked(after, limit, types, batch, prefix)
+    return paged(await asked.first_page(_service(request), _waiting(request), wait)).response()
+
+
+class Asked(NamedTuple):
+    """A question for events; see `core.feed.read`."""
+
+    after: int | None
+    limit: int
+    types: Sequence[str] = ()
+    batch: int | None = None
+    prefix: str | None = None
+
+    async def first_page(self, service: Service, waiting: Waiting, wait: float) -> feed.EventPage:
+        """The first page with an event. It is empty if there is none within `wait` seconds, or if the service stops."""
+        after, limit, types, batch, prefix = self
+
+        def read() -> feed.EventPage:
+            return service.feed.read(after, limit, types=types, batch=batch, prefix=prefix)
+
+        if not wait:
+            return await run_in_threadpool(read)
+        until = time.monotonic() + wait
+        async with waiting.follow(types, batch, prefix) as follower:
+            # Followers that call again at once are served from memory, not from the database.
+            if after is None or waiting.is_database_unreachable:
+                page = await run_in_threadpool(read)
+            else:
+                page = await waiting.read(follower, after, limit)
+            while not page.events and await woken(follower, until) and not waiting.closed:
+                follower.woken.clear()
+                page = await waiting.read(follower, page.next, limit)
+        return page
 
 
 @router.get(

@@ -190,6 +190,14 @@ ORDINARY: list[tuple[str, str, Any, str]] = [
     ("GET", PAGE + "0&limit=1&limit=2", None, ""),
     ("GET", PAGE + "0&limit=1&wait=0", None, ""),
     ("GET", PAGE + "0&limit=1&type=batch.opened", None, ""),
+    ("GET", PAGE + "0&wait=61", None, ""),
+    ("GET", PAGE + "0&wait=-1", None, ""),
+    ("GET", PAGE + "0&wait=1&wait=1", None, ""),
+    ("GET", PAGE + "0&wait=1&after=0", None, ""),
+    ("GET", PAGE + "0&wait=1&limit=1001", None, ""),
+    ("GET", PAGE + "0&wait=1&type=batch.openend", None, ""),
+    ("GET", PAGE + "0&wait=1&batch={b}&kind=t", None, ""),
+    ("GET", "/v1/events?wait=1", None, ""),
     ("GET", PAGE + "0&limit=1&batch=x", None, ""),
     ("GET", PAGE + str(10**16 - 1), None, ""),
     ("GET", PAGE + "-1", None, ""),
@@ -270,6 +278,53 @@ def test_both_paths_give_the_same_pages(service_: ServiceProcess) -> None:
             assert [event["id"] for event in fast["events"]] == [
                 f"page:{event['position'] - last + 299}" for event in fast["events"]
             ]
+
+
+def test_both_paths_give_the_same_polls(service_: ServiceProcess) -> None:
+    """With and without events, with all filters, beyond the feed's end."""
+    events = [{"id": f"poll:{number}", "type": f"t{number % 2}"} for number in range(10)]
+    _, _, appended = ask(service_.port, request("POST", APPEND, {"events": events}))
+    first, last = (appended["events"][place]["position"] for place in (0, -1))
+    for query, is_fast, expected in (
+        (f"{first - 1}&limit=2&wait=5", True, ["poll:0", "poll:1"]),
+        (f"{first - 1}&wait=30.0", True, [f"poll:{number}" for number in range(10)]),
+        (f"{first - 1}&type=t1&type=batch.opened&limit=2&wait=5", True, ["poll:1", "poll:3"]),
+        ("0&batch=7000001&wait=5", True, ["batch:7000001:opened"]),
+        (f"{last}&wait=0.01", True, []),
+        ("0&batch=7000001&type=t1&wait=0.01", True, []),
+        (f"{last + 1}&wait=5", True, None),
+        (f"{2**53 - 1}&wait=5", True, None),
+        (f"{2**53}&wait=5", False, None),
+        (f"{first - 1}&limit=2&wait=0", False, ["poll:0", "poll:1"]),
+    ):
+        (status, headers, fast), (_, _, ordinary) = (
+            ask(service_.port, request("GET", PAGE + query), ordinary=ordinary) for ordinary in (False, True)
+        )
+        assert took_the_fast_path(headers) is is_fast
+        assert status == (422 if expected is None else 200)
+        fast.pop("request_id", None), ordinary.pop("request_id", None)
+        assert fast == ordinary
+        assert [event["id"] for event in fast.get("events", ())] == (expected or [])
+
+
+def test_requests_behind_a_poll_wait_for_it(service_: ServiceProcess) -> None:
+    """The event that ends the poll is appended by another client. One that leaves while it polls disturbs nobody."""
+    _, _, page = ask(service_.port, request("GET", PAGE + "0&limit=1"))
+    poll = request("GET", f"{PAGE}{page['last']}&type=wanted&wait=30")
+    gone, wire = Wire(service_.port), Wire(service_.port)
+    try:
+        gone.send(poll)
+        wire.send(poll + request("GET", PAGE + "0&limit=1"))
+        gone.close()
+        for name in ("unwanted", "wanted"):
+            ask(service_.port, request("POST", APPEND, {"events": [{"id": f"poll:{name}", "type": name}]}))
+        answers = [wire.answer()[2] for _ in range(2)]
+    finally:
+        wire.close()
+    assert [[event["id"] for event in answer["events"]] for answer in answers] == [
+        ["poll:wanted"],
+        ["batch:7000001:opened"],
+    ]
 
 
 def test_a_repeat_on_either_path_is_replayed(service_: ServiceProcess) -> None:
