@@ -60,8 +60,21 @@ def postgresql_server(driver: Any) -> Origin:
 
 def file(driver: Any) -> Origin:
     """The SQLite file behind a connection."""
-    path = driver.execute("PRAGMA database_list").fetchone()[2]
-    status = Path(path).stat()
+    return identity(path(driver)) or ()
+
+
+def path(driver: Any) -> str:
+    """The absolute path of the SQLite file that a connection has opened."""
+    name: str = driver.execute("PRAGMA database_list").fetchone()[2]
+    return name
+
+
+def identity(path: str) -> Origin | None:
+    """The file that is now at `path`; None if there is none."""
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError:
+        return None
     return status.st_dev, status.st_ino
 
 

@@ -60,6 +60,12 @@ class BeginAgain(Exception):  # a request to retry, not an error
     """Raised by an operation whose data changed while it ran: roll back and run it again from its start."""
 
 
+class FileRemoved(sqlite3.OperationalError):
+    """The SQLite file is no longer where the first connection opened it."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+
+
 def is_duplicate(error: IntegrityError) -> bool:
     """Whether the error is a duplicate key, not another constraint."""
     original = error.orig
@@ -141,5 +147,10 @@ def outage(cause: BaseException) -> str:
     """The message for clients about an outage. It omits the driver's text, which may contain hosts and users."""
     if isinstance(cause, PoolTimeout):
         return "all database connections are busy"
-    code = (_mysql_code(cause) or sqlstate(cause)) if isinstance(cause, DBAPIError) else None
+    if not isinstance(cause, DBAPIError):
+        code = None
+    elif isinstance(cause.orig, FileRemoved):
+        return "the SQLite file was removed: put it back, or restart the service to begin with an empty one"
+    else:
+        code = _mysql_code(cause) or sqlstate(cause) or getattr(cause.orig, "sqlite_errorname", None)
     return "the database can't be reached or accepts no writes now" + (f" (its error {code})" if code else "")

@@ -1986,7 +1986,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-replaced-file-keeps-the-cache",
-        "core.storage.continuity:file",
+        "core.storage.continuity:identity",
         "return status.st_dev, status.st_ino",
         "return ()",
         _DROPPED + "the_file_is_replaced",

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import alembic.autogenerate
@@ -317,6 +318,54 @@ def test_a_rollback_that_fails_is_an_outage(sqlite_url: str) -> None:
         for call in (database.write, database.read):
             with pytest.raises(errors.Unavailable):
                 call(work)
+
+
+def test_nothing_is_written_to_an_sqlite_file_that_was_removed(sqlite_url: str) -> None:
+    """Nor to a new file in its place. Once it is back, everything that was answered is there."""
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        service = Service(database)
+        service.batches.open(Opening(key="before"))
+        path = Path(str(database.url.database))
+        removed = path.rename(path.with_name("removed.db"))
+        for _ in range(2):
+            with pytest.raises(errors.Unavailable, match="the SQLite file was removed: put it back"):
+                service.batches.open(Opening(key="lost"))
+        with pytest.raises(errors.Unavailable, match="the SQLite file was removed: put it back"):
+            service.batches.page(Filter())
+        assert not path.exists()
+        removed.rename(path)
+        service.batches.open(Opening(key="after"))
+        assert [batch.key for batch in service.batches.page(Filter()).batches] == ["after", "before"]
+
+
+def test_a_file_that_replaces_an_open_one_is_used_at_once(sqlite_url: str) -> None:
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        service = Service(database)
+        service.batches.open(Opening(key="old"))
+        path = Path(str(database.url.database))
+        copy = path.with_name("copy.db")
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("VACUUM INTO ?", [str(copy)])
+        service.batches.open(Opening(key="not in the copy"))
+        copy.replace(path)
+        path.with_name(f"{path.name}-wal").unlink()
+        path.with_name(f"{path.name}-shm").unlink()
+        service.batches.open(Opening(key="new"))
+    with Database(sqlite_url) as database:
+        assert [batch.key for batch in Service(database).batches.page(Filter()).batches] == ["new", "old"]
+
+
+def test_an_outage_of_sqlite_names_its_error(sqlite_url: str) -> None:
+    def fill(tx: Connection) -> None:
+        tx.exec_driver_sql("PRAGMA max_page_count = 1")  # as if the disk were full
+        tx.exec_driver_sql("CREATE TABLE filler AS SELECT zeroblob(1000000) AS content")
+
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        with pytest.raises(errors.Unavailable, match=r"\(its error SQLITE_FULL\)"):
+            database.write(fill)
 
 
 def test_errors_are_classified_once() -> None:

@@ -6,14 +6,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from core import errors
-from core.storage import continuity, engines
+from core.storage import continuity, engines, faults
 from core.storage.dialects.dialect import Dialect, Rows
+
+_FILE: Final = "lastbit.file"
+"""The key in a connection's `info` for the file that it has open."""
 
 
 class SQLite(Dialect):
@@ -42,14 +46,33 @@ class SQLite(Dialect):
             connect_args={"timeout": lock_wait, "check_same_thread": False},
         )
 
+        path: str | None = None  # of the file, once there is one
+
+        @sa.event.listens_for(engine, "do_connect")
+        def keep_from_creating(*_: object) -> None:
+            # Only the first connection may create the file. A later one would put an empty one in its place.
+            if path is not None and continuity.identity(path) is None:
+                raise faults.FileRemoved("the file was removed")
+
         @sa.event.listens_for(engine, "connect")
-        def prepare(connection: Any, _: object) -> None:
+        def prepare(connection: Any, record: ConnectionPoolEntry) -> None:
+            nonlocal path
+            path = continuity.path(connection)
+            record.info[_FILE] = continuity.identity(path)
             connection.isolation_level = None  # `begin` below executes BEGIN
             with contextlib.closing(connection.cursor()) as cursor:
                 cursor.execute("PRAGMA journal_mode = WAL")
                 cursor.execute("PRAGMA synchronous = FULL")
             # It is deterministic in SQLite's sense: constant during one statement.
             connection.create_function("lastbit_now", 0, _now, deterministic=True)
+
+        @sa.event.listens_for(engine, "checkout")
+        def check_file(_: object, record: ConnectionPoolEntry, __: object) -> None:
+            # SQLite would go on writing to a file that was removed or replaced, and nothing of that would be found
+            # after a restart. It refuses such writes itself, but not in WAL mode.
+            assert path is not None
+            if continuity.identity(path) != record.info[_FILE]:
+                raise sa.exc.DisconnectionError("the file was removed or replaced")  # the pool connects again
 
         @sa.event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
