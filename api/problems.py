@@ -137,6 +137,8 @@ def internal() -> Problem:
 
 
 def response(problem: Problem) -> Response:
+    if problem.status == 503:
+        structlog.contextvars.bind_contextvars(error=problem.detail)  # in the log, for the line of the request
     return Response(problem.body(), problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 

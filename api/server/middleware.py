@@ -94,7 +94,7 @@ class Requests:
             await send(message)
 
         # A pipelined request starts with the context variables of the previous request.
-        structlog.contextvars.unbind_contextvars("token")
+        structlog.contextvars.unbind_contextvars("token", "error")
         with structlog.contextvars.bound_contextvars(request_id=name):
             try:
                 if path not in ALWAYS_ANSWERED and self._is_full():

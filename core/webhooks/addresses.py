@@ -15,7 +15,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 LONGEST_URL: Final = 2048
-NOT_PUBLIC: Final = "an address that is not public; LASTBIT_WEBHOOKS_ALLOW_PRIVATE=true allows it"
+NOT_PUBLIC: Final = (
+    "an address that is not public; LASTBIT_WEBHOOKS_ALLOW_PRIVATE=true in the service's environment allows it"
+)
 """The message for every refused address, with the setting of the service and its dispatchers. Naming the address would
 reveal details of our network."""
 

@@ -22,6 +22,7 @@ from lastbit import errors
 from lastbit.cli import places
 from lastbit.cli.arguments import key_hint
 from lastbit.cli.output import encoded, holds_unicode, plain_text
+from lastbit.ids import InvalidItemId, ItemId
 
 if TYPE_CHECKING:
     from lastbit.models import Batch
@@ -52,7 +53,12 @@ class UnknownKey(errors.LastbitError):
     """No batch has the key."""
 
     def __str__(self) -> str:
-        return f"no batch has the key {self.args[0]!r}; `lastbit list` shows the batches"
+        key: str = self.args[0]
+        try:
+            advice = f"an item's id begins with the number of its batch, here {ItemId.parse(key).batch}"
+        except InvalidItemId:
+            advice = "`lastbit list` shows the batches"
+        return f"no batch has the key {key!r}; {advice}"
 
 
 class AmbiguousKey(errors.LastbitError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Iterator
 
@@ -58,7 +59,9 @@ def chunks(arguments: tuple[str, ...]) -> Iterator[list[str]]:
 
 def _lines() -> Iterator[bytes]:
     try:
-        while line := sys.stdin.buffer.readline(LONGEST_LINE):
+        line = sys.stdin.buffer.readline(LONGEST_LINE).removeprefix(codecs.BOM_UTF8)  # editors on Windows write one
+        while line:
             yield line
+            line = sys.stdin.buffer.readline(LONGEST_LINE)
     except OSError as error:
         raise StreamFailed(error.strerror) from error

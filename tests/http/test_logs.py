@@ -178,6 +178,24 @@ def test_an_ack_that_has_to_be_sent_again_is_in_the_log_under_its_id(logged: Log
     )
 
 
+def test_the_line_of_a_request_says_why_it_got_a_503(logged: Logged) -> None:
+    """On the fast path and off it. The next request on the connection doesn't inherit it."""
+    away = logged.database.rename(logged.database.with_name("away.db"))
+    calls = (("POST", "/v1/batches", {}), ("PUT", "/v1/consumer-groups/orders", {"partitions": 1}))
+    for name, (method, path, body) in enumerate(calls):
+        answer = logged.http.request(method, path, json=body, headers={"X-Request-Id": f"away{name}"})
+        assert answer.status_code == 503
+    away.rename(logged.database)
+    for name, (method, path, body) in enumerate(calls):
+        answer = logged.http.request(method, path, json=body, headers={"X-Request-Id": f"back{name}"})
+        assert answer.is_success
+    reason = "the SQLite file was removed: put it back, or restart the service to begin with an empty one"
+    eventually(
+        lambda: [logged.of(name)[-1].get("error") for name in ("away0", "away1", "back0", "back1")],
+        [reason, reason, None, None],
+    )
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

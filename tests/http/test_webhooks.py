@@ -257,7 +257,7 @@ def test_by_default_private_addresses_are_refused(sqlite_http: httpx.Client, hos
     refusal = sqlite_http.post("/v1/webhooks", json={"url": f"http://{host}:8000/"})
     assert code(refusal) == (422, "invalid_request")
     assert refusal.json()["detail"] == f"body.url: the host is {NOT_PUBLIC}"
-    assert "LASTBIT_WEBHOOKS_ALLOW_PRIVATE=true" in refusal.json()["detail"]
+    assert "LASTBIT_WEBHOOKS_ALLOW_PRIVATE=true in the service's environment" in refusal.json()["detail"]
 
 
 def test_no_log_contains_a_secret() -> None:

@@ -221,7 +221,8 @@ def test_repeats_say_what_happened_before(lastbit: Lastbit) -> None:
 
 
 def test_any_number_of_ids_can_come_from_standard_input(lastbit: Lastbit) -> None:
-    """One a line, with blank lines and either line ending, in addition to those on the command line."""
+    """One a line, with blank lines and either line ending, in addition to those on the command line. A file of Windows
+    may begin with a byte order mark."""
     with Client(lastbit.url) as client:
         batch = client.open(items=25_002, sealed=True)
     lines = "\r\n".join(batch.ids[1:20_000]) + "\n\n" + "\n".join(batch.ids[20_000:-1])
@@ -230,6 +231,8 @@ def test_any_number_of_ids_can_come_from_standard_input(lastbit: Lastbit) -> Non
     assert lastbit.json("ack", "-", stdin=batch.ids[-1])["completed"][0]["newly"] is True
     for arguments in ([], ["-"]):
         assert lastbit.json("ack", *arguments, stdin="")["applied"] == 0
+    for text, repeats in (("\ufeff", 0), (f"\ufeff{batch.ids[0]}\r\n{batch.ids[1]}\r\n", 2)):
+        assert lastbit.json("ack", stdin=text)["repeated"] == repeats
 
 
 def test_no_events_of_what_does_not_exist_say_so(lastbit: Lastbit) -> None:
@@ -922,3 +925,5 @@ def test_a_batch_can_be_named_by_its_key(lastbit: Lastbit) -> None:
     unknown = lastbit("status", "nobody's")
     assert unknown.returncode == 1
     assert 'no batch has the key "nobody\'s"' in unknown.stderr
+    an_item = lastbit("status", "7:0:42")
+    assert "no batch has the key '7:0:42'; an item's id begins with the number of its batch, here 7" in an_item.stderr

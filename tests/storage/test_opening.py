@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from core import errors
 from core.storage import schema
 from core.storage.database import Database
 from tests.support.servers import ROOT, MariaDB, free_port, run_module
@@ -143,6 +144,17 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, pro
     assert sentence(program, f"sqlite:///{tmp_path}").startswith(f"{tmp_path} is a folder, not an SQLite file")
     assert sentence(program, f"sqlite:///{text}").startswith(f"{text} is not an SQLite database")
     assert text.read_text().startswith("no database")
+
+
+def test_a_file_in_a_removed_working_folder_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(errors.Misconfigured, match=r"the folder for .* doesn't exist any more: change to another"):
+        Database("sqlite:///lastbit.db")
 
 
 @pytest.mark.parametrize("program", ["janitor", "dispatcher"])

@@ -39,12 +39,18 @@ class SQLite(Dialect):
     def engine(self, url: sa.URL, connections: int, lock_wait: int) -> Engine:
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url.database):
             raise errors.Misconfigured("SQLite in memory loses all data at the end; expected a file: sqlite:///PATH")
-        engine = sa.create_engine(
-            url,
-            **engines.pool(connections),
-            hide_parameters=True,
-            connect_args={"timeout": lock_wait, "check_same_thread": False},
-        )
+        try:
+            engine = sa.create_engine(
+                url,
+                **engines.pool(connections),
+                hide_parameters=True,
+                connect_args={"timeout": lock_wait, "check_same_thread": False},
+            )
+        except FileNotFoundError as error:  # the path is relative to a folder that is gone
+            raise errors.Misconfigured(
+                f"the folder for the SQLite file {url.database} doesn't exist any more: change to another folder, or "
+                "use an absolute path in LASTBIT_DATABASE_URL or --database-url"
+            ) from error
 
         path: str | None = None  # of the file, once there is one
 
