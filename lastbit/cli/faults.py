@@ -206,7 +206,8 @@ def ending_without_a_reader() -> Iterator[None]:
         if not ended.is_set():
             os._exit(READER_GONE)  # the main thread waits for a response, and no exception reaches it
 
-    with suppress(AttributeError, OSError):  # Windows has no poll, and standard output may be closed
+    # Windows has no poll, standard output may be closed, and the process may have no more threads.
+    with suppress(AttributeError, OSError, RuntimeError):
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)  # POLLERR and POLLHUP are always reported
         threading.Thread(target=wait, args=(output,), daemon=True).start()

@@ -68,13 +68,19 @@ class Settler:
         self._open: set[_Open] = set()
         self._lock = threading.Lock()
         self._closed_one = threading.Condition(self._lock)
-        self._removals: SimpleQueue[_Open] = SimpleQueue()
+        self._removals: SimpleQueue[_Open | None] = SimpleQueue()
         self._unresolved = DelayedCalls("lastbit-settler-again", PAUSE)
         """Resolutions that failed."""
-        self._unresolved.start()
-        for number in range(threads):
-            # Daemons: with an unreachable broker, a removal may never return.
-            threading.Thread(target=self._work, name=f"lastbit-settler-{number}", daemon=True).start()
+        try:
+            self._unresolved.start()
+            for number in range(threads):
+                # Daemons: with an unreachable broker, a removal may never return.
+                threading.Thread(target=self._work, name=f"lastbit-settler-{number}", daemon=True).start()
+        except RuntimeError:  # the process may have no more threads: end those that were started
+            self._unresolved.close()
+            for _ in range(threads):
+                self._removals.put(None)
+            raise
 
     def settle(self, resolution: Resolution, remove: Callable[[], object], message: Any, owner: object) -> None:
         """Resolve the item, and then call `remove`. Returns at once. `message` and `owner` are
@@ -130,8 +136,7 @@ class Settler:
             self._try_again(entry, failure)
 
     def _work(self) -> None:
-        while True:
-            entry = self._removals.get()
+        while (entry := self._removals.get()) is not None:
             with self._lock:
                 if entry not in self._open:
                     continue

@@ -30,6 +30,7 @@ from queue import SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from lastbit import errors
+from lastbit._threads import join_started
 from lastbit.acker import Acker, Told
 from lastbit.client import Client
 from lastbit.integrations._delayed import DelayedCalls
@@ -124,13 +125,17 @@ class Workers(Generic[D]):
         self._stopping = False
         self._again = DelayedCalls("lastbit-again", PAUSE)
         """Acks to send again."""
-        self._again.start()
         self.failure: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"lastbit-worker-{number}", daemon=True) for number in range(count)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            self._again.start()
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # such as a thread that can't be started
+            self.close()
+            raise
 
     def put(self, delivery: D) -> None:
         self._inbox.put(delivery)
@@ -141,8 +146,7 @@ class Workers(Generic[D]):
         self._stopping = True
         for _ in self._threads:
             self._inbox.put(None)
-        for thread in self._threads:
-            thread.join()
+        join_started(self._threads)
         if count := self._again.close():
             log.warning("%d acks are not sent again, and their messages return", count)
         self._acker.close()

@@ -43,6 +43,7 @@ try:
     from dramatiq import Broker, Message, Middleware, get_broker, pipeline
     from dramatiq.broker import MessageProxy
     from dramatiq.errors import ConnectionClosed, ConnectionFailed
+    from dramatiq.middleware import MiddlewareError
     from dramatiq.worker import ConsumerThread, Worker, WorkerThread
 except ImportError as cause:
     raise errors.MissingExtra("dramatiq", "the adapter for Dramatiq") from cause
@@ -138,8 +139,12 @@ class LastbitMiddleware(Middleware):
         return self._client
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        acker = self.client.acker(self._on_completed, linger=self._linger)
-        self._settler = Settler(acker, threads=REMOVERS)
+        try:
+            acker = self.client.acker(self._on_completed, linger=self._linger)
+            self._settler = Settler(acker, threads=REMOVERS)
+        except Exception as error:
+            # Dramatiq only logs other exceptions. The worker would go on and remove messages whose items are pending.
+            raise MiddlewareError(f"the worker can't resolve items: {error}") from error
 
     def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
         _keep_tags_apart(thread)

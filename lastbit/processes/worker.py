@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from lastbit import _calls, errors
 from lastbit._drivers import HasDriver
+from lastbit._threads import join_started
 from lastbit.models import Event
 from lastbit.processes._lane import PAUSE, Job, Lane, Shared
 from lastbit.processes._partition import Partition
@@ -102,9 +103,9 @@ class ProcessWorker:
         threads.append(threading.Thread(target=self._guarded, args=(self._keep_floors,), daemon=True))
         for lane in self._lanes:
             threads.append(threading.Thread(target=self._guarded, args=(lane.run,), daemon=True))
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             self._group.run(self._assigned, self._released)
         finally:
             self._stopping.set()
@@ -112,8 +113,7 @@ class ProcessWorker:
                 self._changed.notify_all()
             for lane in self._lanes:
                 lane.close()
-            for thread in threads:
-                thread.join(POLL + self._driver.service.timeout)
+            join_started(threads, POLL + self._driver.service.timeout)
         if self._error is not None:
             raise self._error
 

@@ -240,13 +240,24 @@ class ConsumerGroup:
             self._changed.notify_all()
 
     def _drive(self) -> None:
-        with self._changed:
-            while not self._membership.over:
+        while True:
+            with self._changed:
+                if self._membership.over:
+                    return
                 if self._stopped:  # checked here, as a signal handler may call `stop`
                     self._membership.stop()
-                for step in self._membership.due():
-                    threading.Thread(target=self._do, args=(step,), name=f"lastbit-{self.name}", daemon=True).start()
-                self._changed.wait(min(LONGEST_WAIT, max(0.0, self._membership.deadline - now())))
+                steps = self._membership.due()
+                if not steps:
+                    self._changed.wait(min(LONGEST_WAIT, max(0.0, self._membership.deadline - now())))
+            for step in steps:
+                self._begin(step)
+
+    def _begin(self, step: Sync | Call[Assignment]) -> None:
+        try:
+            threading.Thread(target=self._do, args=(step,), name=f"lastbit-{self.name}", daemon=True).start()
+        except RuntimeError as error:  # the process may have no more threads: release all partitions, one by one
+            self._fail(error)
+            self._do(step)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Iterable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from lastbit._threads import join_started
 from lastbit.streams._progress import (
     EVERY,
     LAST_PAUSE,
@@ -100,18 +101,21 @@ class _Run(Generic[R]):
         self._dead_letter = dead_letter
         self._lanes: list[SimpleQueue[Entry[R] | None]] = [SimpleQueue() for _ in range(options.lanes)]
         self._changed = threading.Condition()
-        self._running = options.lanes
+        self._running = 0
+        """Lanes whose threads have started and not ended."""
         self._failure: BaseException | None = None
         self._hurry = threading.Event()  # set when the stream has failed: commit now
         self._over = threading.Event()  # set to end the committer
 
     def run(self, source: Iterable[tuple[Any, R] | None]) -> None:
-        for number, lane in enumerate(self._lanes):
-            threading.Thread(target=self._work, args=(lane,), name=f"lastbit-lane-{number}", daemon=True).start()
         committer = threading.Thread(target=self._commit_regularly, name="lastbit-commits", daemon=True)
-        committer.start()
         try:
             try:
+                for number, lane in enumerate(self._lanes):
+                    name = f"lastbit-lane-{number}"
+                    threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
+                    self._running += 1  # no lane ends before all have started
+                committer.start()
                 self._read(source)
                 for lane in self._lanes:
                     lane.put(None)
@@ -220,7 +224,7 @@ class _Run(Generic[R]):
     def _end(self, committer: threading.Thread) -> None:
         self._over.set()
         self._hurry.set()
-        committer.join()
+        join_started([committer])
 
     def _commit_regularly(self) -> None:
         try:

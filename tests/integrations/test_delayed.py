@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from lastbit.integrations._delayed import DelayedCalls
-from tests.integrations.workers import no_more_threads
 from tests.sdk.children import in_a_child
+from tests.support.threads import no_more_threads
 
 
 def test_a_thread_that_could_not_be_started_is_started_with_the_next_call(caplog: pytest.LogCaptureFixture) -> None:

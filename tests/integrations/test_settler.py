@@ -11,6 +11,7 @@ from lastbit.integrations import _settler
 from lastbit.integrations._settler import Resolution, Settler
 from tests.integrations.workers import wait_until
 from tests.support.servers import running_service, sqlite_file
+from tests.support.threads import no_more_threads, no_thread_left
 
 
 def test_items_are_sent_again_by_one_thread(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -36,3 +37,14 @@ def test_items_are_sent_again_by_one_thread(monkeypatch: pytest.MonkeyPatch, cap
         assert batch.refresh().acked == len(removed) == 300
     lines = [record for record in caplog.records if "sent again" in record.getMessage()]
     assert len(lines) < 100
+
+
+@pytest.mark.parametrize("started", range(3))
+def test_a_settler_that_may_start_too_few_threads_ends(started: int) -> None:
+    with (
+        Client("http://127.0.0.1:1") as client,
+        no_thread_left(),
+        pytest.raises(RuntimeError, match="can't start new thread"),
+        no_more_threads(after=started),
+    ):
+        Settler(client.acker(), threads=2)

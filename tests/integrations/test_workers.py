@@ -14,8 +14,9 @@ from lastbit import Client, Completed, Retry
 from lastbit.errors import Forbidden, ItemRejected
 from lastbit.integrations import _workers
 from lastbit.integrations._workers import Outcome, Workers
-from tests.integrations.workers import no_more_threads, wait_until
+from tests.integrations.workers import wait_until
 from tests.support.servers import running_service, sqlite_file
+from tests.support.threads import no_more_threads, no_thread_left
 
 
 @dataclass
@@ -124,6 +125,17 @@ def test_acks_are_sent_again_though_no_thread_can_be_started(
         workers.close()
         assert batch.refresh().acked == 7
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("lastbit-")]
+
+
+@pytest.mark.parametrize("started", range(4))
+def test_workers_that_may_start_too_few_threads_end(service_url: str, started: int) -> None:
+    with (
+        Client(service_url) as client,
+        no_thread_left(),
+        pytest.raises(RuntimeError, match="can't start new thread"),
+        no_more_threads(after=started),
+    ):
+        Workers(client, lambda message: None, 3, None)
 
 
 def test_a_stop_does_not_wait_for_an_outage_to_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.support.servers import ROOT, wait_until_it_prints
 
 
@@ -53,18 +51,6 @@ def running(*command: str, prints: str, folder: Path = ROOT, **environment: str)
         yield workers
     finally:
         workers.kill()
-
-
-@contextlib.contextmanager
-def no_more_threads() -> Iterator[None]:
-    """In this process, no thread can be started."""
-
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        yield
 
 
 def wait_until(happened: Callable[[], object], what: str, seconds: float = 60) -> None:

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from lastbit import Client, LastbitError, Retry
+from lastbit.cli.faults import ending_without_a_reader
 from tests.sdk.conftest import LOST, Reply, ScriptedService, Seen
 from tests.sdk.terminals import on_terminal
 from tests.sdk.test_cli import Lastbit
 from tests.sdk.test_protocol import BATCH
 from tests.support.servers import ROOT
+from tests.support.threads import no_more_threads
 
 UNAVAILABLE = (503, {}, {"code": "unavailable", "detail": "the database is down", "status": 503})
 
@@ -286,6 +288,12 @@ def test_a_reader_that_has_read_enough_is_no_refusal(lastbit: Lastbit, line: str
     result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, **options)
     os.close(writing)
     assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_a_command_that_may_start_no_thread_does_without_looking_at_the_pipe() -> None:
+    """It is ended by the next line that it prints."""
+    with no_more_threads(), ending_without_a_reader():
+        pass
 
 
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["status", "no such key"], ["status", "07", "--json"]])

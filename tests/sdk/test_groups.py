@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import httpx
@@ -45,6 +46,7 @@ from lastbit.streams import (
 )
 from tests.support.exposition import eventually, value
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
+from tests.support.threads import no_more_threads, no_thread_left
 
 PATIENCE = 30
 """Seconds to wait for an expected event before the test fails."""
@@ -161,6 +163,26 @@ def working(url: str, group: str, *names: str, **options: Any) -> Iterator[list[
             stack.callback(worker.stop)
             worker.start()
         yield workers
+
+
+@pytest.mark.parametrize("started", [0, 1, 4, 8])
+def test_a_worker_that_may_start_too_few_threads_releases_its_partitions(
+    client: Client, group: str, started: int
+) -> None:
+    """And ends with an error. Each partition that was assigned is released, within its time."""
+    events: list[tuple[int, str]] = []
+
+    def note(event: str, assignment: Assignment) -> None:
+        assert not assignment.lost
+        events.append((assignment.partition, event))
+
+    worker = ConsumerGroup(client, group, "one")
+    with no_thread_left(), pytest.raises(RuntimeError, match="can't start new thread"), no_more_threads(after=started):
+        worker.run(partial(note, "assigned"), partial(note, "released"))
+    partitions = sorted({partition for partition, _ in events})
+    assert sorted(events) == [(number, event) for number in partitions for event in ("assigned", "released")]
+    assert partitions == (list(range(6)) if started else [])
+    assert {position.owner for position in client.groups.get(group).positions} == {None}
 
 
 def test_a_group_from_its_creation_to_its_end(client: Client) -> None:

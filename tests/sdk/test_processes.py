@@ -35,6 +35,7 @@ from lastbit.processes.calls import Processes
 from lastbit.streams import ConsumerGroup, partition_of
 from tests.support.exposition import eventually
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
+from tests.support.threads import no_more_threads, no_thread_left
 
 NEEDED = ("charged", "complete", "reserved")
 
@@ -314,6 +315,18 @@ def test_an_entry_that_is_refused_for_now_is_tried_again(url: str, client: Clien
     for (order, _), count in calls.items():
         assert count == 1 + int(order.rpartition("-")[2]) % 2
     assert [instance.parked for instance in client.processes.instances("busy")] == [0] * 8
+
+
+@pytest.mark.parametrize("started", range(5))
+def test_a_worker_that_may_start_too_few_threads_ends(url: str, started: int) -> None:
+    process = Process("short_of_threads", correlate("short_of_threads"), ship)
+    with (
+        Client(url) as client,
+        no_thread_left(),
+        pytest.raises(RuntimeError, match="can't start new thread"),
+        no_more_threads(after=started),
+    ):
+        ProcessWorker(process, client, "w1", partitions=2, lanes=2).run()
 
 
 def test_a_time_out_arrives_as_an_event(url: str, client: Client) -> None:

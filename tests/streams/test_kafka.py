@@ -21,6 +21,7 @@ from lastbit.streams import SessionEnded, Snapshot, run_ordered
 from lastbit.streams.sources.kafka import AHEAD, KafkaPython, KafkaTopics, Place, Position
 from tests.streams import crash
 from tests.streams.kafka_broker import LOG, PLACES, Attributes, Broker, OffsetMetadataTooLarge, RecordedClient
+from tests.support.threads import no_more_threads
 
 ZERO, ONE, TWO = PLACES
 
@@ -288,6 +289,14 @@ def test_a_client_that_fails_ends_the_session() -> None:
             topics.commit(0)
     assert client.closed
     assert client.commits == []
+
+
+def test_a_source_whose_thread_cannot_be_started_closes_its_consumer() -> None:
+    """Otherwise its partitions would have an owner that never polls."""
+    client = RecordedClient(Broker(make_records(3)), assigned=[ZERO])
+    with pytest.raises(RuntimeError, match="can't start new thread"), no_more_threads():
+        KafkaTopics(client, ["orders"])
+    assert client.closed
 
 
 class Assigning:

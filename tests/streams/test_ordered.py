@@ -28,6 +28,7 @@ from lastbit.streams import (
 )
 from lastbit.streams._progress import Options, Progress
 from tests.streams.runners import Run, in_tasks, in_threads, log_from, on_both_runners
+from tests.support.threads import no_more_threads, no_thread_left
 
 EXAMPLES = 150 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1)
 
@@ -521,6 +522,15 @@ def test_kurrentdb_1301_no_commit_is_ahead_of_an_unhandled_record() -> None:
     run_ordered(numbered(3000), done.add, key=same, lanes=3, commit=commit, every=0.0001)
     assert ahead == []
     assert len(done) == 3000
+
+
+@pytest.mark.parametrize("started", range(4))
+def test_a_stream_that_may_start_too_few_threads_ends(started: int) -> None:
+    """At once, without waiting for lanes that were not started. Nothing is read."""
+    source = iter(numbered(20))
+    with no_thread_left(), pytest.raises(RuntimeError, match="can't start new thread"), no_more_threads(after=started):
+        run_ordered(source, same, key=same, lanes=3, grace=3600)
+    assert len(list(source)) == 20
 
 
 def test_a_handler_that_never_ends_does_not_delay_a_failure() -> None:

@@ -95,7 +95,7 @@ class LastbitMixin:
     _relay: Relay | None = None
 
     def lastbit_client(self) -> Client:
-        """A new client. It is called once in a worker, and in a work-horse whose worker has ended."""
+        """A new client. It is called once in a worker, and in a work-horse whose worker takes no requests."""
         return Client()
 
     def _client(self) -> Client:
@@ -175,7 +175,7 @@ class LastbitMixin:
         try:
             self._relay.send(request)
         except (EOFError, OSError) as error:
-            log.warning("the worker of this work-horse has ended (%r); the work-horse calls the service", error)
+            log.warning("the worker of this work-horse takes no requests (%r); the work-horse calls the service", error)
             self._relay = None
             return False
         return True

@@ -3,12 +3,15 @@ lives for one job would have to open its own."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
 
 from lastbit import errors
+
+log = logging.getLogger("lastbit.integrations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,11 @@ class Relay:
     def serve(self) -> None:
         """In the worker, after the fork: take requests until the work-horse ends."""
         self._horse_end.close()
-        threading.Thread(target=self._serve, name="lastbit-relay", daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, name="lastbit-relay", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("a work-horse calls the service itself: %s", error)
+            self._worker_end.close()  # or the work-horse would wait for an answer forever
 
     def _serve(self) -> None:
         with self._worker_end as pipe:
@@ -59,7 +66,7 @@ class Relay:
 
     def send(self, request: Ack | Fail) -> None:
         """In the work-horse. Raises what `take` raises as a `LastbitError`, and `EOFError` or `OSError` if the worker
-        has ended."""
+        has ended or does not serve."""
         self._horse_end.send(request)
         trouble = self._horse_end.recv()
         if trouble is not None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lastbit import errors
+from lastbit._threads import join_started
 from lastbit.client import Client
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._resolving import marking_errors
@@ -95,20 +96,20 @@ class Consumer:
 
     def run(self) -> None:
         """Consume until the event is set; then return once the running handlers have ended and their outcomes are
-        stored. Raises errors that make continuing impossible."""
-        for thread in (self._extender, *self._receivers, *self._workers):
-            thread.start()
+        stored. Raises errors that make continuing impossible, such as a thread that can't be started."""
         try:
+            self._settler.start()
+            for thread in (self._extender, *self._receivers, *self._workers):
+                thread.start()
             self._stopping.wait()
         finally:
             self._stopping.set()
             for run in self._inbox.close():
                 self._give_back(run.messages)
-            for thread in (*self._receivers, *self._workers):
-                thread.join()
+            join_started((*self._receivers, *self._workers))
             self._settler.close()
             self._leases.close()
-            self._extender.join()
+            join_started([self._extender])
         if self._error is not None:
             raise self._error
 

@@ -24,6 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from lastbit import errors
+from lastbit._threads import join_started
 from lastbit.acker import Acker, Told
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._failed import Failed
@@ -53,11 +54,14 @@ class Settler:
         self._closing = False
         self._again = DelayedCalls("lastbit-sqs-again", PAUSE)
         """Acks that must be sent again."""
-        self._again.start()
         self._deletions: SimpleQueue[Message | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._delete, name="lastbit-sqs-delete", daemon=True) for _ in range(deleters)
         ]
+
+    def start(self) -> None:
+        """Start the threads. Raises `RuntimeError` if there can be no more; `close` ends those that were started."""
+        self._again.start()
         for thread in self._threads:
             thread.start()
 
@@ -92,8 +96,7 @@ class Settler:
         self._acker.close()
         for _ in self._threads:
             self._deletions.put(None)
-        for thread in self._threads:
-            thread.join()
+        join_started(self._threads)
 
     def _answered(self, run: Run, position: int, failure: Failed | None, future: Future[Told]) -> None:
         """Called in the acker's thread."""

@@ -269,7 +269,11 @@ class KafkaTopics(Session[tuple[_Partition, int, Any]]):
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ending = False
         client.subscribe(topics, self._assigned, self._revoked, self._lost)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # partitions that nobody polls would be withheld from the others of the group
+            client.close()
+            raise
 
     @property
     def window(self) -> AckWindow:

@@ -12,8 +12,9 @@ from lastbit import Client, Retry
 from lastbit.integrations._settler import Resolution
 from lastbit.integrations.celery import resolver
 from tests.integrations.celery.workers import PATIENCE, Place, Worker, outcomes
-from tests.integrations.workers import no_more_threads, wait_until
+from tests.integrations.workers import wait_until
 from tests.support.servers import ServiceProcess, running_service, sqlite_file
+from tests.support.threads import no_more_threads
 
 BROKERS = ["redis", pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq"))]
 

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import dramatiq
 import pytest
 from dramatiq import Worker
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import GroupCallbacks, Middleware, SkipMessage
+from dramatiq.middleware import GroupCallbacks, Middleware, MiddlewareError, SkipMessage
 from dramatiq.rate_limits.backends import StubBackend as RateLimits
 
 from lastbit import Client, Completed, Retry, errors
@@ -20,6 +21,7 @@ from lastbit.integrations import _settler
 from lastbit.integrations.dramatiq import LastbitMiddleware, fan_out
 from tests.integrations.workers import wait_until
 from tests.support.servers import ServiceProcess, sqlite_file
+from tests.support.threads import no_more_threads
 
 Make = Callable[..., StubBroker]
 
@@ -105,6 +107,28 @@ def test_a_skipped_message_acks_or_fails_its_item(
     start()
     info = fan_out([actor.message(1)]).wait(30)
     assert (info.acked, info.failed) == counts
+
+
+def test_a_worker_that_can_resolve_no_items_does_not_start(
+    broker: Make, start: Callable[[], Worker], client: Client
+) -> None:
+    """It would remove the messages and leave their items pending. Here no thread can be started while it boots."""
+
+    class Exhausts(Middleware):
+        def before_worker_boot(self, broker: Any, worker: Any) -> None:
+            exhausted.enter_context(no_more_threads(after=1))
+
+    class Recovers(Middleware):
+        def before_worker_boot(self, broker: Any, worker: Any) -> None:
+            exhausted.close()
+
+    stub = broker(LastbitMiddleware(client=client), Exhausts())
+    stub.add_middleware(Recovers())
+    batch = fan_out([declared(stub).message(1)])
+    with ExitStack() as exhausted, pytest.raises(MiddlewareError, match="can't start new thread"):
+        start()
+    assert stub.queues["default"].qsize() == 1
+    assert batch.refresh().pending == 1
 
 
 def test_without_retries_an_exception_fails_the_item(broker: Make, start: Callable[[], Worker], client: Client) -> None:

@@ -26,9 +26,10 @@ from lastbit.streams.window import AckWindow
 from tests.integrations.kafka.conftest import committed, consumer, records
 from tests.integrations.rabbitmq.conftest import running
 from tests.integrations.redrives import redriven
-from tests.integrations.workers import no_more_threads, wait_until
+from tests.integrations.workers import wait_until
 from tests.streams.kafka_broker import Attributes, Broker, RecordedClient
 from tests.support.servers import running_service, sqlite_file
+from tests.support.threads import no_more_threads
 
 
 def reasons(batch: BatchHandle) -> dict[str, str]:

@@ -37,6 +37,7 @@ from tests.integrations.redrives import redriven
 from tests.integrations.rq.conftest import StartWorker
 from tests.integrations.workers import wait_until
 from tests.support.servers import ServiceProcess, sqlite_file
+from tests.support.threads import no_more_threads
 
 
 def reasons(batch: BatchHandle) -> dict[int, str]:
@@ -181,6 +182,30 @@ def test_a_work_horse_gets_the_errors_of_its_worker() -> None:
     assert taken == [Ack("1:0:0", "default")]
     horse.join(30)
     wait_until(lambda: "lastbit-relay" not in {thread.name for thread in threading.enumerate()}, "the thread has ended")
+
+
+def test_a_work_horse_does_not_wait_for_a_worker_that_can_start_no_thread() -> None:
+    """It gets an error, and then calls the service itself."""
+    fork = multiprocessing.get_context("fork")
+    relay, answers = Relay(lambda request: None), fork.SimpleQueue()
+
+    def run_horse() -> None:
+        relay.enter_horse()
+        try:
+            relay.send(Ack("1:0:0", "default"))
+        except (EOFError, OSError) as error:
+            answers.put(type(error).__name__)
+
+    horse = fork.Process(target=run_horse)
+    horse.start()
+    with no_more_threads():
+        relay.serve()
+    try:
+        horse.join(30)
+        assert horse.exitcode == 0
+        assert answers.get() in {"EOFError", "BrokenPipeError", "ConnectionResetError"}
+    finally:
+        horse.kill()
 
 
 def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client: Client) -> None:

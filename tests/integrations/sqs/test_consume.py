@@ -15,10 +15,11 @@ from lastbit import Client, Forbidden, InvalidArgument, NotFound, Retry
 from lastbit.integrations import Failed, sqs
 from lastbit.integrations.sqs import _settler
 from tests.integrations.sqs.conftest import Consume
-from tests.integrations.workers import no_more_threads, wait_until
+from tests.integrations.workers import wait_until
 from tests.support.aws import Moto, sqs_client
 from tests.support.brokers import Wire
 from tests.support.servers import ServiceProcess, running_service, sqlite_file
+from tests.support.threads import no_more_threads, no_thread_left
 
 
 def receives(message: Any) -> int:
@@ -266,6 +267,14 @@ def test_acks_are_sent_again_though_no_thread_can_be_started(
             consumer.join(30)
     assert queue.count() == 0
     assert "lastbit-sqs-again" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("started", range(7))
+def test_a_consumer_that_may_start_too_few_threads_ends(moto: Moto, lastbit: Client, started: int) -> None:
+    """With an error. Those that were started handle nothing more."""
+    queue = moto.queue()
+    with no_thread_left(), pytest.raises(RuntimeError, match="can't start new thread"), no_more_threads(after=started):
+        sqs.consume(queue.client, queue.url, ignore, workers=3, wait_seconds=1, lastbit=lastbit)
 
 
 @pytest.mark.slow
