@@ -177,7 +177,7 @@ class Call(Exchange):
         if reply.headers:
             lines += "".join([f"{header}: {value}\r\n" for header, value in reply.headers.items()]).lower().encode()
         self.respond(reply.status, reply.content, lines)
-        self._log(reply.status, name, {})
+        self._log(reply.status, name)
 
     def refuse(self, error: Exception) -> None:
         name = request_id(self.request_id)
@@ -189,9 +189,10 @@ class Call(Exchange):
             log.error("request_failed", method=self.verb.method, path=self.path, request_id=name, exc_info=error)
             problem = problems.internal()
         self.respond_with(problem, b"%b: %b\r\n" % (WIRE_HEADER, name.encode()))
-        self._log(problem.status, name, {"error": problem.detail} if problem.status == 503 else {})
+        facts = {"error": problem.detail} if problem.status == 503 else {}
+        self._log(problem.status, name, **facts)
 
-    def _log(self, status: int, name: str, facts: dict[str, str]) -> None:
+    def _log(self, status: int, name: str, **facts: str) -> None:
         seconds = time.perf_counter() - self.started
         if self.caller.name:
             facts["token"] = self.caller.name
