@@ -1,4 +1,5 @@
-"""The clients: they send requests and wait. `_calls` defines the requests and responses, `_protocol` the retries.
+"""The clients: they send requests and wait. `_calls` defines the requests and responses, `_protocol` the retries, and
+`_httpx` sends.
 
 A client has a connection pool: make one per process and share it, a `Client` between threads, an `AsyncClient` between
 the tasks of one event loop. Neither works across a fork.
@@ -7,21 +8,18 @@ the tasks of one event loop. Neither works across a fork.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 import httpx
 
-from lastbit import __version__, _calls, _masks, errors
+from lastbit import _calls, _httpx, _masks
 from lastbit._calls import Ids
 from lastbit._drivers import AsyncDriver, Driver
-from lastbit._in_flight import LIMITS, InFlight, Trace
-from lastbit._protocol import Answer, Failure, Request, Service, obstacle
-from lastbit._request_log import demoted
+from lastbit._in_flight import InFlight
+from lastbit._protocol import Service
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.failures import Redrive
@@ -33,86 +31,6 @@ from lastbit.retry import Retry
 from lastbit.search import Filters, StateCounts, query
 from lastbit.tallies.tally import AsyncTally, Tally
 from lastbit.webhooks import AsyncWebhooks, Webhooks
-
-_AGENT = {"user-agent": f"lastbit/{__version__}"}
-
-
-def _no_cookies() -> CookieJar:
-    """Reject all cookies. The service sets none, and an invalid one from a gateway would make every later request
-    fail."""
-    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
-
-
-def _answer(response: httpx.Response) -> Answer:
-    return Answer(response.status_code, dict(response.headers), response.content)
-
-
-def _failure(error: httpx.HTTPError | httpx.InvalidURL, request: Request) -> Failure:
-    message = str(error)
-    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
-        return Failure(f"no connection within {request.timeout:g} s", sent=False)
-    if isinstance(error, httpx.TimeoutException):
-        return Failure(f"no response within {request.timeout:g} s")
-    lasting = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.InvalidURL)
-    is_sent = not isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.InvalidURL)
-    lasting = lasting or "CERTIFICATE_VERIFY_FAILED" in message
-    return Failure(message or type(error).__name__, lasting, is_sent, obstacle(error))
-
-
-def _arguments(request: Request) -> dict[str, Any]:
-    """The arguments of httpx's `request`."""
-    return {
-        "method": request.method,
-        "url": request.url,
-        "params": request.params,
-        "headers": dict(request.headers),
-        "content": request.body,
-        "timeout": request.timeout,
-    }
-
-
-def _send(http: httpx.Client, request: Request) -> Answer | Failure:
-    try:
-        with demoted():
-            return _answer(http.request(**_arguments(request)))
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return _failure(error, request)
-    except RuntimeError:
-        _require_open(http)
-        raise
-
-
-async def _send_async(http: httpx.AsyncClient, in_flight: InFlight, request: Request) -> Answer | Failure:
-    async def send(trace: Trace) -> httpx.Response:
-        with demoted():
-            return await http.request(**_arguments(request), extensions={"trace": trace})
-
-    try:
-        return _answer(await in_flight.run(send, request.timeout))
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return _failure(error, request)
-    except RuntimeError:
-        _require_open(http)
-        raise
-
-
-def _require_open(http: httpx.Client | httpx.AsyncClient) -> None:
-    """Raises `ClientClosed`. httpx raises a bare `RuntimeError`, also for other causes."""
-    if http.is_closed:
-        raise errors.ClientClosed from None
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """httpx reads the names of proxies and certificates from the environment. Raises `InvalidArgument` if it can't use
-    them."""
-    try:
-        yield
-    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-        raise errors.InvalidArgument(
-            f"a proxy or certificate that the environment names can't be used: {error} (see ALL_PROXY, HTTP_PROXY, "
-            "HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE and SSL_CERT_DIR)"
-        ) from error
 
 
 class Client:
@@ -135,9 +53,8 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         service = Service.named(url, token, timeout, retry)
-        with _environment():
-            self._http = httpx.Client(transport=transport, headers=_AGENT, cookies=_no_cookies())
-        self._driver = Driver(service, partial(_send, self._http))
+        self._http = _httpx.pool(transport)
+        self._driver = Driver(service, partial(_httpx.send, self._http))
 
     @property
     def url(self) -> str:
@@ -329,10 +246,9 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         service = Service.named(url, token, timeout, retry)
-        with _environment():
-            self._http = httpx.AsyncClient(transport=transport, headers=_AGENT, cookies=_no_cookies(), limits=LIMITS)
+        self._http = _httpx.async_pool(transport)
         self._in_flight = InFlight()
-        self._driver = AsyncDriver(service, partial(_send_async, self._http, self._in_flight))
+        self._driver = AsyncDriver(service, partial(_httpx.send_async, self._http, self._in_flight))
 
     @property
     def url(self) -> str:
