@@ -158,7 +158,12 @@ class Call(Exchange):
         kind(self._protocol.acks.state.reads).submit(question, receive)
 
     def wait_for(self, work: Callable[[Any], Coroutine[Any, Any, T]], reply: Callable[[T], Reply]) -> None:
-        """Respond later, with what `reply` makes of the result of `work`, which gets the application's state."""
+        """Respond later, with what `reply` makes of the result of `work`, which gets the application's state and may
+        need a thread."""
+        requests = self._protocol.acks.app
+        if requests.is_full():
+            raise _NotPlain  # the ordinary path refuses it
+        requests.admit()
 
         async def respond() -> None:
             try:

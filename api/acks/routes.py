@@ -13,7 +13,7 @@ from typing import Final
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from api import problems
 from api.access.rules import Access, first_headers
@@ -41,7 +41,7 @@ class AckRoutes:
     """Serves the ack routes, and passes all other requests to FastAPI."""
 
     def __init__(self, app: FastAPI, *, most_waiting: int) -> None:
-        self.app: ASGIApp = Requests(app, most_waiting=most_waiting)
+        self.app = Requests(app, most_waiting=most_waiting)
         self.fastapi = app
         self.state = app.state
         self.access: Access = app.state.access

@@ -59,13 +59,13 @@ class Requests:
         self._admitted = 0
         """Requests admitted in this event-loop iteration. They request a thread in the next one."""
 
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether to refuse the next request, because too many wait for a thread or will need one."""
         threads = anyio.to_thread.current_default_thread_limiter().statistics()
         free = threads.total_tokens - threads.borrowed_tokens
         return threads.tasks_waiting + self._admitted - free >= self.most_waiting
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         """Count a request until the next event-loop iteration. Many may arrive in one iteration, and the thread pool's
         statistics don't include them yet."""
         self._admitted += 1
@@ -97,12 +97,12 @@ class Requests:
         structlog.contextvars.unbind_contextvars("token", "error")
         with structlog.contextvars.bound_contextvars(request_id=name):
             try:
-                if path not in ALWAYS_ANSWERED and self._is_full():
+                if path not in ALWAYS_ANSWERED and self.is_full():
                     REFUSED.labels("requests").inc()
                     busy = Problem("unavailable", "too many requests are waiting", headers={"Retry-After": "1"})
                     await problems.response(busy)(scope, receive, send_named)
                 else:
-                    self._admit()
+                    self.admit()
                     await self.app(scope, receive, send_named)
             except Exception:  # logged, not raised again: FastAPI has already sent the 500
                 log.exception("request_failed", method=method, path=path)

@@ -337,6 +337,43 @@ def test_while_the_database_is_silent_requests_wait_up_to_a_bound(
 
 
 @pytest.mark.mariadb
+def test_while_the_database_is_silent_long_polls_wait_up_to_a_bound(mariadb: MariaDB, mariadb_url: str) -> None:
+    """Those that begin before the events in memory must read the database, each in a thread."""
+    with Database(mariadb_url) as database:
+        schema.migrate(database)
+    with proxied(mariadb.port) as proxy, contextlib.ExitStack() as stack:
+        url = mariadb_url.replace(f":{mariadb.port}/", f":{proxy.port}/")
+        running = stack.enter_context(running_service(url, LASTBIT_MAX_WAITING_REQUESTS="5"))
+        everybody = httpx.Limits(max_connections=100)
+        client = stack.enter_context(httpx.Client(base_url=running.url, timeout=60, limits=everybody))
+        pool = stack.enter_context(ThreadPoolExecutor(60))
+        open_batch(client)
+        # While it waits, the feed is read.
+        follower = pool.submit(client.get, "/v1/events", params={"after": 0, "type": "last", "wait": 60})
+        for known in range(1, 5):  # by the end of these calls it waits
+            open_batch(client)
+            page = client.get("/v1/events", params={"after": known, "wait": 60}).json()
+            assert [event["position"] for event in page["events"]] == [known + 1]
+
+        def poll(_: int) -> httpx.Response:
+            return client.get("/v1/events", params={"after": 0, "wait": 1})
+
+        proxy.fall_silent()
+        try:
+            waiting = [pool.submit(poll, number) for number in range(50)]
+            # Forty threads, of which the reader may have one, and five that wait for one.
+            refusals = [future.result() for future in islice(as_completed(waiting, 30), 5)]
+        finally:
+            proxy.speak()
+        assert {(entry.status_code, entry.json()["detail"]) for entry in refusals} == {
+            (503, "too many requests are waiting")
+        }
+        assert [future.result().status_code for future in waiting].count(200) >= 44
+        client.post("/v1/events", json={"events": [{"id": "last", "type": "last"}]})
+        assert follower.result().status_code == 200
+
+
+@pytest.mark.mariadb
 def test_masks_that_wait_for_a_read_of_their_batch_count_as_memory(mariadb: MariaDB, mariadb_url: str) -> None:
     """They are decoded but not queued yet: without a bound, a silent database would make them fill the memory."""
     with Database(mariadb_url) as database:
