@@ -14,11 +14,9 @@ from lastbit.cli.batches import (
     extend,
     list_batches,
     open_batch,
-    repair,
     seal,
     status,
     update,
-    verify,
 )
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
@@ -26,6 +24,7 @@ from lastbit.cli.items import ack, fail, pending, reasons, redrive
 from lastbit.cli.processes import commands, processes
 from lastbit.cli.tally import tally
 from lastbit.cli.tokens import token
+from lastbit.cli.verify import repair, verify
 from lastbit.cli.watch import watch
 from lastbit.cli.webhooks import webhooks
 

@@ -10,6 +10,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, TextIO, TypeVar
@@ -18,6 +19,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from lastbit import progress
 from lastbit.models import Rejected
 
 T = TypeVar("T")
@@ -37,6 +39,10 @@ _SHOWN = str.maketrans({_BRACKET: "[", _BACKSLASH: "\\"})
 _OUTSIDE_ASCII = re.compile(r"[^\x20-\x7e]")
 
 
+def _ignore(number: int) -> None:
+    pass
+
+
 class Output:
     """Prints results in the requested form."""
 
@@ -46,6 +52,10 @@ class Output:
         self.console = Console(highlight=False, emoji=False)
         if not self.console.is_terminal:
             self.console = Console(highlight=False, emoji=False, width=UNSEEN_WIDTH)
+
+    def counter(self, noun: str, *, is_shown: bool = True) -> AbstractContextManager[Callable[[int], None]]:
+        """Shows a growing number on standard error. With --json nothing but errors is written there."""
+        return progress.counter(noun) if is_shown and not self.as_json else nullcontext(_ignore)
 
     def say(self, markup: str) -> None:
         """Print one line for people, in rich's markup."""
