@@ -332,7 +332,7 @@ class ItemRejected(LastbitError):
 
     MEANINGS: ClassVar[dict[str, str]] = {
         "unknown_batch": "there is no such batch",
-        "unknown_item": "the batch has not issued it",
+        "unknown_item": "never issued",
         "expired": "its batch has expired",
         "cancelled": "its batch was cancelled",
     }

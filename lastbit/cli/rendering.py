@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lastbit.cli.output import plain_text, safe, styled
+from lastbit.errors import ItemRejected
 from lastbit.failures import FailureReasons
 from lastbit.ids import ItemIds
 from lastbit.models import AckResult, Batch, Completed, Event, Explanation, Repair, Verification
@@ -314,7 +315,9 @@ def resolved(result: AckResult, verb: str) -> list[str]:
     lines = [head]
     for rejection in result.rejected[:MOST_REJECTED]:
         place = rejection.item if rejection.item is not None else f"{rejection.count:,} of group {rejection.group}"
-        lines.append(f"  [red]rejected[/] {safe(place)}: {safe(rejection.reason)}")
+        reason = rejection.reason
+        meaning = ItemRejected.MEANINGS.get(reason)
+        lines.append(f"  [red]rejected[/] {safe(place)}: {safe(f'{meaning} ({reason})' if meaning else reason)}")
     if len(result.rejected) > MOST_REJECTED:
         lines.append(f"  … and {len(result.rejected) - MOST_REJECTED:,} more; --json lists all")
     return lines + [completion(completed_batch) for completed_batch in result.completed]

@@ -509,7 +509,7 @@ def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
     result = lastbit("ack", f"{batch}:0:0", *[f"{batch}:0:{index}" for index in range(1, 31)])
     assert result.returncode == 3
     assert "1 acked, 30 rejected" in result.stdout
-    assert f"rejected {batch}:0:1: unknown_item" in result.stdout
+    assert f"rejected {batch}:0:1: never issued (unknown_item)" in result.stdout
     assert "and 10 more" in result.stdout
 
 
