@@ -4,6 +4,9 @@ Waiting ids are grouped by kind: all acks in one call, failures in one call per 
 a failure of the same item must reach the service in the order in which they were made. So the ids wait in *rounds*. In
 a round, an item has only one kind, so the calls may go in any order. An id that would break this opens the next round,
 and a round starts only when the previous one is empty. Such ids are rare; without them there is one round.
+
+`put` may be interrupted anywhere by an exception of a signal handler. So rounds and kinds are inserted with their first
+id, as `take` expects, and never before it.
 """
 
 from __future__ import annotations
@@ -126,13 +129,15 @@ class Coalescer(Generic[F]):
 
     def put(self, item: str, kind: Kind, future: F) -> None:
         if not self._rounds or self._rounds[-1].items.get(item, kind) != kind:
-            self._rounds.append(_Round())
+            self._rounds.append(_Round({kind: Waiting({item: future})}, {item: kind}))
+            return
         last = self._rounds[-1]
         last.items[item] = kind
         waiting = last.kinds.get(kind)
         if waiting is None:
-            waiting = last.kinds[kind] = Waiting()
-        waiting.add(item, future)
+            last.kinds[kind] = Waiting({item: future})
+        else:
+            waiting.add(item, future)
 
     def take(self) -> Call[F] | None:
         """The next call, or None if nothing waits. The kind that has waited longest is first. If it has too many ids

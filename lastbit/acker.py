@@ -11,7 +11,8 @@ batch's items are done. If `on_completed` raises, or the process dies in it, the
 ack of its redelivery reports the completion again.
 
 A third promise: every future is finished. Exceptions of the caller's code, of any class, are raised by the futures that
-they concern, or logged, and the acker continues.
+they concern, or logged, and the acker continues. So it does if a signal handler interrupts `ack` or `fail` by an
+exception, such as a KeyboardInterrupt or the time limit of a task queue, wherever that happens.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ class Acker:
         self._lock = threading.Lock()
         self._work_waits = threading.Condition(self._lock)
         self._wake_at = math.inf
-        """The number of open futures at which the thread is woken; infinite while it does not wait."""
+        """The number of open futures at which the thread is woken; infinite while it does not wait, and minus infinity
+        while nothing waits for it."""
         self._room_waits = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._process: int | None = None
@@ -170,11 +172,12 @@ class Acker:
                 thread = threading.Thread(target=self._work, name="lastbit-acker", daemon=True)
                 thread.start()  # may fail; then a later call tries again
                 self._thread, self._process = thread, os.getpid()
+            # If this is interrupted, an item may wait that was not counted. The next one wakes the thread all the same.
             self._coalescer.put(text, kind, receiver)
             self._open += 1
             if self._open >= self._wake_at:
+                self._work_waits.notify_all()  # all, as an interrupted one leaves a waiter that has gone
                 self._wake_at = math.inf
-                self._work_waits.notify()
         return receiver
 
     def close(self) -> None:
@@ -183,7 +186,7 @@ class Acker:
         self._check_process()
         with self._lock:
             self._closed = True
-            self._work_waits.notify()
+            self._work_waits.notify_all()
             self._room_waits.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -203,10 +206,13 @@ class Acker:
             raise errors.UsedAfterFork("the acker")
 
     def _work(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return  # the call that started it was interrupted, and later calls start another one
         while True:
             with self._lock:
                 while not self._coalescer and not self._closed:
-                    self._wake_at = 1
+                    self._wake_at = -math.inf
                     self._work_waits.wait()
                 self._gather()
                 call = self._coalescer.take()

@@ -11,6 +11,8 @@ outstanding one, so everything up to the floor is done. The floor never goes bac
   floor.
 * An ack arrives after the stream got another owner. A closed window refuses it, and its later snapshots show the state
   at closing.
+* A signal handler interrupts a call by an exception, such as a KeyboardInterrupt or the time limit of a task queue.
+  Then `track` has registered its offset completely or not at all, and the floor is right.
 """
 
 from __future__ import annotations
@@ -107,12 +109,17 @@ class AckWindow:
                     break
                 if not self._wait(until):
                     raise WindowFull(self._offsets[self._first])
-            self._offsets.append(offset)
-            self._since.append(self._clock())
-            self._resolved.append(0)
-            self._high = self._last = offset
-            if self._start is None:
-                self._start = offset
+            places = len(self._offsets)
+            try:
+                self._offsets.append(offset)
+                self._since.append(self._clock())
+                self._resolved.append(0)
+                self._high = self._last = offset
+                if self._start is None:
+                    self._start = offset
+            except BaseException:
+                del self._offsets[places:], self._since[places:], self._resolved[places:]
+                raise
             return True
 
     def _track_again(self, offset: int) -> bool:
@@ -161,7 +168,11 @@ class AckWindow:
             self._resolved[place] = 1
             self._acks += 1
             if place == self._first:
-                self._advance()
+                try:
+                    self._advance()
+                except BaseException:
+                    self._advance()  # no later ack would move the floor past this offset
+                    raise
             return True
 
     def _place(self, offset: int) -> int | None:

@@ -8,6 +8,10 @@ lost, the retry may be combined with later messages.
 One call is in progress at a time, in the order of `add`, so that the messages of a source reach a key in order. A
 message is acked in its window only after the service has applied all its entries. If a consumer dies before, the
 message stays outstanding and is replayed.
+
+A signal handler may interrupt `add` anywhere by an exception, such as a KeyboardInterrupt or the time limit of a task
+queue. Its message is then added or not, and the buffer goes on: still with one call at a time, and `flush` waits for
+all messages that were added.
 """
 
 from __future__ import annotations
@@ -71,13 +75,16 @@ class Gatherer:
         self.size = 0
         """The same, with one for each message without entries."""
 
-    def __bool__(self) -> bool:
-        return bool(self._messages)
+    def __len__(self) -> int:
+        """Number of waiting messages."""
+        return len(self._messages)
 
     def put(self, message: Message) -> None:
-        self._messages.append(message)
-        self.entries += len(message.entries)
-        self.size += max(1, len(message.entries))
+        entries = len(message.entries)
+        size = max(1, entries)
+        self.entries += entries
+        self.size += size
+        self._messages.append(message)  # last: a call may be interrupted when it has ended
 
     def take(self) -> Gathered | None:
         """The next call; None if nothing waits."""
@@ -123,7 +130,8 @@ class _Buffer:
         self._most = most
         self._waiting = Gatherer(most)
         self._due = 0.0
-        self._added = 0
+        self._taken = 0
+        """The number of messages in calls that were begun."""
         self._done = 0
         """The number of messages that were applied and acked."""
         self._flushed = 0
@@ -144,7 +152,10 @@ class _Buffer:
         if not self._waiting:
             self._due = time.monotonic() + self._every
         self._waiting.put(new)
-        self._added += 1
+
+    def _added(self) -> int:
+        """The number of messages, counted where they are: an interrupted `add` couldn't count its own."""
+        return self._taken + len(self._waiting)
 
     def _pause(self) -> float | None:
         """Seconds until the next call is due; None: no call is due until a message arrives."""
@@ -156,6 +167,8 @@ class _Buffer:
 
     def _take(self) -> Gathered | None:
         taken = self._waiting.take()
+        if taken is not None:
+            self._taken += taken.messages
         self._due = time.monotonic() + self._every
         return taken
 
@@ -203,7 +216,7 @@ class TallyBuffer(_Buffer):
                 thread.start()  # may fail; then a later call tries again
                 self._thread, self._process = thread, os.getpid()
             self._put(new)
-            self._work_waits.notify()
+            self._work_waits.notify_all()  # all, as an interrupted one leaves a waiter that has gone
 
     def flush(self) -> None:
         """Wait until all messages added before are applied and acked. Raises `UsedAfterFork`, or the error that ended
@@ -223,8 +236,8 @@ class TallyBuffer(_Buffer):
             self._thread.join()
 
     def _flush(self) -> None:
-        target = self._flushed = self._added
-        self._work_waits.notify()
+        target = self._flushed = self._added()
+        self._work_waits.notify_all()
         while self._done < target and self._failure is None:
             self._caller_waits.wait()
         if self._failure is not None:
@@ -245,6 +258,9 @@ class TallyBuffer(_Buffer):
             raise errors.UsedAfterFork("the buffer")
 
     def _work(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return  # the call that started it was interrupted, and later calls start another one
         while True:
             with self._lock:
                 while (pause := self._pause()) != 0.0:
@@ -293,7 +309,7 @@ class AsyncTallyBuffer(_Buffer):
     async def flush(self) -> None:
         """Wait until all messages added before are applied and acked; see `TallyBuffer.flush`."""
         async with self._changed:
-            target = self._flushed = self._added
+            target = self._flushed = self._added()
             self._changed.notify_all()
             while self._done < target and self._failure is None:
                 await self._changed.wait()
