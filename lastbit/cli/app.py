@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -76,6 +77,16 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)  # in the order of a batch's life, not alphabetically
+
+
+class Signed(click.Command):
+    """A command with an argument that may be a negative number, which looks like an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Unknown options are refused here, as the second parser takes them for arguments.
+        self.make_parser(ctx).parse_args([re.sub("^-(?=[0-9])", "", arg) for arg in args])
+        ctx.ignore_unknown_options = True
+        return super().parse_args(ctx, args)
 
 
 _AS_JSON = "lastbit.json"

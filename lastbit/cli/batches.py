@@ -9,7 +9,7 @@ import click
 
 from lastbit import _calls, _traces
 from lastbit.cli import batch_list, rendering
-from lastbit.cli.app import Session, confirm, examples, session, yes_option
+from lastbit.cli.app import Session, Signed, confirm, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, COUNT, DEADLINE, DURATION, LABEL, LIMIT, NONE, WHOLE, OrNone, Whole, labels
 from lastbit.cli.faults import sent_once
 from lastbit.cli.filters import filter_options
@@ -117,7 +117,7 @@ def open_batch(
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True},  # so that the error of a negative count is that of a count
+    cls=Signed,  # so that the error of a negative count is that of a count
     epilog=examples("lastbit extend 7 5000", "lastbit extend catalog-42 5000 --idempotency-key chapter-2 --ids"),
 )
 @click.argument("batch", type=BATCH)

@@ -9,7 +9,7 @@ import click
 
 from lastbit import errors
 from lastbit.chains import Source
-from lastbit.cli.app import Session, confirm, examples, session, yes_option
+from lastbit.cli.app import Session, Signed, confirm, examples, session, yes_option
 from lastbit.cli.arguments import LIMIT, WHOLE, Whole
 from lastbit.cli.output import safe
 
@@ -69,7 +69,7 @@ def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
 
 
 @tally.command(
-    context_settings={"ignore_unknown_options": True},
+    cls=Signed,
     epilog=examples("lastbit tally apply screws robot-7 3 --topic fastened --offset 4711"),
 )
 @click.argument("name", metavar="TALLY")

@@ -380,7 +380,7 @@ def test_wrong_use_is_a_message_and_exit_code_2(lastbit: Lastbit, arguments: lis
         ("status 07", "; digits are the number of a batch, and key=07 names the key 07"),
         (f"status {'9' * 20}", f"; digits are the number of a batch, and key={'9' * 20} names the key {'9' * 20}"),
         ("extend 7 -15", "'-15' is not a number of items: expected a whole number from 0 to 10^12"),
-        ("extend 7 5 -x", "Got unexpected extra argument (-x)"),
+        ("tally apply screws robot-7 -3.5 --topic t --offset 1", "'DELTA': expected a whole number, not '-3.5'"),
         ("append x a --data 1e999", "'--data': expected numbers that fit a double"),
         ('append x a --data "\\ud800"', "'--data': expected texts that can be encoded as UTF-8"),
         ("open --label a:1 --label b:1 --label a:2", "the label 'a' is given twice"),
@@ -819,6 +819,21 @@ def test_a_batch_is_explained(lastbit: Lastbit) -> None:
     ]
     assert explanation["reasons"][2]["children"][0]["batch"] == child["id"]
     assert lastbit("explain", "999999").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("extend 7 5 -x", "-x"),
+        ("extend 7 --idempotence-key k 5", "--idempotence-key"),
+        ("tally apply screws robot-7 -3 --tpoic t --offset 1", "--tpoic"),
+    ],
+)
+def test_a_mistyped_option_is_named(lastbit: Lastbit, arguments: str, option: str) -> None:
+    """Also by commands that take a negative number, which is no option."""
+    result = lastbit(*arguments.split())
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.search(rf"No such option:? '?{option}\b", result.stderr)
 
 
 def test_a_tally_on_the_command_line(lastbit: Lastbit) -> None:
