@@ -158,15 +158,15 @@ def ended_by_signals() -> Iterator[None]:
 @click.option("--url", type=UTF8, help="Address of the service.  [LASTBIT_URL; default: http://127.0.0.1:8000]")
 @click.option("--token", help="Sent as a bearer token; others on this machine can see it.  [LASTBIT_TOKEN]")
 @click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
-@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 @click.version_option(__version__, prog_name="lastbit")
 @click.pass_context
 def cli(ctx: click.Context, url: str | None, token: str | None, token_file: Path | None, as_json: bool) -> None:
     """Know exactly when a fanned-out batch of work is finished.
 
     Open a batch, extend it with items, seal it; ack each item when it is done. An item's id is batch:group:index, like
-    7:0:42. BATCH is a batch's number or its key; digits are a number, and key=2026 is the key 2026. --url, --token,
-    --token-file and --json may also follow the command.
+    7:0:42. BATCH is a batch's number or its key; digits alone are a number, so write key=2026 for the key 2026. --url,
+    --token, --token-file and --json may also follow the command.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -240,7 +240,7 @@ def session(command: F) -> F:
     @click.option("--url", type=UTF8, help="Address of the service.  [LASTBIT_URL]")
     @click.option("--token", help="Sent as a bearer token.  [LASTBIT_TOKEN]")
     @click.option("--token-file", type=click.Path(path_type=Path), help="A file that holds the token.")
-    @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
+    @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
     @click.pass_context
     @wraps(command)
     def with_session(

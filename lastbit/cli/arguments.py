@@ -74,10 +74,14 @@ def key_hint(digits: object) -> str:
     return f"digits are the number of a batch, and {KEY_PREFIX}{digits} names the key {digits}"
 
 
-class Whole(click.IntRange):
-    """A whole number in a range; without limits, any."""
+class Whole(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A whole number in a range; without limits, any. Unlike click's own type it puts no range into the help."""
 
     name = "integer"
+
+    def __init__(self, min: int | None = None, max: int | None = None) -> None:
+        self.min = min
+        self.max = max
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:

@@ -32,31 +32,41 @@ Labels = tuple[tuple[str, str], ...]
     ),
 )
 @click.option("--key", help="Your name for the batch.")
-@click.option("--label", "label_pairs", type=LABEL, multiple=True, help="A label; repeat for several labels.")
-@click.option("--items", type=COUNT, help="Number of items to issue at once.")
-@click.option("--sealed", is_flag=True, help="Seal it at once: no more items will come.")
+@click.option(
+    "--label", "label_pairs", type=LABEL, multiple=True, help="A label of the batch; repeat to give it several."
+)
+@click.option("--items", type=COUNT, help="Number of items to issue right away.")
+@click.option("--sealed", is_flag=True, help="Seal it right away: no more items will come.")
 @click.option("--group-size", type=WHOLE, metavar="N", help="Items per group, a multiple of 8 from 64 to 32768.")
 @click.option("--parent", metavar="ITEM", help="The item of another batch that this batch resolves.")
-@click.option("--expires-in", type=DURATION, help="Idleness after which it expires: seconds, or 15m, 12h, 7d, 2w.")
+@click.option(
+    "--expires-in", type=DURATION, help="How long it may be idle before it expires: seconds, or 15m, 12h, 7d, 2w."
+)
 @click.option(
     "--deadline",
     type=DEADLINE,
-    help="When it expires if it is unfinished: 90s, 15m, 12h or 7d from now, or a date and time with a zone.",
+    help="When it expires if it is unfinished: 90s, 15m, 12h or 7d from now, or a date and time with a time zone.",
 )
-@click.option("--tolerated-failures", type=COUNT, help="Failed items with which it succeeds nonetheless.")
+@click.option("--tolerated-failures", type=COUNT, help="Maximum failed items with which it still succeeds.")
 @click.option(
     "--tolerated-failure-percentage",
     type=Whole(0, 100),
     metavar="PERCENT",
-    help="Percentage of failed items with which it succeeds, judged once it is sealed.",
+    help="Maximum percentage of failed items with which it still succeeds, judged once it is sealed.",
 )
 @click.option(
     "--on-exceeded",
     type=click.Choice(["continue", "cancel"]),
-    help="What happens when the failures exceed the tolerance: it continues (default) or is cancelled.",
+    help="What happens when its failures exceed the tolerance: it continues (the default) or is cancelled.",
 )
-@click.option("--callback", metavar="URL", help="Send signed webhooks there, with how the batch ended.")
-@click.option("--callback-type", "callback_types", metavar="TYPE", multiple=True, help="Other events to send; repeat.")
+@click.option("--callback", metavar="URL", help="Send signed webhooks there about how the batch ended.")
+@click.option(
+    "--callback-type",
+    "callback_types",
+    metavar="TYPE",
+    multiple=True,
+    help="Send events of this type instead; repeat to send several types.",
+)
 @click.option("--idempotency-key", help="The same key returns the same batch instead of opening another.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each issued id on a line, and nothing else.")
 @session
@@ -163,22 +173,26 @@ def seal(s: Session, batch: int) -> None:
     )
 )
 @click.argument("batch", type=BATCH)
-@click.option("--label", "label_pairs", type=LABEL, multiple=True, help="A label to add or change; repeat.")
-@click.option("--remove-label", "removed", metavar="NAME", multiple=True, help="A label to remove; repeat.")
+@click.option(
+    "--label", "label_pairs", type=LABEL, multiple=True, help="A label to add or change; repeat to change several."
+)
+@click.option(
+    "--remove-label", "removed", metavar="NAME", multiple=True, help="A label to remove; repeat to remove several."
+)
 @click.option("--deadline", type=OrNone(DEADLINE), help="When it expires if it is unfinished, as in open.")
-@click.option("--tolerated-failures", type=OrNone(COUNT), help="Failed items with which it succeeds nonetheless.")
+@click.option("--tolerated-failures", type=OrNone(COUNT), help="Maximum failed items with which it still succeeds.")
 @click.option(
     "--tolerated-failure-percentage",
     type=OrNone(Whole(0, 100)),
     metavar="PERCENT",
-    help="Percentage of failed items with which it succeeds, judged once it is sealed.",
+    help="Maximum percentage of failed items with which it still succeeds, judged once it is sealed.",
 )
 @click.option(
     "--on-exceeded",
     type=click.Choice(["continue", "cancel"]),
-    help="What happens when the failures exceed the tolerance.",
+    help="What happens when its failures exceed the tolerance.",
 )
-@click.option("--idempotency-key", help="The same key has no further effect.")
+@click.option("--idempotency-key", help="A repeat with the same key has no further effect.")
 @session
 def update(
     s: Session,
@@ -190,7 +204,7 @@ def update(
 ) -> None:
     """Change the tolerance, deadline or labels of BATCH.
 
-    It must be open or sealed. What is not given stays as it is; `none` removes a deadline or a limit.
+    It must be open or sealed. Options that are left out change nothing; `none` removes a deadline or a limit.
     """
     changes = {name: None if value == NONE else value for name, value in options.items() if value is not None}
     for name, _ in label_pairs:
@@ -288,11 +302,11 @@ def explain(s: Session, batch: int) -> None:
     type=click.Choice(list(batch_list.ORDERS)),
     default="opened",
     show_default=True,
-    help="Newest, latest or largest first; progress and key ascending.",
+    help="What to sort by: the newest or largest first, but progress and key in ascending order.",
 )
 @click.option("--reverse", "is_reversed", is_flag=True, help="Reverse the order.")
-@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number.")
-@click.option("--cursor", help="Continue a list: its `next` in --json.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number of batches.")
+@click.option("--cursor", help="Continue a list: the `next` of its --json output.")
 @session
 def list_batches(
     s: Session,
@@ -306,9 +320,8 @@ def list_batches(
 ) -> None:
     """List batches, newest first.
 
-    The service applies the filters, except --failed. The command applies --failed and the orders itself: with --failed
-    it also reads batches without failed items, and with --sort and --reverse all batches that match, a thousand per
-    call.
+    The service applies all filters but --failed. The command itself applies --failed, for which it also reads batches
+    without failed items, and --sort and --reverse, for which it reads all batches that match, a thousand per call.
     """
     selection = batch_list.Selection(query(filters, state), failed)
     is_sorted = order != "opened" or is_reversed

@@ -21,12 +21,14 @@ from lastbit.cli.faults import ending_without_a_reader
         "lastbit events --follow --type batch.completed --limit 1",
     )
 )
-@click.option("--after", type=POSITION, help="Start above this position; default: the oldest stored event.")
+@click.option("--after", type=POSITION, help="Start after this position.  [default: with the oldest stored event]")
 @click.option("--last", type=Whole(min=0), metavar="N", help="Start with the last N events.")
 @click.option("--type", "types", multiple=True, help="Only events of this type; repeat to allow several types.")
 @click.option("--batch", type=BATCH, help="Only events of this batch.")
-@click.option("--limit", type=LIMIT, help="Maximum number.  [default: 50; with --follow: no limit]")
-@click.option("--follow", is_flag=True, help="Continue with new events as they arrive; by default only new ones.")
+@click.option("--limit", type=LIMIT, help="Maximum number of events.  [default: 50; with --follow: no limit]")
+@click.option(
+    "--follow", is_flag=True, help="Go on with new events as they arrive; without --after or --last, show only these."
+)
 @session
 def events(
     s: Session,
@@ -37,7 +39,7 @@ def events(
     limit: int | None,
     follow: bool,
 ) -> None:
-    """Show the events of the feed, in the order of the commits.
+    """Show the events of the feed, in commit order.
 
     With --follow and --json, each event is a JSON document on its own line.
     """
@@ -81,13 +83,13 @@ def _before_the_last(s: Session, count: int) -> int:
 @click.command(epilog=examples("""lastbit append paid-1 order.paid --key order-1 --data '{"cents": 4999}'"""))
 @click.argument("id")
 @click.argument("type")
-@click.option("--key", help="Your name for its subject.")
+@click.option("--key", help="Your name for the subject of the event.")
 @click.option("--data", type=JSON, help="Any JSON.")
 @session
 def append(s: Session, id: str, type: str, key: str | None, data: Any) -> None:
     """Append an event of your own to the feed.
 
-    An event whose ID is already in the feed is a repeat.
+    If an event with this ID is in the feed already, nothing is appended.
     """
     result = s.client.append_event(id=id, type=type, key=key, data=data)
     repeat_note = ", appended before" if result.repeated else ""

@@ -27,8 +27,10 @@ def filter_options(command: F) -> F:
         multiple=True,
         help="Only batches with this label; repeat to require several labels.",
     )
-    @click.option("--since", type=MOMENT, help="Only batches opened since: 2h or 7d ago, or a date and time in UTC.")
-    @click.option("--until", type=MOMENT, help="Only batches opened before; a time like that of --since.")
+    @click.option(
+        "--since", type=MOMENT, help="Only batches opened since then: 2h or 7d (ago), or a date and time in UTC."
+    )
+    @click.option("--until", type=MOMENT, help="Only batches opened before then; a time as in --since.")
     @click.option(
         "--outcome",
         type=click.Choice(get_args(Outcome)),

@@ -36,8 +36,14 @@ def list_groups(s: Session) -> None:
 )
 @click.argument("name")
 @click.option("--partitions", type=Whole(1), required=True, help="Number of partitions; cannot be changed.")
-@click.option("--ttl", type=REAL, help="Seconds without a heartbeat that end a lease.  [default for a new group: 10]")
-@click.option("--release", type=REAL, help="Seconds to drain a released partition.  [default for a new group: 30]")
+@click.option(
+    "--ttl", type=REAL, help="Seconds without a heartbeat after which a lease ends.  [default for a new group: 10]"
+)
+@click.option(
+    "--release",
+    type=REAL,
+    help="Seconds that a worker has to drain a partition it releases.  [default for a new group: 30]",
+)
 @session
 def create(s: Session, name: str, partitions: int, ttl: float | None, release: float | None) -> None:
     """Create the consumer group NAME, or change its times."""
@@ -52,7 +58,7 @@ def create(s: Session, name: str, partitions: int, ttl: float | None, release: f
 def show(s: Session, name: str, by_partition: bool) -> None:
     """Show the owner of each partition.
 
-    Also shows for how long it has owned it, its last heartbeat, and the lag.
+    With the time since it took the partition, its last heartbeat, and the lag.
     """
     details = s.client.groups.get(name)
     if s.output.as_json:
@@ -75,7 +81,7 @@ def show(s: Session, name: str, by_partition: bool) -> None:
 def delete(s: Session, name: str, yes: bool) -> None:
     """Delete the consumer group NAME with its positions.
 
-    It must have no workers.
+    The group must have no workers.
     """
     confirm(yes, lambda: f"Delete the consumer group {name} with its positions?")
     s.client.groups.delete(name)

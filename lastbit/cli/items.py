@@ -38,13 +38,13 @@ def ack(s: Session, ids: tuple[str, ...]) -> None:
     epilog=examples("lastbit fail 7:0:42 --reason 'no such file'", "lastbit fail - --reason 'disk full' < ids.txt")
 )
 @click.argument("ids", nargs=-1, metavar="[ID]... [-]")
-@click.option("--reason", help="The reason; shown by `lastbit pending --failed`.")
+@click.option("--reason", help="Why they failed, as shown by `lastbit pending --failed`.")
 @session
 def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
-    """Mark items as failed (dead-lettered). An ack wins over a failure, even later.
+    """Mark items as failed (dead-lettered). An ack wins over a failure, even if it comes later.
 
-    Without an ID, or with a dash, ids are read from standard input, one per line, without limit. A batch that is
-    cancelled because its failures exceed its tolerance is named.
+    Without an ID, or with a dash, ids are read from standard input, one per line, without limit. The output names
+    batches that are cancelled because their failures exceed their tolerance.
     """
     _resolve(s, ids, lambda chunk: s.client.fail(chunk, reason), "failed")
 
@@ -105,7 +105,7 @@ def _cancelled(s: Session, batches: Iterable[int]) -> Iterator[Batch]:
 @click.argument("batch", type=BATCH)
 @click.option("--failed", is_flag=True, help="Show the failed items instead, grouped by reason.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each id on a line, and nothing else.")
-@click.option("--limit", type=LIMIT, help="Maximum number of ranges, or with --ids of ids.  [default: all]")
+@click.option("--limit", type=LIMIT, help="Maximum number of ranges, or of ids with --ids.  [default: all]")
 @session
 def pending(s: Session, batch: int, failed: bool, ids_only: bool, limit: int | None) -> None:
     """Show the pending items of BATCH, as ranges of ids."""
@@ -165,13 +165,18 @@ def _show(s: Session, ranges: Iterable[PendingRange]) -> None:
 
 @click.command(epilog=examples("lastbit reasons 7", "lastbit reasons catalog-42 --limit 10"))
 @click.argument("batch", type=BATCH)
-@click.option("--limit", type=Whole(min=1, max=1000), default=100, show_default=True, help="Maximum number of reasons.")
+@click.option(
+    "--limit",
+    type=Whole(min=1, max=1000),
+    default=100,
+    show_default=True,
+    help="Maximum number of reasons, up to 1000.",
+)
 @session
 def reasons(s: Session, batch: int, limit: int) -> None:
     """Show why items of BATCH failed, by reason.
 
-    Each reason has its count, times and some ids. It takes the same time for a million failures, of which it examines
-    a sample.
+    Each reason is shown with its count, its times and some ids. Of more than 5,000 failures, only a sample is examined.
     """
     reasons = s.client.batch(batch).failure_reasons(limit=limit)
     s.output.answer(reasons, *rendering.reasons(reasons))

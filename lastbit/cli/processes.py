@@ -42,20 +42,20 @@ def processes() -> None:
 @processes.command("list", epilog=examples("lastbit processes list"))
 @session
 def list_processes(s: Session) -> None:
-    """List processes, with the numbers of their instances."""
+    """List processes, with their numbers of instances."""
     process_list = s.client.processes.list()
     s.output.listing("processes", process_list, _summary, "no processes")
 
 
 @processes.command(epilog=examples("lastbit processes instances ship-order --status parked"))
 @click.argument("process")
-@click.option("--status", type=click.Choice(["running", "finished", "parked"]), help="Only instances of this status.")
-@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number.")
+@click.option("--status", type=click.Choice(["running", "finished", "parked"]), help="Only instances with this status.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number of instances.")
 @session
 def instances(s: Session, process: str, status: str | None, limit: int) -> None:
     """List the instances of PROCESS by name.
 
-    With --status parked, those that have parked events.
+    The status parked selects those that have parked events.
     """
     matching = s.client.processes.instances(process, status=status, page_size=min(limit, 1000))
     instances = list(islice(matching, limit))
@@ -88,7 +88,7 @@ def show(s: Session, process: str, instance: str) -> None:
 @processes.command(epilog=examples("lastbit processes retry ship-order order-1045"))
 @click.argument("process")
 @click.argument("instance")
-@click.option("--event", help="Only the event of this id.")
+@click.option("--event", help="Only the event with this id.")
 @session
 def retry(s: Session, process: str, instance: str, event: str | None) -> None:
     """Retry the parked events of INSTANCE."""
@@ -109,25 +109,25 @@ def retry(s: Session, process: str, instance: str, event: str | None) -> None:
 @yes_option
 @session
 def delete(s: Session, process: str, yes: bool) -> None:
-    """Delete PROCESS with its instances. Its issued commands are kept."""
+    """Delete PROCESS with its instances. The commands that it issued are kept."""
     confirm(yes, lambda: f"Delete the process {process} with its instances?")
     s.client.processes.delete(process)
     s.output.answer({"deleted": process}, f"process {safe(process)} is deleted")
 
 
 @click.command(epilog=examples("lastbit commands --process ship-order", "lastbit commands --follow --json"))
-@click.option("--after", type=Whole(min=0), default=0, show_default=True, help="Start above this position.")
+@click.option("--after", type=Whole(min=0), default=0, show_default=True, help="Start after this position.")
 @click.option("--type", "types", multiple=True, help="Only commands of this type; repeat to allow several types.")
 @click.option("--process", help="Only commands of this process.")
-@click.option("--limit", type=LIMIT, help="Maximum number.  [default: 50; with --follow: no limit]")
-@click.option("--follow", is_flag=True, help="Continue with new commands as they arrive.")
+@click.option("--limit", type=LIMIT, help="Maximum number of commands.  [default: 50; with --follow: no limit]")
+@click.option("--follow", is_flag=True, help="Go on with new commands as they arrive.")
 @session
 def commands(
     s: Session, after: int, types: tuple[str, ...], process: str | None, limit: int | None, follow: bool
 ) -> None:
-    """Show the commands that processes issued.
+    """Show the commands that processes issued, in commit order.
 
-    In the order of the feed. With --follow and --json, each command is a JSON document on its own line.
+    With --follow and --json, each command is a JSON document on its own line.
     """
     if follow:
         with ended_by_signals(), ending_without_a_reader():

@@ -56,7 +56,7 @@ def value(s: Session, name: str, key: str) -> None:
 @tally.command("list", epilog=examples("lastbit tally list screws --prefix robot-"))
 @click.argument("name", metavar="TALLY")
 @click.option("--prefix", default="", help="Only keys that begin with this.")
-@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number of totals.")
 @session
 def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
     """Show the totals, by key."""
@@ -78,7 +78,7 @@ def list_totals(s: Session, name: str, prefix: str, limit: int) -> None:
 @click.option("--topic", required=True, help="Topic of the original message.")
 @click.option("--partition", type=COUNT, default=0, show_default=True, help="Partition of the topic.")
 @click.option("--offset", type=COUNT, required=True, help="Offset of the message in its partition.")
-@click.option("--child", type=COUNT, default=0, help="Index among the messages derived from it.")
+@click.option("--child", type=COUNT, default=0, help="Index of this message among those derived from the original.")
 @click.option("--generation", type=COUNT, default=0, help="Generation of a topic that was recreated.")
 @session
 def apply(
@@ -94,7 +94,7 @@ def apply(
 ) -> None:
     """Add DELTA to KEY, once for this message.
 
-    A message that precedes a counted one is a repeat.
+    If this message, or a later one of its source, was counted before, nothing is added.
     """
     applied = s.client.tally(name).apply([(key, delta, Source(topic, partition, offset, child, generation))])
     counted = "not added: this message, or a later one of its source, was counted before"

@@ -27,13 +27,13 @@ def token() -> None:
     multiple=True,
     required=True,
     type=click.Choice([role.value for role in Role]),
-    help="Allowed actions; repeat for several roles.",
+    help="What the token allows; repeat to allow more.",
 )
 @click.option("--prefix", type=UTF8, help="Only batches whose key begins with this.")
 @click.option("--requests", type=RATE, help="Maximum calls per second.")
-@click.option("--items", type=RATE, help="Maximum items per second, of acks, failures, events and tallies.")
+@click.option("--items", type=RATE, help="Maximum acks, failures, events and tally entries per second, in all.")
 @click.option("--name", help="Name in logs and on the page.  [default: the roles and a number]")
-@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 @click.pass_context
 def new(
     ctx: click.Context,
@@ -44,7 +44,10 @@ def new(
     name: str | None,
     as_json: bool,
 ) -> None:
-    """Make a token. It is shown only once: store it for the client, and add the line to the service's tokens."""
+    """Make a token, which is shown only once.
+
+    Store it for the client, and add the line that is printed with it to the service's tokens.
+    """
     settings: Settings = ctx.obj
     token_text = tokens.new()
     try:

@@ -18,16 +18,16 @@ STYLES = {"active": "green", "disabled": "red", "pending": "yellow", "delivered"
 
 @click.group(epilog=examples("lastbit webhooks create https://example.com/hook", "lastbit webhooks list"))
 def webhooks() -> None:
-    """Send events to a URL, signed, at least once."""
+    """Send signed events to a URL, each at least once."""
 
 
 @webhooks.command(epilog=examples("lastbit webhooks create https://example.com/hook --type batch.completed"))
 @click.argument("target", metavar="URL")
-@click.option("--type", "types", multiple=True, help="Only events of this type; repeat for several types.")
+@click.option("--type", "types", multiple=True, help="Only events of this type; repeat to allow several types.")
 @click.option("--label", help="Your name for the webhook.")
 @session
 def create(s: Session, target: str, types: tuple[str, ...], label: str | None) -> None:
-    """Send URL all new events. The secret is shown only once."""
+    """Send new events to URL: all, or those of --type. The secret is shown only once."""
     webhook = s.client.webhooks.create(target, types=types or None, label=label)
     s.output.answer(
         webhook, _line(webhook), f"secret {webhook.secret}\n[dim]Keep it for the receiver: it is not shown again.[/]"
@@ -56,7 +56,7 @@ def delete(s: Session, webhook: int, yes: bool) -> None:
 @webhooks.command(epilog=examples("lastbit webhooks deliveries 1 --state dead"))
 @click.argument("webhook", type=WEBHOOK)
 @click.option("--state", type=click.Choice(["pending", "delivered", "dead"]), help="Only deliveries in this state.")
-@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="Maximum number of deliveries.")
 @session
 def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
     """Show the deliveries of WEBHOOK, newest event first."""
@@ -73,7 +73,7 @@ def deliveries(s: Session, webhook: int, state: str | None, limit: int) -> None:
 def redeliver(s: Session, webhook: int, position: int | None, event: str | None) -> None:
     """Send events to WEBHOOK again.
 
-    Sends one event, or all events whose deliveries are dead.
+    Sends the event of --position or --event, or without these all events whose deliveries are dead.
     """
     if position is not None and event is not None:
         raise click.UsageError("--position and --event exclude each other")
@@ -100,13 +100,20 @@ def test(s: Session, webhook: int) -> None:
     epilog=examples("lastbit webhooks rotate-secret 1", "lastbit webhooks rotate-secret 1 --overlap 0 --yes")
 )
 @click.argument("webhook", type=WEBHOOK)
-@click.option("--overlap", type=Duration("7d"), metavar="TIME", default="1d", show_default=True, help="At most 7d.")
+@click.option(
+    "--overlap",
+    type=Duration("7d"),
+    metavar="TIME",
+    default="1d",
+    show_default=True,
+    help="How long the earlier secrets stay valid, at most 7d.",
+)
 @yes_option
 @session
 def rotate_secret(s: Session, webhook: int, overlap: int, yes: bool) -> None:
     """Give WEBHOOK a new secret, which is shown only once.
 
-    Each event is signed with the earlier secrets too until the overlap is over. With 0, they end at once.
+    Until the overlap is over, each event is signed with the earlier secrets too. With --overlap 0, they end at once.
     """
     confirm(yes, lambda: f"Give webhook {webhook} a new secret?")
     result = s.client.webhooks.rotate_secret(webhook, overlap=overlap)

@@ -158,8 +158,8 @@ class Processes:
         return self._driver.run(_retry, name, instance, event)
 
     def delete(self, name: str) -> None:
-        """Delete a process with its instances. Its issued commands are kept as long as their events. Raises
-        `ConsumerGroupInUse`."""
+        """Delete a process with its instances. The commands that it issued can be read as long as the feed keeps their
+        events. Raises `ConsumerGroupInUse`."""
         self._driver.run(_delete, name)
 
     def commands(

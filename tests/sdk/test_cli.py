@@ -23,11 +23,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from rich.console import Console
 
 from jobs import janitor
 from lastbit import AsyncClient, Batch, BatchCounts, Client, ItemIds, Repair
+from lastbit.cli import cli
 from lastbit.cli.rendering import batch_table
 from tests.sdk.terminals import on_terminal
 from tests.sdk.test_protocol import BATCH
@@ -76,6 +78,22 @@ def test_the_help_lists_all_commands(lastbit: Lastbit) -> None:
     assert names == COMMANDS
     assert "Exit codes:" in text
     assert "--json" in lastbit.ok("watch", "--help")
+
+
+def helps(command: click.Command, name: str = "lastbit", parent: click.Context | None = None) -> Iterator[str]:
+    """The help of a command and of its subcommands, at 80 columns."""
+    context = click.Context(command, parent, name, terminal_width=80)
+    yield command.get_help(context)
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            yield from helps(subcommand, subcommand.name or "", context)
+
+
+def test_no_help_shows_the_bounds_of_a_type_or_a_cut_sentence() -> None:
+    """click writes `[x<=None]` for a number without bounds, and cuts the sentences of a list of commands."""
+    for text in helps(cli):
+        assert not re.search(r"<=|>=|None", text), text
+        assert "..." not in text.partition("\nCommands:\n")[2], text
 
 
 def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
