@@ -150,17 +150,29 @@ class Dispatcher:
         self._start_threads()
         self._beat()
         try:
-            self._due_times.correct(CORRECT)
-            is_behind = self._prepare()
-            with self._lock:
-                self._lanes = {name: lane for name, lane in self._lanes.items() if lane.claimed}
-            self._postpone()
-            due = self._database.read(deliveries.is_due, self._partitions)
-            claims = self._claim() if due else 0
+            return self._round()
         except errors.CoreError as error:
             log.warning("dispatcher_waits", error=str(error))
             return 0
-        return claims + self._sweep() + is_behind
+
+    def run_until_idle(self, stop: threading.Event) -> None:
+        """Run rounds, each after the sends of the one before, until nothing is due or `stop` is set. Raises the error
+        that ends a round."""
+        self._start_threads()
+        while self._round() and not stop.is_set():
+            self.settle()
+
+    def _round(self) -> int:
+        self._due_times.correct(CORRECT)
+        is_behind = self._prepare()
+        with self._lock:
+            self._lanes = {name: lane for name, lane in self._lanes.items() if lane.claimed}
+        self._postpone()
+        due = self._database.read(deliveries.is_due, self._partitions)
+        claims = self._claim() if due else 0
+        # After the sends were started. The resulting events are sent in the next round.
+        resolved = parents.sweep(self._database, stuck_parents=self._stuck, seconds=SWEEP)
+        return claims + resolved + is_behind
 
     def _start_threads(self) -> None:
         """Start a thread of each kind, unless it is running. Raises `errors.Unavailable`."""
@@ -206,14 +218,6 @@ class Dispatcher:
             slow = [lane for lane in slow if self._database.write(deliveries.postpone, lane, kept, repeatable=True)]
             if time.monotonic() - start >= POSTPONE:
                 break
-
-    def _sweep(self) -> int:
-        """Ack or fail parents' items, after the sends were started. The resulting events are sent in the next round."""
-        try:
-            return parents.sweep(self._database, stuck_parents=self._stuck, seconds=SWEEP)
-        except errors.CoreError as error:
-            log.warning("dispatcher_waits", error=str(error))
-            return 0
 
     def settle(self) -> None:
         """Wait until nothing is claimed by this dispatcher."""

@@ -74,19 +74,20 @@ def main(arguments: list[str] | None = None) -> int:
                 threads=settings.dispatcher_threads,
                 replica=None if single_pass else Replica(database),
             )
-            if single_pass:
-                janitor.expire_overdue(database)
-                while dispatcher.run_once() and not stop.is_set():
-                    dispatcher.settle()
-            else:
-                overdue = functools.partial(janitor.expire_overdue, database)
-                with (
-                    ticking("dispatcher", dispatcher.run_once, max(settings.dispatcher_every, SOONEST)),
-                    ticking("deadlines", overdue, janitor.DEADLINES_EVERY),
-                ):
-                    stop.wait()
-            log.info("dispatcher_stopping")
-            dispatcher.stop()
+            overdue = functools.partial(janitor.expire_overdue, database)
+            try:
+                if single_pass:
+                    overdue()
+                    dispatcher.run_until_idle(stop)
+                else:
+                    with (
+                        ticking("dispatcher", dispatcher.run_once, max(settings.dispatcher_every, SOONEST)),
+                        ticking("deadlines", overdue, janitor.DEADLINES_EVERY),
+                    ):
+                        stop.wait()
+            finally:
+                log.info("dispatcher_stopping")
+                dispatcher.stop()
     except errors.CoreError as error:
         print(f"lastbit dispatcher: {error}", file=sys.stderr)  # noqa: T201
         return 1

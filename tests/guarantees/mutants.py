@@ -2164,9 +2164,9 @@ MUTANTS = [
     ),
     Mutant(
         "a-round-begins-with-the-sweep",
-        "core.dispatcher:Dispatcher.run_once",
+        "core.dispatcher:Dispatcher._round",
         "self._due_times.correct(CORRECT)",
-        "self._due_times.correct(CORRECT)\n        self._sweep()",
+        "self._due_times.correct(CORRECT)\n    parents.sweep(self._database, stuck_parents=self._stuck, seconds=SWEEP)",
         "test_webhooks.py::test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent",
     ),
     Mutant(
@@ -2670,7 +2670,7 @@ MUTANTS = [
     ),
     Mutant(
         "deliveries-to-a-hanging-host-are-never-postponed",
-        "core.dispatcher:Dispatcher.run_once",
+        "core.dispatcher:Dispatcher._round",
         "self._postpone()",
         "pass",
         "test_callbacks.py::test_a_hanging_host_has_few_due_deliveries",

@@ -43,6 +43,7 @@ from tests.guarantees.drivers.strangers import lock_waits, locked
 from tests.guarantees.programs.dying import Written, dispatch, mortals
 from tests.support.clocks import Clock
 from tests.support.nursery import Child
+from tests.support.proxies import proxied
 from tests.support.receivers import Got, Handler, Receiver, receiving, status
 from tests.support.servers import ROOT, ServiceProcess, free_port, run_module, wait_until_it_prints
 
@@ -70,12 +71,16 @@ def subscribe(service: Service, receiver: Receiver) -> int:
 
 
 def dispatcher(
-    service: Service, *arguments: str, module: str = "jobs.dispatcher", with_output: bool = False
+    service: Service,
+    *arguments: str,
+    module: str = "jobs.dispatcher",
+    url: sa.URL | None = None,
+    with_output: bool = False,
 ) -> subprocess.Popen[str] | Child:
-    url = service.database.url.render_as_string(hide_password=False)
+    """A dispatcher of the service's database, which it reaches at `url` if that is given."""
     environment = {
         **os.environ,
-        "LASTBIT_DATABASE_URL": url,
+        "LASTBIT_DATABASE_URL": (url or service.database.url).render_as_string(hide_password=False),
         "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": "true",
         "LASTBIT_WEBHOOKS_FIRST_DELAY": "0.01",
         "LASTBIT_WEBHOOKS_LONGEST_DELAY": "0.01",
@@ -537,6 +542,22 @@ def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
     dispatcher.stop()
     assert sweep(service.database) == 1
     assert service.batches.get(parents[0]).succeeded
+
+
+def test_a_single_pass_that_loses_its_database_fails(server_service: Service) -> None:
+    """A job that ends with 0 has sent all that was due."""
+    url = server_service.database.url
+    with receiving() as receiver, proxied(url.port or 0) as proxy:
+
+        def leave(handler: Handler, got: Got) -> None:
+            proxy.leave()
+            status(204)(handler, got)
+
+        subscribe(server_service, receiver)
+        receiver.replies(leave)
+        server_service.feed.append([NewEvent("one", "x")])
+        assert dispatcher(server_service, "--once", url=url.set(port=proxy.port)).wait(60) == 1
+    assert [got.id for got in receiver.got] == ["one"]
 
 
 class Fake:
