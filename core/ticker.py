@@ -14,6 +14,8 @@ from typing import Final
 
 import structlog
 
+from core import errors
+
 PATIENCE: Final = 5.0
 """Seconds that the end waits for the current round. A round of the janitor may take an hour. It consists of
 transactions after each of which the process may be killed, so the rest is left to the next process."""
@@ -31,6 +33,8 @@ def ticking(name: str, work: Callable[[], object], seconds: float) -> Iterator[N
         while not stop.wait(seconds * random.uniform(0.75, 1.25)):  # noqa: S311  # jitter, no secret
             try:
                 work()
+            except errors.Unavailable as error:
+                log.warning("background_work_failed", work=name, error=str(error))
             except Exception:  # the next round may succeed
                 log.exception("background_work_failed", work=name)
 

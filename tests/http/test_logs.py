@@ -196,6 +196,18 @@ def test_the_line_of_a_request_says_why_it_got_a_503(logged: Logged) -> None:
     )
 
 
+def test_background_work_without_a_database_is_a_warning_without_a_traceback(logged: Logged) -> None:
+    logged.database.rename(logged.database.with_name("away.db"))
+
+    def failures() -> list[dict[str, Any]]:
+        return [line for line in logged.lines() if line["event"] == "background_work_failed"]
+
+    eventually(lambda: bool(failures()), True)
+    assert {line["level"] for line in failures()} == {"warning"}
+    assert "the SQLite file was removed" in failures()[0]["error"]
+    assert not any("exception" in line for line in failures())
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
