@@ -205,7 +205,8 @@ class Webhooks:
         self._driver = driver
 
     def create(self, url: str, *, types: Sequence[str] | None = None, label: str | None = None) -> CreatedWebhook:
-        """Send `url` all new events, or those of these types. Only this result contains the `secret`."""
+        """Send `url` all new events, or those of these types. Only this result contains the `secret`. A repeat creates
+        another webhook, so a call that fails is not retried: look at `list` before you repeat it."""
         return self._driver.run(_create, url, types, label)
 
     def get(self, webhook: int) -> Webhook:

@@ -9,7 +9,7 @@ import click
 from lastbit import webhooks as model
 from lastbit.cli.app import Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import LIMIT, WEBHOOK, Duration, Whole
-from lastbit.cli.faults import NOT_SUCCEEDED
+from lastbit.cli.faults import NOT_SUCCEEDED, not_repeatable
 from lastbit.cli.output import safe
 from lastbit.cli.rendering import number
 
@@ -28,6 +28,7 @@ def webhooks() -> None:
 @session
 def create(s: Session, target: str, types: tuple[str, ...], label: str | None) -> None:
     """Send new events to URL: all, or those of --type. The secret is shown only once."""
+    not_repeatable()
     webhook = s.client.webhooks.create(target, types=types or None, label=label)
     s.output.answer(
         webhook, _line(webhook), f"secret {webhook.secret}\n[dim]Keep it for the receiver: it is not shown again.[/]"

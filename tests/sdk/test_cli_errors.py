@@ -151,13 +151,21 @@ def test_the_repeat_of_a_lost_open_returns_the_batch(lastbit: Lastbit, scripted_
     assert datetime.fromisoformat(problem["deadline"]) > deadline
 
 
-def test_a_redrive_whose_response_is_lost_says_so(scripted_service: ScriptedService) -> None:
-    """It has no option for the key."""
-    scripted_service.replies(LOST)
-    result = Lastbit(scripted_service.url)("redrive", "7")
+UNKNOWN = (503, {}, {"status": 503, "code": "unavailable", "detail": "the commit's outcome is unknown"})
+
+
+@pytest.mark.parametrize("reply", [LOST, UNKNOWN], ids=["lost", "unknown"])
+@pytest.mark.parametrize("command", ["redrive 7", "webhooks create https://example.com/hook"])
+def test_a_command_without_a_key_says_that_it_may_have_been_carried_out(
+    scripted_service: ScriptedService, command: str, reply: Any
+) -> None:
+    """It has no option for an idempotency key."""
+    scripted_service.replies(reply)
+    arguments = command.split()
+    result = Lastbit(scripted_service.url)(*arguments)
     assert result.returncode == 1
     assert result.stderr.endswith("\nIt may have been carried out: check that before you repeat it.\n")
-    problem = json.loads(Lastbit(scripted_service.url)("redrive", "7", "--json").stderr)
+    problem = json.loads(Lastbit(scripted_service.url)(*arguments, "--json").stderr)
     assert problem["message"].endswith(" It may have been carried out: check that before you repeat it.")
 
 
