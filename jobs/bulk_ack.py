@@ -28,7 +28,7 @@ from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.spark import MalformedRows, ack, item_masks, malformed_rows
 from lastbit.spark.arguments import add_connect, add_reader, add_service, send_artifact, token_of
 from lastbit.spark.driver_output import keep_standard_output_clean
-from lastbit.spark.failures import SPARK_ERRORS, is_wrong_use, told
+from lastbit.spark.failures import SPARK_ERRORS, is_wrong_use, message_of
 
 FORMATS: Final = ("parquet", "csv", "json", "orc", "text")
 GOOD, FAILED, WRONG_USE, NOT_ALL = 0, 1, 2, 3
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         _say(str(error))
         return FAILED
     except SPARK_ERRORS as error:
-        _say(told(error))
+        _say(message_of(error))
         if is_wrong_use(error):
             return WRONG_USE
         _say("some items may be acked; fix the input and run the job again, which is safe")
@@ -139,7 +139,7 @@ def _write_rejects(frame: DataFrame, options: argparse.Namespace) -> bool:
         try:
             malformed_rows(frame, _column(options)).write.mode("append").json(options.rejects)
         except SPARK_ERRORS as error:
-            _say(f"the malformed rows can't be written to {options.rejects}: {told(error)}")
+            _say(f"the malformed rows can't be written to {options.rejects}: {message_of(error)}")
             return False
         _say(f"wrote the malformed rows to {options.rejects}")
     return True

@@ -36,7 +36,7 @@ from lastbit.spark import TallyReport, tally_stream
 from lastbit.spark._partitions import is_connect
 from lastbit.spark.arguments import add_connect, add_reader, add_service, send_artifact, token_of
 from lastbit.spark.driver_output import keep_standard_output_clean
-from lastbit.spark.failures import SPARK_ERRORS, is_wrong_use, told
+from lastbit.spark.failures import SPARK_ERRORS, is_wrong_use, message_of
 
 GOOD, FAILED, WRONG_USE = 0, 1, 2
 STORED = "lastbit-counted"
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         return WRONG_USE
     except SPARK_ERRORS as error:
         # An exception of the sink passes through the JVM and loses its type.
-        _say(counted.failure or told(error))
+        _say(counted.failure or message_of(error))
         return WRONG_USE if counted.wrong_use or is_wrong_use(error) else FAILED
     print(json.dumps({"batches": counted.batches, **counted.total.to_dict()}), flush=True)  # noqa: T201  # the report
     _say(f"done in {time.monotonic() - start:.1f} s")

@@ -46,14 +46,14 @@ GATHERED = 100
 """The number of waiting items at which an acker stops to linger: a call of this size costs little more than one item
 costs alone."""
 
-Told = Completed | None
+ItemResult = Completed | None
 """The result of an acker's future: the item's batch if that is complete, else None."""
 
 
 class Receiver(Protocol):
     """An object that gets the outcome of an item. A future is one."""
 
-    def set_result(self, told: Told, /) -> object: ...
+    def set_result(self, result: ItemResult, /) -> object: ...
 
     def set_exception(self, error: BaseException, /) -> object: ...
 
@@ -65,14 +65,14 @@ def _resolve(service: Service, call: Call[Any]) -> Flow[AckResult]:
     return _calls.resolve(service, call.kind.verb, iter([{"items": call.items}]), call.kind.reason)
 
 
-def _running() -> Future[Told]:
+def _running() -> Future[ItemResult]:
     """A new future that can't be cancelled: that would not undo the ack."""
-    future: Future[Told] = Future()
+    future: Future[ItemResult] = Future()
     future.set_running_or_notify_cancel()
     return future
 
 
-def _tell_each(receivers: list[Receiver], outcome: Told | BaseException) -> None:
+def _report_to_each(receivers: list[Receiver], outcome: ItemResult | BaseException) -> None:
     for receiver in receivers:
         try:
             if isinstance(outcome, BaseException):
@@ -105,7 +105,7 @@ class Acker:
     `on_completed` is called with a `Completed` for each complete batch in a result, in the acker's own thread. It may
     pass more items to the acker, but must not wait for their futures. At most `max_pending` futures are open at a time;
     beyond that, `ack` and `fail` block. Before each call the acker waits for more items, until `gathered` of them wait
-    or `linger` seconds are over. `tell` passes an outcome to receivers, by default to each by its methods, in the
+    or `linger` seconds are over. `report` passes an outcome to receivers, by default to each by its methods, in the
     acker's thread.
     """
 
@@ -117,14 +117,14 @@ class Acker:
         linger: float = 0.0,
         *,
         gathered: int = GATHERED,
-        tell: Callable[[list[Any], Told | BaseException], object] | None = None,
+        report: Callable[[list[Any], ItemResult | BaseException], object] | None = None,
     ) -> None:
         self._driver = driver
         self._on_completed = on_completed
         self._max_pending = _bound(max_pending)
         self._linger = _lingering(linger)
         self._gathered = min(gathered, max_pending)
-        self._tell = tell or _tell_each
+        self._report = report or _report_to_each
         self._coalescer: Coalescer[Any] = Coalescer()
         self._open = 0
         self._closed = False
@@ -138,12 +138,12 @@ class Acker:
         self._process: int | None = None
         """The id of the process in which the thread was started."""
 
-    def ack(self, item: str | ItemId) -> Future[Told]:
+    def ack(self, item: str | ItemId) -> Future[ItemResult]:
         """Ack an item. The future raises `ItemRejected`, `ServiceError`, `ServiceUnreachable`, or the exception of
         `on_completed`. Raises `MalformedItem`, `AckerClosed` and `UsedAfterFork` at once."""
         return self._put(item, ACKS, _running())
 
-    def fail(self, item: str | ItemId, reason: str | None = None) -> Future[Told]:
+    def fail(self, item: str | ItemId, reason: str | None = None) -> Future[ItemResult]:
         """Mark an item as failed; otherwise like `ack`. Each reason needs a separate call, so use few different
         reasons. Raises `InvalidArgument` if the reason is not text."""
         return self._put(item, _failures(reason), _running())
@@ -233,12 +233,12 @@ class Acker:
     def _settle(self, call: Call[Receiver]) -> None:
         try:
             result = self._driver.run(_resolve, call)
-            told = list(call.outcomes(result, self._notify(result)))
+            outcomes = list(call.outcomes(result, self._notify(result)))
         except BaseException as error:  # noqa: BLE001  # the futures raise it
-            told = list(call.failed(error))
-        for receivers, outcome in told:
+            outcomes = list(call.failed(error))
+        for receivers, outcome in outcomes:
             try:
-                self._tell(receivers, outcome)
+                self._report(receivers, outcome)
             except BaseException:  # the acker goes on
                 log.exception("the outcome of a call was not passed on")
 
@@ -270,22 +270,22 @@ class AsyncAcker:
         self._on_completed = on_completed
         self._max_pending = _bound(max_pending)
         self._linger = _lingering(linger)
-        self._coalescer: Coalescer[asyncio.Future[Told]] = Coalescer()
+        self._coalescer: Coalescer[asyncio.Future[ItemResult]] = Coalescer()
         self._open = 0
         self._closed = False
         self._room = asyncio.Event()
         self._gathered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def ack(self, item: str | ItemId) -> asyncio.Future[Told]:
+    async def ack(self, item: str | ItemId) -> asyncio.Future[ItemResult]:
         """Ack an item; see `Acker.ack`. Cancelling the future does not undo the ack."""
         return await self._put(item, ACKS)
 
-    async def fail(self, item: str | ItemId, reason: str | None = None) -> asyncio.Future[Told]:
+    async def fail(self, item: str | ItemId, reason: str | None = None) -> asyncio.Future[ItemResult]:
         """Mark an item as failed; see `Acker.fail`."""
         return await self._put(item, _failures(reason))
 
-    async def _put(self, item: str | ItemId, kind: Kind) -> asyncio.Future[Told]:
+    async def _put(self, item: str | ItemId, kind: Kind) -> asyncio.Future[ItemResult]:
         text = checked(item)
         # The acker's own task, in `on_completed`, must not wait for itself. Items that it passes while the acker is
         # closing are sent before `close` returns.
@@ -295,7 +295,7 @@ class AsyncAcker:
                 await self._room.wait()
             if self._closed:
                 raise errors.AckerClosed
-        future: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ItemResult] = asyncio.get_running_loop().create_future()
         self._coalescer.put(text, kind, future)
         self._open += 1
         if self._open >= self._enough:
@@ -362,15 +362,15 @@ class AsyncAcker:
         finally:
             timer.cancel()
 
-    async def _settle(self, call: Call[asyncio.Future[Told]]) -> None:
+    async def _settle(self, call: Call[asyncio.Future[ItemResult]]) -> None:
         try:
             result = await self._driver.run(_resolve, call)
-            told = list(call.outcomes(result, await self._notify(result)))
+            outcomes = list(call.outcomes(result, await self._notify(result)))
         except BaseException as error:  # the futures raise it
             if isinstance(error, KeyboardInterrupt | SystemExit) or self._is_ended():
                 raise
-            told = list(call.failed(error))
-        for futures, outcome in told:
+            outcomes = list(call.failed(error))
+        for futures, outcome in outcomes:
             for future in futures:
                 _finish(future, outcome)
 
@@ -398,7 +398,7 @@ class AsyncAcker:
         return task is None or task is not self._task or task.cancelling() > 0
 
 
-def _finish(future: asyncio.Future[Told], outcome: Told | BaseException) -> None:
+def _finish(future: asyncio.Future[ItemResult], outcome: ItemResult | BaseException) -> None:
     if future.done():
         return  # cancelled by the caller
     if isinstance(outcome, StopIteration | asyncio.CancelledError):

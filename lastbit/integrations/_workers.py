@@ -31,7 +31,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from lastbit import errors
 from lastbit._threads import join_started
-from lastbit.acker import Acker, Told
+from lastbit.acker import Acker, ItemResult
 from lastbit.client import Client
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._failed import Failed
@@ -120,7 +120,7 @@ class Workers(Generic[D]):
         self._handle = handle
         self._settle = settle
         completed = marking_errors(on_completed)
-        self._acker = Acker(client.driver, completed, linger=LINGER, gathered=gathered, tell=self._told)
+        self._acker = Acker(client.driver, completed, linger=LINGER, gathered=gathered, report=self._answered)
         self._inbox: SimpleQueue[D | None] = SimpleQueue()
         self._stopping = False
         self._again = DelayedCalls("lastbit-again", PAUSE)
@@ -193,7 +193,7 @@ class Workers(Generic[D]):
             return
         try:
             if failure is None:
-                # The acker passes it to `_told`, and calls no method of it.
+                # The acker passes it to `_answered`, and calls no method of it.
                 self._acker.ack_for(delivery, item)  # type: ignore[arg-type]
             else:
                 self._acker.fail_for(_Failing(delivery, failure), item, reason_of(failure))  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ class Workers(Generic[D]):
         except errors.AckerClosed:
             pass  # it was to be sent again; the message returns
 
-    def _told(self, receivers: list[D | _Failing[D]], outcome: Told | BaseException) -> None:
+    def _answered(self, receivers: list[D | _Failing[D]], outcome: ItemResult | BaseException) -> None:
         """Called in the acker's thread."""
         acked = [receiver for receiver in receivers if not isinstance(receiver, _Failing)]
         failed = [receiver for receiver in receivers if isinstance(receiver, _Failing)]

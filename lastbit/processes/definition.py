@@ -123,11 +123,11 @@ class Process:
             body = _decided(self.function(json.loads(state), event), state)
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
         except Exception as error:  # noqa: BLE001  # any error parks the event
-            return {"error": _told("".join(traceback.format_exception(error)))}
+            return {"error": _storable("".join(traceback.format_exception(error)))}
         return body
 
 
-def _told(text: str) -> str:
+def _storable(text: str) -> str:
     return text[-LONGEST_ERROR:].encode("utf-8", "replace").decode()
 
 

@@ -28,7 +28,7 @@ def is_wrong_use(error: Exception) -> bool:
     return isinstance(error, AnalysisException | ParseException | IllegalArgumentException)
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The first line of the error's message, and that of its cause, such as the file and its problem."""
     cause: Any = getattr(error, "java_exception", None)
     if cause is None:

@@ -433,7 +433,7 @@ MUTANTS = [
     ),
     Mutant(
         "an-exit-in-a-callback-ends-the-acker",
-        "lastbit.acker:_tell_each",
+        "lastbit.acker:_report_to_each",
         "except BaseException:  #",
         "except Exception:  #",
         _SDK + "test_acker.py::test_whatever_a_callback_raises_the_other_futures_finish",

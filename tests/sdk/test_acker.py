@@ -318,8 +318,8 @@ class Inbox:
         self.outcome: object = None
         self.thread = ""
 
-    def set_result(self, told: object) -> None:
-        self.outcome, self.thread = told, threading.current_thread().name
+    def set_result(self, outcome: object) -> None:
+        self.outcome, self.thread = outcome, threading.current_thread().name
 
     set_exception = set_result
 

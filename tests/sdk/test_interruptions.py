@@ -13,7 +13,7 @@ import pytest
 from lastbit import Acker, Source
 from lastbit._drivers import Driver
 from lastbit._protocol import Answer, Request, Service
-from lastbit.acker import Told
+from lastbit.acker import ItemResult
 from lastbit.streams import AckWindow
 from lastbit.tallies.buffer import TallyBuffer
 from tests.support.interruptions import Interrupter, interrupters
@@ -70,19 +70,19 @@ def works_alone(thread: threading.Thread | None, interrupter: Interrupter) -> No
             assert not other.is_alive(), interrupter.place
 
 
-def first(acker: Acker, service: Gated) -> list[Future[Told]]:
+def first(acker: Acker, service: Gated) -> list[Future[ItemResult]]:
     """Its thread isn't started yet."""
     return []
 
 
-def idle(acker: Acker, service: Gated) -> list[Future[Told]]:
+def idle(acker: Acker, service: Gated) -> list[Future[ItemResult]]:
     acker.ack("7:0:1").result(SECONDS)
     while acker._wake_at == math.inf:  # until its thread waits
         pass
     return []
 
 
-def busy(acker: Acker, service: Gated) -> list[Future[Told]]:
+def busy(acker: Acker, service: Gated) -> list[Future[ItemResult]]:
     """A call is in progress."""
     service.gate.clear()
     future = acker.ack("7:0:1")
@@ -90,7 +90,7 @@ def busy(acker: Acker, service: Gated) -> list[Future[Told]]:
     return [future]
 
 
-def waited_for(acker: Acker, service: Gated) -> list[Future[Told]]:
+def waited_for(acker: Acker, service: Gated) -> list[Future[ItemResult]]:
     """The item waits already."""
     return [*busy(acker, service), acker.ack("7:0:2")]
 
@@ -99,7 +99,7 @@ def waited_for(acker: Acker, service: Gated) -> list[Future[Told]]:
 @pytest.mark.parametrize("verb", ["ack", "fail"])
 @pytest.mark.parametrize("begin", [first, idle, busy, waited_for])
 def test_an_interrupted_acker_finishes_every_future(
-    begin: Callable[[Acker, Gated], list[Future[Told]]], verb: str, goes_on: bool, ended_threads: list[str]
+    begin: Callable[[Acker, Gated], list[Future[ItemResult]]], verb: str, goes_on: bool, ended_threads: list[str]
 ) -> None:
     """Later items are sent at once, in one call at a time, and `close` returns."""
     for interrupter in interrupters():

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
-from lastbit.acker import Acker, Told
+from lastbit.acker import Acker, ItemResult
 from lastbit.client import Client
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._resolving import is_rejection
@@ -85,7 +85,7 @@ class Resolver:
             return
         future.add_done_callback(partial(self._continue, resolution, then))
 
-    def _continue(self, resolution: Resolution, then: Callable[[], None], future: Future[Told]) -> None:
+    def _continue(self, resolution: Resolution, then: Callable[[], None], future: Future[ItemResult]) -> None:
         error = future.exception()
         if error is not None and not is_rejection(error, resolution.item):
             self._hold(resolution, then, error)

@@ -25,7 +25,7 @@ from typing import Final
 
 from lastbit import errors
 from lastbit._threads import join_started
-from lastbit.acker import Acker, Told
+from lastbit.acker import Acker, ItemResult
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._resolving import is_rejection, reason_of
@@ -98,7 +98,7 @@ class Settler:
             self._deletions.put(None)
         join_started(self._threads)
 
-    def _answered(self, run: Run, position: int, failure: Failed | None, future: Future[Told]) -> None:
+    def _answered(self, run: Run, position: int, failure: Failed | None, future: Future[ItemResult]) -> None:
         """Called in the acker's thread."""
         message = run.messages[position]
         error = future.exception()
