@@ -160,14 +160,12 @@ class Call(Exchange):
     def wait_for(self, work: Callable[[Any], Coroutine[Any, Any, T]], reply: Callable[[T], Reply]) -> None:
         """Respond later, with what `reply` makes of the result of `work`, which gets the application's state and may
         need a thread."""
-        requests = self._protocol.acks.app
-        if requests.is_full():
-            raise _NotPlain  # the ordinary path refuses it
-        requests.admit()
+        acks = self._protocol.acks
 
         async def respond() -> None:
             try:
-                self.answer(reply(await work(self._protocol.acks.state)))
+                acks.app.admit()
+                self.answer(reply(await work(acks.state)))
             except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
                 self.refuse(error)
             except asyncio.CancelledError:

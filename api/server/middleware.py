@@ -59,15 +59,15 @@ class Requests:
         self._admitted = 0
         """Requests admitted in this event-loop iteration. They request a thread in the next one."""
 
-    def is_full(self) -> bool:
-        """Whether to refuse the next request, because too many wait for a thread or will need one."""
+    def admit(self) -> None:
+        """Admit a request that may need a thread, in the task that will request it. Raises `Problem` if too many wait
+        for one. The request is counted until the next event-loop iteration: many may arrive in one iteration, and the
+        thread pool's statistics don't include them yet."""
         threads = anyio.to_thread.current_default_thread_limiter().statistics()
         free = threads.total_tokens - threads.borrowed_tokens
-        return threads.tasks_waiting + self._admitted - free >= self.most_waiting
-
-    def admit(self) -> None:
-        """Count a request until the next event-loop iteration. Many may arrive in one iteration, and the thread pool's
-        statistics don't include them yet."""
+        if threads.tasks_waiting + self._admitted - free >= self.most_waiting:
+            REFUSED.labels("requests").inc()
+            raise Problem("unavailable", "too many requests are waiting", headers={"Retry-After": "1"})
         self._admitted += 1
         asyncio.get_running_loop().call_soon(self._forget_admitted)
 
@@ -97,13 +97,11 @@ class Requests:
         structlog.contextvars.unbind_contextvars("token", "error")
         with structlog.contextvars.bound_contextvars(request_id=name):
             try:
-                if path not in ALWAYS_ANSWERED and self.is_full():
-                    REFUSED.labels("requests").inc()
-                    busy = Problem("unavailable", "too many requests are waiting", headers={"Retry-After": "1"})
-                    await problems.response(busy)(scope, receive, send_named)
-                else:
+                if path not in ALWAYS_ANSWERED:
                     self.admit()
-                    await self.app(scope, receive, send_named)
+                await self.app(scope, receive, send_named)
+            except Problem as refusal:  # from `admit`: FastAPI answers those of the routes
+                await problems.response(refusal)(scope, receive, send_named)
             except Exception:  # logged, not raised again: FastAPI has already sent the 500
                 log.exception("request_failed", method=method, path=path)
             seconds = time.perf_counter() - start
