@@ -234,14 +234,16 @@ def test_the_command_prints_text_or_json(mariadb_url: str) -> None:
     } in output["findings"]
 
 
-def test_an_unreachable_database_is_broken(tmp_path: Path) -> None:
-    """A server that doesn't answer; a missing file, which isn't created."""
+def test_an_unreachable_database_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that doesn't answer; a missing file, which is named with its folder and isn't created."""
     unreachable = run("--database-url", "mysql://lastbit:secret@127.0.0.1:1/lastbit")
     assert (unreachable.returncode, unreachable.stderr) == (1, "")
     assert "broken  database" in unreachable.stdout
     assert "secret" not in unreachable.stdout
-    with Database(f"sqlite:///{tmp_path}/none.db") as database:
-        assert troubles(database)["database"].verdict is Verdict.BROKEN
+    monkeypatch.chdir(tmp_path)
+    with Database("sqlite:///none.db") as database:
+        finding = troubles(database)["database"]
+    assert (finding.verdict, finding.says) == (Verdict.BROKEN, f"there is no file {tmp_path}/none.db")
     assert not (tmp_path / "none.db").exists()
 
 

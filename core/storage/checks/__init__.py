@@ -23,7 +23,7 @@ __all__ = ["Finding", "Verdict", "as_json", "check", "clock_ahead"]
 def check(database: Database, *, workers: int = 1) -> list[Finding]:
     """All findings, the most important ones first. `workers` is the number of server processes that will run."""
     if database.is_embedded:
-        file = sqlite.path_of(database.url.database or "")
+        file = sqlite.path_of(database.url.database or "").absolute()
         if not file.exists():
             return [
                 Finding(
