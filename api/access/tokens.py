@@ -102,5 +102,6 @@ class Tokens:
         text = self._text
         if text is not None:
             yield lambda: text, "LASTBIT_TOKENS"
-        if self._file is not None:
-            yield self._file.read_text, str(self._file)
+        file = self._file
+        if file is not None:
+            yield lambda: file.read_text("utf-8-sig"), str(file)  # some editors begin a file with a byte order mark

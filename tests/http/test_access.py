@@ -602,6 +602,13 @@ def test_unreadable_tokens_are_refused_and_not_printed(tmp_path: Path) -> None:
         assert SECRETS["none"] not in str(refusal.value)
 
 
+def test_a_file_of_tokens_may_come_from_windows(tmp_path: Path) -> None:
+    """With a byte order mark and carriage returns."""
+    file = tmp_path / "tokens"
+    file.write_text("\ufeff" + lines(KNOWN).replace("\n", "\r\n"), newline="")
+    _check_access(Settings(tokens_file=str(file)))
+
+
 # Sessions
 
 
