@@ -63,16 +63,15 @@ def file(driver: Any) -> Origin:
     return identity(path(driver)) or ()
 
 
-def path(driver: Any) -> str:
+def path(driver: Any) -> Path:
     """The absolute path of the SQLite file that a connection has opened."""
-    name: str = driver.execute("PRAGMA database_list").fetchone()[2]
-    return name
+    return Path(driver.execute("PRAGMA database_list").fetchone()[2])
 
 
-def identity(path: str) -> Origin | None:
+def identity(path: Path) -> Origin | None:
     """The file that is now at `path`; None if there is none."""
     try:
-        status = Path(path).stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino

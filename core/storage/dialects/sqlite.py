@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import sqlalchemy as sa
@@ -52,7 +53,7 @@ class SQLite(Dialect):
                 "use an absolute path in LASTBIT_DATABASE_URL or --database-url"
             ) from error
 
-        path: str | None = None  # of the file, once there is one
+        path: Path | None = None  # of the file, once there is one
 
         @sa.event.listens_for(engine, "do_connect")
         def keep_from_creating(*_: object) -> None:
