@@ -196,6 +196,27 @@ MUTANTS = [
         _QUEUES + "test_workers.py::test_acks_are_sent_again_though_no_thread_can_be_started",
     ),
     Mutant(
+        "a-consumer-goes-on-with-some-of-its-threads",
+        "lastbit._threads:join_started",
+        "if thread.ident is not None:",
+        "if True:",
+        _QUEUES + "sqs/test_consume.py::test_a_consumer_that_may_start_too_few_threads_ends",
+    ),
+    Mutant(
+        "a-partition-without-a-thread-is-not-released",
+        "lastbit.streams.group:ConsumerGroup._begin",
+        "self._do(step)",
+        "pass",
+        _SDK + "test_groups.py::test_a_worker_that_may_start_too_few_threads_releases_its_partitions",
+    ),
+    Mutant(
+        "a-worker-removes-messages-whose-items-it-cannot-resolve",
+        "lastbit.integrations.dramatiq:LastbitMiddleware.before_worker_boot",
+        "raise MiddlewareError(",
+        "raise RuntimeError(",
+        _QUEUES + "dramatiq/test_middleware.py::test_a_worker_that_can_resolve_no_items_does_not_start",
+    ),
+    Mutant(
         "a-thread-that-could-not-be-started-counts-as-running",
         "lastbit.integrations._delayed:DelayedCalls.start",
         "thread = threading.Thread(",
