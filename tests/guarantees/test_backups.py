@@ -25,6 +25,8 @@ from core.service import Service
 from core.storage import checks, schema
 from core.storage.checks import Verdict
 from core.storage.database import Database
+from lastbit import Client, Source
+from lastbit.streams import Assignment, ConsumerGroup
 from tests.guarantees.drivers.load import Load, check, open_shared
 from tests.support.postgresql import PostgreSQL
 from tests.support.servers import ROOT, MariaDB, run_module, running_service
@@ -131,6 +133,42 @@ def test_a_backup_of_sqlite_without_a_batch_restores(tmp_path: Path) -> None:
     run(restore, tmp_path, {})
     with Database(url) as database:
         assert Service(database, combiner=Inline).batches.open(Opening()).batch.id == NEXT_ID
+
+
+def count(url: str, messages: int) -> int:
+    """Run a worker that counts the messages from its partition's position on in a tally; return the total."""
+    with Client(url) as client:
+        client.groups.create("counting", partitions=1)
+        group = ConsumerGroup(client, "counting", "w")
+        tally = client.tally("messages")
+
+        def source(assignment: Assignment) -> Iterator[tuple[int, int] | None]:
+            yield from ((offset, offset) for offset in range(assignment.floor + 1, messages))
+            while True:
+                yield None
+
+        def handle(offset: int) -> None:
+            tally.apply([("all", 1, Source("messages", 0, offset))])
+            if offset == messages - 1:
+                group.stop()
+
+        group.consume(source, handle, key=lambda _: 0, every=0.1)
+        return tally.value("all")
+
+
+@needs("sqlite3")
+def test_after_a_restore_a_consumer_group_counts_the_lost_messages_again(tmp_path: Path) -> None:
+    """The positions are restored with the totals."""
+    back_up, restore = documented("SQLite")
+    url = f"sqlite:///{tmp_path}/lastbit.db"
+    with running_service(url) as running:
+        assert count(running.url, 20) == 20
+        run(back_up, tmp_path, {})
+        assert count(running.url, 50) == 50
+    run(restore, tmp_path, {})
+    with running_service(url) as running, Client(running.url) as client:
+        assert client.tally("messages").value("all") == 20
+        assert count(running.url, 60) == 60
 
 
 @contextlib.contextmanager
