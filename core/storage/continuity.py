@@ -72,7 +72,7 @@ def identity(path: Path) -> Origin | None:
     """The file that is now at `path`; None if there is none."""
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_dev, status.st_ino
 

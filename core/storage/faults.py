@@ -61,7 +61,7 @@ class BeginAgain(Exception):  # a request to retry, not an error
 
 
 class FileRemoved(sqlite3.OperationalError):
-    """The SQLite file is no longer where the first connection opened it."""
+    """The SQLite file that the first connection opened was removed or replaced."""
 
     sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
 
@@ -150,7 +150,10 @@ def outage(cause: BaseException) -> str:
     if not isinstance(cause, DBAPIError):
         code = None
     elif isinstance(cause.orig, FileRemoved):
-        return "the SQLite file was removed: put it back, or restart the service to begin with an empty one"
+        return (
+            "the SQLite file was removed or replaced: put it back; or stop the service, remove the -wal and -shm files "
+            "beside it, and start the service again"
+        )
     else:
         code = _mysql_code(cause) or sqlstate(cause) or getattr(cause.orig, "sqlite_errorname", None)
     return "the database can't be reached or accepts no writes now" + (f" (its error {code})" if code else "")

@@ -189,10 +189,13 @@ def test_the_line_of_a_request_says_why_it_got_a_503(logged: Logged) -> None:
     for name, (method, path, body) in enumerate(calls):
         answer = logged.http.request(method, path, json=body, headers={"X-Request-Id": f"back{name}"})
         assert answer.is_success
-    reason = "the SQLite file was removed: put it back, or restart the service to begin with an empty one"
+    reason = (
+        "the SQLite file was removed or replaced: put it back; or stop the service, remove the -wal and -shm files "
+        "beside it, and start the service again"
+    )
+    names = ("away0", "away1", "back0", "back1")
     eventually(
-        lambda: [logged.of(name)[-1].get("error") for name in ("away0", "away1", "back0", "back1")],
-        [reason, reason, None, None],
+        lambda: [line.get("error") for name in names for line in logged.of(name)[-1:]], [reason, reason, None, None]
     )
 
 
@@ -204,7 +207,7 @@ def test_background_work_without_a_database_is_a_warning_without_a_traceback(log
 
     eventually(lambda: bool(failures()), True)
     assert {line["level"] for line in failures()} == {"warning"}
-    assert "the SQLite file was removed" in failures()[0]["error"]
+    assert "the SQLite file was removed or replaced" in failures()[0]["error"]
     assert not any("exception" in line for line in failures())
 
 

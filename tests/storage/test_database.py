@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import sqlite3
 import ssl
@@ -23,7 +24,7 @@ from core import errors
 from core.batches.batch import Opening
 from core.batches.search import Filter
 from core.service import Service
-from core.storage import faults, schema, tables
+from core.storage import continuity, faults, schema, tables
 from core.storage.database import Database
 from core.storage.dialects import mariadb
 from core.storage.engines import MOST_AGE, MOST_IDLE
@@ -329,9 +330,9 @@ def test_nothing_is_written_to_an_sqlite_file_that_was_removed(sqlite_url: str) 
         path = Path(str(database.url.database))
         removed = path.rename(path.with_name("removed.db"))
         for _ in range(2):
-            with pytest.raises(errors.Unavailable, match="the SQLite file was removed: put it back"):
+            with pytest.raises(errors.Unavailable, match="the SQLite file was removed or replaced: put it back"):
                 service.batches.open(Opening(key="lost"))
-        with pytest.raises(errors.Unavailable, match="the SQLite file was removed: put it back"):
+        with pytest.raises(errors.Unavailable, match="the SQLite file was removed or replaced: put it back"):
             service.batches.page(Filter())
         assert not path.exists()
         removed.rename(path)
@@ -339,7 +340,8 @@ def test_nothing_is_written_to_an_sqlite_file_that_was_removed(sqlite_url: str) 
         assert [batch.key for batch in service.batches.page(Filter()).batches] == ["after", "before"]
 
 
-def test_a_file_that_replaces_an_open_one_is_used_at_once(sqlite_url: str) -> None:
+def test_a_file_that_replaces_an_open_one_is_left_alone(sqlite_url: str) -> None:
+    """The `-wal` file of the old one is still there, and SQLite would replay it into the new one."""
     with Database(sqlite_url) as database:
         schema.migrate(database)
         service = Service(database)
@@ -350,11 +352,47 @@ def test_a_file_that_replaces_an_open_one_is_used_at_once(sqlite_url: str) -> No
             connection.execute("VACUUM INTO ?", [str(copy)])
         service.batches.open(Opening(key="not in the copy"))
         copy.replace(path)
-        path.with_name(f"{path.name}-wal").unlink()
-        path.with_name(f"{path.name}-shm").unlink()
-        service.batches.open(Opening(key="new"))
+        content = path.read_bytes()
+        for _ in range(2):
+            with pytest.raises(errors.Unavailable, match="the SQLite file was removed or replaced"):
+                service.batches.open(Opening(key="new"))
+    assert path.read_bytes() == content
+    path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     with Database(sqlite_url) as database:
-        assert [batch.key for batch in Service(database).batches.page(Filter()).batches] == ["new", "old"]
+        assert [batch.key for batch in Service(database).batches.page(Filter()).batches] == ["old"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_an_open_sqlite_file_that_cannot_be_looked_at_is_used(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As when somebody changes the permissions of its folder."""
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        service = Service(database)
+        service.batches.open(Opening(key="before"))
+
+        def fail(_: Path) -> None:
+            raise OSError(number, "")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(continuity, "identity", fail)
+            service.batches.open(Opening(key="after"))
+        assert [batch.key for batch in service.batches.page(Filter()).batches] == ["after", "before"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_outage(sqlite_url: str) -> None:
+    with Database(sqlite_url) as database:
+        schema.migrate(database)
+        folder = Path(str(database.url.database)).parent
+        moved = folder.rename(folder.with_name(f"{folder.name}-moved"))
+        folder.touch()
+        with pytest.raises(errors.Unavailable, match="the SQLite file was removed or replaced"):
+            Service(database).batches.page(Filter())
+        folder.unlink()
+        moved.rename(folder)
+        assert Service(database).batches.page(Filter()).batches == []
 
 
 def test_an_outage_of_sqlite_names_its_error(sqlite_url: str) -> None:

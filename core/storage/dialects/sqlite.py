@@ -7,18 +7,28 @@ import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from core import errors
 from core.storage import continuity, engines, faults
 from core.storage.dialects.dialect import Dialect, Rows
 
-_FILE: Final = "lastbit.file"
-"""The key in a connection's `info` for the file that it has open."""
+
+class _File(NamedTuple):
+    """The file that the first connection has opened."""
+
+    path: Path
+    identity: continuity.Origin | None
+
+    def is_gone(self) -> bool:
+        """Whether the file was removed or replaced."""
+        try:
+            return continuity.identity(self.path) != self.identity
+        except OSError:  # the folder may not be searched now; the file that is open works
+            return False
 
 
 class SQLite(Dialect):
@@ -53,19 +63,21 @@ class SQLite(Dialect):
                 "use an absolute path in LASTBIT_DATABASE_URL or --database-url"
             ) from error
 
-        path: Path | None = None  # of the file, once there is one
+        opened: _File | None = None
 
         @sa.event.listens_for(engine, "do_connect")
-        def keep_from_creating(*_: object) -> None:
-            # Only the first connection may create the file. A later one would put an empty one in its place.
-            if path is not None and continuity.identity(path) is None:
-                raise faults.FileRemoved("the file was removed")
+        def open_no_other_file(*_: object) -> None:
+            # Only the first connection may create the file: a later one would put an empty one in its place. Nor may it
+            # open another file, as SQLite would replay the old one's `-wal` file into that.
+            if opened is not None and opened.is_gone():
+                raise faults.FileRemoved("the file was removed or replaced")
 
         @sa.event.listens_for(engine, "connect")
-        def prepare(connection: Any, record: ConnectionPoolEntry) -> None:
-            nonlocal path
-            path = continuity.path(connection)
-            record.info[_FILE] = continuity.identity(path)
+        def prepare(connection: Any, _: object) -> None:
+            nonlocal opened
+            if opened is None:
+                path = continuity.path(connection)
+                opened = _File(path, continuity.identity(path))
             connection.isolation_level = None  # `begin` below executes BEGIN
             with contextlib.closing(connection.cursor()) as cursor:
                 cursor.execute("PRAGMA journal_mode = WAL")
@@ -74,11 +86,10 @@ class SQLite(Dialect):
             connection.create_function("lastbit_now", 0, _now, deterministic=True)
 
         @sa.event.listens_for(engine, "checkout")
-        def check_file(_: object, record: ConnectionPoolEntry, __: object) -> None:
+        def check_file(*_: object) -> None:
             # SQLite would go on writing to a file that was removed or replaced, and nothing of that would be found
             # after a restart. It refuses such writes itself, but not in WAL mode.
-            assert path is not None
-            if continuity.identity(path) != record.info[_FILE]:
+            if opened is not None and opened.is_gone():
                 raise sa.exc.DisconnectionError("the file was removed or replaced")  # the pool connects again
 
         @sa.event.listens_for(engine, "begin")
