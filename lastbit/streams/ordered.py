@@ -208,7 +208,7 @@ class _Run(Generic[R]):
         """Wait until the lanes have ended; after a failure, at most `grace` seconds."""
         until: float | None = None
         with self._changed:
-            while self._running:
+            while self._running > 0:  # below 0 if a signal handler's exception came while a lane started
                 if self._failure is None:
                     self._changed.wait()
                     continue

@@ -197,7 +197,7 @@ ORDINARY: list[tuple[str, str, Any, str]] = [
     ("GET", PAGE + "0&wait=1&limit=1001", None, ""),
     ("GET", PAGE + "0&wait=1&type=batch.openend", None, ""),
     ("GET", PAGE + "0&wait=1&batch={b}&kind=t", None, ""),
-    ("GET", "/v1/events?wait=1", None, ""),
+    ("GET", "/v1/events?limit=1&wait=1", None, ""),
     ("GET", PAGE + "0&limit=1&batch=x", None, ""),
     ("GET", PAGE + str(10**16 - 1), None, ""),
     ("GET", PAGE + "-1", None, ""),

@@ -61,11 +61,19 @@ def ends(call: Callable[[], object], interrupter: Interrupter) -> None:
     assert not thread.is_alive(), interrupter.place
 
 
-def works_alone(thread: threading.Thread | None, interrupter: Interrupter) -> None:
-    """Assert that other threads of this name end, as those of earlier objects have."""
+@pytest.fixture
+def earlier() -> frozenset[threading.Thread]:
+    """The threads from before the test: another test may have left one of the same name."""
+    return frozenset(threading.enumerate())
+
+
+def works_alone(
+    thread: threading.Thread | None, earlier: frozenset[threading.Thread], interrupter: Interrupter
+) -> None:
+    """Assert that other threads of this name end, as those of earlier objects of the test have."""
     assert thread is not None
     for other in threading.enumerate():
-        if other.name == thread.name and other is not thread and other.is_alive():
+        if other.name == thread.name and other is not thread and other.is_alive() and other not in earlier:
             other.join(SECONDS)
             assert not other.is_alive(), interrupter.place
 
@@ -99,7 +107,11 @@ def waited_for(acker: Acker, service: Gated) -> list[Future[ItemResult]]:
 @pytest.mark.parametrize("verb", ["ack", "fail"])
 @pytest.mark.parametrize("begin", [first, idle, busy, waited_for])
 def test_an_interrupted_acker_finishes_every_future(
-    begin: Callable[[Acker, Gated], list[Future[ItemResult]]], verb: str, goes_on: bool, ended_threads: list[str]
+    begin: Callable[[Acker, Gated], list[Future[ItemResult]]],
+    verb: str,
+    goes_on: bool,
+    earlier: frozenset[threading.Thread],
+    ended_threads: list[str],
 ) -> None:
     """Later items are sent at once, in one call at a time, and `close` returns."""
     for interrupter in interrupters():
@@ -112,7 +124,7 @@ def test_an_interrupted_acker_finishes_every_future(
             for number in range(3, 6):
                 futures.append(acker.ack(f"7:0:{number}"))
                 futures[-1].result(SECONDS)
-            works_alone(acker._thread, interrupter)
+            works_alone(acker._thread, earlier, interrupter)
         ends(acker.close, interrupter)
         assert all(future.done() for future in futures), interrupter.place
         assert service.most_at_once <= 1, interrupter.place
@@ -121,7 +133,9 @@ def test_an_interrupted_acker_finishes_every_future(
 
 @pytest.mark.parametrize("is_busy", [True, False])
 @pytest.mark.parametrize("most", [1, 1000])
-def test_an_interrupted_buffer_flushes_everything(most: int, is_busy: bool, ended_threads: list[str]) -> None:
+def test_an_interrupted_buffer_flushes_everything(
+    most: int, is_busy: bool, earlier: frozenset[threading.Thread], ended_threads: list[str]
+) -> None:
     """`flush` waits for all messages, also for those after the interrupted one, and calls are made one at a time."""
     for interrupter in interrupters():
         service = Gated()
@@ -146,7 +160,7 @@ def test_an_interrupted_buffer_flushes_everything(most: int, is_busy: bool, ende
                 assert offset not in window.outstanding
 
         ends(go_on, interrupter)
-        works_alone(buffer._thread, interrupter)
+        works_alone(buffer._thread, earlier, interrupter)
         ends(buffer.close, interrupter)
         assert service.most_at_once == 1, interrupter.place
         assert ended_threads == [], interrupter.place

@@ -15,8 +15,8 @@ COMMIT: Final = b"\x03COMMIT"
 """The end of a packet that contains only a COMMIT."""
 LAST: Final = b";COMMIT"
 """The end of a packet with the last statements of a transaction and its COMMIT."""
-READ: Final = b"\x03SELECT"
-"""The first bytes of a packet that only reads, after its length and number."""
+READ: Final = (b"\x03SELECT", b"\x03SET TRANSACTION")
+"""The first bytes of packets that only read, after their length and number."""
 
 
 class Proxy:
