@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,21 +172,6 @@ def test_the_cache_is_dropped_when_a_proxy_leads_to_another_server(
         proxy.target = mortal_server.port
         with database.engine.connect():  # the old connection
             assert_forgotten(service, batch)
-
-
-def test_the_cache_is_dropped_when_the_file_is_replaced(sqlite_url: str) -> None:
-    with Database(sqlite_url) as database:
-        schema.migrate(database)
-        service = Service(database, combiner=Inline)
-        batch = one_acked(service)
-        database.dispose()
-        crowd(database)
-        database.dispose()
-        path = Path(str(database.url.database))
-        copy = shutil.copy(path, path.with_name("restored.db"))
-        other_bits(f"sqlite:///{copy}")
-        copy.replace(path)
-        assert_forgotten(service, batch)
 
 
 @pytest.mark.mariadb
