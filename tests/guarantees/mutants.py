@@ -2034,11 +2034,11 @@ MUTANTS = [
         only="mariadb",
     ),
     Mutant(
-        "a-replaced-file-keeps-the-cache",
+        "a-file-that-replaces-the-open-one-is-opened",
         "core.storage.continuity:identity",
         "return status.st_dev, status.st_ino",
         "return ()",
-        _DROPPED + "the_file_is_replaced",
+        "../storage/test_database.py::test_a_file_that_replaces_an_open_one_is_left_alone",
     ),
     Mutant(
         "a-patch-reaches-beyond-its-blob",
