@@ -338,7 +338,7 @@ def test_while_the_database_is_silent_requests_wait_up_to_a_bound(
 
 @pytest.mark.mariadb
 def test_while_the_database_is_silent_long_polls_wait_up_to_a_bound(mariadb: MariaDB, mariadb_url: str) -> None:
-    """Those that begin before the events in memory must read the database, each in a thread."""
+    """A poll for events that are not in memory reads the database in a thread."""
     with Database(mariadb_url) as database:
         schema.migrate(database)
     with proxied(mariadb.port) as proxy, contextlib.ExitStack() as stack:
