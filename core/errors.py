@@ -289,6 +289,8 @@ class Fault(enum.Enum):
 
     CONFLICT = "conflict"
     LOCK_WAIT = "lock_wait"
+    HEAD_WAIT = "head_wait"
+    """A lock wait for the feed's head, which no batch causes."""
     OUTAGE = "outage"
 
 

@@ -30,6 +30,7 @@ from sqlalchemy.engine import Connection
 from core import errors, traces
 from core.storage import dialects, galera, limits, statements, tables
 from core.storage.database import APPENDED, Database, after_commit
+from core.storage.lock_order import HEAD
 from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
 from core.traces import TraceContext
 
@@ -133,7 +134,7 @@ def write(
     dialect = dialects.of(pipeline.tx)
     ids = list(dict.fromkeys(event.id for event in events))
     head, *looks = pipeline.query(
-        f"SELECT position FROM feed_head WHERE id = 1{dialect.for_update('id')}",  # noqa: S608
+        HEAD + dialect.for_update(),
         *(
             f"SELECT event_id, position FROM feed WHERE event_id IN ({','.join(_text(dialect, id) for id in part)})"  # noqa: S608
             for part in chunks(ids, LIST)
@@ -164,8 +165,12 @@ def _text(dialect: dialects.Dialect, value: str | None) -> str:
 def lock(tx: Connection) -> int:
     """Lock the head for an append, and return the position of the last event. A transaction that appends nothing uses
     `hold`."""
-    position: int = tx.execute(sa.select(_head.position).where(_head.id == 1).with_for_update()).scalar_one()
-    return position
+    return _lock(tx)[0]
+
+
+def _lock(tx: Connection) -> tuple[int, int]:
+    [[(position, trimmed)]] = statements.run(tx, HEAD + dialects.of(tx).for_update())
+    return position, trimmed
 
 
 def trimmed(tx: Connection) -> int:
@@ -177,9 +182,9 @@ def trimmed(tx: Connection) -> int:
 def hold(tx: Connection) -> tuple[int, int]:
     """The position of the last event, and the position up to which they were removed. Until the commit no event is
     appended or trimmed. For transactions that depend on the feed's events but append none."""
-    row = tx.execute(sa.select(_head.position, _head.trimmed).where(_head.id == 1).with_for_update()).one()
+    position, trimmed = _lock(tx)
     galera.guard(tx, _head.trimmed, _head.id == 1)
-    return row.position, row.trimmed
+    return position, trimmed
 
 
 def _insert(pipeline: Pipeline, events: Sequence[NewEvent], position: int) -> None:
@@ -274,10 +279,9 @@ def pages(tx: Connection, spans: Collection[Span]) -> dict[Span, EventPage | err
     nothing else. Events that several pages have are read once. Positions have no gap, so a span is a range of
     positions."""
     begin = [text] if (text := dialects.of(tx).begin_snapshot) else []
-    head = "SELECT position, trimmed FROM feed_head WHERE id = 1"
     trimmed = 0
     if any(span.after is None for span in spans):
-        [*_, [(_, trimmed)]] = statements.run(tx, *begin, head)
+        [*_, [(_, trimmed)]] = statements.run(tx, *begin, HEAD)
         begin = []
     ranges = [(trimmed if span.after is None else span.after, span.limit) for span in spans]
     joined: list[tuple[int, int]] = []
@@ -291,7 +295,7 @@ def pages(tx: Connection, spans: Collection[Span]) -> dict[Span, EventPage | err
         f"WHERE position > {start} AND position <= {end} ORDER BY position"
         for start, end in joined
     ]
-    [(position, trimmed)], *parts = statements.finish(tx, *begin, head, *texts)[len(begin) :]
+    [(position, trimmed)], *parts = statements.finish(tx, *begin, HEAD, *texts)[len(begin) :]
     events = [from_values(*row) for rows in parts for row in rows]
     # Usually, but not always, the bound of a page's bytes doesn't matter.
     is_small = sum(map(size, events)) <= limits.BYTES
@@ -334,9 +338,7 @@ def trim(database: Database, keep: timedelta, *, needed: Needed = lambda tx, bel
     first_kept = _first_kept(database, keep, needed)
 
     def mark(tx: Connection) -> tuple[int, int]:
-        position, before = tx.execute(
-            sa.select(_head.position, _head.trimmed).where(_head.id == 1).with_for_update()
-        ).one()
+        position, before = _lock(tx)
         lowest = min(p for p in (first_kept, needed(tx, first_kept), position + 1) if p is not None)
         trimmed = max(before, lowest - 1)
         if trimmed > before:

@@ -20,7 +20,8 @@ redrive removes is known only under the locks; the flush itself bounds it, and l
 (`Outcome.rest`).
 
 *One locked row stalls all calls.* A merged flush waits for a lock only briefly. If that times out, the batches with
-locked rows are set aside (see `aside`), and the rest of the flush is tried again immediately.
+locked rows are set aside (see `aside`), and the rest of the flush is tried again immediately. The feed's head is no
+batch's row: the whole flush waits for it, longer (see `lock_order`).
 
 *One bad call fails its neighbours.* The error names batches with inconsistent counts: their calls fail, they are set
 aside, and the rest is tried again. After any other failure the flush is tried again in halves, so only the batch

@@ -5,7 +5,8 @@ only function that does:
 
 * a conflict (deadlock, failed certification, changed row) is retried after milliseconds, up to 60 times; a caller
   notices only a delay, or after the last one `Contended`. The same at a COMMIT, as nothing was committed then;
-* a lock wait (2 s, not the server's 50) is retried a few times, then `LockTimeout` is raised;
+* a lock wait (2 s, not the server's 50) is retried a few times, then `LockTimeout` is raised; after some for the
+  feed's head, `Unavailable` (see `lock_order`);
 * an outage is retried a few times over about a second, then `Unavailable` is raised.
 
 On a server, the last statements of hot transactions and the COMMIT are one packet (`Pipeline.finish`). The server stops
@@ -43,6 +44,8 @@ _AFTER: Final = "lastbit.after_commit"
 """The key in a connection's `info` for the calls of `after_commit`."""
 LOCK_WAIT: Final = 2
 """Seconds that a statement waits for a row."""
+HEAD_WAITS: Final = 4
+"""How many lock waits for the feed's head may time out in one call, however few `lock_waits` it allows."""
 
 
 class _Faulted(Exception):  # carries a fault to the retry loop; never leaves this module
@@ -123,13 +126,15 @@ class Database:
 
         `work` may run several times, so it must not store results elsewhere. `lock_waits` is how many lock waits may
         time out before `LockTimeout`; `lock_wait` shortens each to less than `LOCK_WAIT` seconds (see
-        `statements.run`). Raises `errors.LockTimeout`, `errors.Unavailable`, or what `work` raised, rolled back.
+        `statements.run`). Neither concerns the feed's head. Raises `errors.LockTimeout`, `errors.Unavailable`, or what
+        `work` raised, rolled back.
         """
         timeouts = 0
+        head_waits = 0
         outages = 0
 
         def attempt() -> T:
-            nonlocal timeouts, outages
+            nonlocal timeouts, head_waits, outages
             try:
                 return self._once(work, *args, lock_wait=lock_wait)
             except _Faulted as trouble:
@@ -142,6 +147,10 @@ class Database:
                     timeouts += 1
                     if timeouts > lock_waits:
                         raise errors.LockTimeout("a row that the call needs is locked by another transaction") from None
+                elif trouble.fault is errors.Fault.HEAD_WAIT:
+                    head_waits += 1
+                    if head_waits > HEAD_WAITS:
+                        raise errors.Unavailable("another transaction keeps the feed locked") from None
                 raise
 
         try:

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, ResourceC
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from core.errors import Fault
+from core.storage.lock_order import LOCK_HEAD
 
 # Deadlock (also used for Galera's certification failures), record changed since last read, rolled back by group
 # replication, table migrated since the snapshot began. Even if a COMMIT fails with these, nothing was committed.
@@ -45,12 +46,11 @@ _DONE_ALREADY: Final = {
 _SQLSTATES: Final = {
     # serialization failure, deadlock
     **dict.fromkeys(("40001", "40P01"), Fault.CONFLICT),
-    # lock not available
-    "55P03": Fault.LOCK_WAIT,
     # read-only transaction; a statement that was cancelled, a session that was ended
     **dict.fromkeys(("25006", "25P03", "25P04", "57014"), Fault.OUTAGE),
 }
 """Errors of PostgreSQL. Whole classes follow."""
+_NO_LOCK: Final = "55P03"
 _SQLSTATE_OUTAGES: Final = ("08", "53", "57P", "58")
 """The connection; insufficient resources, such as a full disk; shutdown and crash; errors of the operating system."""
 _LOST: Final = {0, 2006, 2013, 2014, 2045, 2055, 1927, 4031}
@@ -130,17 +130,21 @@ def classify(error: BaseException) -> Fault | None:
     state = sqlstate(error)
     if state is not None:
         is_outage = state.startswith(_SQLSTATE_OUTAGES) or error.connection_invalidated
-        return _SQLSTATES.get(state, Fault.OUTAGE if is_outage else None)
+        return _lock_wait(error) if state == _NO_LOCK else _SQLSTATES.get(state, Fault.OUTAGE if is_outage else None)
     if isinstance(error.orig, psycopg.OperationalError):  # from the driver, such as a refused connection
         return Fault.OUTAGE
     code = _mysql_code(error) or 0
     if code in _CONFLICTS:
         return Fault.CONFLICT
     if code in _LOCK_WAITS:
-        return Fault.LOCK_WAIT
+        return _lock_wait(error)
     if code in _OUTAGES or error.connection_invalidated or isinstance(error, InterfaceError):
         return Fault.OUTAGE
     return None
+
+
+def _lock_wait(error: DBAPIError) -> Fault:
+    return Fault.HEAD_WAIT if error.statement == LOCK_HEAD else Fault.LOCK_WAIT
 
 
 def outage(cause: BaseException) -> str:

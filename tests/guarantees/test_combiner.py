@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import structlog
 from prometheus_client import REGISTRY
 from sqlalchemy.engine import Connection
 
 from core import errors
-from core.acks import apply, flush
+from core.acks import apply, commit, flush, parents
 from core.acks.call import AckResult, Call, Outcome, Unit
 from core.batches import batch as batches
 from core.batches.lifecycle import State, Verb
@@ -32,7 +33,7 @@ from core.service import Service
 from core.storage import database, schema, tables
 from core.storage.database import Database
 from core.writes import Append
-from tests.guarantees.drivers.strangers import locked
+from tests.guarantees.drivers.strangers import head_locked, head_waits, lock_waits, locked
 
 GROUP = 64
 
@@ -627,6 +628,47 @@ def test_two_locked_batches_do_not_wait_for_each_other(impatient: Service) -> No
         assert second.result(30).applied == 1
         assert not first.done()
     assert first.result(30).applied == 1
+
+
+@pytest.mark.mariadb
+def test_a_flush_that_waits_for_the_feed_stays_whole(impatient: Service) -> None:
+    """Each part of it would wait for the same row, whoever holds it. It waits as long as any other transaction, and
+    blames no batch."""
+    with gated(impatient.database) as gate, structlog.testing.capture_logs() as logs:
+        opened = [new(gate.service, 1) for _ in range(8)]
+        gate.occupy()
+        calls = [gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])) for batch in opened]
+        before, others = head_waits(), lock_waits()
+        with head_locked(impatient.database):
+            gate.gate.opened.set()
+            assert gate.gate.came.acquire(timeout=60)
+            while head_waits() == before and not gate.gate.came.acquire(timeout=0.1):
+                pass
+        assert all(call.result(60).completed[batch].newly for call, batch in zip(calls, opened, strict=True))
+    assert [len(units) for units in gate.gate.flushes] == [1, 8]
+    assert gate.gate.lock_waits == [0, 0]
+    assert lock_waits() == others
+    assert [entry for entry in logs if entry["event"] == "batch_stuck"] == []
+    count, seconds = (after - at_first for after, at_first in zip(head_waits(), before, strict=True))
+    assert seconds > 0.9 * count, "it gave up before the session's lock wait was over"
+
+
+@pytest.mark.mariadb
+def test_a_feed_that_stays_locked_is_an_outage(impatient: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever appends is refused in the end, however few lock waits it allows, and no row is named as the cause."""
+    monkeypatch.setattr(database, "HEAD_WAITS", 1)
+    (batch,) = units = Call.of(Verb.ACK, [(new(impatient, 1), 0, 0)]).chunks()
+    before, _ = head_waits()
+    with head_locked(impatient.database):
+        with pytest.raises(errors.Unavailable, match="keeps the feed locked") as refused:
+            ack(impatient, (batch.batch, 0, 0))
+        assert type(refused.value) is errors.Unavailable
+        with pytest.raises(errors.Unavailable, match="keeps the feed locked"):
+            commit.commit(impatient.database, units, BitfieldCache(), lock_waits=0, lock_wait=parents.LOCK_WAIT)
+        with pytest.raises(errors.Unavailable, match="keeps the feed locked"):
+            impatient.batches.cancel(batch.batch)
+    assert head_waits()[0] - before == 6
+    assert ack(impatient, (batch.batch, 0, 0)).completed[batch.batch].newly
 
 
 @pytest.mark.mariadb

@@ -14,7 +14,7 @@ Rows = Sequence[Sequence[Any]]
 
 LOCK_WAIT: Final = "lastbit_lock_wait"
 """An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included (on PostgreSQL: each of
-its lock waits)."""
+its lock waits). `lock_order.LOCK_HEAD` may take the session's full lock wait."""
 IDLE: Final = 60
 """Seconds that a server waits for the next statement of a transaction; then it rolls back and closes the connection.
 Otherwise a frozen process, or a lost machine, would keep its locks. MySQL has no such limit."""

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from core import errors
 from core.storage import continuity, engines, faults, galera
 from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce
+from core.storage.lock_order import LOCK_HEAD
 
 CONCATENATED: Final = 16 * 2**20
 """Maximum bytes of a concatenated value; each session sets it. 512 groups take about 20 KB."""
@@ -245,7 +246,7 @@ def _hurried(tx: Connection, texts: Sequence[str]) -> Sequence[str]:
     if seconds is None or not getattr(tx.dialect, "is_mariadb", False):
         return texts
     hurry = f"SET STATEMENT max_statement_time={seconds} FOR "
-    return [hurry + text if text.endswith(" FOR UPDATE") else text for text in texts]
+    return [hurry + text if text.endswith(" FOR UPDATE") and text != LOCK_HEAD else text for text in texts]
 
 
 def _text(value: str | bytes) -> str:

@@ -18,6 +18,7 @@ executes before it locks. The columns of a key never change, so the order stays 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
 import math
@@ -37,6 +38,7 @@ from sqlalchemy.exc import DBAPIError
 from core import errors
 from core.storage import continuity, engines, faults
 from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce
+from core.storage.lock_order import LOCK_HEAD
 
 SILENCE: Final = 60
 """Seconds without a response, after which a connection counts as lost."""
@@ -98,6 +100,7 @@ class PostgreSQL(Dialect):
 
         @sa.event.listens_for(engine, "connect")
         def prepare(connection: _Connection, _: object) -> None:
+            connection.lock_wait = lock_wait
             connection.add_notice_handler(connection.note)
             connection.adapters.register_dumper(str, _Dumper)
             for type in ("text", "varchar"):
@@ -201,24 +204,32 @@ class PostgreSQL(Dialect):
         if not texts:
             return []
         driver: Any = tx.connection.dbapi_connection
-        first = [_BEGIN] if driver.pgconn.transaction_status == pq.TransactionStatus.IDLE else []
+        before = [_BEGIN] if driver.pgconn.transaction_status == pq.TransactionStatus.IDLE else []
         seconds = tx.get_execution_options().get(LOCK_WAIT)
         if seconds is not None:
-            first.append(f"SET LOCAL lock_timeout = '{max(1, round(seconds * 1000))}ms'")
+            before.append(_lock_timeout(seconds))
+        sent: list[str] = []
+        places: list[int] = []
+        for text in texts:
+            if seconds is not None and text == LOCK_HEAD:
+                before.append(_lock_timeout(driver.lock_wait))
+            sent += [*before, text]
+            places.append(len(sent) - 1)
+            before = []
         results: list[pq.abc.PGresult] = []
         try:
             _announce(tx, driver, "before_cursor_execute", texts)
-            results = driver.send(";".join([*first, *texts]))
+            results = driver.send(";".join(sent))
             _check(results[-1])
             if texts[-1] == "COMMIT" and results[-1].command_status != b"COMMIT":
                 raise psycopg.errors.InFailedSqlTransaction(_FAILED)
-            if len(results) < len(first) + len(texts):
-                raise psycopg.OperationalError(f"the server executed {len(results)} of {len(texts)} statements")
-            rows = _rows(driver, results[len(first) :])
+            if len(results) < len(sent):
+                raise psycopg.OperationalError(f"the server executed {len(results)} of {len(sent)} statements")
+            rows = _rows(driver, [results[place] for place in places])
             _announce(tx, driver, "after_cursor_execute", texts)
         except psycopg.Error as error:
             # Nothing after the statement that failed was executed. If all have results, a listener failed.
-            failed = texts[min(max(len(results) - len(first), 1), len(texts)) - 1]
+            failed = texts[bisect.bisect_left(places, max(len(results) - 1, 0))]
             is_lost = driver.closed or driver.broken
             converted = DBAPIError.instance(
                 failed[:200], None, error, psycopg.Error, dialect=tx.dialect, connection_invalidated=is_lost
@@ -240,6 +251,10 @@ class PostgreSQL(Dialect):
                 [f"({batch}::bigint,{number}::bigint)" for batch, number in items[first : first + REASONS]]
             )
             self.run(tx, [f"{head} SELECT {columns} FROM (VALUES {values}) AS items (batch, number)"])  # noqa: S608
+
+
+def _lock_timeout(seconds: float) -> str:
+    return f"SET LOCAL lock_timeout = '{max(1, round(seconds * 1000))}ms'"
 
 
 _ESCAPES: Final = {
@@ -302,6 +317,8 @@ class _Connection(psycopg.Connection[Any]):
     """A connection that doesn't wait for a response forever, and never takes a ROLLBACK for a COMMIT."""
 
     silence: float = SILENCE
+    lock_wait: float
+    """Seconds that the session waits for a lock."""
     _lacks_standby = False
 
     def note(self, notice: Diagnostic) -> None:
