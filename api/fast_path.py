@@ -128,21 +128,25 @@ class Call(Exchange):
         def receive(pending: Any) -> None:
             if pending.error is not None:
                 self.refuse(pending.error)
-                return
-            try:
-                answer = reply(pending.answer.value)
-            except errors.CoreError as error:
-                self.refuse(error)
             else:
-                self.answer(answer)
+                self._reply(reply, pending.answer.value)
 
         writes: Writes = self._protocol.acks.state.writes
         writes.submit(operation, receive)
 
     def write_all(self, operations: Sequence[Operation], reply: Callable[[list[Done]], Reply]) -> None:
-        """Queue the operations, and respond with what `reply` makes of their results."""
+        """Queue the operations, and respond with what `reply` makes of their results, or with the error that it
+        raises."""
         writes: Writes = self._protocol.acks.state.writes
-        writes.submit_all(operations, lambda results: self.answer(reply(results)))
+        writes.submit_all(operations, lambda results: self._reply(reply, results))
+
+    def _reply(self, reply: Callable[[T], Reply], value: T) -> None:
+        try:
+            answer = reply(value)
+        except Exception as error:  # noqa: BLE001  # every error becomes a problem
+            self.refuse(error)
+        else:
+            self.answer(answer)
 
     def read(self, kind: Callable[[Reads], Shared[Any, Any]], question: Any, reply: Callable[[Any], Reply]) -> None:
         """Queue a read of this kind, and respond with what `reply` makes of its value."""

@@ -377,7 +377,8 @@ def delete_process(process: ProcessName, request: Request) -> Response:
 async def handle_events(process: ProcessName, body: HandlingsBody, request: Request) -> Response:
     """Store the effects of up to 100 events, on one instance or on several, each once. Entries of one instance are
     applied in their order. A refused entry has its problem in its result, and the others are applied. Other calls may
-    take place in between."""
+    take place in between. 503 `unavailable`: no entry was judged. After a 200, those with this code in their results
+    were not. Send them again."""
     writes: Writes = request.app.state.writes
     operations = many_of(process, body)
     return handled_many(request.url.path, body, operations, await writes.run_all(operations)).response()
@@ -392,7 +393,10 @@ def many_of(process: str, body: HandlingsBody) -> list[HandleMany]:
 
 
 def handled_many(path: str, body: HandlingsBody, operations: Sequence[HandleMany], results: Sequence[Done]) -> Reply:
-    """The response with one result for each entry: an operation that failed is the result of all of its entries."""
+    """The response with one result for each entry: an operation that failed is the result of all of its entries. Raises
+    its error if all have failed: then nothing was applied, and no result would be of use."""
+    if results and all(result.error is not None for result in results):
+        raise results[0].error  # type: ignore[misc]  # not None
     outcomes = iter(
         [
             outcome

@@ -128,6 +128,7 @@ _GALERA = "test_galera.py::"
 
 _PROCESSES = "test_processes.py::"
 _ANY_ORDER = "test_events_in_any_order_with_repeats_issue_one_command"
+_HTTP_PROCESSES = "../http/test_processes.py::"
 _LATE = "test_a_late_event_does_not_restart_a_finished_instance"
 _PRUNED = "test_a_redelivered_event_that_was_pruned_is_a_repeat"
 
@@ -3105,6 +3106,20 @@ MUTANTS = [
         "{dialect.for_update()}",
         "",
         _PROCESSES + "test_no_worker_takes_over_in_the_middle_of_anothers_transaction",
+    ),
+    Mutant(
+        "a-call-for-many-succeeds-without-a-database",
+        "api.routes.processes:handled_many",
+        "if results and all(result.error is not None for result in results):",
+        "if False:",
+        _HTTP_PROCESSES + "test_a_call_for_many_is_a_503_while_the_database_is_away",
+    ),
+    Mutant(
+        "a-call-for-many-that-was-applied-in-part-fails",
+        "api.routes.processes:handled_many",
+        "all(result.error",
+        "any(result.error",
+        _HTTP_PROCESSES + "test_a_call_for_many_that_was_applied_in_part_has_its_results",
     ),
     Mutant(
         "command-ids-are-random",

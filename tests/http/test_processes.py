@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -10,8 +11,18 @@ from typing import Any
 import httpx
 import pytest
 
+from api.routes.processes import HandlingsBody, handled_many, many_of
+from core.commits.operation import Done
+from core.errors import Unavailable
+from core.processes.inbox import Status
+from core.processes.instances import Handled
+from core.storage.database import Database
 from lastbit.streams.partitions import partition_of
+from lastbit.streams.snapshot import Snapshot
 from tests.http.test_batches import code
+from tests.support import templates
+from tests.support.proxies import proxied
+from tests.support.servers import MariaDB, running_service
 
 PARTITIONS = 3
 
@@ -141,6 +152,58 @@ def test_many_handlings_in_one_call_have_a_result_each(process: Process) -> None
     }
     assert process.get("o/2")["status"] == "finished"
     assert code(process.http.get(f"{process.path}/o2")) == (404, "instance_not_found")
+
+
+@pytest.mark.mariadb
+def test_a_call_for_many_is_a_503_while_the_database_is_away(mariadb: MariaDB, mariadb_url: str) -> None:
+    """On both paths, as for a single one and for positions; also if another entry is malformed. An entry's 503 in a
+    200 would look like a success to whoever reads the status, and has no Retry-After. Sent again, the call is
+    applied."""
+    with Database(mariadb_url) as database:
+        templates.migrate(database)
+    with (
+        proxied(mariadb.port) as proxy,
+        running_service(mariadb_url.replace(f":{mariadb.port}/", f":{proxy.port}/")) as running,
+        httpx.Client(base_url=running.url, timeout=60) as http,
+    ):
+        process = Process(http, "away")
+        event = process.event("1")
+        entries: list[Any] = [{"instance": name, **process.body(event, name)} for name in ("o1", "o2")]
+        window = {"partition": 0, "epoch": process.epochs[0], "snapshot": base64.b64encode(Snapshot(0, 0).encode())}
+        calls: list[tuple[str, str, Any]] = [
+            ("POST", f"{process.path}/handle", {"handlings": entries}),
+            ("POST", f"{process.path}/handle", {"handlings": [*entries, {"instance": "o3"}]}),
+            ("POST", f"{process.path}/o1/handle", process.body(event)),
+            ("PUT", f"{process.group}/positions", {"worker": "w1", "positions": [window]}),
+        ]
+        proxy.leave()
+        for method, path, body in calls:
+            content = json.dumps(body, default=bytes.decode)
+            for headers in ({}, {"Connection": "close"}):  # the second one takes the ordinary path
+                headers = {"Content-Type": "application/json", **headers}
+                answer = http.request(method, path, content=content, headers=headers)
+                assert code(answer) == (503, "unavailable"), answer.text
+                assert answer.headers["Retry-After"] == "1"
+        proxy.come_back()
+        results = http.post(calls[1][1], json=calls[1][2]).json()["results"]
+        assert [result["handled"] and result["handled"]["repeated"] for result in results] == [False, False, None]
+
+
+def test_a_call_for_many_that_was_applied_in_part_has_its_results() -> None:
+    """A costly call is several transactions, and the database may go away between two of them. The results of the
+    entries that were applied are known only from this response."""
+    commands = [{"type": "ship", "step": str(number)} for number in range(100)]
+    entry = {"instance": "o", "event": {"id": "e", "position": 1}, "fence": {"worker": "w", "epoch": 1}, "version": 0}
+    body = HandlingsBody.model_validate({"handlings": [{**entry, "commands": commands}] * 7})
+    operations = many_of("p", body)
+    assert [len(operation.handles) for operation in operations] == [5, 2]
+    applied = Done([Done(Handled(Status.HANDLED, False, None, []))] * 5)
+    reply = handled_many("/", body, operations, [applied, Done(error=Unavailable("no database"))])
+    results = json.loads(reply.content)["results"]
+    assert [(result["handled"] or result["problem"]).get("status") for result in results] == [
+        *(["handled"] * 5),
+        *([503] * 2),
+    ]
 
 
 def test_calls_for_many_are_limited(process: Process) -> None:

@@ -813,7 +813,8 @@ export interface paths {
          * Handle events
          * @description Store the effects of up to 100 events, on one instance or on several, each once. Entries of one instance are
          *     applied in their order. A refused entry has its problem in its result, and the others are applied. Other calls may
-         *     take place in between.
+         *     take place in between. 503 `unavailable`: no entry was judged. After a 200, those with this code in their results
+         *     were not. Send them again.
          */
         post: operations["handle_events"];
         delete?: never;
