@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=duration,
         default=defaults.keep,
         metavar="30d",
-        help="delete batches and process instances this long after their end (30d)",
+        help="delete what ended and has not changed for this time (30d)",
     )
     parser.add_argument(
         "--keep-events",

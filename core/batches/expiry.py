@@ -33,8 +33,8 @@ _FACTS: Final = (_table.id, _table.state, _table.updated_at, _table.expires_in, 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The maximum idle times of open and of sealed batches. `keep` is the time for which ended batches and finished
-    instances of processes are kept, `keep_events` that for events."""
+    """The maximum idle times of open and of sealed batches. `keep` is the time for which ended batches are kept after
+    their last change, and finished instances of processes after their end; `keep_events` is that for events."""
 
     open_idle: timedelta = timedelta(days=7)
     sealed_idle: timedelta = timedelta(days=30)
@@ -72,23 +72,33 @@ def overdue(database: Database) -> Iterator[list[int]]:
 
 
 def half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
-    """The batches whose deletion was started, then those that ended at least `keep` ago, oldest first."""
+    """The batches whose deletion was started, then those that ended and last changed at least `keep` ago, in the order
+    of their ends."""
     for row, _ in _walk(database, frozenset({State.DELETING})):
         yield row.id
     latest = database.read(lambda tx: tx.execute(sa.select(tables.utc_now())).scalar_one()) - keep
     last: Any = None
     while True:
-        query = sa.select(_table.id, _table.state, _table.ended_at).where(_table.ended_at <= latest)
+        query = sa.select(_table.id, _table.state, _table.ended_at, _table.updated_at)
+        query = query.where(_table.ended_at <= latest)
         if last is not None:
             after_last = sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)
             query = query.where(_table.ended_at >= last.ended_at, after_last)
         query = query.order_by(_table.ended_at, _table.id).limit(PAGE)
         rows = database.read(lambda tx, query=query: tx.execute(query).all())  # type: ignore[misc]
-        # Not in the query: the server might use the index on the state, and read all ended batches.
-        yield from (row.id for row in rows if row.state != State.DELETING)
+        # Not in the query: the server might use the index on the state, and read all ended batches. No index has the
+        # last changes, as each ack would change it; few batches change after their end.
+        yield from (row.id for row in rows if row.state != State.DELETING and _last_change(row) <= latest)
         if len(rows) < PAGE:
             return
         last = rows[-1]
+
+
+def _last_change(batch: Any) -> datetime:
+    """When an ended batch (a row or a `Batch`) last changed. A redrive, and the acks that follow it, change it after
+    its end."""
+    latest: datetime = max(batch.ended_at, batch.updated_at)
+    return latest
 
 
 def _walk(database: Database, states: frozenset[State]) -> Iterator[tuple[Any, datetime]]:
@@ -160,7 +170,7 @@ def remove(database: Database, batch_id: int, policy: Policy) -> bool:
             batch, now = batches.lock(tx, batch_id)
         except errors.BatchNotFound:
             return True
-        if batch.ended_at is None or now - batch.ended_at < policy.keep or batch.parent_due is not None:
+        if batch.ended_at is None or now - _last_change(batch) < policy.keep or batch.parent_due is not None:
             return False
         if callbacks.is_owed(tx, batch_id):
             return False

@@ -84,7 +84,8 @@ def is_idle(
     sealed_idle: timedelta,
 ) -> bool:
     """Whether a live batch has been idle for too long. `expires_in` (seconds) is the batch's own limit and has
-    precedence. `updated_at` is the time of the open, or of the last extend, seal, ack or fail with an effect."""
+    precedence. `updated_at` is the time of the open, or of the last extend, seal, update, redrive, ack or fail with an
+    effect."""
     if state not in LIVE:
         return False
     if expires_in is not None:

@@ -1,5 +1,6 @@
 """Redrive: asking the producer to send failed items again. It appends an event that names them and changes no bit; the
-acks of the items that were sent again override the failures.
+acks of the items that were sent again override the failures. The batch's `updated_at` changes: otherwise the janitor
+might delete a batch that ended long ago before these acks arrive.
 
 What could go wrong, and why it can't:
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -114,7 +115,7 @@ def _append(
     tx: Connection, batch_id: int, wish: Wish, request: once.Request, found: _Found, version: Any
 ) -> Redriven | None:
     """None if the batch has another `version` than when its failures were read."""
-    batch, _ = batches.lock(tx, batch_id)
+    batch, now = batches.lock(tx, batch_id)
     earlier = request.event(tx)
     if earlier is not None:
         data = json.loads(earlier.data)
@@ -125,6 +126,8 @@ def _append(
         return None
     if not found.ranges:
         raise errors.NothingFailed(batch_id)
+    batch = replace(batch, updated_at=max(batch.updated_at, now))
+    batches.update(tx, batch_id, updated_at=batch.updated_at)
     data = _data(batch, wish, found)
     position = feed.append(tx, [feed.NewEvent(request.event_id, TYPE, batch.key, data, batch_id, batch.trace)])[0]
     return Redriven(batch, found.count, found.ranges, found.more, position, replayed=False)

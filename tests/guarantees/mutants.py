@@ -1166,6 +1166,27 @@ MUTANTS = [
         _JANITOR + "test_a_locked_batch_is_left_to_the_next_pass",
     ),
     Mutant(
+        "a-batch-is-deleted-in-the-middle-of-a-redrive",
+        "core.batches.expiry:_last_change",
+        "max(batch.ended_at, batch.updated_at)",
+        "batch.ended_at",
+        _JANITOR + "test_a_batch_in_the_middle_of_a_redrive_is_kept",
+    ),
+    Mutant(
+        "a-redrive-leaves-its-batch-to-the-janitor",
+        "core.batches.redrive:_append",
+        "batches.update(tx, batch_id, updated_at=batch.updated_at)",
+        "pass",
+        _JANITOR + "test_a_batch_in_the_middle_of_a_redrive_is_kept",
+    ),
+    Mutant(
+        "a-last-change-is-not-judged-under-the-lock",
+        "core.batches.expiry:remove",
+        "now - _last_change(batch) < policy.keep",
+        "now - batch.ended_at < policy.keep",
+        _JANITOR + "test_a_redrive_just_before_the_deletion_prevents_it",
+    ),
+    Mutant(
         "the-janitor-looks-at-all-that-has-ended",
         "core.batches.expiry:half_deleted_or_due",
         ".where(_table.ended_at <= latest)",
@@ -1254,8 +1275,8 @@ MUTANTS = [
     Mutant(
         "a-redrive-compares-the-counts-on-a-plain-read",
         "core.batches.redrive:_append",
-        "batch, _ = batches.lock(tx, batch_id)",
-        "batch = batches.get(tx, batch_id)",
+        "batch, now = batches.lock(tx, batch_id)",
+        "batch = batches.get(tx, batch_id); now = batch.updated_at",
         _UPDATE + "test_a_redrive_names_the_items_that_failed_before_it_in_the_feed",
     ),
     Mutant(

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from core.batches import expiry, purge
 from core.batches.batch import Opening
 from core.batches.expiry import Policy
 from core.batches.lifecycle import State, Verb
+from core.batches.redrive import Wish
 from core.batches.update import Patch
 from core.commits.combiner import Inline
 from core.janitor import run_once
@@ -98,32 +100,37 @@ def test_an_expired_batch_is_a_tombstone(service: Service) -> None:
     assert service.batches.verify(batch).ok
 
 
-@pytest.mark.parametrize("kept_alive_by", ["ack", "fail", "extend", "seal"])
+@pytest.mark.parametrize("kept_alive_by", ["ack", "fail", "extend", "seal", "redrive"])
 def test_changes_keep_a_batch_alive(service: Service, kept_alive_by: str) -> None:
     """And a repeat does not."""
-    batch = service.batches.open(Opening(items=2)).batch.id
+    batch = service.batches.open(Opening(items=3)).batch.id
     service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
+    service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 2)])).result()
     age(service.database, batch, 8 * DAY)
     {
         "ack": lambda: service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result(),
         "fail": lambda: service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 1)])).result(),
         "extend": lambda: service.batches.extend(batch, 1),
         "seal": lambda: service.batches.seal(batch),
+        "redrive": lambda: service.batches.redrive(batch, Wish(), "once"),
     }[kept_alive_by]()
     run_once(service.database, Policy(sealed_idle=7 * DAY))
     assert state(service, batch) in (State.OPEN, State.SEALED)
     age(service.database, batch, 8 * DAY)
     service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result()
+    if kept_alive_by == "redrive":
+        assert service.batches.redrive(batch, Wish(), "once").replayed
     run_once(service.database, Policy(sealed_idle=7 * DAY))
     assert state(service, batch) is State.EXPIRED
 
 
-@pytest.mark.parametrize("verb", ["extend", "seal", "ack", "update"])
+@pytest.mark.parametrize("verb", ["extend", "seal", "ack", "update", "redrive"])
 def test_no_change_makes_a_batch_look_idle_longer(database: Database, verb: str) -> None:
     """The clock was set back, or a statement has the time from before it waited for a lock."""
     clock = Clock(database)
     service = Service(database, combiner=Inline)
     batch = service.batches.open(Opening(items=3)).batch.id
+    service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 1)])).result()
     clock.go(-600)
     if verb == "extend":
         service.batches.extend(batch, 1)
@@ -131,6 +138,8 @@ def test_no_change_makes_a_batch_look_idle_longer(database: Database, verb: str)
         service.batches.seal(batch)
     elif verb == "ack":
         assert service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result().applied == 1
+    elif verb == "redrive":
+        assert service.batches.redrive(batch, Wish()).batch.updated_at == clock.now + timedelta(seconds=600)
     else:
         service.batches.update(batch, Patch(labels={"a": "b"}), "u")
     assert service.batches.get(batch).updated_at == clock.now + timedelta(seconds=600)
@@ -149,6 +158,55 @@ def test_batches_that_ended_long_ago_are_deleted(service: Service) -> None:
     with service.database.engine.connect() as connection:
         for table in ("item_groups", "ack_journal", "extends", "failures"):
             assert connection.execute(sa.text(f"SELECT COUNT(*) FROM {table}")).scalar() == 0
+
+
+def test_a_batch_in_the_middle_of_a_redrive_is_kept(service: Service) -> None:
+    """However long ago it ended: from the request for as long as `keep`, and again from each ack of a failed item."""
+    batch = service.batches.open(Opening(items=2, sealed=True)).batch.id
+    service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 0), (batch, 0, 1)])).result()
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: service.batches.redrive(batch, Wish()),
+        lambda: service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 0)])).result(),
+        lambda: service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result(),
+    )
+    for change in changes:
+        age(service.database, batch, 31 * DAY)
+        change()
+        for dry_run in (True, False):
+            assert run_once(service.database, Policy(), dry_run=dry_run).deleted == []
+    assert service.batches.get(batch).succeeded
+    # A repeat is no change.
+    age(service.database, batch, 31 * DAY)
+    service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result()
+    assert run_once(service.database, Policy()).deleted == [batch]
+
+
+def test_a_redrive_just_before_the_deletion_prevents_it(service: Service) -> None:
+    """A pass has found the batch due, and the redrive has got its lock first."""
+    batch = service.batches.open(Opening(items=1, sealed=True)).batch.id
+    service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 0)])).result()
+    age(service.database, batch, 31 * DAY)
+    assert list(expiry.half_deleted_or_due(service.database, 30 * DAY)) == [batch]
+    service.batches.redrive(batch, Wish())
+    assert not expiry.remove(service.database, batch, Policy())
+    assert service.batches.get(batch).failed == 1
+
+
+def test_batches_that_changed_after_their_end_cost_one_look_a_pass(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages go on after them, whether a page has only such batches or a due one at its end."""
+    monkeypatch.setattr(expiry, "PAGE", 2)
+    batches = [service.batches.open(Opening(items=1, sealed=True)).batch.id for _ in range(7)]
+    for place, batch in enumerate(batches):
+        service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 0)])).result()
+        age(service.database, batch, (60 - place) * DAY)
+        if place not in (3, 6):
+            service.batches.redrive(batch, Wish())
+    with plans.executions(service.database) as executions:
+        assert run_once(service.database, Policy(), dry_run=True).deleted == [batches[3], batches[6]]
+    assert len([text for text, _ in executions if "ended_at <=" in text]) == 4
+    assert run_once(service.database, Policy()).deleted == [batches[3], batches[6]]
 
 
 def test_an_interrupted_deletion_is_continued(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,6 @@ class ModelBatch:
     """Its events in the feed."""
     idle: bool = False
     """Whether the batch is unchanged since `time_passes`."""
-    ended_long_ago: bool = False
     has_callback: bool = False
     """Retention keeps the batch until its callback was sent; here no dispatcher sends it."""
     overdue: int | None = None
@@ -239,7 +238,7 @@ class ModelBatch:
         return not self.failed if self.tolerance == (None, None) else not self.passes_tolerance
 
     def end(self, state: State) -> None:
-        self.state, self.idle, self.ended_long_ago = state, False, False
+        self.state, self.idle = state, False
         self.events.append("completed" if state is State.COMPLETE else str(state))
 
 
@@ -428,6 +427,7 @@ class Model:
             return {"error": f"batch_{batch.state}"}
         if not failed:
             return {"error": "nothing_failed"}
+        batch.idle = False
         batch.events.append("redrive")
         answer = {"count": len(failed), "ranges": spans(failed), "more": False, "replayed": False}
         if key is not None:
@@ -474,7 +474,8 @@ class Model:
                     self._ended(batch)
                     while self.owing:
                         self._pay(self.owing.pop(0))
-        deletions = [batch for batch in self.batches.values() if batch.ended_long_ago and not batch.has_callback]
+        unchanged = [batch for batch in self.batches.values() if not batch.live and batch.idle]
+        deletions = [batch for batch in unchanged if not batch.has_callback]
         for batch in deletions:
             self._forget(batch)
         return {"expired": sorted(batch.id for batch in expired), "deleted": sorted(batch.id for batch in deletions)}
@@ -594,7 +595,6 @@ class Model:
         """Move a batch into the past, in the model and in the database."""
         batch = self.batches[batch_id]
         batch.idle = True
-        batch.ended_long_ago = not batch.live
         columns = tables.batches.c
         with service.database.engine.begin() as tx:
             row = tx.execute(sa.select(columns.updated_at, columns.ended_at).where(columns.id == batch_id)).one()
