@@ -274,7 +274,7 @@ def _open(call: Call) -> None:
 
 def _extend(call: Call) -> None:
     body: models.ExtendBody = call.parsed(models.ExtendBody)
-    operation = Extend(batch=call.batch, count=body.count, idempotency_key=call.idempotency_key)
+    operation = Extend(batch=call.batch, count=body.count, idempotency_key=call.idempotency_key, digest=body.digest)
     call.write(operation, batches.extended)
 
 

@@ -35,6 +35,7 @@ _HOMES: Final = {
         "ItemRejected",
         "LastbitError",
         "MalformedItem",
+        "MessagesDiffer",
         "MessagesRefused",
         "MissingExtra",
         "NotFound",

@@ -21,6 +21,7 @@ from lastbit.errors import (
     ItemRejected as ItemRejected,
     LastbitError as LastbitError,
     MalformedItem as MalformedItem,
+    MessagesDiffer as MessagesDiffer,
     MessagesRefused as MessagesRefused,
     MissingExtra as MissingExtra,
     NotFound as NotFound,

@@ -106,11 +106,14 @@ def _callback(callback: str | models.Callback) -> dict[str, Any]:
     return {"url": callback.url} | ({} if types is None else {"types": list(_arguments.types(types))})
 
 
-def extend(service: Service, batch: int, count: int, idempotency_key: str | None) -> Flow[models.Extended]:
+def extend(
+    service: Service, batch: int, count: int, idempotency_key: str | None, digest: str | None = None
+) -> Flow[models.Extended]:
     path = _path(batch, "items")
-    answer = yield from service.call(
-        "POST", path, body={"count": count}, idempotency_key=_key(idempotency_key), repeatable=False
-    )
+    body: dict[str, Any] = {"count": count}
+    if digest is not None:
+        body["digest"] = visible_ascii("a digest", digest, 64)
+    answer = yield from service.call("POST", path, body=body, idempotency_key=_key(idempotency_key), repeatable=False)
     return replace(service.decoded(f"POST {path}", answer, models.Extended.from_json), replayed=_is_replay(answer))
 
 

@@ -104,10 +104,11 @@ class BatchHandle(_Handle):
         super().__init__(batch, opened, replayed)
         self._driver = driver
 
-    def extend(self, count: int, *, idempotency_key: str | None = None) -> ItemIds:
+    def extend(self, count: int, *, idempotency_key: str | None = None, digest: str | None = None) -> ItemIds:
         """Issue `count` more ids. With the same `idempotency_key` it returns the same ids while the batch exists.
-        Raises `BatchSealed`, `BatchEnded`, `IdempotencyKeyReused`."""
-        return self._driver.run(_calls.extend, self.id, count, idempotency_key).ids
+        `digest`: up to 64 visible ASCII characters that stand for what the items are for; with the same key and another
+        digest, nothing is issued. Raises `BatchSealed`, `BatchEnded`, `IdempotencyKeyReused`."""
+        return self._driver.run(_calls.extend, self.id, count, idempotency_key, digest).ids
 
     def seal(self) -> Sealed:
         """Promise that no more items will come. `newly` in the result means that this seal completed the batch."""
@@ -222,10 +223,11 @@ class AsyncBatchHandle(_Handle):
         super().__init__(batch, opened, replayed)
         self._driver = driver
 
-    async def extend(self, count: int, *, idempotency_key: str | None = None) -> ItemIds:
+    async def extend(self, count: int, *, idempotency_key: str | None = None, digest: str | None = None) -> ItemIds:
         """Issue `count` more ids. With the same `idempotency_key` it returns the same ids while the batch exists.
-        Raises `BatchSealed`, `BatchEnded`, `IdempotencyKeyReused`."""
-        return (await self._driver.run(_calls.extend, self.id, count, idempotency_key)).ids
+        `digest`: up to 64 visible ASCII characters that stand for what the items are for; with the same key and another
+        digest, nothing is issued. Raises `BatchSealed`, `BatchEnded`, `IdempotencyKeyReused`."""
+        return (await self._driver.run(_calls.extend, self.id, count, idempotency_key, digest)).ids
 
     async def seal(self) -> Sealed:
         """Promise that no more items will come. `newly` in the result means that this seal completed the batch."""

@@ -37,6 +37,7 @@
     ├── NotRefreshed             a handle's state was read before it was fetched
     ├── MissingExtra             also an ImportError
     └── InvalidArgument          also a ValueError; detected locally, nothing was sent
+        ├── MessagesDiffer       a fan-out was run again with other messages, or in another order
         └── MalformedItem        also an InvalidItemId; has the position in the call
 
 All can be pickled, for example to leave a worker process.
@@ -437,3 +438,31 @@ class MalformedItem(InvalidArgument, InvalidItemId):
 
     def __str__(self) -> str:
         return f"position {self.position}: {self.fact}"
+
+
+class MessagesDiffer(InvalidArgument):
+    """A fan-out was run again under its idempotency key, but its messages are not those of the earlier run, or come in
+    another order. `start` and `end` are numbers of messages, from 0: the first difference is among the messages from
+    `start` to before `end`, or earlier if a release that compared only counts has issued the items before; if `end` is
+    None, the earlier run had more messages than these `start`. None of these messages was sent, and no items were
+    issued for them."""
+
+    def __init__(self, idempotency_key: str, start: int, end: int | None) -> None:
+        super().__init__(idempotency_key, start, end)
+        self.idempotency_key = idempotency_key
+        self.start = start
+        self.end = end
+
+    def __str__(self) -> str:
+        key = repr(self.idempotency_key)
+        if self.end is None:
+            found = f"an earlier run with the idempotency key {key} had more than these {self.start:,} messages"
+        else:
+            found = (
+                f"the messages {self.start:,} to {self.end - 1:,} are not those of an earlier run with the idempotency "
+                f"key {key}, or come in another order"
+            )
+        return (
+            f"{found}: none of them was sent. A rerun has the same messages in the same order, and chunks of the same "
+            "size: sort the messages, or pass identify= if they hold something that changes with each run"
+        )

@@ -163,7 +163,7 @@ async def extend_batch(
     batch: BatchId, body: models.ExtendBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Issue `count` more items."""
-    operation = Extend(batch=batch, count=body.count, idempotency_key=idempotency_key)
+    operation = Extend(batch=batch, count=body.count, idempotency_key=idempotency_key, digest=body.digest)
     result: Extended = await _writes(request).run(operation)
     return extended(result).response()
 

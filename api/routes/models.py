@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from api import patterns
+from api import expectations, patterns
 from api.routes.fields import Body, Key, Labels, LabelsPatch, Moment, of_events
 from core import feed
 from core.batches import batch as batches
@@ -164,6 +164,11 @@ class PatchBody(Body):
 
 class ExtendBody(Body):
     count: int = Field(ge=0, le=MAX_ITEMS, description="the number of items to issue")
+    digest: str | None = Field(
+        None,
+        pattern=expectations.visible_ascii(64),
+        description="stands for what the items are for: a repeat under the same Idempotency-Key has the same one",
+    )
 
 
 StateName = Literal["open", "sealed", "complete", "expired", "cancelled"]

@@ -100,11 +100,13 @@ class Open(Operation):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Extend(Operation):
-    """Issue `count` more numbers. Its result is an `Extended`. Errors: `BatchNotFound`, `BatchEnded`,
-    `IdempotencyKeyReused`, `InvalidRequest` (more items than a batch can hold)."""
+    """Issue `count` more numbers. `digest` stands for what they are issued for: a repeat under the same key must have
+    the same one, if both have any. Its result is an `Extended`. Errors: `BatchNotFound`, `BatchEnded`,
+    `IdempotencyKeyReused`, `InvalidRequest` (more items than a batch can hold, or a digest without a key)."""
 
     count: int
     idempotency_key: str | None = None
+    digest: str | None = None
     cost: int = 4
 
     @property
@@ -164,8 +166,8 @@ class _Found:
 
     locked: dict[int, Batch]
     now: datetime | None
-    extended: dict[tuple[int, str], tuple[int, int]]
-    """(start, count) of earlier extends, by batch and key."""
+    extended: dict[tuple[int, str], tuple[int, int, str | None]]
+    """(start, count, digest) of earlier extends, by batch and key."""
     opened: dict[str, Batch]
     """The batches that were opened with these keys."""
 
@@ -189,7 +191,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
         for part in chunks(ids, LIST)
     ]
     looks = [
-        "SELECT batch_id, idempotency_key, start, count FROM extends WHERE "  # noqa: S608
+        "SELECT batch_id, idempotency_key, start, count, digest FROM extends WHERE "  # noqa: S608
         + " OR ".join(
             f"(batch_id = {batch} AND idempotency_key = {batch_rows.text(dialect, key)})" for batch, key in part
         )
@@ -212,7 +214,10 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     return _Found(
         {batch.id: batch for batch in locked if batch.state is not State.DELETING},
         as_time(lock_records[0][-1]) if lock_records else None,
-        {(batch, as_text(key) or ""): (start, count) for batch, key, start, count in look_rows},
+        {
+            (batch, as_text(key) or ""): (start, count, as_text(digest))
+            for batch, key, start, count, digest in look_rows
+        },
         {bytes.fromhex(record[0]).decode(): batches.from_record(record[1:]) for record in key_records},
     )
 
@@ -220,7 +225,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
 def _change(pipeline: Pipeline, changes: Sequence[Extend | Seal], found: _Found, applied: Applied) -> None:
     """Judge extends and seals, and write the batches that they change."""
     current = dict(found.locked)
-    issued: list[tuple[int, str, int, int]] = []
+    issued: list[tuple[int, str, int, int, str | None]] = []
     for operation in changes:
         batch = current.get(operation.batch)
         try:
@@ -231,8 +236,9 @@ def _change(pipeline: Pipeline, changes: Sequence[Extend | Seal], found: _Found,
             else:
                 result = _extend(batch, operation, found)
                 if operation.idempotency_key is not None and not result.replayed:
-                    issued.append((batch.id, operation.idempotency_key, result.start, result.count))
-                    found.extended[batch.id, operation.idempotency_key] = result.start, result.count
+                    facts = result.start, result.count, operation.digest
+                    issued.append((batch.id, operation.idempotency_key, *facts))
+                    found.extended[batch.id, operation.idempotency_key] = facts
         except errors.CoreError as error:
             applied.outcomes[operation] = Done(error=error)
         else:
@@ -241,18 +247,22 @@ def _change(pipeline: Pipeline, changes: Sequence[Extend | Seal], found: _Found,
     changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
     dialect = dialects.of(pipeline.tx)
     pipeline.later(*batch_rows.updates(dialect, changed))
-    keys = [f"({batch},{batch_rows.text(dialect, key)},{start},{count})" for batch, key, start, count in issued]
-    head = "INSERT INTO extends (batch_id, idempotency_key, start, count) VALUES "
+    keys = [f"({','.join(batch_rows.literal(dialect, value) for value in row)})" for row in issued]
+    head = "INSERT INTO extends (batch_id, idempotency_key, start, count, digest) VALUES "
     pipeline.later(*(head + ",".join(part) for part in packets(keys)))
 
 
 def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
-    key, count = operation.idempotency_key, operation.count
+    key, count, digest = operation.idempotency_key, operation.count, operation.digest
+    if key is None and digest is not None:
+        raise errors.InvalidRequest("body.digest", "expected an Idempotency-Key with it, whose repeats it is for")
     before = None if key is None else found.extended.get((batch.id, key))
     if before is not None:
-        start, before_count = before
+        start, before_count, before_digest = before
         if before_count != count:
             raise errors.IdempotencyKeyReused(key or "", f"it extended batch {batch.id} by {before_count}")
+        if None not in (digest, before_digest) and digest != before_digest:
+            raise errors.IdempotencyKeyReused(key or "", f"it extended batch {batch.id} with another digest")
         return Extended(batch, start, count, replayed=True)
     judge("extend", batch.id, batch.state)
     start = batch.items

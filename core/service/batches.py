@@ -112,10 +112,12 @@ class BatchService:
             if key is None or not self._database.read(callbacks.is_opened, key):
                 raise
 
-    def extend(self, batch: int, count: int, idempotency_key: str | None = None) -> batches.Extended:
+    def extend(
+        self, batch: int, count: int, idempotency_key: str | None = None, digest: str | None = None
+    ) -> batches.Extended:
         """Raises `errors.BatchEnded`, `IdempotencyKeyReused`, `InvalidRequest`."""
         extended: batches.Extended = self._writes.run(
-            writing.Extend(batch=batch, count=count, idempotency_key=idempotency_key)
+            writing.Extend(batch=batch, count=count, idempotency_key=idempotency_key, digest=digest)
         )
         return extended
 

@@ -10,9 +10,11 @@ last one.
 *Messages are sent again and again.* A chunk is known to be sent if the next chunk was issued. So a rerun sends only the
 last issued chunk again, of which some messages may have been sent. Their items are acked twice, which changes nothing.
 
-*A rerun has other messages.* Each chunk has an idempotency key of its own, with the number of its messages. If a rerun
-has chunks of another size, or fewer messages than were sent, it is refused. Messages in another order can't be
-detected: the caller must produce them in the same order.
+*A rerun has other messages, or the same in another order*, as those of a set or of a query without ORDER BY. What its
+skipped chunks hold would never be sent. So each chunk is issued under an idempotency key of its own, with the number of
+its messages and a digest of all messages so far. The service compares both with those of the earlier run, and refuses
+the chunk if they differ. A rerun sends nothing before the last issued chunk has passed, and with it all before. On the
+way there it asks for the chunks 0, 1, 2, 4, 8 and so on, to fail early.
 
 *A redrive is forgotten.* `resend` returns when the broker has all messages of a redrive, and its position is stored
 after that. A producer that dies in between sends them again.
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lastbit import _calls, errors, progress
 from lastbit.ids import ItemId
+from lastbit.integrations._digests import Digest
 from lastbit.retry import Retry
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ def fan_out(
     batch: BatchHandle | int | None = None,
     seal: bool = True,
     idempotency_key: str | None = None,
+    identify: Callable[[T], Any] | None = None,
     chunk: int = CHUNK,
     progress: bool = False,
 ) -> BatchHandle:
@@ -81,12 +85,14 @@ def fan_out(
 
     With an `idempotency_key`, a producer that was killed is simply run again: it gets the same batch and the same ids,
     sends everything that it had not sent, and repeats at most one chunk. The messages must be the same, in the same
-    order, and so must `chunk`. Without the key, a rerun is a new batch.
+    order, and so must `chunk`; otherwise it raises `MessagesDiffer` before it sends any. They are compared by a digest,
+    so each is text, bytes, a number, None, a date, or a tuple, list, set, mapping or dataclass of such; or `identify`
+    returns what stands for a message, without what changes with each run. Without the key, a rerun is a new batch.
 
-    Raises `MessagesRefused`, `InvalidArgument`, `ServiceError` (a `BatchEnded` if the batch was cancelled),
-    `ServiceUnreachable`, and the exceptions of `messages` and `send`.
+    Raises `MessagesDiffer`, `MessagesRefused`, `InvalidArgument`, `ServiceError` (a `BatchEnded` if the batch was
+    cancelled), `ServiceUnreachable`, and the exceptions of `messages` and `send`.
     """
-    options = _Options(key, labels, batch, seal, idempotency_key, chunk)
+    options = _Options(key, labels, batch, seal, idempotency_key, identify, chunk)
     with _counting(progress) as show:
         handle: BatchHandle = _run(_steps(client, _reader(messages, chunk), send, time.sleep, options, show))
         return handle
@@ -102,11 +108,12 @@ async def fan_out_async(
     batch: AsyncBatchHandle | int | None = None,
     seal: bool = True,
     idempotency_key: str | None = None,
+    identify: Callable[[T], Any] | None = None,
     chunk: int = CHUNK,
     progress: bool = False,
 ) -> AsyncBatchHandle:
     """`fan_out`, awaited. `send` is a coroutine function; the messages may come from an asynchronous generator."""
-    options = _Options(key, labels, batch, seal, idempotency_key, chunk)
+    options = _Options(key, labels, batch, seal, idempotency_key, identify, chunk)
     with _counting(progress) as show:
         steps = _steps(client, _async_reader(messages, chunk), send, asyncio.sleep, options, show)
         handle: AsyncBatchHandle = await _run_async(steps)
@@ -193,6 +200,7 @@ class _Options:
     batch: Any
     seal: bool
     idempotency_key: str | None
+    identify: Callable[[Any], Any] | None
     chunk: int
 
     def __post_init__(self) -> None:
@@ -230,30 +238,48 @@ def _steps(
     else:
         handle = client.batch(options.batch) if isinstance(options.batch, int) else options.batch
         resumed = options.idempotency_key is not None
-    sent = 0
+    digest = None if options.idempotency_key is None else Digest(options.identify)
+    taken = compared = 0  # the numbers of messages
     first_unsent = 0
     for number in count():
         messages = yield read
         if not messages:
             break
-        if number < first_unsent:
-            sent += len(messages)
+        digest_so_far = None if digest is None else digest.after(messages)
+        taken += len(messages)
+        if number < first_unsent and not _is_power_of_two(number):
             continue
-        ids = yield partial(handle.extend, len(messages), idempotency_key=options.chunk_key(number))
+        try:
+            ids = yield from _issue(handle, len(messages), options.chunk_key(number), digest_so_far)
+        except errors.IdempotencyKeyReused as error:
+            raise errors.MessagesDiffer(options.idempotency_key or "", compared, taken) from error
+        compared = taken
         if resumed and number == 0:
             first_unsent = yield from _last_issued(client, handle.id, options)
         if number >= first_unsent:
             yield from _send_all(list(zip(ids, messages, strict=True)), send, sleep)
-        sent += len(messages)
-        show(sent)
+            show(taken)
     if number <= first_unsent and (first_unsent or (resumed and options.batch is None and handle.items)):
-        raise errors.InvalidArgument(
-            f"an earlier run with idempotency key {options.idempotency_key!r} had more than these {sent} messages: "
-            "a rerun must produce the same messages in the same order"
-        )
+        raise errors.MessagesDiffer(options.idempotency_key or "", taken, None)
     if options.seal:
         yield handle.seal
     return handle
+
+
+def _issue(handle: Any, count: int, key: str | None, digest: str | None) -> _Steps:
+    """The ids of a chunk. Raises `IdempotencyKeyReused` if an earlier run issued them for other messages."""
+    if digest is not None:
+        try:
+            return (yield partial(handle.extend, count, idempotency_key=key, digest=digest))
+        except errors.InvalidRequest as error:
+            if all(problem.get("place") != "body.digest" for problem in error.errors):
+                raise
+            # The service is of an earlier release, which compares only the count.
+    return (yield partial(handle.extend, count, idempotency_key=key))
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _last_issued(client: Any, batch: int, options: _Options) -> _Steps:

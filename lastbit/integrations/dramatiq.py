@@ -238,6 +238,7 @@ def fan_out(
     batch: BatchHandle | int | None = None,
     seal: bool = True,
     idempotency_key: str | None = None,
+    identify: Callable[[Sendable], Any] | None = None,
     chunk: int = _fan_out.CHUNK,
     progress: bool = False,
 ) -> BatchHandle:
@@ -245,7 +246,8 @@ def fan_out(
 
     A pipeline is one item: its last message acks it, and each of its messages can fail it. `broker`: by default
     Dramatiq's global one; its `LastbitMiddleware` has the client. Everything else is as in
-    `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again. Raises
+    `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again, with the same
+    messages in the same order. Actors and arguments are compared, or what `identify` returns for a message. Raises
     `InvalidArgument` also if the broker has no `LastbitMiddleware`.
     """
     broker = broker or get_broker()
@@ -261,9 +263,17 @@ def fan_out(
         batch=batch,
         seal=seal,
         idempotency_key=idempotency_key,
+        identify=identify or _identity,
         chunk=chunk,
         progress=progress,
     )
+
+
+def _identity(message: Sendable) -> Any:
+    """What stands for a message in a rerun: actor, queue and arguments. Each run makes new ids and times."""
+    if isinstance(message, pipeline):
+        return [_identity(stage) for stage in message.messages]
+    return message.queue_name, message.actor_name, message.args, message.kwargs
 
 
 def resend(redrive: Redrive, messages: Iterable[Sendable], *, broker: Broker | None = None) -> int:

@@ -189,6 +189,7 @@ async def fan_out(
     batch: AsyncBatchHandle | int | None = None,
     seal: bool = True,
     idempotency_key: str | None = None,
+    identify: Callable[[Arguments], Any] | None = None,
     chunk: int = _fan_out.CHUNK,
     progress: bool = False,
 ) -> AsyncBatchHandle:
@@ -197,7 +198,8 @@ async def fan_out(
     `task`: a decorated task, or a kicker, like `render.kicker().with_labels(delay=5)`. `arguments`: a tuple for each
     call, or a mapping of keyword arguments. `labels` are the batch's. The broker's `LastbitMiddleware` has the client.
     Everything else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer
-    again. Raises `InvalidArgument` also if the broker has no `LastbitMiddleware`.
+    again, with the same arguments in the same order; these are compared, or what `identify` returns for them. Raises
+    `InvalidArgument` also if the broker has no `LastbitMiddleware`.
     """
     kicker = _kicker(task)
     return await _fan_out.fan_out_async(
@@ -209,6 +211,7 @@ async def fan_out(
         batch=batch,
         seal=seal,
         idempotency_key=idempotency_key,
+        identify=identify or partial(_identity, kicker.task_name),
         chunk=chunk,
         progress=progress,
     )
@@ -223,6 +226,11 @@ async def resend(task: Task, redrive: Redrive, arguments: Iterable[Arguments] | 
     kicker = _kicker(task)
     client = _middleware(kicker.broker).client
     return await _fan_out.resend_async(client, redrive, _checked(arguments), partial(_send, kicker))
+
+
+def _identity(task_name: str, call: Arguments) -> Any:
+    """What stands for a call in a rerun."""
+    return task_name, call
 
 
 def _kicker(task: Task) -> AsyncKicker[Any, Any]:

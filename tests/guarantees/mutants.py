@@ -77,6 +77,7 @@ _EXPIRE = _RACES + "test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected"
 _CANCEL = _RACES + "test_an_ack_comes_before_the_cancel_or_is_rejected"
 _PURGE = _RACES + "test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twice"
 _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
+_DIGESTS = _RACES + "test_two_extends_with_one_key_for_other_things_issue_the_numbers_of_one"
 _TRACES = "../http/test_traces.py::"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
 _TOLERANCE = "test_tolerance.py::"
@@ -110,6 +111,7 @@ _ANY = _SDK + "test_any_answer.py::"
 _CANCELLED = _SDK + "test_cancellation.py::test_calls_cancelled_at_any_moment_cost_no_connection"
 _QUEUES = "../integrations/"
 _CONSUMER = _QUEUES + "rabbitmq/test_consumer.py::"
+_REORDERED = _QUEUES + "test_fan_out.py::test_reruns_in_any_order_lose_no_message"
 _KAFKA = _QUEUES + "kafka/test_kafka.py::"
 _TASKIQ = _QUEUES + "taskiq/test_middleware.py::"
 _RQ = _QUEUES + "rq/test_endings.py::"
@@ -160,6 +162,49 @@ _CHAOS_GROWING = "../chaos/test_chaos.py::" + (
 )
 
 MUTANTS = [
+    # Fan-outs.
+    Mutant(
+        "a-rerun-is-not-compared",
+        "lastbit.integrations._fan_out:_steps",
+        "None if digest is None else digest.after(messages)",
+        "None",
+        _REORDERED,
+    ),
+    Mutant(
+        "a-chunk-vouches-only-for-itself",
+        "lastbit.integrations._digests:Digest.after",
+        "for message in messages:",
+        "self._hash = hashlib.blake2b(digest_size=16)\n    for message in messages:",
+        _REORDERED,
+    ),
+    Mutant(
+        "a-rerun-sends-before-it-has-compared",
+        "lastbit.integrations._fan_out:_steps",
+        "if number >= first_unsent:",
+        "if True:",
+        _REORDERED,
+    ),
+    Mutant(
+        "a-digest-depends-on-the-process",
+        "lastbit.integrations._digests:_written",
+        'b"".join(sorted(map(_written, value)))',
+        'b"".join(map(_written, value))',
+        _QUEUES + "test_digests.py::test_another_process_computes_the_same_digest",
+    ),
+    Mutant(
+        "values-are-written-without-their-lengths",
+        "lastbit.integrations._digests:_measured",
+        'b"%b%d:%b" % (kind, len(content), content)',
+        "kind + content",
+        _QUEUES + "test_digests.py::test_other_messages_have_other_digests",
+    ),
+    Mutant(
+        "what-a-library-makes-for-each-message-is-compared",
+        "lastbit.integrations.dramatiq:_identity",
+        "return message.queue_name,",
+        "return message.message_id,",
+        _QUEUES + "test_reruns.py::test_a_rerun_sends_what_was_not_sent",
+    ),
     # Queues.
     Mutant(
         "an-unhandled-message-is-acked",
@@ -1146,8 +1191,8 @@ MUTANTS = [
     Mutant(
         "extend-judges-the-state-before-the-key",
         "core.batches.writing:_extend",
-        "    key, count = ",
-        '    judge("extend", batch.id, batch.state)\n    key, count = ',
+        "    key, count, digest = ",
+        '    judge("extend", batch.id, batch.state)\n    key, count, digest = ',
         _EXTEND,
     ),
     # Ack and expire.
@@ -1640,6 +1685,27 @@ MUTANTS = [
         "operations",
         _WRITES + "test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated",
         also=(("if operation.is_repeatable else", "if True else"),),
+    ),
+    Mutant(
+        "extend-does-not-compare-the-digests",
+        "core.batches.writing:_extend",
+        "digest != before_digest",
+        "False",
+        _DIGESTS,
+    ),
+    Mutant(
+        "extend-does-not-keep-the-digest",
+        "core.batches.writing:_change",
+        "result.count, operation.digest",
+        "result.count, None",
+        _DIGESTS,
+    ),
+    Mutant(
+        "extend-compares-with-a-chunk-that-has-no-digest",
+        "core.batches.writing:_extend",
+        "None not in (digest, before_digest) and",
+        "",
+        "../http/test_batches.py::test_an_extend_without_a_digest_leaves_its_repeats_free",
     ),
     Mutant(
         "extend-does-not-keep-its-key",

@@ -78,7 +78,8 @@ def opens_a_batch_with_a_callback(ground: Ground) -> Request:
 
 
 def extends(ground: Ground) -> Request:
-    return {"verb": "extend", "batch": ground.batch(GROUP - 3), "count": 2 * GROUP, "key": "chunk-1"}
+    extension = {"verb": "extend", "batch": ground.batch(GROUP - 3), "count": 2 * GROUP, "key": "chunk-1"}
+    return {**extension, "digest": "9f2c1d60"}
 
 
 def seals(ground: Ground) -> Request:

@@ -47,6 +47,7 @@ SETTINGS = hypothesis.settings(
 if mutants.VARIABLE in os.environ:  # a failure is enough then; the smallest example doesn't matter
     SETTINGS = hypothesis.settings(SETTINGS, phases=[hypothesis.Phase.generate])
 
+digests = st.sampled_from([None, "a", "b"])
 keys = st.none() | st.sampled_from(["key-1", "key-2", "Key-1", "key-3"])
 which = st.sampled_from([0, 0, 0, 1, 1, 2, 3, "any", "none"])
 """The batch: one of the current ones; any that was opened, including deleted ones; or one that never existed."""
@@ -219,9 +220,10 @@ class Machine(RuleBasedStateMachine):
         opening = {"group_size": GROUP, "items": items, "sealed": sealed, "parent": parent, **tolerance}
         self.do_in_some_way({"verb": "open", "opening": opening, "key": key}, way)
 
-    @rule(place=which, count=counts, key=keys, way=ways)
-    def extend(self, place: int | str, count: int, key: str | None, way: str) -> None:
-        self.do_in_some_way({"verb": "extend", "batch": self.batch(place), "count": count, "key": key}, way)
+    @rule(place=which, count=counts, key=keys, digest=digests, way=ways)
+    def extend(self, place: int | str, count: int, key: str | None, digest: str | None, way: str) -> None:
+        request = {"verb": "extend", "batch": self.batch(place), "count": count, "key": key, "digest": digest}
+        self.do_in_some_way(request, way)
 
     @rule(place=which, key=keys, way=ways)
     def seal(self, place: int | str, key: str | None, way: str) -> None:

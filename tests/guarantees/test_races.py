@@ -366,6 +366,27 @@ def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) 
     assert [rows[batch].items for batch in ids] == [65 + number % 10 for number in range(ROUNDS)]
 
 
+def test_two_extends_with_one_key_for_other_things_issue_the_numbers_of_one(referee: Service) -> None:
+    """Two runs of a producer extend at once with one key, and their digests differ: one of them is refused."""
+    ids = prepare(referee.database, ROUNDS, lambda number: (5, {}), state=State.OPEN)
+
+    def check(number: int, first: Any, other: Any) -> None:
+        refused = [isinstance(result, errors.IdempotencyKeyReused) for result in (first, other)]
+        assert refused.count(True) == 1, repr((first, other))
+        won = (first, other)[refused.index(False)]
+        assert (won.start, won.count, won.replayed) == (5, 60, False)
+
+    race(
+        referee.database,
+        ROUNDS,
+        lambda service, number: service.batches.extend(ids[number], 60, "chunk-1", "a"),
+        lambda service, number: service.batches.extend(ids[number], 60, "chunk-1", "b"),
+        check=check,
+    )
+    rows = recount(referee.database)
+    assert [rows[batch].items for batch in ids] == [65] * ROUNDS
+
+
 def test_two_opens_with_one_key_make_one_batch(referee: Service) -> None:
     """A producer and its own retry open at once with one key; both get the same batch and the same `newly`."""
 

@@ -182,16 +182,17 @@ def test_operations_on_one_batch_take_place_in_their_order(database: Database) -
     batch = open_batch(database)
     outcomes = merged(
         database,
-        Extend(batch=batch, count=2, idempotency_key="once"),
+        Extend(batch=batch, count=2, idempotency_key="once", digest="a"),
         seal_of(batch),
         Extend(batch=batch, count=2),
-        Extend(batch=batch, count=2, idempotency_key="once"),
+        Extend(batch=batch, count=2, idempotency_key="once", digest="a"),
         Extend(batch=batch, count=3, idempotency_key="once"),
+        Extend(batch=batch, count=2, idempotency_key="once", digest="b"),
         seal_of(batch),
     )
     assert [type(outcome.error) for outcome in outcomes] == [
         *(type(None), type(None), errors.BatchSealed),
-        *(type(None), errors.IdempotencyKeyReused, type(None)),
+        *(type(None), errors.IdempotencyKeyReused, errors.IdempotencyKeyReused, type(None)),
     ]
     assert (outcomes[3].value.replayed, outcomes[3].value.start) == (True, 0)
     assert outcomes[1].value.batch.items == 2
@@ -603,7 +604,10 @@ ENTRIES = st.lists(
 OPERATIONS = st.lists(
     st.one_of(
         st.builds(lambda items, sealed, key: ("open", items, sealed, key), st.integers(0, 2), st.booleans(), KEYS),
-        st.builds(lambda batch, count, key: ("extend", batch, count, key), st.integers(1, 4), st.integers(0, 3), KEYS),
+        st.builds(
+            lambda *words: ("extend", *words),
+            *(st.integers(1, 4), st.integers(0, 3), KEYS, st.sampled_from([None, "a", "b"])),
+        ),
         st.builds(lambda batch, key: ("seal", batch, key), st.integers(1, 4), KEYS),
         st.builds(lambda ids: ("append", *ids), st.lists(st.sampled_from("abc"), max_size=3)),
         st.builds(lambda *words: ("apply", *words), st.sampled_from(["t", "u"]), ENTRIES, st.booleans()),
@@ -665,8 +669,8 @@ def operation_of(words: tuple[Any, ...]) -> writes.Operation:
             # The key decides the fingerprint; without one it is random.
             opening = Opening(items=items, sealed=sealed)
             return Open(opening=opening, idempotency_key=key, fingerprint=opening.fingerprint())
-        case ("extend", batch, count, key):
-            return Extend(batch=batch, count=count, idempotency_key=key)
+        case ("extend", batch, count, key, digest):
+            return Extend(batch=batch, count=count, idempotency_key=key, digest=digest)
         case ("seal", batch, key):
             return Seal(batch=batch, fingerprint=(key or "none").encode().ljust(32, b"."))
         case ("append", *ids):

@@ -178,6 +178,48 @@ def test_an_extend_is_replayed_with_its_key(http: httpx.Client) -> None:
     assert (other_response.status_code, other_response.json()["start"]) == (201, 0)
 
 
+def test_an_extend_with_another_digest_is_refused(http: httpx.Client) -> None:
+    """If both calls have one. Nothing is issued, and the error says what differs."""
+    batch = open_batch(http)["id"]
+    path, key = f"/v1/batches/{batch}/items", {"Idempotency-Key": "chunk-1"}
+    first = http.post(path, json={"count": 3, "digest": "a"}, headers=key).json()
+    for body in ({"count": 3, "digest": "a"}, {"count": 3}, {"count": 3, "digest": None}):
+        again = http.post(path, json=body, headers=key)
+        assert (again.status_code, again.json()) == (201, first)
+    http.post(f"/v1/batches/{batch}/seal")
+    refused = http.post(path, json={"count": 3, "digest": "A"}, headers=key)
+    assert code(refused) == (422, "idempotency_key_reused")
+    assert f"it extended batch {batch} with another digest" in refused.json()["detail"]
+    assert http.get(f"/v1/batches/{batch}").json()["items"] == 3
+
+
+def test_an_extend_without_a_digest_leaves_its_repeats_free(http: httpx.Client) -> None:
+    """The call may have come from a client or through a process of an earlier release."""
+    batch = open_batch(http)["id"]
+    path, key = f"/v1/batches/{batch}/items", {"Idempotency-Key": "chunk-1"}
+    first = http.post(path, json={"count": 3}, headers=key).json()
+    for digest in ("a", "b"):
+        assert http.post(path, json={"count": 3, "digest": digest}, headers=key).json() == first
+
+
+@pytest.mark.parametrize("digest", ["", "a" * 65, "a b", "ä", 7])
+def test_a_digest_is_short_visible_ascii(http: httpx.Client, digest: Any) -> None:
+    batch = open_batch(http)["id"]
+    response = http.post(
+        f"/v1/batches/{batch}/items", json={"count": 3, "digest": digest}, headers={"Idempotency-Key": "chunk-1"}
+    )
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == "body.digest"
+
+
+def test_a_digest_needs_a_key(http: httpx.Client) -> None:
+    """Without one, no repeat would be compared with it."""
+    batch = open_batch(http)["id"]
+    response = http.post(f"/v1/batches/{batch}/items", json={"count": 3, "digest": "a"})
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["errors"][0]["place"] == "body.digest"
+
+
 def test_a_batch_holds_at_most_a_trillion_items(http: httpx.Client) -> None:
     """A call that would exceed it changes nothing."""
     batch = open_batch(http, items=10**12 - 1)["id"]

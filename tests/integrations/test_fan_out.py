@@ -7,9 +7,11 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,15 +151,200 @@ def test_a_finished_fan_out_that_is_run_again_repeats_at_most_its_last_chunk(cli
     assert broker.calls == [10, 10, 5, 5]
 
 
-@pytest.mark.parametrize(("count", "chunk"), [(25, 5), (24, 10), (10, 10), (0, 10)])
-def test_a_rerun_with_other_messages_is_refused(client: Client, count: int, chunk: int, run_key: str) -> None:
-    """With chunks of another size, or fewer messages. Nothing is sent, and the batch is not sealed."""
+COMPARED = (
+    "are not those of an earlier run with the idempotency key '{}', or come in another order: none of them was sent"
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "chunk", "start", "end"),
+    [
+        (range(25), 5, 0, 5),
+        (range(24), 10, 20, 24),
+        (range(26), 10, 20, 26),
+        (range(10), 10, 10, None),
+        ([], 10, 0, None),
+        (range(24, -1, -1), 10, 0, 10),
+        ([*range(10), 11, 10, *range(12, 25)], 10, 10, 20),
+        ([*range(23), 24, 23], 10, 20, 25),
+        ([*range(9), 10, 9, *range(11, 25)], 10, 0, 10),
+        ([*range(24), "24"], 10, 20, 25),
+    ],
+)
+def test_a_rerun_with_other_messages_is_refused(
+    client: Client, messages: Any, chunk: int, start: int, end: int | None, run_key: str
+) -> None:
+    """With chunks of another size, fewer or more messages, others, or another order. Nothing is sent or issued, and the
+    batch is not sealed. The error says where the first difference is, and what to do."""
     broker = Broker()
     batch = fan_out(client, numbers(25), broker.send, idempotency_key=run_key, chunk=10, seal=False)
-    with pytest.raises((errors.IdempotencyKeyReused, errors.InvalidArgument)):
-        fan_out(client, numbers(count), broker.send, idempotency_key=run_key, chunk=chunk)
+    with pytest.raises(errors.MessagesDiffer) as excinfo:
+        fan_out(client, messages, broker.send, idempotency_key=run_key, chunk=chunk)
+    assert (excinfo.value.start, excinfo.value.end) == (start, end)
+    compared = "had more than these" if end is None else f"{start} to {end - 1} {COMPARED.format(run_key)}"
+    assert compared in str(excinfo.value)
+    assert "sort the messages, or pass identify=" in str(excinfo.value)
     assert len(broker.sent) == 25
-    assert batch.refresh().state == "open"
+    assert (batch.refresh().state, batch.items) == ("open", 25)
+
+
+def test_a_rerun_may_have_more_messages_after_full_chunks(client: Client, run_key: str) -> None:
+    """The chunks that an earlier run has issued are as they were, and the others are new."""
+    broker = Broker()
+    fan_out(client, numbers(20), broker.send, idempotency_key=run_key, chunk=10, seal=False)
+    batch = fan_out(client, numbers(35), broker.send, idempotency_key=run_key, chunk=10)
+    assert dict(broker.sent) == {f"{batch.id}:0:{number}": number for number in range(35)}
+    assert broker.calls == [10, 10, 10, 10, 5]
+
+
+@settings(max_examples=60)
+@given(
+    count=st.integers(1, 60),
+    chunk=st.integers(1, 9),
+    runs=st.lists(st.tuples(st.integers(0, 60), st.booleans(), st.randoms(), st.integers(0, 4)), max_size=5),
+    own=st.booleans(),
+)
+def test_reruns_in_any_order_lose_no_message(
+    service_url: str, count: int, chunk: int, runs: list[tuple[int, bool, Random, int]], own: bool
+) -> None:
+    """Each run exchanges some messages and dies at some moment. It is refused, before anything is sent or issued,
+    exactly if the messages that have items come in another order. In the end each message has one item, and was sent
+    with it."""
+    with Client(service_url) as client:
+        broker = Broker()
+        shared = client.open(items=1)
+        place: dict[str, Any] = {"key": "rerun"} if own else {"batch": shared, "seal": False}
+        options: dict[str, Any] = {"idempotency_key": f"run-{shared.id}", "chunk": chunk, **place}
+        batch = client.open(key="rerun", idempotency_key=options["idempotency_key"]) if own else shared
+        messages = list(range(count))
+        base = 0 if own else 1
+
+        def issued() -> int:
+            return batch.refresh().items - base
+
+        for moment, in_send, random, exchanges in runs:
+            order = messages.copy()
+            for _ in range(exchanges):
+                one, other = random.randrange(count), random.randrange(count)
+                order[one], order[other] = order[other], order[one]
+            before, sent = issued(), len(broker.sent)
+            broker.dies_at = sent + moment if in_send else None
+            source = (order[number] for number in numbers(count, None if in_send else moment))
+            refused = False
+            try:
+                fan_out(client, source, broker.send, **options)
+            except Died:
+                pass
+            except errors.MessagesDiffer:
+                refused = True
+            differ = order[:before] != messages[:before]
+            assert refused <= differ
+            if differ:  # also if it died while it compared
+                assert (issued(), len(broker.sent)) == (before, sent)
+            else:
+                messages = order
+            if in_send or moment >= count:
+                assert refused == differ
+        broker.dies_at = None
+        fan_out(client, messages, broker.send, **options)
+        assert dict(broker.sent) == {f"{batch.id}:0:{base + number}": messages[number] for number in range(count)}
+        assert issued() == count
+
+
+def test_a_long_rerun_asks_few_times(client: Client, run_key: str) -> None:
+    """And is refused early: a difference in the sixth of a hundred chunks is found in the ninth."""
+    broker = Broker()
+    taken: list[int] = []
+
+    def taking(messages: list[int]) -> Iterator[int]:
+        for message in messages:
+            taken.append(message)
+            yield message
+
+    with pytest.raises(Died):
+        fan_out(client, numbers(1000, 995), broker.send, idempotency_key=run_key, chunk=10)
+    messages = [*range(50), 51, 50, *range(52, 1000)]
+    with pytest.raises(errors.MessagesDiffer, match=r"messages 50 to 89 are not those"):
+        fan_out(client, taking(messages), broker.send, idempotency_key=run_key, chunk=10)
+    assert len(taken) == 90
+    requests: list[str] = []
+    with Client(client.url, transport=Noting(requests)) as noted:
+        batch = fan_out(noted, numbers(1000), broker.send, idempotency_key=run_key, chunk=10)
+    assert len(requests) < 35
+    assert dict(broker.sent) == {f"{batch.id}:0:{number}": number for number in range(1000)}
+
+
+class Noting(httpx.HTTPTransport):
+    """Notes the requests. `without_digests`: answers like a service of an earlier release."""
+
+    def __init__(self, requests: list[str], without_digests: bool = False) -> None:
+        super().__init__()
+        self._requests = requests
+        self._without_digests = without_digests
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self._requests.append(f"{request.method} {request.url.path}")
+        if self._without_digests and b'"digest"' in request.content:
+            # As the service answers a field that it doesn't know, with the name of this one.
+            content = request.content.replace(b'"digest"', b'"digast"')
+            headers = {**request.headers, "content-length": str(len(content))}
+            response = super().handle_request(httpx.Request("POST", request.url, headers=headers, content=content))
+            text = response.read().replace(b"digast", b"digest")
+            return httpx.Response(
+                response.status_code, headers={"content-type": "application/problem+json"}, content=text
+            )
+        return super().handle_request(request)
+
+
+def test_a_service_of_an_earlier_release_compares_the_counts_only(client: Client, run_key: str) -> None:
+    """It refuses the field, so a chunk is issued without it, as by an earlier client. A later service accepts such
+    chunks in any order, and compares those that it has issued itself."""
+    broker = Broker()
+    options: dict[str, Any] = {"idempotency_key": run_key, "chunk": 10}
+    with Client(client.url, transport=Noting([], without_digests=True)) as earlier, pytest.raises(Died):
+        fan_out(earlier, numbers(45, 25), broker.send, **options)
+    assert len(broker.sent) == 20
+    with pytest.raises(Died):
+        fan_out(client, numbers(45, 35), broker.send, **options)
+    with pytest.raises(errors.MessagesDiffer, match="messages 20 to 29 are not those"):
+        fan_out(client, [1, 0, *range(2, 45)], broker.send, **options)
+    batch = fan_out(client, numbers(45), broker.send, **options)
+    assert dict(broker.sent) == {f"{batch.id}:0:{number}": number for number in range(45)}
+
+
+def test_two_producers_with_one_key_and_other_orders_do_not_mix(client: Client, run_key: str) -> None:
+    """The second one begins while the first one sends: it is refused, and sends nothing."""
+    broker = Broker()
+    refusals: list[str] = []
+
+    def send(pairs: Any) -> Any:
+        with pytest.raises(errors.MessagesDiffer) as excinfo:
+            fan_out(client, range(24, -1, -1), broker.send, idempotency_key=run_key, chunk=10)
+        refusals.append(str(excinfo.value))
+        return broker.send(pairs)
+
+    batch = fan_out(client, numbers(25), send, idempotency_key=run_key, chunk=10)
+    assert len(refusals) == 3
+    assert broker.sent == [(f"{batch.id}:0:{number}", number) for number in range(25)]
+
+
+def test_what_changes_with_each_run_is_left_out(client: Client, run_key: str) -> None:
+    """By `identify`, which also makes any object comparable."""
+    broker = Broker()
+
+    def stamped() -> list[Any]:
+        return [(number, object()) for number in range(25)]
+
+    options: dict[str, Any] = {"idempotency_key": run_key, "chunk": 10}
+    with pytest.raises(errors.InvalidArgument, match=r"message 0 can't be compared .* pass identify="):
+        fan_out(client, stamped(), lambda pairs: [], **options)
+    sent: list[Any] = []
+    for _ in range(2):
+        fan_out(client, stamped(), lambda pairs: sent.extend(pairs) or [], identify=lambda pair: pair[0], **options)
+    assert [number for _, (number, _) in sent] == [*range(25), *range(20, 25)]
+    with pytest.raises(errors.MessagesDiffer):
+        fan_out(client, stamped()[::-1], broker.send, identify=lambda pair: pair[0], **options)
+    fan_out(client, stamped(), lambda pairs: [])  # without a key, nothing is compared
 
 
 def test_a_fan_out_into_a_cancelled_batch_sends_nothing(client: Client, run_key: str) -> None:
@@ -258,6 +445,8 @@ def test_the_asynchronous_fan_out_does_the_same(service_url: str, source: str, r
             with pytest.raises(Died):
                 await fan_out_async(client, messages(), send, idempotency_key=run_key, chunk=10)
             broker.dies_at = None
+            with pytest.raises(errors.MessagesDiffer, match="messages 0 to 9 are not those"):
+                await fan_out_async(client, range(24, -1, -1), send, idempotency_key=run_key, chunk=10)
             batch = await fan_out_async(client, messages(), send, idempotency_key=run_key, chunk=10)
             assert (await batch.refresh()).items == 25
 

@@ -122,6 +122,18 @@ def test_a_producer_that_is_run_again_gets_the_same_batch_and_ids(client: Client
         client.open(items=3, idempotency_key=open_key)
 
 
+def test_an_extend_for_other_things_is_refused(client: Client) -> None:
+    """Their digest is compared under the idempotency key."""
+    batch = client.open()
+    extension = batch.extend(5, idempotency_key="chunk-1", digest="a")
+    assert batch.extend(5, idempotency_key="chunk-1", digest="a") == extension
+    with pytest.raises(IdempotencyKeyReused, match="with another digest"):
+        batch.extend(5, idempotency_key="chunk-1", digest="b")
+    with pytest.raises(InvalidArgument, match="a digest is 1 to 64 visible ASCII characters"):
+        batch.extend(5, idempotency_key="chunk-2", digest="a b")
+    assert batch.refresh().items == 5
+
+
 def test_a_range_of_ids_is_acked_as_bits(client: Client) -> None:
     """Across groups, in slices, twice; counted exactly."""
     batch = client.open(items=2_000_000, sealed=True)

@@ -149,6 +149,7 @@ def every_error() -> list[errors.LastbitError]:
         errors.ItemRejected("7:0:1", "expired"),
         errors.AckerClosed(),
         errors.NotRefreshed(7),
+        errors.MessagesDiffer("run-1", 0, 1000),
         errors.MessagesRefused(["7:0:1"]),
         errors.MissingExtra("cli", "a bar"),
         errors.InvalidArgument("no"),

@@ -61,6 +61,7 @@ EXPORTED = [
     "ItemRejected",
     "LastbitError",
     "MalformedItem",
+    "MessagesDiffer",
     "MessagesRefused",
     "MissingExtra",
     "NotFound",

@@ -37,6 +37,14 @@ export interface PageOptions extends CallOptions {
   pageSize?: number;
 }
 
+export interface ExtendOptions extends KeyOptions {
+  /**
+   * Up to 64 visible ASCII characters that stand for what the items are for. With the same idempotency key and another
+   * digest, nothing is issued, and the call rejects with `IdempotencyKeyReused`.
+   */
+  digest?: string | undefined;
+}
+
 /** The fields to change: undefined ones stay as they are, and null removes. */
 export interface UpdateOptions extends KeyOptions {
   /** Names to add or change, with their values, or to remove, with null. Other labels stay; null removes them all. */
@@ -107,11 +115,12 @@ export class BatchHandle {
   }
 
   /** Issue `count` more ids. With the same idempotency key it returns the same ids while the batch lives. */
-  async extend(count: number, options: KeyOptions = {}): Promise<ItemIds> {
+  async extend(count: number, options: ExtendOptions = {}): Promise<ItemIds> {
+    const { digest, ...call } = options;
     return this.#service.ask(
       "POST",
       batchPath(this.id, "items"),
-      { ...options, body: { count } satisfies Schemas["ExtendBody"] },
+      { ...call, body: { count, digest } satisfies Schemas["ExtendBody"] },
       (json: Schemas["Extension"]) => new ItemIds(json.batch, json.group_size, json.start, json.count),
     );
   }

@@ -1324,6 +1324,8 @@ export interface components {
              * @description the number of items to issue
              */
             count: number;
+            /** @description stands for what the items are for: a repeat under the same Idempotency-Key has the same one */
+            digest?: string | null;
         };
         /** Extension */
         Extension: {

@@ -100,7 +100,9 @@ test("an idempotency key gives the same batch and the same ids", async () => {
   await assert.rejects(client.open({ items: 11, idempotencyKey }), IdempotencyKeyReused);
   const one = await first.extend(5, { idempotencyKey: "a" });
   assert.deepEqual([...(await first.extend(5, { idempotencyKey: "a" }))], [...one]);
-  assert.equal((await first.refresh()).items, 15);
+  await first.extend(5, { idempotencyKey: "b", digest: "1" });
+  await assert.rejects(first.extend(5, { idempotencyKey: "b", digest: "2" }), IdempotencyKeyReused);
+  assert.equal((await first.refresh()).items, 20);
 });
 
 test("a batch is updated", async () => {

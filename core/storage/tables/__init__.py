@@ -113,6 +113,7 @@ extends = sa.Table(
     sa.Column("idempotency_key", ByteText(255, ascii_only=True), primary_key=True),
     sa.Column("start", _BIGINT, nullable=False),
     sa.Column("count", _BIGINT, nullable=False),
+    sa.Column("digest", ByteText(64, ascii_only=True)),
     **MYSQL_OPTIONS,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from lastbit.client import Client
@@ -63,13 +63,15 @@ class LastbitHook(BaseHook):
         batch: int | None = None,
         seal: bool = True,
         idempotency_key: str | None = None,
+        identify: Callable[[T], Any] | None = None,
         chunk: int = CHUNK,
     ) -> int:
         """`lastbit.integrations.fan_out` within a task. Returns the batch's id, which a sensor can wait for.
 
         The idempotency key is by default one of the task's run (`run_key`) with `key`, `labels` and `batch`: if a try
         was interrupted, the next one continues the same batch, sends everything that was not sent, and repeats at most
-        one chunk. The messages must be the same, in the same order. Several fan-outs in one task need different keys.
+        one chunk. The messages must be the same, in the same order; see there, also for `identify`. Several fan-outs in
+        one task need different keys.
         """
         with self.get_conn() as client:
             handle = fan_out(
@@ -81,6 +83,7 @@ class LastbitHook(BaseHook):
                 batch=batch,
                 seal=seal,
                 idempotency_key=idempotency_key or run_key(None, key, labels, batch),
+                identify=identify,
                 chunk=chunk,
             )
             self.log.info("%s: %s/#/batches/%d", handle, client.url, handle.id)

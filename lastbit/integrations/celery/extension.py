@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from celery import Celery
 from celery.canvas import Signature
@@ -18,7 +18,7 @@ from lastbit.errors import InvalidArgument
 from lastbit.failures import Redrive
 from lastbit.integrations._fan_out import CHUNK, fan_out, resend, send_items
 from lastbit.integrations.celery import eager, worker
-from lastbit.integrations.celery.publisher import Publisher
+from lastbit.integrations.celery.publisher import Publisher, identity
 from lastbit.integrations.celery.requests import WHEN_IGNORED
 from lastbit.models import Completed
 
@@ -71,6 +71,7 @@ class Lastbit:
         batch: BatchHandle | int | None = None,
         seal: bool = True,
         idempotency_key: str | None = None,
+        identify: Callable[[Signature], Any] | None = None,
         chunk: int = CHUNK,
         progress: bool = False,
     ) -> BatchHandle:
@@ -80,7 +81,8 @@ class Lastbit:
         It opens a batch with `key` and `labels`, or extends the open `batch`. `seal=False` leaves it open for more.
         With an `idempotency_key`, a producer that was killed is simply run again: it gets the same batch and the same
         ids, publishes what it had not published, and repeats at most one chunk. The signatures must be the same, in the
-        same order. `progress=True` shows a progress line (needs `lastbit[cli]`).
+        same order, or it raises `MessagesDiffer`: task and arguments are compared, or what `identify` returns for a
+        signature. `progress=True` shows a progress line (needs `lastbit[cli]`).
 
         Raises `InvalidArgument` for a group, and for a chain or chord that ends with one, as it has no end of its own:
         pass its tasks. Otherwise raises the errors of `lastbit.integrations.fan_out`, and `MessagesRefused` if the
@@ -96,6 +98,7 @@ class Lastbit:
                 batch=batch,
                 seal=seal,
                 idempotency_key=idempotency_key,
+                identify=identify or identity,
                 chunk=chunk,
                 progress=progress,
             )

@@ -40,6 +40,17 @@ def remove_expiration(body: Any, headers: Mapping[str, Any], properties: dict[st
         del properties["expiration"]
 
 
+def identity(value: Any) -> Any:
+    """What stands for a task in a rerun: names and arguments, without the options, which may have ids and times."""
+    if isinstance(value, Signature):
+        return value.task, identity(value.args), identity(value.kwargs)
+    if isinstance(value, Mapping):
+        return {name: identity(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [identity(entry) for entry in value]
+    return value
+
+
 class Publisher:
     """A context manager, for one fan-out."""
 

@@ -55,6 +55,7 @@ def fan_out(
     batch: BatchHandle | int | None = None,
     seal: bool = True,
     idempotency_key: str | None = None,
+    identify: Callable[[Value], Any] | None = None,
     chunk: int = CHUNK,
     progress: bool = False,
     lastbit: Client | None = None,
@@ -67,9 +68,11 @@ def fan_out(
 
     Each chunk is flushed. Records whose delivery the producer has given up are published again.
 
-    `key`, `labels`, `batch`, `seal`, `idempotency_key`, `chunk` and `progress` as in `lastbit.integrations.fan_out`:
-    with an idempotency key, a producer that was killed can be run again. Raises what that raises (`MessagesRefused` if
-    nothing is delivered), `InvalidArgument`, and the producer's errors, for example for a record that is too large.
+    `key`, `labels`, `batch`, `seal`, `idempotency_key`, `identify`, `chunk` and `progress` as in
+    `lastbit.integrations.fan_out`: with an idempotency key, a producer that was killed can be run again, with the same
+    records in the same order. Values, keys, headers and partitions are compared, or what `identify` returns. Raises
+    what that raises (`MessagesRefused` if nothing is delivered), `InvalidArgument`, and the producer's errors, for
+    example for a record that is too large.
     """
     return integrations.fan_out(
         lastbit or Client(),
@@ -80,6 +83,7 @@ def fan_out(
         batch=batch,
         seal=seal,
         idempotency_key=idempotency_key,
+        identify=identify,
         chunk=chunk,
         progress=progress,
     )

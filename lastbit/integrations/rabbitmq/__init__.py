@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lastbit import integrations
 from lastbit.batch import BatchHandle
@@ -29,7 +29,7 @@ from lastbit.integrations._resolving import reason_of
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations._workers import ITEM, Workers, checked_workers
 from lastbit.integrations.rabbitmq._consumer import Delivery, OnError, Options, run, settle_together
-from lastbit.integrations.rabbitmq._messages import Body, Outgoing, death_of, item_of
+from lastbit.integrations.rabbitmq._messages import Body, Outgoing, death_of, identity, item_of
 from lastbit.integrations.rabbitmq._publisher import Sender
 from lastbit.models import Completed
 from lastbit.streams.sources.amqp import Message
@@ -56,6 +56,7 @@ def fan_out(
     batch: BatchHandle | int | None = None,
     seal: bool = True,
     idempotency_key: str | None = None,
+    identify: Callable[[Body], Any] | None = None,
     chunk: int = CHUNK,
     progress: bool = False,
     lastbit: Client | None = None,
@@ -69,10 +70,11 @@ def fan_out(
     Publisher confirms are on. Messages that the broker returns because no queue is bound to their key, that it refuses,
     or whose confirmation was lost with the connection are published again.
 
-    `key`, `labels`, `batch`, `seal`, `idempotency_key`, `chunk` and `progress` as in `lastbit.integrations.fan_out`:
-    with an idempotency key, a producer that was killed can be run again. Raises what that raises (`MessagesRefused` if
-    the broker accepts nothing for a minute), pika's errors if the broker refuses the connection or has no such
-    exchange, and `MissingExtra`.
+    `key`, `labels`, `batch`, `seal`, `idempotency_key`, `identify`, `chunk` and `progress` as in
+    `lastbit.integrations.fan_out`: with an idempotency key, a producer that was killed can be run again, with the same
+    messages in the same order. Bodies, routing keys and headers are compared, or what `identify` returns. Raises what
+    that raises (`MessagesRefused` if the broker accepts nothing for a minute), pika's errors if the broker refuses the
+    connection or has no such exchange, and `MissingExtra`.
     """
     with Sender(broker, exchange, routing_key) as send:
         return integrations.fan_out(
@@ -84,6 +86,7 @@ def fan_out(
             batch=batch,
             seal=seal,
             idempotency_key=idempotency_key,
+            identify=identify or identity,
             chunk=chunk,
             progress=progress,
         )

@@ -36,6 +36,14 @@ def outgoing(body: Body, item: str) -> Outgoing:
     raise InvalidArgument(f"item {item}: a body is bytes, a text or an Outgoing, not {body!r:.200}")
 
 
+def identity(body: Body) -> Any:
+    """What stands for a message in a rerun: body, routing key and headers, without the other properties, which may have
+    ids and times."""
+    if isinstance(body, Outgoing):
+        return body.body, body.routing_key, body.properties and body.properties.headers
+    return body
+
+
 def item_of(properties: Any) -> str | None:
     """The id of a message's item: its header `lastbit-item`, or its `message_id` if it has no such header and that is
     an item's id. None if it belongs to no batch. `properties`: pika's, or a message of aio-pika."""

@@ -28,7 +28,7 @@ import logging
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final
@@ -319,6 +319,7 @@ def fan_out(
     batch: BatchHandle | int | None = None,
     seal: bool = True,
     idempotency_key: str | None = None,
+    identify: Callable[[Any], Any] | None = None,
     chunk: int = _fan_out.CHUNK,
     progress: bool = False,
 ) -> BatchHandle:
@@ -327,7 +328,8 @@ def fan_out(
     `arguments`: a tuple for each call, or a mapping of keyword arguments. `options`: those of `Queue.prepare_data`,
     such as `{"retry": Retry(max=3), "timeout": 60}`; not `ttl`. `client`: by default one for LASTBIT_URL and
     LASTBIT_TOKEN. The workers must be a `LastbitWorker`, `LastbitSimpleWorker` or have the `LastbitMixin`. Everything
-    else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again.
+    else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again,
+    with the same arguments in the same order. These are compared, or what `identify` returns for those of a call.
     """
     client = client or default_client()
     return _fan_out.fan_out(
@@ -339,9 +341,15 @@ def fan_out(
         batch=batch,
         seal=seal,
         idempotency_key=idempotency_key,
+        identify=identify or partial(_identity, function),
         chunk=chunk,
         progress=progress,
     )
+
+
+def _identity(function: Any, call: Any) -> Any:
+    """What stands for a call in a rerun."""
+    return function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__), call
 
 
 def resend(

@@ -45,6 +45,7 @@ def fan_out(
     batch: BatchHandle | int | None = None,
     seal: bool = True,
     idempotency_key: str | None = None,
+    identify: Callable[[Body], Any] | None = None,
     chunk: int = CHUNK,
     progress: bool = False,
     group: Group | None = None,
@@ -60,9 +61,11 @@ def fan_out(
     On a FIFO queue, `group` is the messages' group, or a function of the body that returns it. The deduplication id is
     the item's id.
 
-    `key`, `labels`, `batch`, `seal`, `idempotency_key`, `chunk` and `progress` as in `lastbit.integrations.fan_out`:
-    with an idempotency key, a producer that was killed can be run again. Raises `InvalidArgument`, also for a message
-    that SQS will never accept, what `lastbit.integrations.fan_out` raises, and boto3's errors.
+    `key`, `labels`, `batch`, `seal`, `idempotency_key`, `identify`, `chunk` and `progress` as in
+    `lastbit.integrations.fan_out`: with an idempotency key, a producer that was killed can be run again, with the same
+    bodies in the same order. Texts or whole mappings are compared, or what `identify` returns. Raises
+    `InvalidArgument`, also for a message that SQS will never accept, what `lastbit.integrations.fan_out` raises, and
+    boto3's errors.
     """
     queue = Queue(client, queue_url)
     with ThreadPoolExecutor(senders, "lastbit-sqs-send") as executor:
@@ -75,6 +78,7 @@ def fan_out(
             batch=batch,
             seal=seal,
             idempotency_key=idempotency_key,
+            identify=identify,
             chunk=chunk,
             progress=progress,
         )

@@ -83,7 +83,7 @@ def _perform(service: Service, request: Request) -> Answer:
                 | {"callback": None if (callback := opening.callback) is None else [callback.url, [*callback.types]]}
             )
         case "extend":
-            extension = service.batches.extend(request["batch"], request["count"], key)
+            extension = service.batches.extend(request["batch"], request["count"], key, request.get("digest"))
             return {"items": extension.batch.items} | {
                 name: getattr(extension, name) for name in ("start", "count", "replayed")
             }
@@ -190,7 +190,7 @@ class ModelBatch:
     acked: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     reasons: dict[int, str] = field(default_factory=dict)
-    extends: dict[str, tuple[int, int]] = field(default_factory=dict)
+    extends: dict[str, tuple[int, int, str | None]] = field(default_factory=dict)
     completed_by: Any = None
     succeeded_by: Any = None
     parent: tuple[int, int] | None = None
@@ -341,12 +341,14 @@ class Model:
         return facts | {"newly": newly, "replayed": False}
 
     def _extend(self, request: Request, _: object) -> Answer:
-        batch, key, count = self._find(request), request.get("key"), request["count"]
+        batch, key, count, digest = self._find(request), request.get("key"), request["count"], request.get("digest")
         if batch is None:
             return {"error": "batch_not_found"}
+        if digest is not None and key is None:
+            return {"error": "invalid_request"}
         if key in batch.extends:
-            start, before = batch.extends[key]
-            if before != count:
+            start, count_before, digest_before = batch.extends[key]
+            if count_before != count or (digest and digest_before and digest != digest_before):
                 return {"error": "idempotency_key_reused"}
             return {"items": batch.items, "start": start, "count": count, "replayed": True}
         if batch.state is not State.OPEN:
@@ -355,7 +357,7 @@ class Model:
         batch.items += count
         batch.idle = False
         if key is not None:
-            batch.extends[key] = start, count
+            batch.extends[key] = start, count, digest
         return {"items": batch.items, "start": start, "count": count, "replayed": False}
 
     def _seal(self, request: Request, _: object) -> Answer:
