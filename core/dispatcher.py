@@ -198,7 +198,7 @@ class Dispatcher:
         if self._database.read(callbacks.behind):
             plans.append(partial(callbacks.plan))
         while plans:
-            plans = [plan for plan in plans if self._database.write(plan, repeatable=True)]
+            plans = [plan for plan in plans if self._database.write(plan)]
             if time.monotonic() >= until:
                 break
         return bool(plans) or fired >= timers.PAGE
@@ -215,7 +215,7 @@ class Dispatcher:
                 if name < 0 and lane.claimed >= lane.room and start - lane.last_quick >= SLOW
             ]
         while slow:
-            slow = [lane for lane in slow if self._database.write(deliveries.postpone, lane, kept, repeatable=True)]
+            slow = [lane for lane in slow if self._database.write(deliveries.postpone, lane, kept)]
             if time.monotonic() - start >= POSTPONE:
                 break
 

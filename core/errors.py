@@ -242,7 +242,7 @@ class TooLarge(CoreError):
 
 class Unavailable(CoreError):
     """The database can't be reached, or the service is overloaded. The same call may succeed later. Sending it again is
-    safe, except for an open or extend without a key (`OutcomeUnknown`)."""
+    safe, except after `OutcomeUnknown` for an open or extend without a key."""
 
     code = "unavailable"
     retry_after: ClassVar[int] = 1
@@ -254,7 +254,7 @@ class Overloaded(Unavailable):
 
 
 class OutcomeUnknown(Unavailable):
-    """The connection broke during a COMMIT: it may have happened."""
+    """A COMMIT got no answer, and the database can't be asked: it may have happened."""
 
 
 class LockTimeout(Unavailable):

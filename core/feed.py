@@ -345,7 +345,7 @@ def trim(database: Database, keep: timedelta, *, needed: Needed = lambda tx, bel
             tx.execute(sa.update(tables.feed_head).values(trimmed=trimmed).where(_head.id == 1))
         return before, trimmed
 
-    before, trimmed = database.write(mark, repeatable=True)
+    before, trimmed = database.write(mark)
     database.write_in_chunks(_remove_chunk, trimmed)
     return trimmed - before
 

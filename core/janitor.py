@@ -22,6 +22,7 @@ from core.batches import callbacks, expiry, nesting
 from core.batches.expiry import Policy
 from core.batches.lifecycle import Cause, State
 from core.processes import definitions, retention
+from core.storage import commit_marks
 from core.storage.database import Database
 from core.webhooks import deliveries
 
@@ -98,6 +99,7 @@ def run_once(
         report.instances = retention.forget(database, policy.keep)
         definitions.sweep(database)
         report.commands = retention.forget_orphans(database)
+        database.write_in_chunks(commit_marks.forget)
     return report
 
 

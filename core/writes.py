@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 from typing import TypeAlias
 
 from sqlalchemy.engine import Connection
@@ -115,23 +115,7 @@ def commit(
     """Apply the operations in one transaction and commit it. The parameters and exceptions are those of
     `Database.write`; a `LockTimeout` names the batches whose rows are locked."""
     try:
-        return database.write(
-            flush,
-            operations,
-            repeatable=all(operation.is_repeatable for operation in operations),
-            lock_waits=lock_waits,
-            lock_wait=lock_wait,
-        )
+        return database.write(flush, operations, lock_waits=lock_waits, lock_wait=lock_wait)
     except errors.LockTimeout as error:
         error.batches = database.read(batches.locked, {operation.batch for operation in operations})
         raise
-    except errors.OutcomeUnknown as error:
-        # Only the callers of operations that can't be repeated need to know.
-        repeatable = [operation for operation in operations if operation.is_repeatable]
-        if len(repeatable) in (0, len(operations)):
-            raise
-        try:
-            outcomes = iter(commit(database, repeatable, lock_waits=lock_waits, lock_wait=lock_wait))
-        except Exception as trouble:  # noqa: BLE001  # raised, it would make the combiner run all of them again
-            outcomes = repeat(Done(error=trouble))
-        return [next(outcomes) if operation.is_repeatable else Done(error=error) for operation in operations]

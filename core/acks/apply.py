@@ -28,6 +28,13 @@ class Seen(NamedTuple):
     group_size: int
     items: int
     journal_next: int
+    owes: bool
+    """It has ended, and owes its parent's item an ack or a failure."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ended without its pending items."""
+        return self.state not in TAKES_ACKS
 
 
 @dataclass(slots=True)
@@ -58,11 +65,11 @@ class FlushState:
         for id, row in rows.items():
             if row.state != State.DELETING:
                 self.locked_rows[id] = row
-                self.seen[id] = Seen(row.state, row.group_size, row.items, row.journal_next)
+                self.seen[id] = Seen(row.state, row.group_size, row.items, row.journal_next, bool(row.owes))
 
     def issued(self, batch: int, group: int) -> int:
         """The number of items of the group that have been issued."""
-        _, size, items, _ = self.seen[batch]
+        size, items = self.seen[batch].group_size, self.seen[batch].items
         remaining = items - group * size
         return size if remaining >= size else remaining if remaining > 0 else 0
 
@@ -81,10 +88,10 @@ class FlushState:
 
 
 def admit(state: FlushState, unit: Unit) -> Outcome:
-    """Reject items that were never issued, or whose batch is gone or withheld. Record the groups of the others."""
+    """Reject items that were never issued, or whose batch is unknown or withheld. Record the groups of the others."""
     row = None if unit.batch in unit.call.withheld else state.seen.get(unit.batch)
-    if row is None or row.state not in TAKES_ACKS:
-        reason = "unknown_batch" if row is None else str(row.state)
+    if row is None:
+        reason = "unknown_batch"
         rejected = [Rejected(reason, item=ItemId(unit.batch, g, i)) for g, i in unit.ids()]
         rejected += [
             Rejected(reason, group=(unit.batch, g), count=mask.count()) for g, mask in unit.masks.items() if mask.any()

@@ -29,7 +29,7 @@ def commit(
     `LockTimeout` names the batches whose rows are locked.
     """
     try:
-        result = database.write(flush.flush, units, cache, repeatable=True, lock_waits=lock_waits, lock_wait=lock_wait)
+        result = database.write(flush.flush, units, cache, lock_waits=lock_waits, lock_wait=lock_wait)
     except errors.LockTimeout as error:
         error.batches = database.read(locked, units)
         raise

@@ -58,7 +58,7 @@ class Verdict:
     exceeded_now: bool = False
     cancelled_now: bool = False
     owes: bool = False
-    """This transaction made the batch owe its parent's item an ack or a failure."""
+    """The batch owes its parent's item an ack or a failure, since this transaction or an earlier one."""
     trigger: TraceContext | None = None
     """The context of the request that changed the last bit."""
 
@@ -125,10 +125,13 @@ def _ids(ids: Iterable[int]) -> str:
     return ",".join(map(str, sorted(ids)))
 
 
+OWES: Final = "CASE WHEN parent_due IS NULL THEN 0 ELSE 1 END"
+"""1 for a batch that owes its parent's item an ack or a failure."""
 _READ: Final = (
     *("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next"),
     *("COALESCE(tolerated_failures, -1)", "COALESCE(tolerated_failure_percentage, -1)", "exceeded"),
     f"CASE WHEN on_exceeded = '{OnExceeded.CANCEL}' THEN 1 ELSE 0 END",
+    OWES,
 )
 
 
@@ -149,6 +152,7 @@ class Row(NamedTuple):
     exceeded: int
     cancels: int
     """1 if the batch is cancelled when its failures pass its tolerance."""
+    owes: int
 
     @property
     def tolerance(self) -> Tolerance:
@@ -245,6 +249,7 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
                 succeeded_now,
                 change.exceeded,
                 change.cancelled,
+                bool(row.owes),
             )
             if delta.last_changer is not None:
                 verdicts[batch].trigger = delta.last_changer.call.trace
@@ -372,8 +377,11 @@ def _look_again(
     verdicts = {}
     for batch, detail in details.items():
         # The detail is newer than the row. The items and the tolerance of a complete batch never change.
-        succeeded = rows_by_id[batch].tolerance.succeeds(rows_by_id[batch].items, detail.failed)
-        verdicts[batch] = Verdict(batch, detail.key, succeeded, detail.completed_by, detail.succeeded_by)
+        row = rows_by_id[batch]
+        succeeded = row.tolerance.succeeds(row.items, detail.failed)
+        verdicts[batch] = Verdict(
+            batch, detail.key, succeeded, detail.completed_by, detail.succeeded_by, owes=bool(row.owes)
+        )
     return verdicts
 
 

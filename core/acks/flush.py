@@ -25,7 +25,7 @@ otherwise one part of the response would be true before the extend, and another 
 
 *The batch ends in the meantime* (cancelled, expired, being deleted): between the first read and the lock of its row, if
 these are separate. The state is checked again under the lock. If it accepts no more acks, the transaction is rolled
-back and begins again, and then the first read rejects the items.
+back and begins again, and then the first read rejects the items that are pending (see `ended`).
 
 *Two transactions insert the row of the same group.* A group without a row is all pending, and a row that doesn't exist
 can't be locked. Both transactions insert the row. One of them gets a duplicate key, at the latest in the packet of its
@@ -55,7 +55,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from core import errors
-from core.acks import apply, completion
+from core.acks import apply, completion, ended
 from core.acks.apply import FlushState, Seen
 from core.acks.call import Outcome, Unit
 from core.batches.lifecycle import State, Verb, completes
@@ -79,7 +79,8 @@ class Flushed(NamedTuple):
     journal_states: Mapping[int, journal.JournalState]
     era: int
     owing: list[int]
-    """Nested batches that this flush made owe their parent's item an ack or a failure; for `parents`."""
+    """Nested batches of the units that owe their parent's item an ack or a failure, since this flush or an earlier one
+    whose payment was lost with its process; for `parents`."""
 
 
 def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushed:
@@ -92,7 +93,8 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
     locks = _begin(tx, units, cache)
     state = locks.state
     units, rests = _cut(units, locks)
-    outcomes = [apply.admit(state, unit) for unit in units]
+    too_late = _judge_ended(tx, state, units)
+    outcomes = [too_late.get(unit) or apply.admit(state, unit) for unit in units]
     _load_journaled(tx, state, locks)
     _load(tx, state, cache, locks.groups)
     for unit, outcome in zip(units, outcomes, strict=True):
@@ -125,8 +127,9 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
     groups = state.groups
     if state.journal_states:
         groups = {key: group for key, group in groups.items() if key[0] not in state.journal_states}
-    owing = [batch for batch, verdict in verdicts.items() if verdict.owes]
-    return Flushed(outcomes, groups, state.journal_states, era, owing)
+    owing = {batch for batch, verdict in verdicts.items() if verdict.owes}
+    owing |= {batch for batch, look in state.seen.items() if look.owes}
+    return Flushed(outcomes, groups, state.journal_states, era, sorted(owing))
 
 
 class _Locked(NamedTuple):
@@ -229,13 +232,14 @@ def _is_little(units: Sequence[Unit]) -> bool:
 
 def _look(tx: Connection, batches: Collection[int]) -> str:
     source = f"batches WHERE id IN ({','.join(map(str, sorted(batches)))})"
-    return statements.select(tx, ("id", "state", "group_size", "items", "journal_next"), source, len(batches))
+    columns = ("id", "state", "group_size", "items", "journal_next", completion.OWES)
+    return statements.select(tx, columns, source, len(batches))
 
 
 def _seen(tx: Connection, rows: dialects.Rows) -> dict[int, Seen]:
     return {
-        int(batch): Seen(state, int(size), int(items), int(journal_next))
-        for batch, state, size, items, journal_next in statements.records(tx, rows)
+        int(batch): Seen(state, int(size), int(items), int(journal_next), bool(int(owes)))
+        for batch, state, size, items, journal_next, owes in statements.records(tx, rows)
         if state != State.DELETING
     }
 
@@ -252,6 +256,20 @@ def _lock(tx: Connection, units: Sequence[Unit]) -> str:
 
 def _for_update(tx: Connection, *key: str) -> str:
     return dialects.of(tx).for_update(*key)
+
+
+def _judge_ended(tx: Connection, state: FlushState, units: Sequence[Unit]) -> dict[Unit, Outcome]:
+    """The outcomes of units whose batch is cancelled or expired."""
+    by_batch: dict[int, list[Unit]] = {}
+    for unit in units:
+        look = state.seen.get(unit.batch)
+        if look is not None and look.has_ended and unit.batch not in unit.call.withheld:
+            by_batch.setdefault(unit.batch, []).append(unit)
+    return {
+        unit: outcome
+        for batch, late_units in by_batch.items()
+        for unit, outcome in ended.judge(tx, batch, state.seen[batch], late_units).items()
+    }
 
 
 def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:

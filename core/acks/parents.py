@@ -127,9 +127,9 @@ def pay(database: Database, flush: Flush, dues: Sequence[Due]) -> PaymentResult:
 def _strike_out(database: Database, dues: Sequence[Due]) -> None:
     """Remove paid debts. If a child's row stays locked, its debt is left to the sweep, so that no call waits for it."""
     try:
-        database.write(nesting.strike_out, dues, repeatable=True, lock_waits=0, lock_wait=LOCK_WAIT)
+        database.write(nesting.strike_out, dues, lock_waits=0, lock_wait=LOCK_WAIT)
     except errors.LockTimeout:
-        database.write(lambda tx: nesting.strike_out(tx, dues, skip_locked=True), repeatable=True)
+        database.write(lambda tx: nesting.strike_out(tx, dues, skip_locked=True))
 
 
 def sweep(

@@ -156,7 +156,7 @@ def expire(
             return None
         return batches.end(tx, batch, State.EXPIRED, now, cause=reason)
 
-    return database.write(work, repeatable=True, lock_waits=0, lock_wait=lock_wait)
+    return database.write(work, lock_waits=0, lock_wait=lock_wait)
 
 
 def remove(database: Database, batch_id: int, policy: Policy) -> bool:
@@ -177,7 +177,7 @@ def remove(database: Database, batch_id: int, policy: Policy) -> bool:
         purge.mark(tx, batch_id)
         return True
 
-    if not database.write(condemn, repeatable=True, lock_waits=0):
+    if not database.write(condemn, lock_waits=0):
         return False
     purge.purge(database, batch_id)
     return True

@@ -49,12 +49,6 @@ def condemn(tx: Connection, batch_id: int) -> bool:
     return True
 
 
-def is_condemned(tx: Connection, batch_id: int) -> bool:
-    """Whether step 1 of the batch's deletion is committed; it may be removed already."""
-    state = tx.scalar(sa.select(tables.batches.c.state).where(tables.batches.c.id == batch_id))
-    return state in (None, State.DELETING)
-
-
 def mark(tx: Connection, batch_id: int) -> None:
     """Set the state `deleting` on a batch whose lock is held."""
     callbacks.disable(tx, batch_id)
@@ -82,5 +76,5 @@ def remove_chunk(tx: Connection, batch_id: int) -> bool:
 
 def purge(database: Database, batch_id: int) -> None:
     """All of steps 2 and 3 for a condemned batch."""
-    while not database.write(remove_chunk, batch_id, repeatable=True):
+    while not database.write(remove_chunk, batch_id):
         pass

@@ -107,7 +107,7 @@ def redrive(database: Database, batch_id: int, wish: Wish, idempotency_key: str 
         reads_left -= 1
         before, found = database.snapshot(_find, batch_id, wish)
         version = None if not reads_left else _version(before)
-        done = database.write(_append, batch_id, wish, request, found, version, repeatable=True)
+        done = database.write(_append, batch_id, wish, request, found, version)
     return done
 
 

@@ -127,7 +127,7 @@ def update(database: Database, batch_id: int, patch: Patch, idempotency_key: str
         feed.append(tx, [replace(updated, id=request.event_id), *batches.events(after, names)])
         return Updated(after, replayed=False)
 
-    return database.write(write, repeatable=True)
+    return database.write(write)
 
 
 def _judged(batch: Batch, now: datetime) -> tuple[Batch, list[str]]:

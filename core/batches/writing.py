@@ -82,10 +82,6 @@ class Open(Operation):
     cost: int = 8
 
     @property
-    def is_repeatable(self) -> bool:
-        return self.idempotency_key is not None
-
-    @property
     def must_be_alone(self) -> bool:
         """A parent's row is locked, and its bits are read, before anything else of the transaction."""
         return self.opening.parent is not None
@@ -108,10 +104,6 @@ class Extend(Operation):
     idempotency_key: str | None = None
     digest: str | None = None
     cost: int = 4
-
-    @property
-    def is_repeatable(self) -> bool:
-        return self.idempotency_key is not None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -279,6 +271,8 @@ def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
 
 def _seal(tx: Connection, batch: Batch, operation: Seal, now: datetime, applied: Applied) -> Sealed:
     fingerprint = operation.fingerprint
+    if batch.state is State.CANCELLED and batch.completed_by == fingerprint:
+        return Sealed(batch, newly=False, newly_succeeded=False)  # this request's own effect
     judge("seal", batch.id, batch.state)
     if batch.state is not State.OPEN:
         return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
@@ -291,7 +285,7 @@ def _seal(tx: Connection, batch: Batch, operation: Seal, now: datetime, applied:
     if exceeds:
         values["exceeded"] = True
     if cancels:
-        values |= {"state": State.CANCELLED, "ended_at": now}
+        values |= {"state": State.CANCELLED, "ended_at": now, "completed_by": fingerprint}
     if newly:
         values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
         if batch.journal_next:

@@ -119,11 +119,6 @@ class Operation:
         """Whether it needs a transaction of its own."""
         return False
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether it has the same effect if it runs again after a COMMIT whose result is unknown."""
-        return True
-
     def groups(self) -> Set[int]:
         return frozenset()
 

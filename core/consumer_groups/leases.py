@@ -181,7 +181,7 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
 
 def synced(database: Database, name: str, caller: Caller) -> Synced:
     """`sync` in a transaction, logging joins, expired workers and overdue releases."""
-    answer = database.write(sync, name, caller, repeatable=True)
+    answer = database.write(sync, name, caller)
     if answer.joined:
         log.info("consumer_joined", group=name, worker=caller.worker)
     for worker in answer.gone:

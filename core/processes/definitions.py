@@ -166,7 +166,7 @@ def prune(database: Database, keep: int = inbox.KEEP) -> int:
     number of removed rows."""
     count = 0
     for definition in database.read(all_of):
-        database.write(_raise_pruned, definition.name, keep, repeatable=True)
+        database.write(_raise_pruned, definition.name, keep)
         for status in inbox.PRUNED:
             count += database.write_in_chunks(_remove_pruned, definition.name, status)
     return count
@@ -230,7 +230,7 @@ def sweep(database: Database) -> None:
         statement = sa.delete(tables.process_definitions).where(
             _definitions.name == name, _definitions.deleted_at.is_not(None)
         )
-        database.write(lambda tx, statement=statement: tx.execute(statement).rowcount, repeatable=True)  # type: ignore[misc]
+        database.write(lambda tx, statement=statement: tx.execute(statement).rowcount)  # type: ignore[misc]
 
 
 def _remove(tx: Connection, table: sa.Table, name: str) -> int:

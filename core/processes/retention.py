@@ -53,7 +53,7 @@ def forget(database: Database, keep: timedelta) -> int:
     """Remove the instances that finished longer than `keep` ago. Return the number of instances."""
     count = 0
     for process in database.read(definitions.all_of):
-        ended_by = database.write(_handled_until, process, repeatable=True) - keep
+        ended_by = database.write(_handled_until, process) - keep
         end: str | None = ""
         while end is not None:
             start, end = end, database.read(_last_of_scan, process.name, end)
@@ -67,7 +67,7 @@ def forget_orphans(database: Database) -> int:
     count = 0
     after: int | None = 0
     while after is not None:
-        after, chunk = database.write(_remove_orphans, after, repeatable=True)
+        after, chunk = database.write(_remove_orphans, after)
         count += chunk
     return count
 

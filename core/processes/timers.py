@@ -111,7 +111,7 @@ def fire(database: Database, until: float = math.inf) -> int:
         due = database.read(_due)
         if not due:
             return count
-        fired = database.write(_fire, due, repeatable=True)
+        fired = database.write(_fire, due)
         count += fired
         if len(due) < PAGE or not fired or time.monotonic() >= until:
             return count

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import structlog
 from sqlalchemy.engine import Connection
 
@@ -135,26 +133,17 @@ class BatchService:
 
     def cancel(self, batch: int) -> Batch:
         """Raises `errors.BatchEnded`."""
-        cancelled = self._database.write(batches.cancel, batch, repeatable=True)
+        cancelled = self._database.write(batches.cancel, batch)
         self._acks.pay_parent(cancelled)
         return cancelled
 
     def delete(self, batch: int) -> None:
         """Cancel the batch, notify its parent, and remove it."""
-        if not self._condemn(batch):
+        if not self._database.write(purge.condemn, batch):
             self._acks.pay(batch)
-            if not self._condemn(batch):
+            if not self._database.write(purge.condemn, batch):
                 raise errors.Unavailable(f"batch {batch} is cancelled, but its parent can't be updated at the moment")
         purge.purge(self._database, batch)
-
-    def _condemn(self, batch: int) -> bool:
-        try:
-            return self._database.write(purge.condemn, batch)
-        except errors.OutcomeUnknown:
-            # A repeat would be told that there is no such batch, and its rows would stay until the janitor comes.
-            if self._database.read(purge.is_condemned, batch):
-                return True
-            raise
 
     def check_parent(self, parent: ItemId, prefix: str) -> None:
         """Raise `errors.InvalidRequest` unless the key of the parent item's batch begins with `prefix`."""
@@ -236,14 +225,12 @@ class BatchService:
         fingerprint = request_fingerprint("repair", idempotency_key, str(batch).encode())
         result = plan = self._database.snapshot(repair.plan, batch, fingerprint)
         if plan.faults:
-            self._database.write(repair.prepare, batch, repeatable=True)
-            result = self._database.write(repair.repair, batch, fingerprint, repeatable=True)
+            self._database.write(repair.prepare, batch)
+            result = self._database.write(repair.repair, batch, fingerprint)
             log.warning("batch_repaired", batch=batch, faults=len(plan.faults), first=plan.faults[0])
-            if not result.faults:  # the transaction ran twice, as its first COMMIT got no answer
-                result = replace(result, before=plan.before, groups=plan.groups, faults=plan.faults)
         self._acks.pay_parent(result.after)
         after: int | None = -1
         while after is not None:
-            owing, after = self._database.write(repair.owe_again, batch, after, repeatable=True)
+            owing, after = self._database.write(repair.owe_again, batch, after)
             self._acks.pay(*owing)
         return result

@@ -33,7 +33,7 @@ class ConsumerGroupService:
         self, name: str, partitions: int, ttl: timedelta | None = None, release: timedelta | None = None
     ) -> tuple[groups.ConsumerGroup, bool]:
         """Returns the consumer group, and whether it is new. Raises `errors.PartitionsFixed`."""
-        return self._database.write(groups.put, name, partitions, ttl, release, repeatable=True)
+        return self._database.write(groups.put, name, partitions, ttl, release)
 
     def page(self, after: str | None, limit: int) -> list[groups.Summary]:
         """The consumer groups with a name above `after`, in the order of their names."""
@@ -51,7 +51,7 @@ class ConsumerGroupService:
         return leases.synced(self._database, group, caller)
 
     def leave(self, group: str, worker: str, session: str | None = None) -> None:
-        self._database.write(leases.leave, group, worker, session, repeatable=True)
+        self._database.write(leases.leave, group, worker, session)
 
     def commit(
         self, fence: positions.Fence, snapshot: Snapshot, *, token: str | None = None, head: int | None = None

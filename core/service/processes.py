@@ -30,7 +30,7 @@ class ProcessService:
         """Returns the process, and whether it is new. Raises `errors.PartitionsFixed`, `PositionTrimmed`,
         `InvalidRequest`, `ConsumerGroupInUse`."""
         definitions.sweep(self._database)  # an earlier process of that name may be half deleted
-        return self._database.write(definitions.define, name, partitions, ttl, release, after, repeatable=True)
+        return self._database.write(definitions.define, name, partitions, ttl, release, after)
 
     def summaries(self) -> list[instances.Summary]:
         return self._database.snapshot(instances.summaries)

@@ -51,9 +51,7 @@ class WebhookService:
         """Give the webhook a new secret. For the time of `overlap`, the earlier ones sign too. Raises
         `errors.IdempotencyKeyReused`, `UpgradeNotFinished`."""
         secret = subscriptions.new_secret()
-        result = self._database.write(
-            subscriptions.rotate_secret, webhook, secret, overlap, idempotency_key, repeatable=True
-        )
+        result = self._database.write(subscriptions.rotate_secret, webhook, secret, overlap, idempotency_key)
         if not result.replayed:
             log.info("secret_rotated", webhook=webhook, overlap=overlap.total_seconds())
         return result

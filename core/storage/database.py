@@ -13,9 +13,10 @@ On a server, the last statements of hot transactions and the COMMIT are one pack
 at the first statement that fails. If that is one before the COMMIT, nothing was committed, and the error is treated
 like that of any other statement.
 
-When the connection breaks during a COMMIT or such a packet, nobody knows whether it was committed. Work that has the
-same effect when it runs twice passes `repeatable=True` and is retried. Other work raises `Unavailable`; clients then
-repeat the request with the same Idempotency-Key.
+When the connection breaks during a COMMIT or such a packet, the database tells in another connection whether it was
+committed (see `commit_marks`). If so, the caller gets the result as if the answer had arrived, and what follows from it
+is done; otherwise the work runs again. Only if the database can't be asked, or a COMMIT fails on SQLite, where no
+answer gets lost, `OutcomeUnknown` is raised; clients then repeat the request with the same Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import sqlalchemy as sa
+import structlog
 import tenacity
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from core import errors, metrics
-from core.storage import continuity, dialects, faults, statements
+from core.storage import commit_marks, continuity, dialects, faults, statements
+from core.storage.commit_marks import Mark
 from core.storage.dialects.dialect import LOCK_WAIT as LOCK_WAIT_OPTION
 
 T = TypeVar("T")
@@ -48,11 +51,17 @@ HEAD_WAITS: Final = 4
 """How many lock waits for the feed's head may time out in one call, however few `lock_waits` it allows."""
 
 
+log = structlog.get_logger(__name__)
+
+
 class _Faulted(Exception):  # carries a fault to the retry loop; never leaves this module
-    def __init__(self, fault: errors.Fault, cause: BaseException, *, committing: bool) -> None:
+    def __init__(self, fault: errors.Fault, cause: BaseException) -> None:
         self.fault = fault
         self.cause = cause
-        self.committing = committing
+
+
+class _Unanswered(_Faulted):
+    """The COMMIT got no answer, or none that tells its outcome."""
 
 
 def _count(retry: tenacity.RetryCallState) -> None:
@@ -77,6 +86,7 @@ def _retrying(attempts: int, multiplier: float, longest: float) -> tenacity.Retr
 # Conflicts are normal. Sixty attempts with jitter outlasted every load that we could create.
 _WRITES: Final = _retrying(60, multiplier=0.005, longest=0.4)
 _READS: Final = _retrying(4, multiplier=0.05, longest=0.5)
+_OUTCOMES: Final = _retrying(5, multiplier=0.05, longest=0.5)
 
 
 def after_commit(tx: Connection, react: Callable[[], None]) -> None:
@@ -108,6 +118,8 @@ class Database:
         self.dialect = dialect
         self.engine = dialect.engine(self.url, connections, LOCK_WAIT)
         continuity.watch(self.engine, dialect.origin(), self._doubt)
+        if not dialect.is_embedded:
+            commit_marks.watch(self.engine)
 
     @property
     def is_embedded(self) -> bool:
@@ -118,16 +130,15 @@ class Database:
         self,
         work: Callable[[Connection, Unpack[Args]], T],
         *args: *Args,
-        repeatable: bool = False,
         lock_waits: int = 4,
         lock_wait: float | None = None,
     ) -> T:
         """Call `work(tx, *args)` in one transaction and commit it; return its result after the commit.
 
-        `work` may run several times, so it must not store results elsewhere. `lock_waits` is how many lock waits may
-        time out before `LockTimeout`; `lock_wait` shortens each to less than `LOCK_WAIT` seconds (see
-        `statements.run`). Neither concerns the feed's head. Raises `errors.LockTimeout`, `errors.Unavailable`, or what
-        `work` raised, rolled back.
+        `work` may run several times, but only one run is committed, so it must not store results elsewhere.
+        `lock_waits` is how many lock waits may time out before `LockTimeout`; `lock_wait` shortens each to less than
+        `LOCK_WAIT` seconds (see `statements.run`). Neither concerns the feed's head. Raises `errors.LockTimeout`,
+        `errors.OutcomeUnknown`, `errors.Unavailable`, or what `work` raised, rolled back.
         """
         timeouts = 0
         head_waits = 0
@@ -140,9 +151,8 @@ class Database:
             except _Faulted as trouble:
                 if trouble.fault is errors.Fault.OUTAGE:
                     outages += 1
-                    if outages > 3 or (trouble.committing and not repeatable):
-                        kind = errors.OutcomeUnknown if trouble.committing else errors.Unavailable
-                        raise kind(faults.outage(trouble.cause)) from trouble.cause
+                    if outages > 3:
+                        raise errors.Unavailable(faults.outage(trouble.cause)) from trouble.cause
                 elif trouble.fault is errors.Fault.LOCK_WAIT:
                     timeouts += 1
                     if timeouts > lock_waits:
@@ -164,9 +174,30 @@ class Database:
         *args: *Args,
         lock_wait: float | None = None,
     ) -> T:
-        committing = False
         started = time.perf_counter()
         outcome = metrics.ROLLED_BACK
+        try:
+            result, position, reactions = self._transaction(work, *args, lock_wait=lock_wait)
+            outcome = metrics.COMMITTED
+        except _Faulted as trouble:
+            outcome = metrics.TROUBLED[trouble.fault]
+            raise
+        finally:
+            outcome.observe(time.perf_counter() - started)
+        if position is not None:
+            for react in self._on_append:
+                react(position)
+        for reaction in reactions:
+            reaction()
+        return result
+
+    def _transaction(
+        self, work: Callable[[Connection, Unpack[Args]], T], *args: *Args, lock_wait: float | None
+    ) -> tuple[T, int | None, list[Callable[[], None]]]:
+        """Returns the result of the work, the feed's last position if it appended, and the calls of `after_commit`,
+        when all is committed. Raises `_Faulted` if nothing is."""
+        mark: Mark | None = None
+        committing = False
         try:
             with self._connected() as tx:
                 options = self.dialect.begin_writing
@@ -177,29 +208,43 @@ class Database:
                 try:
                     # Explicitly, because SQLAlchemy doesn't see the statements that `statements` executes.
                     tx.begin()
-                    tx.info.pop(APPENDED, None)
-                    tx.info.pop(_AFTER, None)
-                    tx.info.pop(statements.LAST, None)
+                    for key in (APPENDED, _AFTER, statements.LAST):
+                        tx.info.pop(key, None)
+                    mark = None if self.is_embedded else commit_marks.new(tx)
                     result = work(tx, *args)
-                    position = tx.info.get(APPENDED)
-                    reactions: list[Callable[[], None]] = tx.info.get(_AFTER, [])
+                    done = result, tx.info.get(APPENDED), tx.info.get(_AFTER, [])
                     committing = True
-                    statements.commit(tx)
+                    statements.commit(tx, None if mark is None else commit_marks.statement(tx, mark))
                 except BaseException as error:
                     self._judge(tx, error, committing=committing)
                     raise
-            outcome = metrics.COMMITTED
-            if position is not None:
-                for react in self._on_append:
-                    react(position)
-            for reaction in reactions:
-                reaction()
-            return result
+        except _Unanswered as trouble:
+            if mark is None:
+                raise errors.OutcomeUnknown(faults.outage(trouble.cause)) from trouble.cause
+            if not self._was_committed(mark):
+                raise _Faulted(errors.Fault.OUTAGE, trouble.cause) from trouble.cause
+        return done
+
+    def _was_committed(self, mark: Mark) -> bool:
+        """The outcome of a COMMIT without an answer. Raises `errors.OutcomeUnknown` if the database can't tell it."""
+
+        def attempt() -> bool:
+            with self._connected() as tx:
+                try:
+                    tx.begin()
+                    was_committed = commit_marks.settle(tx, mark)
+                    tx.commit()
+                except Exception as error:
+                    self._judge(tx, error, committing=False)
+                    raise
+                return was_committed
+
+        try:
+            was_committed = _OUTCOMES(attempt)
         except _Faulted as trouble:
-            outcome = metrics.TROUBLED[trouble.fault]
-            raise
-        finally:
-            outcome.observe(time.perf_counter() - started)
+            raise errors.OutcomeUnknown(faults.outage(trouble.cause)) from trouble.cause
+        log.warning("commit_unanswered", committed=was_committed)
+        return was_committed
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -211,7 +256,7 @@ class Database:
         except Exception as error:
             if isinstance(error, _Faulted) or faults.classify(error) is None:
                 raise
-            raise _Faulted(errors.Fault.OUTAGE, error, committing=False) from error
+            raise _Faulted(errors.Fault.OUTAGE, error) from error
 
     def _judge(self, tx: Connection, error: BaseException, *, committing: bool) -> None:
         """Raise `_Faulted` if the error is a database fault, and keep unusable connections out of the pool."""
@@ -222,12 +267,13 @@ class Database:
         elif committing:
             # The connection's state is unknown.
             tx.invalidate()
-            fault = fault and errors.Fault.OUTAGE
+            if fault is not None:
+                raise _Unanswered(errors.Fault.OUTAGE, error) from error
         elif faults.is_elsewhere(error):
             # The next connection may lead to a server that can do it.
             tx.invalidate()
         if fault is not None:
-            raise _Faulted(fault, error, committing=committing) from error
+            raise _Faulted(fault, error) from error
 
     def _rolled_back(self, tx: Connection) -> None:
         """The server rolled back at the COMMIT; update the driver's state as well."""
@@ -240,9 +286,9 @@ class Database:
 
     def write_in_chunks(self, work: Callable[[Connection, Unpack[Args]], int], *args: *Args) -> int:
         """Call `write` with `work`, each time in a new transaction, until it returns 0 or False. Return the sum of the
-        results. `work` must be repeatable."""
+        results."""
         total = 0
-        while count := self.write(work, *args, repeatable=True):
+        while count := self.write(work, *args):
             total += count
         return total
 

@@ -111,7 +111,7 @@ def finish(database: Database) -> None:
         check(tx)
         tx.execute(sa.update(tables.schema_support).values(oldest=newest()))
 
-    database.write(mark, repeatable=True)
+    database.write(mark)
 
 
 def serves_only(tx: Connection, revision: str) -> bool:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from core.storage import dialects, faults
 from core.storage.dialects import Rows
+from core.storage.dialects.dialect import HAS_WRITTEN, writes
 
 T = TypeVar("T")
 
@@ -99,12 +100,13 @@ def finish(tx: Connection, *statements: str) -> list[Rows]:
     return dialects.of(tx).finish(tx, statements)
 
 
-def commit(tx: Connection) -> None:
-    """Commit, with the statements that `Pipeline.finish` has left. Raises what `finish` and `tx.commit()` do; if
-    `faults.is_before_commit`, nothing was committed."""
-    pipeline: Pipeline | None = tx.info.pop(LAST, None)
-    if pipeline is not None:
-        pipeline.flush(is_last=True)
+def commit(tx: Connection, witness: str | None = None) -> None:
+    """Commit, with the statements that `Pipeline.finish` has left and, if the transaction writes, the `witness` after
+    them. Raises what `finish` and `tx.commit()` do; if `faults.is_before_commit`, nothing was committed."""
+    pipeline: Pipeline = tx.info.pop(LAST, None) or Pipeline(tx)
+    if witness is not None and (tx.info[HAS_WRITTEN] or pipeline.will_write()):
+        pipeline.later(witness)
+    pipeline.flush(is_last=True)
     tx.commit()
 
 
@@ -159,6 +161,10 @@ class Pipeline:
         if self._waiting:
             statements, self._waiting = self._waiting, []
             self._run(statements, is_last=is_last)
+
+    def will_write(self) -> bool:
+        """Whether one of the waiting statements writes."""
+        return writes(text for text, _ in self._waiting)
 
     def finish(self) -> None:
         """Leave the waiting statements to the COMMIT, which then goes in the same round trip. The caller executes

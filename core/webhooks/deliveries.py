@@ -326,10 +326,6 @@ class Record(Operation):
     answer: SendResult | None
     chance: float
 
-    @property
-    def is_repeatable(self) -> bool:
-        return False  # the attempt would be logged twice
-
 
 def record(tx: Connection, records: Sequence[Record], backoff: Backoff) -> list[Progress | None]:
     """Apply the records, and return their results."""

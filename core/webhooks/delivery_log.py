@@ -147,7 +147,7 @@ def redeliver(database: Database, webhook: int, *, position: int | None = None, 
             raise errors.InvalidRequest(place, f"expected an event that was planned for webhook {webhook}")
         return 1
 
-    return database.write(one, repeatable=True)
+    return database.write(one)
 
 
 def _redeliver_dead(database: Database, webhook: int) -> int:

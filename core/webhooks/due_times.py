@@ -56,7 +56,7 @@ class DueTimes:
         while self._looking:
             late, before = self._database.read(self._look)
             for part in chunks(late, PAGE):
-                corrected = self._database.write(self._bring_closer, part, repeatable=True)
+                corrected = self._database.write(self._bring_closer, part)
                 self._were_locked |= corrected < len(part)
             self._before = before
             if before is None:

@@ -43,7 +43,7 @@ class Replica:
         if self._clock() < self._next:
             return
         if not self._made:
-            self._database.write(groups.put, GROUP, PARTITIONS, None, None, repeatable=True)
+            self._database.write(groups.put, GROUP, PARTITIONS, None, None)
             self._made = True
         try:
             synced = self._sync()
@@ -65,7 +65,7 @@ class Replica:
         """Give up all partitions at once. Raises `errors.Unavailable`."""
         self.partitions = frozenset()
         if self._made:
-            self._database.write(leases.leave, GROUP, self.worker, self._session, repeatable=True)
+            self._database.write(leases.leave, GROUP, self.worker, self._session)
 
     def _sync(self, drained: Collection[tuple[int, int]] = ()) -> leases.Synced:
         caller = leases.Caller(self.worker, self._session, drained=drained)

@@ -18,7 +18,7 @@ from typing import Any
 
 from lastbit.ids import ItemId
 from tests.chaos.consumers import STRANGER
-from tests.chaos.evidence import Ask, Evidence
+from tests.chaos.evidence import Ask, Evidence, Stored
 from tests.chaos.plans import Fate
 
 NEVER = float("inf")
@@ -60,6 +60,11 @@ class Wanted:
         subset.acked.update({batch: numbers for batch, numbers in self.acked.items() if batch in remaining})
         subset.failed.update({batch: numbers for batch, numbers in self.failed.items() if batch in remaining})
         return subset
+
+    def pending_in(self, stored: Stored) -> int:
+        """How many of the items are pending in the end."""
+        items = [(batch, number) for part in (self.acked, self.failed) for batch in part for number in part[batch]]
+        return sum(stored.state(batch, number) == "pending" for batch, number in items)
 
 
 @dataclass
@@ -201,7 +206,7 @@ class Checks:
 
     def _refused(self, ask: Ask, request: Wanted) -> tuple[set[int], set[int]]:
         """The batches whose items the answer certainly rejects, and all those whose items it may reject. A batch that
-        rejects one item has ended, so it accepted nothing of the call."""
+        rejects one item has ended, so it applied nothing of the call."""
         surely, possibly = set[int](), set[int]()
         for rejection in ask.answer["rejected"]:
             name = _named(rejection)
@@ -383,15 +388,17 @@ class Checks:
         surely, refused_batches = self._refused(ask, request)
         accepted_items = request.without(refused_batches)
         if unnamed_count := sum(rejection["count"] for rejection in answer["rejected"] if _named(rejection) is None):
-            least, maximum = (request.only(batches).size for batches in self._cancelled(ask, request))
+            certain, possible = self._cancelled(ask, request)
+            least, maximum = request.only(certain).pending_in(self.stored), request.only(possible).size
             if not least <= unnamed_count <= maximum:
                 yield (
                     f"{unnamed_count} items were rejected as cancelled; at least {least} and at most {maximum} were",
                     None,
                 )
         for batch in sorted(accepted_items.batches):
-            if self.histories[batch].shown.get("cancelled", NEVER) < ask.at:
-                yield "it was cancelled before, but its items were accepted", batch
+            was_cancelled = self.histories[batch].shown.get("cancelled", NEVER) < ask.at
+            if was_cancelled and accepted_items.only({batch}).pending_in(self.stored):
+                yield "it was cancelled before, but pending items were accepted", batch
         completed_batches = {entry["batch"] for entry in answer["completed"]}
         for batch in sorted(accepted_items.batches - completed_batches):
             if self.histories[batch].complete_shown < ask.at:

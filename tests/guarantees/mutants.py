@@ -78,6 +78,7 @@ _CANCEL = _RACES + "test_an_ack_comes_before_the_cancel_or_is_rejected"
 _PURGE = _RACES + "test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twice"
 _EXTENDS = _RACES + "test_two_extends_with_one_key_issue_the_same_numbers_once"
 _DIGESTS = _RACES + "test_two_extends_with_one_key_for_other_things_issue_the_numbers_of_one"
+_LOST = "test_lost_answers.py::"
 _TRACES = "../http/test_traces.py::"
 _OPENS = _RACES + "test_two_opens_with_one_key_make_one_batch"
 _TOLERANCE = "test_tolerance.py::"
@@ -586,7 +587,7 @@ MUTANTS = [
     # Everything at once.
     Mutant(
         "a-commit-that-failed-is-answered",
-        "core.storage.database:Database._once",
+        "core.storage.database:Database._transaction",
         "self._judge(tx, error, committing=committing)\n                raise",
         "tx.invalidate()\n                if not committing:\n"
         "                    self._judge(tx, error, committing=False)\n                    raise",
@@ -1658,35 +1659,6 @@ MUTANTS = [
         _WRITES + "test_an_event_that_two_callers_append_stands_once",
     ),
     Mutant(
-        "an-unknown-commit-fails-all-its-callers",
-        "core.writes:commit",
-        "if len(repeatable) in (0, len(operations)):",
-        "if True:",
-        _WRITES + "test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated",
-    ),
-    Mutant(
-        "an-unknown-commit-is-repeated-forever",
-        "core.writes:commit",
-        "in (0, len(operations))",
-        "in (0, -1)",
-        _WRITES + "test_a_commit_whose_result_stays_unknown_is_given_up",
-    ),
-    Mutant(
-        "an-unknown-commit-is-repeated-after-a-lock-timeout",
-        "core.writes:commit",
-        "outcomes = repeat(Done(error=trouble))",
-        "raise",
-        _WRITES + "test_an_extend_with_an_unknown_result_is_not_run_again_with_its_neighbours",
-    ),
-    Mutant(
-        "an-unknown-commit-is-repeated-for-all",
-        "core.writes:commit",
-        "[operation for operation in operations if operation.is_repeatable]",
-        "operations",
-        _WRITES + "test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated",
-        also=(("if operation.is_repeatable else", "if True else"),),
-    ),
-    Mutant(
         "extend-does-not-compare-the-digests",
         "core.batches.writing:_extend",
         "digest != before_digest",
@@ -1794,7 +1766,7 @@ MUTANTS = [
         "core.storage.dialects.mariadb:MariaDB._send",
         "if len(rows) < len(texts):",
         "if False:",
-        _LAST + "test_a_packet_that_ends_before_the_commit_is_a_lost_connection",
+        _LAST + "test_work_whose_packet_ends_before_the_commit_runs_again",
     ),
     Mutant(
         "a-statement-refused-before-the-commit-leaves-the-outcome-unknown",
@@ -1808,20 +1780,120 @@ MUTANTS = [
         "core.storage.faults:is_before_commit",
         '(None, "COMMIT")',
         "(None,)",
-        _LAST + "test_a_refused_commit_leaves_the_outcome_unknown",
+        _LAST + "test_the_database_is_asked_for_the_outcome_of_a_refused_commit",
     ),
     Mutant(
         "a-connection-lost-with-its-commit-is-taken-for-a-refused-statement",
         "core.storage.faults:is_before_commit",
         "not error.connection_invalidated and ",
         "",
-        _LAST + "test_a_connection_lost_before_the_commit_is_answered_leaves_the_outcome_unknown",
+        _LOST + "test_a_connection_that_is_cut_at_the_last_packet_changes_nothing",
+    ),
+    # The answer to a COMMIT is lost.
+    Mutant(
+        "a-lost-answer-runs-the-work-again",
+        "core.storage.database:Database._transaction",
+        "if not self._was_committed(mark):",
+        "if True:",
+        _LOST + "test_writes_without_a_key_are_done_once_and_answered",
+    ),
+    Mutant(
+        "a-lost-answer-counts-as-a-commit",
+        "core.storage.database:Database._transaction",
+        "if not self._was_committed(mark):",
+        "if False:",
+        _LAST + "test_work_whose_connection_was_lost_before_the_commit_runs_again",
+    ),
+    Mutant(
+        "a-lost-answer-forgets-who-waits-for-the-feed",
+        "core.storage.database:Database._transaction",
+        "raise _Faulted(errors.Fault.OUTAGE, trouble.cause) from trouble.cause",
+        "raise _Faulted(errors.Fault.OUTAGE, trouble.cause) from trouble.cause\n            done = done[0], None, []",
+        _LOST + "test_a_lost_answer_changes_nothing",
+    ),
+    Mutant(
+        "a-transaction-that-was-taken-for-lost-may-still-commit",
+        "core.storage.commit_marks:settle",
+        "{barred} ELSE",
+        "commit_marks.mark ELSE",
+        _LOST + "test_a_transaction_that_is_still_in_progress_is_barred",
+        also=(("mark.writer, barred, keep_or_bar", "mark.writer, 0, keep_or_bar"),),
+    ),
+    Mutant(
+        "a-barred-mark-is-written",
+        "core.storage.commit_marks:statement",
+        "THEN {number} END",
+        "THEN {number} ELSE {number} END",
+        _LOST + "test_a_transaction_that_is_still_in_progress_is_barred",
+    ),
+    Mutant(
+        "a-transaction-without-writes-is-marked",
+        "core.storage.statements:commit",
+        "(tx.info[HAS_WRITTEN] or pipeline.will_write())",
+        "True",
+        _LOST + "test_a_transaction_without_writes_leaves_no_mark",
+    ),
+    Mutant(
+        "writes-of-the-last-packet-are-not-marked",
+        "core.storage.statements:commit",
+        "(tx.info[HAS_WRITTEN] or pipeline.will_write())",
+        "tx.info[HAS_WRITTEN]",
+        _LOST + "test_a_connection_that_is_cut_at_the_last_packet_changes_nothing",
+    ),
+    Mutant(
+        "marks-are-kept-for-ever",
+        "core.storage.commit_marks:forget",
+        "tables.clock(tx) - KEEP",
+        "tables.clock(tx) - 9 * KEEP",
+        _LOST + "test_marks_of_closed_connections_are_removed",
+    ),
+    Mutant(
+        "a-retry-does-not-pay-what-its-first-request-left-owing",
+        "core.acks.flush:flush",
+        "owing |= {batch for batch, look in state.seen.items() if look.owes}",
+        "pass",
+        _LOST + "test_a_clients_retry_pays_what_its_first_request_left_owing",
+    ),
+    Mutant(
+        "a-repeat-does-not-pay-what-a-complete-batch-owes",
+        "core.acks.completion:_look_again",
+        "owes=bool(row.owes)",
+        "owes=False",
+        _LOST + "test_a_clients_retry_pays_what_its_first_request_left_owing",
+    ),
+    Mutant(
+        "an-item-that-was-resolved-before-its-batch-ended-is-rejected",
+        "core.acks.ended:_outcome",
+        "index < group_size and settled[number][index]",
+        "False",
+        _LOST + "test_items_that_were_resolved_before_their_batch_ended_are_repeats",
+    ),
+    Mutant(
+        "an-ack-of-a-failed-item-of-an-ended-batch-is-a-repeat",
+        "core.acks.ended:_settled",
+        "verb is Verb.FAIL or group.failed is None",
+        "True",
+        _LOST + "test_items_that_were_resolved_before_their_batch_ended_are_repeats",
+    ),
+    Mutant(
+        "the-journal-of-an-ended-batch-is-not-read",
+        "core.acks.ended:judge",
+        "None if look.journal_next else ()",
+        "()",
+        _LOST + "test_items_that_were_resolved_before_their_batch_ended_are_repeats",
+    ),
+    Mutant(
+        "a-seal-does-not-recognize-its-own-cancellation",
+        "core.batches.writing:_seal",
+        "batch.state is State.CANCELLED and batch.completed_by == fingerprint",
+        "False",
+        _LOST + "test_a_repeated_seal_finds_that_it_cancelled_its_batch",
     ),
     Mutant(
         "the-last-statements-of-a-failed-transaction-are-executed-by-the-next",
-        "core.storage.database:Database._once",
-        "tx.info.pop(statements.LAST, None)",
-        "pass",
+        "core.storage.database:Database._transaction",
+        "(APPENDED, _AFTER, statements.LAST)",
+        "(APPENDED, _AFTER)",
         _LAST + "test_a_transaction_has_ended_after_its_last_statements",
     ),
     Mutant(
@@ -2073,9 +2145,9 @@ MUTANTS = [
     ),
     Mutant(
         "a-lost-commit-counts-as-done",
-        "core.storage.database:Database._once",
+        "core.storage.database:Database._transaction",
         "self._judge(tx, error, committing=committing)",
-        "if committing:\n                    tx.invalidate()\n                    return result\n"
+        "if committing:\n                    tx.invalidate()\n                    return done\n"
         "                self._judge(tx, error, committing=committing)",
         _FAILURES + "test_connections_that_are_cut_at_the_commit",
     ),

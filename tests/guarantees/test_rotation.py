@@ -187,10 +187,7 @@ def test_a_repeat_returns_the_same_secret(service: Service, clock: Clock) -> Non
     second = service.webhooks.rotate_secret(webhook, HOUR, "l")
     assert service.webhooks.rotate_secret(webhook, HOUR, "k").secret not in {first.secret, second.secret}
     secret = subscriptions.new_secret()
-    results = [
-        service.database.write(subscriptions.rotate_secret, webhook, secret, HOUR, None, repeatable=True)
-        for _ in range(2)
-    ]
+    results = [service.database.write(subscriptions.rotate_secret, webhook, secret, HOUR, None) for _ in range(2)]
     assert results[0] == results[1]
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, TypeVarTuple, Unpack
+from typing import Any, TypeVarTuple
 
 import pytest
 import sqlalchemy as sa
@@ -231,80 +231,6 @@ def test_an_event_that_two_callers_append_stands_once(database: Database) -> Non
     assert [(event.position, event.repeated) for event in first.value] == [(1, False), (2, False)]
     assert [(event.position, event.repeated) for event in second.value] == [(2, True), (3, False)]
     assert [(event.id, event.key, event.data) for event in events_of(database)][-1] == ("c", "ü", '"ü"')
-
-
-def test_a_commit_with_an_unknown_result_fails_only_what_cannot_be_repeated(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit took place and its response was lost: repeatable operations run again, as repeats."""
-    batch = open_batch(database)
-    write, calls = database.write, itertools.count()
-
-    def lose_the_first_response(work: Callable[[Unpack[Args]], Any], *args: Any, **options: Any) -> Any:
-        result = write(work, *args, **options)
-        if next(calls) == 0:
-            raise errors.OutcomeUnknown("the connection broke")
-        return result
-
-    monkeypatch.setattr(database, "write", lose_the_first_response)
-    operations: list[writes.Operation] = [
-        *(Extend(batch=batch, count=1), Extend(batch=batch, count=2, idempotency_key="k"), opening_of(Opening(), "o")),
-        *(opening_of(Opening()), Append(events=[feed.NewEvent("a", "x")])),
-    ]
-    outcomes = writes.commit(database, operations)
-    assert [type(outcome.error) for outcome in outcomes] == [
-        *(errors.OutcomeUnknown, type(None), type(None), errors.OutcomeUnknown, type(None))
-    ]
-    assert outcomes[1].value.replayed
-    assert outcomes[2].value.replayed
-    assert outcomes[4].value[0].repeated
-    assert Service(database).batches.get(batch).items == 3
-    assert Service(database).batches.get(outcomes[2].value.batch.id) == outcomes[2].value.batch
-
-
-def test_a_commit_whose_result_stays_unknown_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server refuses each COMMIT, as with a full disk: all operations can be repeated, and none is forever."""
-    calls = itertools.count()
-
-    def refuse(*_: Any, **__: Any) -> None:
-        next(calls)
-        raise errors.OutcomeUnknown("the disk is full")
-
-    monkeypatch.setattr(database, "write", refuse)
-    with pytest.raises(errors.OutcomeUnknown):
-        writes.commit(database, [opening_of(Opening(), "o"), Append(events=[feed.NewEvent("a", "x")])])
-    assert next(calls) == 1
-
-
-def test_an_extend_with_an_unknown_result_is_not_run_again_with_its_neighbours(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit took place, its response was lost, and rows stayed locked while the repeatable operations ran again.
-    These fail, and no call of the flush runs once more: the extend would issue its numbers twice."""
-    with_process(database)
-    batch = open_batch(database)
-    write, calls = database.write, itertools.count()
-
-    def lose_the_second_response(work: Callable[[Unpack[Args]], Any], *args: Any, **options: Any) -> Any:
-        call = next(calls) if work is writes.flush else None
-        if call == 2:
-            raise errors.LockTimeout("a row is locked")
-        result = write(work, *args, **options)
-        if call == 1:
-            raise errors.OutcomeUnknown("the connection broke")
-        return result
-
-    monkeypatch.setattr(database, "write", lose_the_second_response)
-    [many] = handle_many_of([handle("i", 1, 0).handling])
-    with gated(database) as (service, gate), ThreadPoolExecutor(3) as pool:
-        first = pool.submit(service.batches.open, Opening())
-        assert gate.arrived.acquire(timeout=60)
-        both = [pool.submit(service.writes.run, operation) for operation in (Extend(batch=batch, count=2), many)]
-        gate.waits_for(service, 3)
-        gate.opened.set()
-        assert first.exception(60) is None
-        assert [type(future.exception(60)) for future in both] == [errors.OutcomeUnknown, errors.LockTimeout]
-    assert Service(database).batches.get(batch).items == 2
 
 
 def test_handlings_of_one_instance_take_place_in_their_order(database: Database) -> None:

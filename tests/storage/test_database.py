@@ -253,8 +253,7 @@ def test_every_call_survives_killed_pooled_connections(mariadb_database: Databas
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, is_lost: bool) -> None:
-    """Only work that recognizes its own effects is repeated; any other work is unavailable, and was done once or not at
-    all."""
+    """SQLite loses no answer, but its COMMIT can fail: the call is unavailable, and was done once or not at all."""
     with Database(sqlite_url) as database:
         schema.migrate(database)
         breaks = 0
@@ -275,6 +274,8 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated_blindly(sqlite_url: str, 
             service.batches.open(Opening(items=1))
         assert len(service.batches.page(Filter()).batches) == int(is_lost)
         breaks = 0
+        with pytest.raises(errors.OutcomeUnknown):
+            service.batches.open(Opening(items=2), "key")
         opening = service.batches.open(Opening(items=2), "key")
         assert len(service.batches.page(Filter()).batches) == int(is_lost) + 1
         assert opening.replayed == is_lost

@@ -11,12 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors
-from core.acks.call import Call
-from core.batches.batch import Opening
-from core.batches.lifecycle import Verb
-from core.commits.combiner import Inline
-from core.service import Service
-from core.storage import tables
+from core.storage import commit_marks, tables
 from core.storage.database import Database
 from core.storage.statements import Pipeline
 from tests.support.packets import COMMIT
@@ -79,65 +74,35 @@ def test_a_duplicate_before_the_commit_begins_the_work_again(database: Database)
 
 
 @pytest.mark.mariadb
-def test_a_refused_commit_leaves_the_outcome_unknown(mariadb_database: Database) -> None:
-    """Even with the error of a lock wait, which before the COMMIT would be certain."""
+def test_the_database_is_asked_for_the_outcome_of_a_refused_commit(
+    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even after the error of a lock wait, which before the COMMIT would be certain."""
+    settle = commit_marks.settle
     with mariadb_database.engine.connect() as other:
-        work = Work("SET SESSION lock_wait_timeout = 0")
-        try:
-            for stage in ("START", "BLOCK_COMMIT"):
-                other.exec_driver_sql(f"BACKUP STAGE {stage}")
-            with pytest.raises(errors.OutcomeUnknown):
-                mariadb_database.write(work)
-        finally:
+
+        def settle_later(tx: Connection, mark: commit_marks.Mark) -> bool:
             other.exec_driver_sql("BACKUP STAGE END")
-    assert (work.runs, rows(mariadb_database)) == (1, 0)
+            return settle(tx, mark)
+
+        monkeypatch.setattr(commit_marks, "settle", settle_later)
+        work = Work("SET SESSION lock_wait_timeout = 0")
+        for stage in ("START", "BLOCK_COMMIT"):
+            other.exec_driver_sql(f"BACKUP STAGE {stage}")
+        mariadb_database.write(work)
+    assert (work.runs, rows(mariadb_database)) == (2, 1)
 
 
 @pytest.mark.mariadb
-@pytest.mark.parametrize("repeatable", [False, True])
-def test_a_connection_lost_before_the_commit_is_answered_leaves_the_outcome_unknown(
-    mariadb_database: Database, repeatable: bool
-) -> None:
+def test_work_whose_connection_was_lost_before_the_commit_runs_again(mariadb_database: Database) -> None:
     work = Work("KILL CONNECTION_ID()")
-    with contextlib.nullcontext() if repeatable else pytest.raises(errors.OutcomeUnknown):
-        mariadb_database.write(work, repeatable=repeatable)
-    assert (work.runs, rows(mariadb_database)) == ((2, 1) if repeatable else (1, 0))
+    mariadb_database.write(work)
+    assert (work.runs, rows(mariadb_database)) == (2, 1)
 
 
 @pytest.mark.mariadb
-@pytest.mark.parametrize("is_lost_before", [False, True])
-def test_a_deletion_whose_commit_was_not_answered_finds_out(
-    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch, is_lost_before: bool
-) -> None:
-    """If its first step is committed, it goes on: a retry would be told that there is no such batch."""
-    service = Service(mariadb_database, combiner=Inline)
-    batch = service.batches.open(Opening(items=3)).batch.id
-    service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result()
-    commit = pymysql.connections.Connection.commit
-
-    def lost(connection: Any) -> None:
-        monkeypatch.undo()
-        if not is_lost_before:
-            commit(connection)
-        connection._force_close()
-        raise pymysql.OperationalError(2013, "Lost connection to server during query")
-
-    monkeypatch.setattr(pymysql.connections.Connection, "commit", lost)
-    if is_lost_before:
-        with pytest.raises(errors.OutcomeUnknown):
-            service.batches.delete(batch)
-        assert service.batches.get(batch).pending == 2
-    else:
-        service.batches.delete(batch)
-        with mariadb_database.engine.connect() as connection:
-            for table in (tables.batches, tables.item_groups):
-                assert connection.scalar(sa.select(sa.func.count()).select_from(table)) == 0
-
-
-@pytest.mark.mariadb
-@pytest.mark.parametrize("repeatable", [False, True])
-def test_a_packet_that_ends_before_the_commit_is_a_lost_connection(
-    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch, repeatable: bool
+def test_work_whose_packet_ends_before_the_commit_runs_again(
+    mariadb_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even without an error. The connection is not used again: its next user would commit the writes."""
     query = pymysql.connections.Connection.query
@@ -147,11 +112,10 @@ def test_a_packet_that_ends_before_the_commit_is_a_lost_connection(
         return query(connection, packet.removesuffix(COMMIT) if work.runs == 1 else packet, unbuffered)
 
     monkeypatch.setattr(pymysql.connections.Connection, "query", cut_off)
-    with contextlib.nullcontext() if repeatable else pytest.raises(errors.OutcomeUnknown):
-        mariadb_database.write(work, repeatable=repeatable)
+    mariadb_database.write(work)
     for _ in range(3):
         mariadb_database.write(lambda tx: tx.exec_driver_sql("SELECT 1"))
-    assert (work.runs, rows(mariadb_database)) == ((2, 1) if repeatable else (1, 0))
+    assert (work.runs, rows(mariadb_database)) == (2, 1)
 
 
 @pytest.mark.mariadb
@@ -164,7 +128,14 @@ def test_a_transaction_has_ended_after_its_last_statements(mariadb_database: Dat
 
     with pytest.raises(errors.BatchNotFound):
         mariadb_database.write(fail)
+    deletions: list[None] = []
+
+    def delete(tx: Connection) -> None:
+        deletions.append(None)
+        tx.execute(sa.delete(tables.tallies))
+
     for expected in (0, 1, 0):
-        mariadb_database.write(Work() if expected else lambda tx: tx.execute(sa.delete(tables.tallies)))
+        mariadb_database.write(Work() if expected else delete)
         assert mariadb_database.read(lambda tx: tx.exec_driver_sql("SELECT @@in_transaction").scalar()) == 0
         assert rows(mariadb_database) == expected
+    assert len(deletions) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Final, Literal
@@ -31,6 +32,8 @@ class Proxy:
         the server gets the writes of the packet, but not their COMMIT."""
         self.every = 7
         """Cut one of this many COMMITs."""
+        self.most = sys.maxsize
+        """How many to cut in all."""
         self.cuts = 0
         self.away = False
         """Break each connection as soon as it is made."""
@@ -125,7 +128,7 @@ class Proxy:
             return False
         with self._lock:
             self._commits += 1
-            due = self._commits % self.every == 0
+            due = self._commits % self.every == 0 and self.cuts < self.most
             self.cuts += due
             return due
 

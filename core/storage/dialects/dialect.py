@@ -18,6 +18,8 @@ its lock waits). `lock_order.LOCK_HEAD` may take the session's full lock wait.""
 IDLE: Final = 60
 """Seconds that a server waits for the next statement of a transaction; then it rolls back and closes the connection.
 Otherwise a frozen process, or a lost machine, would keep its locks. MySQL has no such limit."""
+HAS_WRITTEN: Final = "lastbit.has_written"
+"""The key in a connection's `info` for whether its transaction has written."""
 REASONS: Final = 4096
 """Maximum rows of one INSERT into `failures`."""
 
@@ -31,7 +33,7 @@ class Dialect(abc.ABC):
     """The port of a server, if the URL has none."""
     is_embedded: ClassVar[bool]
     """The database is a file that only one service uses. The service migrates the schema when it starts, and runs the
-    janitor and the dispatcher. Writing transactions run one after another."""
+    janitor and the dispatcher. Writing transactions run one after another, and no answer to a COMMIT can be lost."""
     locks_rows: ClassVar[bool]
     """Transactions lock the rows that they write. If not, they lock the whole database when they begin."""
     locks_gaps: ClassVar[bool]
@@ -97,6 +99,11 @@ class Dialect(abc.ABC):
         """The end of an INSERT that replaces `columns` in rows whose `key` exists."""
 
     @abc.abstractmethod
+    def on_conflict(self, key: str) -> str:
+        """What follows the VALUES of an INSERT of one row, before the assignments for a row that has its `key`
+        already."""
+
+    @abc.abstractmethod
     def text(self, digits: str) -> str:
         """A literal of a text column, from the hexadecimal digits of its UTF-8 bytes."""
 
@@ -149,6 +156,17 @@ class Dialect(abc.ABC):
     @abc.abstractmethod
     def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
         """Insert rows of `failures` for these items, (batch, number), all with the same reason."""
+
+
+def writes(texts: Iterable[str]) -> bool:
+    """Whether one of the statements writes."""
+    return any(text.startswith(("INSERT", "UPDATE", "DELETE")) for text in texts)
+
+
+def note_writes(tx: Connection, texts: Iterable[str]) -> None:
+    """Note whether one of these statements, which the transaction executes, writes."""
+    if writes(texts):
+        tx.info[HAS_WRITTEN] = True
 
 
 def announce(listeners: Iterable[Callable[..., object]], tx: Connection, cursor: Any, texts: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from core import errors
 from core.storage import continuity, engines, faults, galera
-from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce
+from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce, note_writes
 from core.storage.lock_order import LOCK_HEAD
 
 CONCATENATED: Final = 16 * 2**20
@@ -135,6 +135,9 @@ class MariaDB(Dialect):
     def upsert(self, key: Sequence[str], columns: Sequence[str]) -> str:
         return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = VALUES({column})" for column in columns)
 
+    def on_conflict(self, key: str) -> str:
+        return " ON DUPLICATE KEY UPDATE"
+
     def text(self, digits: str) -> str:
         return f"x'{digits}'"
 
@@ -151,6 +154,7 @@ class MariaDB(Dialect):
 
     def _send(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
         """Execute the statements in one packet."""
+        note_writes(tx, texts)
         text = ";".join(_hurried(tx, texts))
         driver = tx.connection.dbapi_connection
         assert driver is not None

@@ -37,7 +37,7 @@ from sqlalchemy.exc import DBAPIError
 
 from core import errors
 from core.storage import continuity, engines, faults
-from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce
+from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce, note_writes
 from core.storage.lock_order import LOCK_HEAD
 
 SILENCE: Final = 60
@@ -164,6 +164,9 @@ class PostgreSQL(Dialect):
         updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
         return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}"
 
+    def on_conflict(self, key: str) -> str:
+        return f" ON CONFLICT ({key}) DO UPDATE SET"
+
     def text(self, digits: str) -> str:
         content = _stored(bytes.fromhex(digits).decode()).encode()
         if len(content) > LONG:
@@ -203,6 +206,7 @@ class PostgreSQL(Dialect):
     def run(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
         if not texts:
             return []
+        note_writes(tx, texts)
         driver: Any = tx.connection.dbapi_connection
         before = [_BEGIN] if driver.pgconn.transaction_status == pq.TransactionStatus.IDLE else []
         seconds = tx.get_execution_options().get(LOCK_WAIT)

@@ -125,6 +125,9 @@ class SQLite(Dialect):
         updates = ", ".join(f"{column} = excluded.{column}" for column in columns)
         return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}"
 
+    def on_conflict(self, key: str) -> str:
+        return f" ON CONFLICT ({key}) DO UPDATE SET"
+
     def text(self, digits: str) -> str:
         return f"CAST(x'{digits}' AS TEXT)"
 

@@ -363,6 +363,18 @@ timers = sa.Table(
 )
 """`token` is random and new each time the timer is set. It becomes part of the event's id."""
 
+commit_marks = sa.Table(
+    "commit_marks",
+    metadata,
+    sa.Column("writer", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("mark", _BIGINT, nullable=False),
+    sa.Column("marked_at", Timestamp, nullable=False),
+    postgresql_with={"fillfactor": 20},
+    **MYSQL_OPTIONS,
+)
+"""See `commit_marks`. The row of a connection changes with each of its commits, so a page on PostgreSQL has room for
+several versions."""
+
 schema_support = sa.Table(
     "schema_support",
     metadata,

@@ -192,6 +192,8 @@ class ModelBatch:
     reasons: dict[int, str] = field(default_factory=dict)
     extends: dict[str, tuple[int, int, str | None]] = field(default_factory=dict)
     completed_by: Any = None
+    cancelled_by: Any = None
+    """The seal that cancelled it."""
     succeeded_by: Any = None
     parent: tuple[int, int] | None = None
     """The batch and item number of the parent item that this batch stands for."""
@@ -364,13 +366,14 @@ class Model:
         batch = self._find(request)
         if batch is None:
             return {"error": "batch_not_found"}
-        if batch.state in (State.EXPIRED, State.CANCELLED):
-            return {"error": f"batch_{batch.state}"}
         fingerprint = _fingerprint("seal", request.get("key"), str(batch.id))
+        if batch.state in (State.EXPIRED, State.CANCELLED) and batch.cancelled_by != fingerprint:
+            return {"error": f"batch_{batch.state}"}
         if batch.state is State.OPEN:
             batch.state, batch.idle = State.SEALED, False
             batch.events.append("sealed")
             self._settle(batch, fingerprint)
+            batch.cancelled_by = fingerprint if batch.state is State.CANCELLED else None
         return {
             "state": batch.state,
             "newly": batch.completed_by == fingerprint,
@@ -516,14 +519,14 @@ class Model:
         rejected: list[list[Any]] = []
         numbers_by_batch: dict[int, set[int]] = {}
         for batch_id, group, index in ids:
-            reason = self._why_not(batch_id, group, index)
+            reason = self._why_not(request["verb"], batch_id, group, index)
             if reason:
                 rejected.append([reason, [batch_id, group, index], 1])
             else:
                 batch = self.batches[batch_id]
                 numbers_by_batch.setdefault(batch_id, set()).add(group * batch.group_size + index)
         for (batch_id, group), indexes in masks.items():
-            reasons = {index: self._why_not(batch_id, group, index) for index in indexes}
+            reasons = {index: self._why_not(request["verb"], batch_id, group, index) for index in indexes}
             for reason in {reason_ for reason_ in reasons.values() if reason_}:
                 rejected.append([reason, [batch_id, group], list(reasons.values()).count(reason)])
             good = {index for index, reason in reasons.items() if not reason}
@@ -537,12 +540,14 @@ class Model:
 
     _fail = _ack
 
-    def _why_not(self, batch_id: int, group: int, index: int) -> str | None:
+    def _why_not(self, verb: str, batch_id: int, group: int, index: int) -> str | None:
         batch = self.batches.get(batch_id)
         if batch is None:
             return "unknown_batch"
         if batch.state in (State.EXPIRED, State.CANCELLED):
-            return str(batch.state)
+            settled = batch.acked if verb == "ack" else batch.acked | batch.failed
+            is_repeat = index < batch.group_size and group * batch.group_size + index in settled
+            return None if is_repeat else str(batch.state)
         if index >= batch.group_size or group * batch.group_size + index >= batch.items:
             return "unknown_item"
         return None

@@ -1,6 +1,6 @@
 """The digests of extends.
 
-Revision ID: 0019
+Revision ID: 0017
 Revises: 0016
 """
 
@@ -11,7 +11,7 @@ from alembic import op
 
 from core.storage.tables.types import ByteText
 
-revision = "0019"
+revision = "0017"
 down_revision = "0016"
 
 
