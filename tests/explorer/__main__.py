@@ -1,4 +1,5 @@
-"""`python -m tests.explorer`: every pair with all interleavings, every triple with at most two preemptions.
+"""`python -m tests.explorer`: every pair with all interleavings, every triple with at most two preemptions; in each,
+also every schedule in which the answer to one COMMIT is lost.
 
 Pairs with the janitor have at most two preemptions as well, and two janitors one. The search can be interrupted: with
 `--progress FILE` it resumes where it stopped, as long as the code is unchanged. It exits with 1 if it found anything.
@@ -83,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     all_command.add_argument(
         "--first", action="store_true", help="stop at the first finding; few preemptions come first"
     )
+    all_command.add_argument("--all-answered", action="store_true", help="lose no answer to a COMMIT")
     all_command.add_argument("--minutes", type=float, default=math.inf, help="stop after that time")
     all_command.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     mutants_command = commands.add_parser("mutants", help="break the code as the tests of races do; each must be found")
@@ -152,7 +154,7 @@ def _explore(options: argparse.Namespace) -> int:
         found = {size: _combinations(arena, size, options.only) for size in dict(passes)}
         arena.close()
     tasks = [
-        (combination, _bound(combination, bound))
+        (combination, _bound(combination, bound), not options.all_answered)
         for size, bound in dict.fromkeys(passes)
         for combination in found[size]
     ][place::step]

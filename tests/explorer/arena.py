@@ -11,7 +11,7 @@ from tests.explorer.combinations import Combination, Footprints, Profile
 from tests.explorer.databases import Explored
 from tests.explorer.operations import OPERATIONS, shown
 from tests.explorer.scene import Scene
-from tests.explorer.sessions import BLOCKED, DONE, PAUSED, RUNNING, Session, chained
+from tests.explorer.sessions import BLOCKED, DONE, LOSS, PAUSED, RUNNING, Session, chained
 
 Outcome = tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]
 """The responses, and the rows by table."""
@@ -79,12 +79,7 @@ class Arena:
         self.sessions = self.all[: len(combination.operations)]
         self.commits, self.versions, self.blocked, self.steps, self.taken = {}, {}, [], [], []
         for number, session in enumerate(self.sessions):
-            session.reset()
-            session.stops_everywhere = self.every_stop
-            session.concerns = profiles[number].concerns
-            session.taken = self.taken
-            session.versions = self.versions
-            session.committing = self._note_commit
+            self._reset(session, profiles[number])
             if combination.scene.warm:
                 bitfields = session.service.acks._bitfields
                 bitfields.put(scenes.warm(combination.scene), bitfields.era)
@@ -96,14 +91,35 @@ class Arena:
             self._settle(session)
         self._observe()
 
-    def step(self, number: int) -> None:
-        """Let a session that is ready continue to its next stop."""
+    def begin_again(self, combination: Combination) -> None:
+        """The process of the only session dies. Another one, which knows nothing, begins the same operation."""
+        (name,) = combination.operations
+        self.abandon()
+        (session,) = self.sessions
+        lives = session.lives + 1
+        self._reset(session, self.profiles[0])
+        session.lives = lives
+        session.start(name, OPERATIONS[name])
+        self._settle(session)
+
+    def _reset(self, session: Session, profile: Profile) -> None:
+        session.reset()
+        session.stops_everywhere = self.every_stop
+        session.concerns = profile.concerns
+        session.taken = self.taken
+        session.versions = self.versions
+        session.committing = self._note_commit
+
+    def step(self, step: int) -> None:
+        """Let a session that is ready continue to its next stop. The step is its number; `LOSS` more, if it stands
+        before a COMMIT whose answer is lost."""
+        is_lost, number = step >= LOSS, step % LOSS
         session = self.sessions[number]
-        self.steps.append(f"{number} {' '.join(session.next.split())[:200]}")
+        self.steps.append(f"{number} {' '.join(session.next.split())[:200]}{', the answer is lost' if is_lost else ''}")
         session.releases = False
         for moved in (number, *self.blocked):
             self.sessions[moved].others_wait = bool(self.blocked)
-        session.go()
+        session.go(loses=is_lost)
         self._settle(session)
         while not self.ready() and self._is_released_late():
             pass

@@ -86,7 +86,7 @@ def empty(names: Collection[str] | None = None) -> list[str]:
     return statements
 
 
-_KEPT: Final = ("callback_cursor", "feed_head", "schema_support")
+_KEPT: Final = ("callback_cursor", "feed_head", "schema_support", "commit_marks")
 
 
 def lay(scene: Scene, names: Collection[str] | None = None) -> list[str]:
@@ -256,7 +256,7 @@ _HIDDEN: Final = {
 COMPARED: Final = [
     table
     for table in tables.metadata.sorted_tables
-    if table.name not in ("item_groups", "ack_journal", "schema_support")
+    if table.name not in ("item_groups", "ack_journal", "schema_support", "commit_marks")
 ]
 
 BITS: Final = ("batches", "item_groups", "ack_journal")

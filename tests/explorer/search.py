@@ -6,6 +6,9 @@ interleaved between these, so the unit is the transaction and not the operation.
 transactions have far too many orders; so the orders with few switches between operations are run first, and those with
 more only for an outcome that none of these has.
 
+*Lost answers.* The server executes a COMMIT, and the connection breaks before the session learns of it. The outcome
+must be one that the orders have in which each answer arrived.
+
 *Enumeration.* A schedule is the sequence of sessions that take a step. The search goes depth first: it follows a
 schedule to its end, and at each step notes the other sessions that could have continued instead, within the bound on
 preemptions. Each of those is another schedule. Most steps are predicted (`states`); to execute one, the database runs
@@ -30,7 +33,7 @@ from typing import Final
 
 from tests.explorer.arena import Arena, Outcome, Stuck
 from tests.explorer.combinations import Combination
-from tests.explorer.sessions import PAUSED, Stop
+from tests.explorer.sessions import LOSS, PAUSED, Stop
 from tests.explorer.states import Diverged, Memory, State
 
 MOST_STEPS: Final = 2000
@@ -77,15 +80,23 @@ class Searched:
 
 
 class Search:
-    """All schedules of one combination with at most `preemptions` preemptions, or any number if it is None."""
+    """All schedules of one combination with at most `preemptions` preemptions, or any number if it is None. With
+    `loses`, also those in which the answer to one COMMIT is lost."""
 
     def __init__(
-        self, arena: Arena, combination: Combination, preemptions: int | None, *, predicts: bool = True
+        self,
+        arena: Arena,
+        combination: Combination,
+        preemptions: int | None,
+        *,
+        loses: bool = False,
+        predicts: bool = True,
     ) -> None:
         """Without `predicts`, the database runs every step of every schedule."""
         self._arena = arena
         self._combination = combination
         self._bound = preemptions
+        self._loses = loses and not arena.all[0].database.is_embedded
         self._predicts = predicts
         self._memory: Memory | None = None
         self._allowed: set[Outcome] = set()
@@ -193,25 +204,32 @@ class Search:
         memory = self._memory
         visited: dict[object, int] = {}
         """For each state, the most preemptions that were left there."""
-        branches = [_Branch(memory.first, None, 0)]
+        branches = [_Branch(memory.first, None, 0, may_lose=self._loses and not serial)]
         while branches:
             branch = branches.pop()
-            state, last, spent = branch.state, branch.session, branch.spent
+            state, last, spent, may_lose = branch.state, branch.step, branch.spent, branch.may_lose
             self.found.schedules += 1
             try:
                 if last is not None:
-                    state = memory.after(state, last)
+                    state, last = memory.after(state, last), last % LOSS
                 while not state.is_over and state.depth < MOST_STEPS:
                     going_on, ready = self._choices(state, last, serial=serial)
                     budget = 0 if preemptions is None else preemptions - spent
-                    key = state.key, None if preemptions is None else going_on
+                    key = state.key, None if preemptions is None else going_on, may_lose
                     if visited.get(key, -1) >= budget:
                         break
                     visited[key] = budget
                     default = ready[0] if going_on is None else going_on
                     cost = spent if preemptions is None or going_on is None else spent + 1
-                    if preemptions is None or cost <= preemptions:
-                        branches += [_Branch(state, other, cost) for other in ready if other != default]
+                    costs = {number: spent if number == default else cost for number in ready}
+                    for number in ready:
+                        if preemptions is not None and costs[number] > preemptions:
+                            continue
+                        if number != default:
+                            branches.append(_Branch(state, number, costs[number], may_lose))
+                        stop = state.stops[number]
+                        if may_lose and stop.next == "COMMIT" and stop.has_written:
+                            branches.append(_Branch(state, number + LOSS, costs[number], may_lose=False))
                     state, last = memory.after(state, default), default
             except Stuck as error:
                 self._report([str(error)])
@@ -250,12 +268,14 @@ class Search:
 
 @dataclass
 class _Branch:
-    """A schedule that still has to be searched: this session takes the next step in this state."""
+    """A schedule that still has to be searched: this step is the next one in this state (see `Arena.step`)."""
 
     state: State
-    session: int | None
+    step: int | None
     spent: int
     """The number of preemptions so far."""
+    may_lose: bool
+    """Whether an answer may still be lost."""
 
 
 def _differences(outcome: Outcome, expected_outcomes: Iterable[Outcome]) -> list[str]:
@@ -287,8 +307,9 @@ def replay(arena: Arena, combination: Combination, schedule: Sequence[int]) -> F
 
     def choose(ready: list[int]) -> int:
         nonlocal last
-        last = next(steps, last if last in ready else ready[0])
-        return last
+        step = next(steps, last if last in ready else ready[0])
+        last = step % LOSS
+        return step
 
     arena.run(combination, choose)
     outcome, trouble = arena.outcome()

@@ -17,11 +17,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
 import psycopg
+import pymysql
 import pytest
 import sqlalchemy as sa
 import structlog
@@ -37,13 +39,16 @@ from core.commits.combiner import Inline
 from core.errors import CoreError
 from core.processes import inbox
 from core.service import Service
-from core.storage import database, statements
+from core.storage import commit_marks, database, statements, tables
 from core.storage.database import Database
-from core.storage.dialects import postgresql
+from core.storage.dialects import mariadb, postgresql
 from core.webhooks import deliveries
 from tests.explorer.accesses import ADVISORY, Access, Kind, Row, Statement, analyzed
 
 PAUSED, RUNNING, BLOCKED, DONE = "paused", "running", "blocked", "done"
+LOSS: Final = 5
+"""This plus a session's number is the step in which its COMMIT takes effect, and the answer is lost."""
+_MARKS: Final = tables.commit_marks.name
 EVERY_TABLE = "*"
 """Among the tables that a step touched: it may depend on all tables, and on all locks."""
 OLDER: Final = "2025-01-01 00:00:00.000000"
@@ -141,7 +146,7 @@ def _random_bytes(count: int) -> bytes:
     if session is None:
         return os.urandom(count)
     session.drawn += 1
-    place = f"{session.number} {session.steps.count('COMMIT')} {session.drawn}"
+    place = f"{session.number} {session.lives} {session.steps.count('COMMIT')} {session.drawn}"
     return hashlib.blake2b(place.encode(), digest_size=count).digest()
 
 
@@ -202,8 +207,14 @@ class Session:
         self._unpublished: set[Access] = set()
         self.steps: list[str] = []
         self.abandoned = False
+        self.loses = False
+        """Whether the answer to its next COMMIT is lost."""
+        self._settles = False
+        """Whether it asks for the outcome of that COMMIT."""
         self.drawn = 0
         """The number of random values that the transaction has drawn."""
+        self.lives = 0
+        """How many processes of the operation have died."""
         self._snapshot_is_due = False
         self._has_snapshot = False
         """Whether later reads of the transaction see the state at its first statement."""
@@ -256,9 +267,11 @@ class Session:
         self.status = RUNNING
         self._work.put((name, operation))
 
-    def go(self) -> None:
-        """Let the session execute the statement before which it has stopped."""
+    def go(self, *, loses: bool = False) -> None:
+        """Let the session execute the statement before which it has stopped. With `loses`, that is a COMMIT, and its
+        answer is lost."""
         self.status = RUNNING
+        self.loses = loses
         self._turn.release()
 
     def close(self) -> None:
@@ -270,6 +283,10 @@ class Session:
         self.database.dispose()
 
     # In the session's own thread.
+
+    def settling(self) -> None:
+        """The next COMMIT ends a transaction that asks for the outcome of another COMMIT."""
+        self._settles = True
 
     def note_error(self, error: BaseException | None) -> None:
         self._note(error)
@@ -294,6 +311,10 @@ class Session:
         if not self._exploring:
             if tx is not None and text != "COMMIT":
                 self.touched.update(dict.fromkeys(analyzed(text).tables, False))
+            return
+        if _MARKS in text or (self._settles and text == "COMMIT"):
+            # Nobody else touches its row.
+            self._settles = text != "COMMIT" and self._settles
             return
         if text.startswith(("SET ", "SHOW ", "DO ")):
             self._snapshot_is_due |= "REPEATABLE READ" in text
@@ -330,7 +351,7 @@ class Session:
         self._touch(text)
         self._chain("")
         self.steps.append(" ".join(text.split()))
-        self.taken.append(self.number)
+        self.taken.append(self.number + LOSS if self.loses else self.number)
         if not self._in_part:
             self._in_part = True
             self.parts += 1
@@ -391,7 +412,7 @@ class Session:
         return not self.concerns(accesses)
 
     def _after(self, tx: Any, cursor: Any, text: str, *_: object) -> None:
-        if not self._exploring or text.startswith(("SET ", "SHOW ", "DO ")):
+        if not self._exploring or text.startswith(("SET ", "SHOW ", "DO ")) or _MARKS in text:
             return
         if self.on_postgresql:
             rows, count = _result(cursor)
@@ -481,6 +502,27 @@ def explored() -> Iterator[None]:
         connection.last_result = results[-1]
         return results
 
+    def losing(
+        commit: Callable[[Any], None], close: Callable[[Any], None], error: Callable[[], Exception]
+    ) -> Callable[[Any], None]:
+        def commit_and_lose(connection: Any) -> None:
+            commit(connection)
+            session: Session | None = getattr(_own, "session", None)
+            if session is not None and session.loses:
+                session.loses = False
+                close(connection)
+                raise error()
+
+        return commit_and_lose
+
+    settle = commit_marks.settle
+
+    def settling(tx: Any, mark: commit_marks.Mark) -> bool:
+        session: Session | None = getattr(_own, "session", None)
+        if session is not None:
+            session.settling()
+        return settle(tx, mark)
+
     write = Database.write
 
     def patiently(database: Database, *work: Any, lock_wait: float | None = None, **options: Any) -> Any:
@@ -490,6 +532,12 @@ def explored() -> Iterator[None]:
         patches.setattr(statements, "run", run)
         patches.setattr(statements, "finish", run)
         patches.setattr(postgresql._Connection, "send", send_and_keep)
+        for kind, close, error in (
+            (mariadb._Connection, mariadb._Connection._force_close, partial(pymysql.OperationalError, 2013, "lost")),
+            (postgresql._Connection, postgresql._Connection.close, partial(psycopg.OperationalError, "lost")),
+        ):
+            patches.setattr(kind, "commit", losing(kind.commit, close, error))
+        patches.setattr(commit_marks, "settle", settling)
         patches.setattr(Database, "write", patiently)
         patches.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda seconds: None))
         patches.setattr(database, "LOCK_WAIT", 600)

@@ -22,7 +22,7 @@ from tests.explorer import scene as scenes
 from tests.explorer.arena import Arena, Outcome
 from tests.explorer.combinations import Combination
 from tests.explorer.operations import shown
-from tests.explorer.sessions import DONE, EVERY_TABLE, Stop
+from tests.explorer.sessions import DONE, EVERY_TABLE, LOSS, Stop
 
 
 class Diverged(Exception):
@@ -42,7 +42,7 @@ class State:
     """The sessions that wait for a lock, in the order of their requests."""
     previous: State | None = None
     step: int = -1
-    """The session that took the step from `previous`."""
+    """The step that was taken from `previous`: see `Arena.step`."""
     depth: int = 0
 
     @property
@@ -131,15 +131,16 @@ class Memory:
         self._faults = _Facts()
         self.first = self._begin()
 
-    def after(self, state: State, number: int) -> State:
-        """The state after a step of this session. Raises `Stuck` and `Diverged`."""
-        movers = (number, *state.blocked)
-        transitions = self._transitions.setdefault(tuple((mover, state.stops[mover]) for mover in movers), [])
+    def after(self, state: State, step: int) -> State:
+        """The state after a step. Raises `Stuck` and `Diverged`."""
+        movers = (step % LOSS, *state.blocked)
+        moved = tuple((mover, state.stops[mover]) for mover in movers)
+        transitions = self._transitions.setdefault((step, moved), [])
         for transition in transitions if self._predicts else ():
             if state.context(transition.touched, movers) == transition.context:
-                return _predicted(state, number, transition)
+                return _predicted(state, step, transition)
         self.go_to(state)
-        return self._execute(state, number, transitions)
+        return self._execute(state, step, transitions)
 
     def go_to(self, state: State) -> None:
         """Bring the arena to a state: from an earlier state of the same schedule, or from the start."""
@@ -151,8 +152,8 @@ class Memory:
                 raise Diverged(f"{self._combination}: its first state did not repeat")
         for expected in path[current.depth + 1 :]:
             self._current = None
-            if expected.step not in self._arena.ready():
-                raise Diverged(f"{self._combination}: after {expected.schedule()[:-1]} session {expected.step} is late")
+            if expected.step % LOSS not in self._arena.ready():
+                raise Diverged(f"{self._combination}: {expected.schedule()} did not repeat: its last step is late")
             self._arena.step(expected.step)
             if not self._captured(expected.previous, expected.step).equals(expected):
                 raise Diverged(f"{self._combination}: the state after {expected.schedule()} did not repeat")
@@ -201,9 +202,9 @@ class Memory:
         self._current = self._captured(None, -1)
         return self._current
 
-    def _execute(self, state: State, number: int, transitions: list[_Transition]) -> State:
+    def _execute(self, state: State, step: int, transitions: list[_Transition]) -> State:
         """Take the step in the arena, which is in this state, and remember it."""
-        movers = (number, *state.blocked)
+        movers = (step % LOSS, *state.blocked)
         sessions = self._arena.sessions
         for session in sessions:
             session.touched.clear()
@@ -211,8 +212,8 @@ class Memory:
             due = state.stops[waiting].due
             sessions[waiting].touched.update(dict.fromkeys(due.tables if due and due.tables else (EVERY_TABLE,), True))
         self._current = None
-        self._arena.step(number)
-        after = self._current = self._captured(state, number)
+        self._arena.step(step)
+        after = self._current = self._captured(state, step)
         if any(after.stops[other] is not stop for other, stop in enumerate(state.stops) if other not in movers):
             raise Diverged(f"{self._combination}: {after.schedule()} has moved a session that had stopped")
         touched: dict[str, bool] = {}
@@ -267,14 +268,14 @@ class Memory:
         )
 
 
-def _predicted(state: State, number: int, transition: _Transition) -> State:
+def _predicted(state: State, step: int, transition: _Transition) -> State:
     commits, versions = state.commits, state.versions
     if transition.committed:
         tails = transition.committed.items()
         commits = {**commits, **{table: (*commits.get(table, ()), *tail) for table, tail in tails}}
         versions = {**versions, **transition.versions}
     stops = tuple(transition.moved.get(other, stop) for other, stop in enumerate(state.stops))
-    return State(stops, commits, versions, transition.blocked, state, number, state.depth + 1)
+    return State(stops, commits, versions, transition.blocked, state, step, state.depth + 1)
 
 
 def _versions(state: State, tables: Collection[str]) -> tuple[bytes | None, ...]:

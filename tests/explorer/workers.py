@@ -86,18 +86,19 @@ def begin(database: str) -> None:
         end()
 
 
-Task = tuple[Combination, int | None]
-"""A combination, and the most preemptions of a schedule."""
+Task = tuple[Combination, int | None, bool]
+"""A combination, the most preemptions of a schedule, and whether answers are lost."""
 
 
 def name(task: Task) -> str:
-    combination, preemptions = task
-    return f"{combination}, {'any number of' if preemptions is None else preemptions} preemptions"
+    combination, preemptions, loses = task
+    bound = f"{'any number of' if preemptions is None else preemptions} preemptions"
+    return f"{combination}, {bound}{', lost answers' if loses else ''}"
 
 
 def search(task: Task) -> tuple[str, dict[str, object]]:
-    combination, preemptions = task
-    findings = Search(_arena, combination, preemptions).run()
+    combination, preemptions, loses = task
+    findings = Search(_arena, combination, preemptions, loses=loses).run()
     result = {
         "schedules": findings.schedules,
         "executed": findings.executed,
