@@ -1,7 +1,7 @@
 """The longest time that an ack waits for other work. A bystander in a separate process acks the items of its batch one
 by one the whole time, while other clients cause long work on the same service and database: millions of items fail with
 a reason, and are redriven; parents of nested batches are locked; sixty readers poll; a row stays locked; a batch with
-broken counts is redelivered repeatedly; a chain of nested batches ends.
+broken counts is redelivered repeatedly; a chain of nested batches ends; readers look for rare events in a long feed.
 
 The figure is the bystander's slowest ack, from sending it to reading its answer. It must stay below a second on an
 otherwise idle machine.
@@ -40,15 +40,16 @@ REASON = "the parser gave up: unexpected end of the document"
 @dataclass(frozen=True)
 class Shape:
     """The size of a case: items that fail, seconds of cases without an end of their own, nested batches in the
-    chain."""
+    chain, events in the feed."""
 
     items: int
     seconds: float
     chain: int
+    events: int
 
     @classmethod
     def of(cls, scale: Scale) -> Shape:
-        return cls(scale.items, 10, 300) if scale.rounds > 2 else cls(scale.items, 1, 10)
+        return cls(scale.items, 10, 300, 10**6) if scale.rounds > 2 else cls(scale.items, 1, 10, 10**5)
 
 
 class Caller:
@@ -281,6 +282,28 @@ class Cases:
         if self.shape.chain <= 300 and not caller.ok("GET", f"/v1/batches/{root}?wait=60")["succeeded"]:
             raise RuntimeError("the end of the chain did not reach its root")
 
+    def fill_feed(self) -> None:
+        """Events of a type that nobody reads. The feed must be empty."""
+        with self.database.engine.begin() as tx:
+            tx.exec_driver_sql(
+                "INSERT INTO feed (position, event_id, type, event_key, data, appended_at) "
+                f"SELECT seq, CONCAT('e', seq), 'other', CONCAT('order-', seq), JSON_OBJECT('order', seq, 'text', "
+                f"REPEAT('x', 100)), UTC_TIMESTAMP(6) FROM seq_1_to_{self.shape.events}"
+            )
+            tx.execute(sa.update(tables.feed_head).values(position=self.shape.events))
+
+    def filtered_pages(self) -> None:
+        """Four connections read the feed from its beginning, filtered by a type that never occurs."""
+        until = time.monotonic() + self.shape.seconds
+
+        def look(_: int) -> None:
+            reader, after = Caller(self.port), 0
+            while time.monotonic() < until:
+                page = reader.ok("GET", f"/v1/events?after={after}&type=never")
+                after = page["next"] if page["next"] < page["last"] else 0
+
+        together(4, look)
+
 
 @contextlib.contextmanager
 def quiet_service(url: str) -> Iterator[ServiceProcess]:
@@ -300,6 +323,7 @@ def run(scale: Scale) -> None:
         service = stack.enter_context(quiet_service(database.url.render_as_string(hide_password=False)))
         assert service.process is not None
         cases = Cases(service.port, database, shape)
+        cases.fill_feed()
         count = f"{shape.items:,} items"
         works: list[tuple[str, Callable[[], object]]] = [
             ("nothing else", lambda: time.sleep(shape.seconds)),  # part of the measurement: acks alone
@@ -311,6 +335,7 @@ def run(scale: Scale) -> None:
             ("a row is locked", cases.stuck_row),
             ("an inconsistent batch is redelivered", cases.inconsistent),
             (f"a chain of {shape.chain} nested batches ends", cases.chain),
+            (f"four readers filter {shape.events:,} events", cases.filtered_pages),
         ]
         bystander = Bystander(service.port)
         rows = []

@@ -41,6 +41,8 @@ SCAN: Final = 100_000
 FIRST: Final = 128
 """Events that the first statement of a page reads: even the largest ones don't exceed a page's bytes. Pages of at most
 this many share their reads."""
+EXAMINED: Final = 20_000
+"""Positions that a page examines at most for events that match its filter, or a statement reads the whole feed."""
 SMALL: Final = 2048
 """Maximum characters of an event's data for which its JSON stays in memory with it."""
 BATCH: Final = "batch"
@@ -101,7 +103,7 @@ class Appended:
 @dataclass(frozen=True, slots=True)
 class EventPage:
     """Events in ascending order; `next` is the position up to which the page read, `last` that of the feed's last
-    event."""
+    event. A page may be empty although `next` is below `last`."""
 
     events: list[Event]
     next: int
@@ -235,17 +237,24 @@ def read(
     """Events above `after` (None: all that are kept), at most `limit`, and `size_limit` bytes of data; with `prefix`,
     only those whose key begins with it. `snapshot` must be a snapshot, so that trimmed events don't look like a gap.
 
+    A page with a filter examines at most `EXAMINED` positions. One of a batch need not be bounded: an index has the
+    batch's own events, which are few.
+
     Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position beyond the feed's end.
     """
     position, trimmed = snapshot.execute(sa.select(_head.position, _head.trimmed)).one()
     start = _checked(after, position, trimmed)
+    end = position
     query = sa.select(tables.feed).order_by(_feed.position)
     if types:
         query = query.where(_feed.type.in_(types))
-    if batch is not None:
-        query = query.where(_feed.batch_id == batch)
     if prefix is not None:
         query = query.where(tables.begins(_feed.event_key, prefix))
+    if batch is not None:
+        query = query.where(_feed.batch_id == batch)
+    elif types or prefix is not None:
+        end = min(position, start + EXAMINED)
+        query = query.where(_feed.position <= end)
 
     def above(last: Event | None, count: int) -> list[Event]:
         reached = start if last is None else last.position
@@ -253,7 +262,7 @@ def read(
 
     rows = limits.stepwise(above, size, first=min(limit, FIRST), most=size_limit)
     events, has_more = limits.within(rows, size, limit, size_limit)
-    return EventPage(events, events[-1].position if has_more else position, position)
+    return EventPage(events, events[-1].position if has_more else end, position)
 
 
 def _checked(after: int | None, position: int, trimmed: int) -> int:

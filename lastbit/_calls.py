@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import EllipsisType
-from typing import Any
+from typing import Any, NamedTuple
 
 from lastbit import _arguments, _masks, _traces, errors, failures, models
 from lastbit._protocol import Answer, Emit, Flow, Pause, Service, T, utf8, visible_ascii
@@ -232,10 +232,11 @@ def redrive(
 def redrives(service: Service, after: int | None, batch: int | None) -> Flow[None]:
     """Emits `Redrive`s, without end."""
 
-    def page(data: models.Json) -> tuple[list[failures.Redrive], int]:
-        return list(map(failures.Redrive.from_json, data["events"])), expect(data["next"], int)
+    def page(data: models.Json) -> Poll:
+        elements = list(map(failures.Redrive.from_json, data["events"]))
+        return Poll(elements, expect(data["next"], int), expect(data["last"], int))
 
-    def poll(service: Service, after: int | None) -> Flow[tuple[Sequence[failures.Redrive], int]]:
+    def poll(service: Service, after: int | None) -> Flow[Poll]:
         return _events(service, page, after, REDRIVE, batch, LONGEST_HOLD, MOST_EVENTS)
 
     return poll_forever(service, after, poll)
@@ -424,27 +425,33 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
     lost or repeated."""
     types = _arguments.types(types)
 
-    def poll(service: Service, after: int | None) -> Flow[tuple[Sequence[models.Event], int]]:
+    def poll(service: Service, after: int | None) -> Flow[Poll]:
         page = yield from events(service, after, types, batch, LONGEST_HOLD, MOST_EVENTS)
-        return page.events, page.next
+        return Poll(page.events, page.next, page.last)
 
     return poll_forever(service, after, poll)
 
 
-def poll_forever(
-    service: Service, after: int | None, poll: Callable[[Service, int | None], Flow[tuple[Sequence[Any], int]]]
-) -> Flow[None]:
+class Poll(NamedTuple):
+    """The elements of a page, the position up to which it read, and the feed's last one."""
+
+    elements: Sequence[Any]
+    next: int
+    last: int
+
+
+def poll_forever(service: Service, after: int | None, poll: Callable[[Service, int | None], Flow[Poll]]) -> Flow[None]:
     """Emits the elements of each long poll, starting at the position where the previous poll ended, without end."""
     while True:
-        poll_start = service.now()
-        page, after = yield from poll(service, after)
+        poll_start, start = service.now(), after
+        elements, after, last = yield from poll(service, start)
         service = service.after_an_answer()
-        for element in page:
+        for element in elements:
             yield Emit(element)
         # Wait if an empty poll returned early, so that polls don't follow each other without a pause. A service that is
-        # stopping returns at once.
+        # stopping returns at once. But a page that examined events, and ended before the feed's end, is behind.
         rest = 1.0 - (service.now() - poll_start)
-        if not page and rest > 0:
+        if not elements and not (start != after < last) and rest > 0:
             yield Pause(rest)
 
 

@@ -457,7 +457,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Events in commit order. `next`: the position to continue after; `last`: the feed's last position."""
+    """Events in commit order. `next`: the position to continue after; `last`: the feed's last position. With a filter,
+    a page may be empty while `next` is below `last`."""
 
     events: tuple[Event, ...]
     next: int

@@ -100,7 +100,7 @@ export async function events(id, signal) {
     try {
       const page = await get("/v1/events", { batch: id, after, limit: 1000 }, signal);
       found.push(...page.events);
-      if (page.events.length < 1000) return { events: found, trimmed };
+      if (page.next >= page.last) return { events: found, trimmed };
       after = page.next;
     } catch (error) {
       if (error.code !== "position_trimmed" || error.problem.trimmed <= after) throw error;

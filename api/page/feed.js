@@ -10,8 +10,8 @@ const STEP = 50;
 
 // The positions before the first event that is kept, and of the last one.
 async function ends(signal) {
-  const { events, last } = await api.feed({ limit: 1 }, signal);
-  return { first: (events[0]?.position ?? last + 1) - 1, last };
+  const { events, next, last } = await api.feed({ limit: 1 }, signal);
+  return { first: events.length ? events[0].position - 1 : next, last };
 }
 
 const withData = (data) => {

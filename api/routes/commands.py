@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from api.access.rules import ANY, needs
 from api.problems import documented
 from api.routes import fields
-from api.routes.events import Position, woken
+from api.routes.events import Position, goes_on
 from api.routes.free_json import response, stored
 from api.routes.route import JsonRoute, PrefixedRouter
 from core import feed
@@ -38,7 +38,9 @@ class Command(BaseModel):
 
 class CommandPage(BaseModel):
     commands: list[Command]
-    next: int = Field(description="the last position that was read; pass it as `after` to the next call")
+    next: int = Field(
+        description="the last position that was read; pass it as `after` to the next call, until it equals `last`"
+    )
     last: int = Field(description="the feed's last position")
 
 
@@ -60,17 +62,17 @@ async def read_commands(
     service: Service = request.app.state.service
     waiting = request.app.state.waiting
 
-    def read() -> outbox.CommandPage:
-        return service.processes.commands(after, limit, types=types, process=process)
+    def read(start: int) -> outbox.CommandPage:
+        return service.processes.commands(start, limit, types=types, process=process)
 
     if not wait:
-        return _page(await run_in_threadpool(read))
+        return _page(await run_in_threadpool(read, after))
     until = time.monotonic() + wait
     async with waiting.follow([f"{feed.COMMAND}.{type}" for type in types], beginning=f"{feed.COMMAND}.") as follower:
-        page = await run_in_threadpool(read)
-        while not page.commands and await woken(follower, until) and not waiting.closed:
-            follower.woken.clear()
-            page = await run_in_threadpool(read)
+        start, page = after, await run_in_threadpool(read, after)
+        while not page.commands and await goes_on(follower, start, page, until) and not waiting.closed:
+            start = page.next
+            page = await run_in_threadpool(read, start)
     return _page(page)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -101,7 +101,9 @@ class Event(BaseModel):
 
 class EventPage(BaseModel):
     events: list[Event]
-    next: int = Field(description="the last position that was read; pass it as `after` to the next call")
+    next: int = Field(
+        description="the last position that was read; pass it as `after` to the next call, until it equals `last`"
+    )
     last: int = Field(description="the feed's last position")
 
 
@@ -186,7 +188,8 @@ class Asked(NamedTuple):
     prefix: str | None = None
 
     async def first_page(self, service: Service, waiting: Waiting, wait: float) -> feed.EventPage:
-        """The first page with an event. It is empty if there is none within `wait` seconds, or if the service stops."""
+        """The first page with an event. It is empty if there is none within `wait` seconds, or if the service stops.
+        Without `wait`, the page that begins there."""
         after, limit, types, batch, prefix = self
 
         def read() -> feed.EventPage:
@@ -201,9 +204,10 @@ class Asked(NamedTuple):
                 page = await run_in_threadpool(read)
             else:
                 page = await waiting.read(follower, after, limit)
-            while not page.events and await woken(follower, until) and not waiting.closed:
-                follower.woken.clear()
-                page = await waiting.read(follower, page.next, limit)
+            start = -1 if after is None else after
+            while not page.events and await goes_on(follower, start, page, until) and not waiting.closed:
+                start = page.next
+                page = await waiting.read(follower, start, limit)
         return page
 
 
@@ -268,25 +272,43 @@ async def _stream(
     """The messages of a stream. It ends soon after `is_permitted` returns False."""
     yield b"retry: 1000\n\n"
     async with waiting.follow(types, batch, prefix) as follower:
+        ping_at = time.monotonic() + PING
         while not waiting.closed and is_permitted():
-            page = await waiting.read(follower, after, STREAM_READ, STREAM_BYTES)
+            start = after
+            page = await waiting.read(follower, start, STREAM_READ, STREAM_BYTES)
             after = page.next
             if page.events:
                 yield text_of(page, _messages)
-            elif await woken(follower, time.monotonic() + PING):
-                follower.woken.clear()
+            elif await goes_on(follower, start, page, ping_at):
+                continue
             else:
                 # The id advances even without events: otherwise a follower with a narrow filter would resume at a
                 # position that may have been trimmed.
                 yield b": alive\nid: %d\n\n" % after
+            ping_at = time.monotonic() + PING
 
 
-async def woken(follower: Follower, until: float) -> bool:
-    """Wait until `follower` is woken. False if the time is over. `until`: seconds of the monotonic clock."""
+class Page(Protocol):
+    """A page of the feed, or of the commands in it."""
+
+    @property
+    def next(self) -> int: ...
+
+    @property
+    def last(self) -> int: ...
+
+
+async def goes_on(follower: Follower, start: int, page: Page, until: float) -> bool:
+    """Whether to read on after an empty page, which began after the position `start`: at once if the page ended before
+    the feed's end, otherwise as soon as `follower` is woken. False if the time is over. `until`: seconds of the
+    monotonic clock."""
+    if start < page.next < page.last:  # while the feed is in doubt, pages don't advance
+        return time.monotonic() < until
     try:
         await asyncio.wait_for(follower.woken.wait(), max(0.0, until - time.monotonic()))
     except TimeoutError:
         return False
+    follower.woken.clear()
     return True
 
 

@@ -147,26 +147,31 @@ def read(
     snapshot: Connection, after: int, limit: int, *, types: Sequence[str] = (), process: str | None = None
 ) -> CommandPage:
     """Commands after the position `after`; with 0, all commands whose events are in the feed. `snapshot` must be a
-    snapshot, so that trimmed events don't look like a gap. Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for
-    a position beyond the feed's end."""
+    snapshot, so that trimmed events don't look like a gap. A page with a filter examines at most `feed.EXAMINED`
+    positions of the feed. Raises `errors.PositionTrimmed`, `errors.InvalidRequest` for a position beyond the feed's
+    end."""
     last, trimmed = feed.head(snapshot), feed.trimmed(snapshot)
     if 0 < after < trimmed:
         raise errors.PositionTrimmed(after, trimmed)
     if after > last:
         raise errors.InvalidRequest("query.after", f"expected at most {last}, the feed's last position")
+    begin, end = max(after, trimmed), last
     query = sa.select(tables.outbox).order_by(_outbox.position)
+    if types or process is not None:
+        end = min(last, begin + feed.EXAMINED)
+        query = query.where(_outbox.position <= end)
     if types:
         query = query.where(_outbox.type.in_(types))
     if process is not None:
         query = query.where(_outbox.name == process)
 
     def above(before: Command | None, count: int) -> list[Command]:
-        start = max(after, trimmed) if before is None else before.position
+        start = begin if before is None else before.position
         return [_command(row) for row in snapshot.execute(query.where(_outbox.position > start).limit(count))]
 
     rows = limits.stepwise(above, _size, first=min(limit, feed.FIRST))
     commands, is_cut = limits.within(rows, _size, limit)
-    return CommandPage(commands, commands[-1].position if is_cut else last, last)
+    return CommandPage(commands, commands[-1].position if is_cut else end, last)
 
 
 def _size(command: Command) -> int:

@@ -76,8 +76,8 @@ def events(
 def _before_the_last(s: Session, count: int) -> int:
     """The position before the last `count` stored events."""
     page = s.client.events(limit=1)
-    oldest = page.events[0].position if page.events else page.last + 1
-    return max(oldest - 1, page.last - count)
+    before_oldest = page.events[0].position - 1 if page.events else page.next
+    return max(before_oldest, page.last - count)
 
 
 @click.command(epilog=examples("""lastbit append paid-1 order.paid --key order-1 --data '{"cents": 4999}'"""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import Any
 
 import click
 
@@ -134,22 +133,28 @@ def commands(
             for command in islice(s.client.processes.follow(after=after, types=types, process=process), limit):
                 s.output.answer(command, _command(command))
         return
-    page = s.client.processes.commands(after=after, types=types, process=process, limit=min(limit or 50, 1000))
+    issued: list[IssuedCommand] = []
+    while True:
+        size = min((limit or 50) - len(issued), 1000)
+        page = s.client.processes.commands(after=after, types=types, process=process, limit=size)
+        issued += page.commands
+        after = page.next
+        if len(issued) >= (limit or 50) or after >= page.last:
+            break
     if s.output.as_json:
-        document: dict[str, Any] = {"commands": list(page.commands), "next": page.next, "last": page.last}
-        s.output.document(document)
+        s.output.document({"commands": issued, "next": after, "last": page.last})
         return
-    for command in page.commands:
+    for command in issued:
         s.output.say(_command(command))
-    if not page.commands:
+    if not issued:
         s.output.say("no commands")
         if process is not None:
             try:
                 next(s.client.processes.instances(process, page_size=1), None)
             except errors.ProcessNotFound:  # a deleted one has commands, so it can't be refused first
                 click.echo(f"There is no process {plain_text(process)} now.", err=True)
-    elif page.next < page.last:
-        s.output.say(f"[dim]There may be more: continue with --after {page.next}.[/]")
+    elif after < page.last:
+        s.output.say(f"[dim]There may be more: continue with --after {after}.[/]")
 
 
 def _status(status: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lastbit import errors
-from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, ask, pages, poll_forever
+from lastbit._calls import LONGEST_HOLD, MOST_EVENTS, Poll, ask, pages, poll_forever
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit._protocol import Flow, Service, resource, single
 from lastbit._shapes import expect
@@ -101,9 +101,9 @@ def _follow(service: Service, after: int, types: str | Iterable[str], process: s
     """Emits `IssuedCommand`s, without end."""
     types = types if isinstance(types, str) else tuple(types)
 
-    def poll(service: Service, after: int | None) -> Flow[tuple[Sequence[IssuedCommand], int]]:
+    def poll(service: Service, after: int | None) -> Flow[Poll]:
         page = yield from _commands(service, after, types, process, LONGEST_HOLD, MOST_EVENTS)
-        return page.commands, page.next
+        return Poll(page.commands, page.next, page.last)
 
     return poll_forever(service, after, poll)
 

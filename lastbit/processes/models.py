@@ -121,7 +121,8 @@ class IssuedCommand:
 
 @dataclass(frozen=True, slots=True)
 class CommandPage:
-    """Commands in the order of the feed. `next`: the position to continue after; `last`: the feed's last position."""
+    """Commands in the order of the feed. `next`: the position to continue after; `last`: the feed's last position. With
+    a filter, a page may be empty while `next` is below `last`."""
 
     commands: tuple[IssuedCommand, ...]
     next: int

@@ -16,12 +16,15 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from api.routes import fields
 from core import feed
-from core.storage import schema
+from core.storage import schema, tables
 from core.storage.database import Database
 from tests.http.test_batches import ack, code, open_batch
+from tests.support import templates
 from tests.support.servers import ROOT, running_service
 
 MANY = 400
@@ -518,6 +521,41 @@ def test_a_page_is_bounded_in_bytes_and_no_follower_misses_an_event(http: httpx.
             after, pages = response.json()["next"], pages + 1
         assert result == sending
         assert pages == 2
+
+
+def test_a_rare_event_is_found_page_by_page_or_by_one_wait(sqlite_url: str) -> None:
+    """A page with a filter ends after 20,000 positions, and `next` tells where. A long poll and a stream read on. The
+    same holds for the commands of processes."""
+    with Database(sqlite_url) as database:
+        templates.migrate(database)
+        now = database.read(tables.clock)
+        event = {"event_id": "rare", "type": "rare", "position": 45_000, "event_key": "rare-1", "appended_at": now}
+        command = {"command_id": "rare", "type": "rare", "position": 45_000, "created_at": now}
+
+        def fill(tx: Connection) -> None:  # other events need not be there, as positions are examined
+            tx.execute(sa.insert(tables.feed).values(event))
+            tx.execute(sa.insert(tables.outbox).values(**command, name="p", instance="i", step="s"))
+            tx.execute(sa.update(tables.feed_head).values(position=50_000))
+
+        database.write(fill)
+    with running_service(sqlite_url) as running, httpx.Client(base_url=running.url, timeout=70) as http:
+        for path, name in (("/v1/events", "events"), ("/v1/commands", "commands")):
+            pages = []
+            after = 0
+            while after < 50_000:
+                page = http.get(path, params={"type": "rare", "after": after}).json()
+                pages.append((len(page[name]), page["next"], page["last"]))
+                after = page["next"]
+            assert pages == [(0, 20_000, 50_000), (0, 40_000, 50_000), (1, 50_000, 50_000)]
+            for wait in (
+                {"type": "rare", "wait": 60},
+                {"type": "rare", "wait": 60, "after": 0},
+                {"type": ["rare", "x/y"], "wait": 60, "after": 0},  # not on the fast path
+            ):
+                page = http.get(path, params=wait).json()
+                assert [found["id"] for found in page[name]] == ["rare"]
+        with http.stream("GET", "/v1/events/stream", params={"type": "rare", "after": 0}) as stream:
+            assert next(line for line in stream.iter_lines() if line.startswith("id:")) == "id: 45000"
 
 
 @pytest.mark.parametrize("name", ["batch.complete", "batch.Completed", "batch."])

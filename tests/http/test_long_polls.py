@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from api.routes import events, long_polls
-from api.routes.long_polls import Filter, Waiting
+from api.routes.long_polls import Filter, Follower, Waiting
 from core import errors, feed
 from core.batches.batch import Opening
 from core.commits.combiner import Inline
@@ -254,6 +255,105 @@ def test_a_silent_stream_reports_how_far_it_has_read(asked: CountingService, mon
             pass
         assert message.startswith(b"id: 3\ndata: ")
         await messages.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scene())
+
+
+class Limited(Waiting):
+    """Fails if followers read more than fifty pages, as they would if they read on without a pause."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.reads = 0
+
+    async def read(self, follower: Follower, after: int, limit: int, size_limit: int | None = None) -> feed.EventPage:
+        self.reads += 1
+        assert self.reads <= 50
+        return await super().read(follower, after, limit, size_limit)
+
+
+@pytest.fixture
+def behind(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> CountingService:
+    """A feed of 1,000 events, of which a page examines 100. Nothing is found by polls of the feed's end."""
+    monkeypatch.setattr(long_polls, "POLL", 10_000.0)
+    monkeypatch.setattr(feed, "EXAMINED", 100)
+    asked.feed.append([feed.NewEvent(str(number), "other") for number in range(1000)])
+    return asked
+
+
+def test_a_follower_far_behind_reads_on_at_once_and_waits_at_the_end(behind: CountingService) -> None:
+    """A long poll that finds nothing below the feed's end waits there for a new event."""
+
+    async def scene() -> None:
+        waiters = Limited(behind)
+        poll = asyncio.create_task(events.Asked(0, 10, ["mine"]).first_page(behind, waiters, 60))
+        async with asyncio.timeout(30):
+            while waiters.reads < 10:
+                await asyncio.sleep(0)
+        await asyncio.to_thread(behind.feed.append, [feed.NewEvent("wanted", "mine")])
+        page = await asyncio.wait_for(poll, 30)
+        assert ([event.id for event in page.events], page.next, page.last) == (["wanted"], 1001, 1001)
+        # It may have been appended before the last page.
+        assert waiters.reads <= 12
+        waiters.close()
+
+    asyncio.run(scene())
+
+
+def test_a_long_poll_far_behind_ends_with_its_time(behind: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And tells how far it has read."""
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: behind.counts["events"]))
+
+    async def scene() -> None:
+        waiters = Limited(behind)
+        for after in (None, 0):
+            behind.counts.clear()
+            page = await events.Asked(after, 10, ["mine"]).first_page(behind, waiters, 3)
+            assert page == feed.EventPage([], 300, 1000)
+        waiters.close()
+
+    asyncio.run(scene())
+
+
+def test_a_stream_far_behind_reads_on_and_reports_how_far(
+    behind: CountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "PING", 3)
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: behind.counts["events"]))
+    behind.feed.append([feed.NewEvent("wanted", "mine")])
+
+    async def scene() -> None:
+        messages = events._stream(Limited(behind), 0, ["mine"], None)
+        assert await anext(messages) == b"retry: 1000\n\n"
+        for position in (300, 600, 900):
+            assert await asyncio.wait_for(anext(messages), 30) == b": alive\nid: %d\n\n" % position
+        assert (await asyncio.wait_for(anext(messages), 30)).startswith(b"id: 1001\ndata: ")
+        await messages.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scene())
+
+
+def test_a_follower_far_behind_waits_while_the_feed_is_in_doubt(behind: CountingService) -> None:
+    """Pages don't advance then."""
+    is_certain = threading.Event()
+
+    async def scene() -> None:
+        waiters = Limited(behind)
+        async with waiters.follow():
+            behind.on_head = lambda: is_certain.wait(30)
+            behind.database._doubt()
+            await asyncio.sleep(0)
+            poll = asyncio.create_task(events.Asked(0, 10, ["mine"]).first_page(behind, waiters, 60))
+            async with asyncio.timeout(30):
+                while not waiters.reads:
+                    await asyncio.sleep(0)
+            for _ in range(100):  # enough for a hundred reads, if it did not wait
+                await asyncio.sleep(0)
+            assert waiters.reads == 1
+            is_certain.set()
+            await asyncio.to_thread(behind.feed.append, [feed.NewEvent("wanted", "mine")])
+            assert [event.id for event in (await asyncio.wait_for(poll, 30)).events] == ["wanted"]
+        waiters.close()
 
     asyncio.run(scene())
 

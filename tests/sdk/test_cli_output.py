@@ -245,6 +245,30 @@ def test_failed_batches_are_selected_page_by_page(scripted_service: ScriptedServ
     assert (ids, next_cursor, len(queries)) == ([500, 1000], None, 6)
 
 
+@pytest.mark.parametrize("name", ["events", "commands"])
+def test_rare_entries_of_the_feed_are_found_page_by_page(scripted_service: ScriptedService, name: str) -> None:
+    """A page with a filter may be empty before the feed's end."""
+    entry = {"id": "e", "type": "t", "batch": None, "key": None, "data": None, "at": "2026-01-02T03:04:05Z"}
+    of_process = {"process": "p", "instance": "i", "step": "s"} if name == "commands" else {}
+
+    def reply(request: Seen) -> Reply:
+        after = int(dict(parse_qsl(urlsplit(request.path).query)).get("after", 0))
+        entries = [{**entry, **of_process, "position": after + 1}] if after in (40, 60) else []
+        return 200, {}, {name: entries, "next": after + 20, "last": 100}
+
+    scripted_service.reply = reply
+
+    def listed(*options: str) -> tuple[list[int], int, list[str]]:
+        scripted_service.seen.clear()
+        document = Lastbit(scripted_service.url).json(name, "--type", "t", *options)
+        queries = [dict(parse_qsl(urlsplit(request.path).query)) for request in scripted_service.seen]
+        limits = [query["limit"] for query in queries]
+        return [entry["position"] for entry in document[name]], document["next"], limits
+
+    assert listed() == ([41, 61], 100, ["50", "50", "50", "49", "48"])
+    assert listed("--limit", "1") == ([41], 60, ["1", "1", "1"])
+
+
 # Failed items
 
 

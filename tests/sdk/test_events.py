@@ -249,6 +249,18 @@ def test_polls_answered_at_once_are_sent_once_a_second() -> None:
     assert world.pauses == [1.0, 1.0, 1.0]
 
 
+def test_a_poll_that_ended_before_the_end_of_the_feed_is_continued_at_once() -> None:
+    """Its page is empty, as a filter excluded all the events that it examined."""
+
+    def behind(next: int) -> Outcome:
+        return answer(200, {"events": [], "next": next, "last": 9})
+
+    world = World(script(behind(3), behind(6), behind(6), page(9), page(9, 9)))
+    assert first_positions(world, 1, after=0) == [9]
+    assert [dict(request.params)["after"] for request in world.requests] == ["0", "3", "6", "6", "9"]
+    assert world.pauses == [1.0, 1.0]  # after the page that had made no progress, and at the end
+
+
 def test_a_refusal_ends_following() -> None:
     """The caller must handle a trimmed position."""
     world = World(script(page(3, 3), problem(410, "position_trimmed")))

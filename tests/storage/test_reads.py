@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.acks.call import Call
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.commits.combiner import Inline
+from core.processes import outbox
 from core.service import Service
 from core.service.reads import Read, ReadService, SharedReads
-from core.storage import statements
+from core.storage import statements, tables
 from core.storage.database import Database
+from tests.support import plans, templates
 
 UNSEEN = 10**9
 SIZE = 64
@@ -262,6 +265,81 @@ def test_a_page_trimmed_while_it_is_read_is_read_completely(database: Database) 
     assert [event.id for event in page.events] == [f"e{n}" for n in range(5)]
     with pytest.raises(errors.PositionTrimmed):
         service.feed.read(start, 5)
+
+
+FILTERS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
+    "type": ({"types": ["never"]}, {"sqlite": "(rowid>? AND rowid<?)", "postgresql": "feed_pkey"}, 110),
+    "prefix": ({"prefix": "never"}, {"sqlite": "(rowid>? AND rowid<?)", "postgresql": "feed_pkey"}, 110),
+    "batch": ({"batch": 1, "types": ["never"]}, {"sqlite": "feed_batch", "postgresql": "feed_batch"}, 10),
+}
+"""Arguments of a read that finds nothing, a part of its plan, and the rows that it may read."""
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filtered_page_examines_a_bounded_part_of_the_feed(
+    database: Database, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """By the server's count of rows. Only one of a batch reads to the end, as it reads no other events."""
+    monkeypatch.setattr(feed, "EXAMINED", 100)
+    arguments, plan, most_rows = FILTERS[name]
+    service = Service(database, combiner=Inline)
+    assert service.batches.open(Opening(items=1)).batch.id == 1
+    for part in range(3):
+        service.feed.append([feed.NewEvent(f"{part}-{n}", "t", f"k{n}") for n in range(1000)])
+    end = service.feed.head()
+    plans.analyze(database, "feed")
+    with plans.executions(database) as executions:
+        page = service.feed.read(0, 1000, **arguments)
+    assert page == feed.EventPage([], end if name == "batch" else 100, end)
+    plans.finds_nothing_by(
+        database, plan.get(database.url.get_backend_name(), ""), *executions[-1], most_rows=most_rows
+    )
+
+
+def test_a_filtered_page_of_commands_examines_a_bounded_part_of_the_feed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "EXAMINED", 100)
+    service = Service(database, combiner=Inline)
+    ids = [f"{n}" for n in range(1000)]
+    for part in range(3):
+        service.feed.append([feed.NewEvent(f"{part}-{id}", "command.t") for id in ids])
+    end = service.feed.head()
+
+    def issue(tx: Connection) -> None:
+        command = {"name": "p", "instance": "i", "step": "s", "type": "t"}
+        now = tables.clock(tx)
+        rows = [{**command, "command_id": f"{n}", "position": n, "created_at": now} for n in range(1, end + 1)]
+        tx.execute(sa.insert(tables.outbox), rows)
+
+    database.write(issue)
+    plans.analyze(database, "outbox")
+    for arguments in ({"types": ["never"]}, {"process": "never"}):
+        with plans.executions(database) as executions:
+            page = service.processes.commands(0, 1000, **arguments)  # type: ignore[arg-type]
+        assert page == outbox.CommandPage([], 100, end)
+        plans.finds_nothing_by(database, "outbox_", *executions[-1], most_rows=110)
+
+
+def test_filtered_pages_continue_where_the_earlier_one_ended(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each matching event is on one page, also if pages end by their number of events."""
+    monkeypatch.setattr(feed, "EXAMINED", 7)
+    with Database(sqlite_url) as database:
+        templates.migrate(database)
+        service = Service(database, combiner=Inline)
+        names = "aabbbbbbbbbbbbbbbbbbbbabbbbbbbaaaaaaaaaaabbbbbbb"
+        service.feed.append([feed.NewEvent(f"{n}", name, f"{name}{n}") for n, name in enumerate(names)])
+        wanted = [n for n, name in enumerate(names) if name == "a"]
+        for arguments, limit in (({"types": ["a"]}, 1000), ({"types": ["a"]}, 2), ({"prefix": "a"}, 3)):
+            found: list[int] = []
+            after = 0
+            while after < len(names):
+                page = service.feed.read(after, limit, **arguments)  # type: ignore[arg-type]
+                assert after < page.next <= after + 7
+                assert page.last == len(names)
+                found += [int(event.id) for event in page.events]
+                after = page.next
+            assert found == wanted
 
 
 def test_watermarks_of_many_batches_are_those_of_each(database: Database) -> None:

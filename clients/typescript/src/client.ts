@@ -218,10 +218,12 @@ export class Client {
     for (let isPatient = false; ; isPatient = true) {
       const pollStart = now();
       const poll: EventsOptions = { ...options, wait: LONGEST_HOLD, limit: MOST_EVENTS };
-      const page = await this.#events(after === undefined ? poll : { ...poll, after }, isPatient);
+      const start = after;
+      const page = await this.#events(start === undefined ? poll : { ...poll, after: start }, isPatient);
       yield* page.events;
       after = page.next;
-      if (page.events.length === 0) await rest(pollStart, 1, options.signal);
+      const isBehind = after !== start && after < page.last;
+      if (page.events.length === 0 && !isBehind) await rest(pollStart, 1, options.signal);
     }
   }
 

@@ -1154,7 +1154,7 @@ export interface components {
             commands: components["schemas"]["Command"][];
             /**
              * Format: int64
-             * @description the last position that was read; pass it as `after` to the next call
+             * @description the last position that was read; pass it as `after` to the next call, until it equals `last`
              */
             next: number;
             /**
@@ -1298,7 +1298,7 @@ export interface components {
             events: components["schemas"]["Event"][];
             /**
              * Format: int64
-             * @description the last position that was read; pass it as `after` to the next call
+             * @description the last position that was read; pass it as `after` to the next call, until it equals `last`
              */
             next: number;
             /**

@@ -110,6 +110,20 @@ test("once a poll was answered, the next ones are retried however many attempts 
   assert.equal(waited.requests.length, 10);
 });
 
+test("a poll that ended before the end of the feed is continued at once", async (context) => {
+  const event = { position: 20, id: "e", type: "t", batch: null, key: null, data: null, at: "2026-01-02T03:04:05Z" };
+  const { client, requests } = await served(context, (_, response, count) => {
+    response.end(JSON.stringify({ events: count === 20 ? [event] : [], next: count, last: 20 }));
+  });
+  const start = performance.now();
+  for await (const { id } of client.follow({ after: 0, types: "t" })) {
+    assert.equal(id, "e");
+    break;
+  }
+  assert.equal(requests.length, 20);
+  assert.ok(performance.now() - start < 15_000); // with pauses it takes 19 seconds
+});
+
 test("a wait beyond the deadline is not started", async (context) => {
   const { client, requests } = await served(context, (_, response) =>
     problem(response, 429, "rate_limited", {}, { "retry-after": "3600" }),
