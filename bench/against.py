@@ -1,4 +1,5 @@
-"""`python -m bench.against COMMIT [--rounds N] [--only overload]`: acks, bulk acks, overload, beside an earlier commit.
+"""`python -m bench.against COMMIT [--rounds N] [--only verb]`: acks, bulk acks, verbs and overload, beside an earlier
+commit.
 
 Both services run on one server, each with its own database and with the packages of this environment. Their rounds
 alternate, and the order within a pair changes, so that a drift of the machine's speed doesn't favour either. Beside
@@ -21,12 +22,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import acks, bulk, lifecycle, load, measure, overload
+from bench import acks, bulk, lifecycle, load, measure, overload, verbs
 from bench.measure import Scale
 from tests.support.servers import ROOT, MariaDB, ServiceProcess
 
 FLOOD = 10.0
 """Seconds of a flood."""
+TICK = 0.01
+"""Seconds in which the system counts processor time."""
 
 
 class Work(NamedTuple):
@@ -60,6 +63,14 @@ def _bulk(way: str) -> Round:
     return lambda port, scale: Work(1, bulk.one_round(port, scale, bulk.WAYS[way]).items)
 
 
+def _verb(verb: verbs.Verb) -> Round:
+    def run(port: int, scale: Scale) -> Work:
+        calls = max(scale.requests // 5, 2 * scale.connections)
+        return Work(calls, verbs.drive(port, verb, calls, scale.connections).rate)
+
+    return run
+
+
 def _overload(kind: overload.Kind) -> Round:
     """Admitted requests a second while many more are offered."""
 
@@ -79,6 +90,7 @@ ROUNDS: dict[str, Round] = {
     **{f"one id a call, {order}": _acks(order) for order in ("in order", "at random")},
     "whole lives": _lives,
     **{way: _bulk(way) for way in bulk.WAYS},
+    **{f"verb: {verb.title}": _verb(verb) for verb in verbs.VERBS.values()},
     **{f"overload: {kind.name}": _overload(kind) for kind in overload.KINDS},
 }
 
@@ -114,7 +126,8 @@ def _measured(service: ServiceProcess, round_: Round, scale: Scale) -> _Measured
     assert service.process is not None
     before = measure.processor_time(service.process.pid)
     work = round_(service.port, scale)
-    return _Measured(work.rate, (measure.processor_time(service.process.pid) - before) / work.amount)
+    used = max(measure.processor_time(service.process.pid) - before, TICK)
+    return _Measured(work.rate, used / work.amount)
 
 
 def run(commit: str, scale: Scale, beginning: str = "") -> None:

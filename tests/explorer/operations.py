@@ -99,6 +99,18 @@ def share(operations: Callable[[], Sequence[writes.Operation]]) -> Operation:
     ]
 
 
+def merge(session: Session) -> Any:
+    """Calls that share a flush: a failure, an ack of the same batch, and one of a batch that may be its child."""
+    calls = [
+        Call.of(Verb.FAIL, [(2, 0, 63)], reason="late", idempotency_key="merged-fail"),
+        Call.of(Verb.ACK, [(2, 1, 6), (2, 0, 3)], idempotency_key="merged-ack"),
+        Call.of(Verb.ACK, [(3, 0, 0), (1, 0, 7)], idempotency_key="merged-repeat"),
+    ]
+    units = [unit for call in calls for unit in call.chunks()]
+    outcomes = session.service.acks._commit(units, lock_waits=1)
+    return [(outcome.applied, outcome.repeated, outcome.rejected, outcome.completed) for outcome in outcomes]
+
+
 def claim(session: Session) -> Any:
     """Claim until nothing is due. A claim skips what is locked, and has no effect on it; so, as in a later round, it is
     claimed once it is free."""
@@ -164,6 +176,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "fail-with-reason": ack((2, 1, 6), (2, 1, 7), verb=Verb.FAIL, reason="late", key="reason"),
     "fail-mask": mask(Verb.FAIL, new=2, reason="late"),
     "fail-beyond": ack((2, 0, 63), (2, 1, 6), (2, 1, 20), verb=Verb.FAIL, reason="late", key="beyond"),
+    "merge": merge,
     "override": ack((2, 0, 9), key="override"),
     "redrive": lambda session: session.service.batches.redrive(2, Wish(), "redrive"),
     "redrive-reason": lambda session: session.service.batches.redrive(2, Wish("broken"), "reason"),

@@ -157,7 +157,6 @@ class Session:
         self.number = number
         self.database = Database(url)
         self.service = Service(self.database, combiner=Inline)
-        self.service.acks._payer = PaysAtOnce(self.database, self.service.acks._flush_payment)
         self.on_postgresql = self.database.url.get_backend_name() == "postgresql"
         self.thread_id = 0
         """The server's id for the connection."""
@@ -238,6 +237,8 @@ class Session:
         self._ids: dict[str, str] = {}
         self._digest = hashlib.blake2b(digest_size=12)
         self.service.acks._bitfields = BitfieldCache()
+        # An abandoned schedule may leave it payments.
+        self.service.acks._payer = PaysAtOnce(self.database, self.service.acks._flush_payment)
         self.service.batches._facts._facts.clear()
 
     @property
