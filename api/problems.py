@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 STATUS: Final[dict[str, int]] = {
     "invalid_request": 422,
     "idempotency_key_reused": 422,
+    "step_reused": 422,
     "unauthorized": 401,
     "forbidden": 403,
     "batch_not_found": 404,
@@ -234,7 +235,7 @@ def install(app: FastAPI) -> None:
 BODY: Final = ("unsupported_media_type", "invalid_request")
 """The codes that every route with a body can return."""
 
-_PLACED: Final = ("idempotency_key_reused", "invalid_request", "out_of_order")
+_PLACED: Final = ("idempotency_key_reused", "invalid_request", "out_of_order", "step_reused")
 _SCHEMA_BY_CODE: Final = {
     **dict.fromkeys(STATUS, "PlainProblem"),
     **dict.fromkeys(_PLACED, "PlacedProblem"),

@@ -12,7 +12,8 @@ from core import programs
 
 # CoreError
 # ├── InvalidRequest            the input is invalid
-# │   └── IdempotencyKeyReused  the key was used before, with another body
+# │   ├── IdempotencyKeyReused  the key was used before, with another body
+# │   └── StepReused            another command of the instance has this step
 # ├── BatchNotFound
 # ├── GroupNotFound             no item of that group is issued
 # ├── BatchEnded                the batch no longer allows the verb
@@ -73,6 +74,23 @@ class IdempotencyKeyReused(InvalidRequest):
 
     def __init__(self, key: str, what: str) -> None:
         super().__init__("header Idempotency-Key", f"{key!r} was used before with another body ({what})")
+
+
+class StepReused(InvalidRequest):
+    """`issuer` is the event that issued the step first; it is `event` if two commands of one handling have it."""
+
+    code = "step_reused"
+
+    def __init__(self, place: str, step: str, issuer: str, event: str) -> None:
+        if issuer == event:
+            reason = f"event {event!r} issues it twice"
+        else:
+            reason = f"event {issuer!r} has issued it, so event {event!r} can't"
+        super().__init__(
+            place,
+            f"expected a step of its own, not {step!r}: {reason}. Name another step, or set `once` if one command is "
+            "enough",
+        )
 
 
 class BatchNotFound(CoreError):

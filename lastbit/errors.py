@@ -187,6 +187,7 @@ class Unavailable(ServiceError):
 _BY_CODE: dict[str, type[ServiceError]] = {
     "invalid_request": InvalidRequest,
     "idempotency_key_reused": IdempotencyKeyReused,
+    "step_reused": InvalidRequest,
     "too_large": TooLarge,
     "method_not_allowed": InvalidRequest,
     "unsupported_media_type": InvalidRequest,

@@ -28,6 +28,7 @@ _PROBLEMS: Final = (
         problems.from_core(error)
         for error in (
             errors.IdempotencyKeyReused("catalog-42", "it opened batch 7"),
+            errors.StepReused("body.commands[0].step", "report", "order-1001-paid", "order-1001-packed"),
             errors.BatchNotFound(7),
             errors.GroupNotFound(7, 2, 1),
             errors.BatchSealed(7, "extend"),

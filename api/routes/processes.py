@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
@@ -139,7 +140,17 @@ class ProcessFence(Body):
 
 class NewCommand(Body):
     type: CommandType = Field(description="the type of its event is `command.` and this type")
-    step: Text | None = Field(None, description="an instance issues each step once; null: the same as the type")
+    step: Text | None = Field(
+        None,
+        description="an instance issues each step once; null: the same as the type, or with `once` false one that no "
+        "other command has",
+    )
+    # Workers of earlier releases don't send it, and expect a repeat.
+    once: bool = Field(
+        True,
+        description="if another event, or another command of this one, has issued this step: true: the command is a "
+        "repeat; false: the call is refused",
+    )
     data: Data = Field(None, description=DATA)
 
 
@@ -377,8 +388,8 @@ def delete_process(process: ProcessName, request: Request) -> Response:
 async def handle_events(process: ProcessName, body: HandlingsBody, request: Request) -> Response:
     """Store the effects of up to 100 events, on one instance or on several, each once. Entries of one instance are
     applied in their order. A refused entry has its problem in its result, and the others are applied. Other calls may
-    take place in between. 503 `unavailable`: no entry was judged. After a 200, those with this code in their results
-    were not. Send them again."""
+    take place in between. 503 `unavailable`: no entry has a result; send the call again. After a 200, send again those
+    whose result has this code."""
     writes: Writes = request.app.state.writes
     operations = many_of(process, body)
     return handled_many(request.url.path, body, operations, await writes.run_all(operations)).response()
@@ -394,7 +405,7 @@ def many_of(process: str, body: HandlingsBody) -> list[HandleMany]:
 
 def handled_many(path: str, body: HandlingsBody, operations: Sequence[HandleMany], results: Sequence[Done]) -> Reply:
     """The response with one result for each entry: an operation that failed is the result of all of its entries. Raises
-    its error if all have failed: then nothing was applied, and no result would be of use."""
+    its error if all operations have failed: then there are no results."""
     if results and all(result.error is not None for result in results):
         raise results[0].error  # type: ignore[misc]  # not None
     outcomes = iter(
@@ -427,17 +438,30 @@ def _result(path: str, outcome: Done) -> dict[str, Any]:
 @router.post(
     "/{process}/{instance:rest}/handle",
     response_model=HandledAnswer,
-    responses=documented("process_not_found", "stale_epoch", "version_conflict", *BODY),
+    responses=documented("process_not_found", "stale_epoch", "version_conflict", "step_reused", *BODY),
 )
 @needs(Role.CONSUME)
 async def handle_event(process: ProcessName, instance: InstanceName, body: HandleBody, request: Request) -> Response:
     """Store the effect of an event on an instance, once, in one transaction: its state, its commands, its timers.
 
     409 `stale_epoch`: the worker no longer owns the partition at this epoch. 409 `version_conflict`: the state has
-    changed; compute the effect again from the current state.
+    changed; compute the effect again from the current state. 422 `step_reused`: a command that isn't `once` has the
+    step of another one; park the event with this error.
     """
     writes: Writes = request.app.state.writes
     return free_json.response(_handled(await writes.run(handle_of(_handling(process, instance, body)))))
+
+
+def _commands(body: HandleBody) -> list[outbox.NewCommand]:
+    numbers: Counter[str] = Counter()
+    commands = []
+    for command in body.commands:
+        step = command.step or command.type
+        if command.step is None and not command.once:
+            numbers[command.type] += 1
+            step = outbox.step_of(command.type, numbers[command.type], body.event.id)
+        commands.append(outbox.NewCommand(step, command.type, command.data, command.once))
+    return commands
 
 
 def _handling(process: str, instance: str, body: HandleBody) -> instances.Handling:
@@ -450,7 +474,7 @@ def _handling(process: str, instance: str, body: HandleBody) -> instances.Handli
         body.fence.epoch,
         body.version,
         body.state,
-        [outbox.NewCommand(command.step or command.type, command.type, command.data) for command in body.commands],
+        _commands(body),
         [timers.TimerChange(timer.timer, _seconds(timer.after), timer.data) for timer in body.timers],
         body.finish,
         body.error,

@@ -12,6 +12,7 @@ writes the rows. Possible failures, and why they can't happen:
   commit. A worker that has lost its partition is refused, even if it hasn't noticed.
 * *A state computed from an old one*: the version that it was computed from must be the instance's current version.
 * *A command twice*: its id is derived from process, instance and step, and each id is issued once.
+* *A command that is lost as a repeat of another one*: a handling that issues a step of another event is refused.
 * *A restart by a late event*: a finished instance is kept as a tombstone, see `retention`.
 * *An event that the feed has lost*, in a failover or a restore, while a worker held it: the handling is refused unless
   the feed has an event of this id at this position. The position may be beyond the feed's end, or have another event by
@@ -57,7 +58,7 @@ log = structlog.get_logger(__name__)
 @dataclass(slots=True, eq=False, kw_only=True)
 class Handle(Operation):
     """Apply an event's effects on an instance once. Its result is a `Handled`. Errors: `ProcessNotFound`, `StaleEpoch`,
-    `VersionConflict`, `InvalidRequest`."""
+    `VersionConflict`, `InvalidRequest`, `StepReused`."""
 
     handling: Handling
 
@@ -197,6 +198,8 @@ class Handlings:
             if self._instances.get(handling.process, handling.instance) is None:
                 self._instances.put(instance)
             return Handled(inbox.Status.PARKED, False, instance, []), []
+        # Before any change: it may refuse the handling.
+        issues = self._outbox.issue(handling.process, handling.instance, handling.event, handling.commands)
         self._inbox.record(key, handling.position, inbox.Status.HANDLED)
         instance = replace(
             instance,
@@ -211,7 +214,6 @@ class Handlings:
             self._timers.cancel_all(handling.process, handling.instance)
         else:
             self._timers.change(handling.process, handling.instance, handling.timers)
-        issues = self._outbox.issue(handling.process, handling.instance, handling.commands)
         return Handled(inbox.Status.HANDLED, False, instance, []), issues
 
 

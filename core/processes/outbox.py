@@ -4,6 +4,10 @@ A command's id is derived from its process, instance and step, so a command that
 is a repeat. The transaction that issues a command also appends it to the feed, and the command has that event's
 position. So commands can be delivered by webhooks or pulled, in commit order (see `feed`).
 
+A step that *another* event issues again is an error of the function (`errors.StepReused`): as a repeat, its command
+would be lost, though the function wants another one. So each row has the event that issued it; neither the inbox nor
+the feed keep it for as long. A command may ask for the step to be issued once, whichever event does it.
+
 The id of an issued command is kept as long as its instance; their rows are removed together. If the process is deleted,
 it is kept as long as the feed has the command's event (`retention`).
 """
@@ -27,16 +31,30 @@ from core.storage.statements import LIST, Pipeline, as_text, chunks, literal, pa
 NAMESPACE: Final = uuid.UUID("6b1a5b0e-6c1f-5d0b-9a53-0d2a3a2c7b11")
 """The namespace of command ids. Arbitrary, but it must never change."""
 
+LONGEST_STEP: Final = 255
+"""Maximum characters of a step."""
+
 _outbox = tables.outbox.c
 
 
 @dataclass(frozen=True, slots=True)
 class NewCommand:
-    """A command to be issued. `data` is JSON as text."""
+    """A command to be issued. `data` is JSON as text. `once`: if its step was issued before, it is a repeat, whichever
+    event issued it."""
 
     step: str
     type: str
     data: str | None = None
+    once: bool = False
+
+
+class _New(NamedTuple):
+    """A command that was not issued before, and the event that issues it."""
+
+    process: str
+    instance: str
+    event: str
+    command: NewCommand
 
 
 class Issue(NamedTuple):
@@ -85,6 +103,13 @@ def command_id(process: str, instance: str, step: str) -> str:
     return str(uuid.uuid5(NAMESPACE, json.dumps([process, instance, step])))
 
 
+def step_of(type: str, number: int, event: str) -> str:
+    """The step of a command without a step of its own: the `number`th one of this type that the event issues. Neither
+    types nor ids of events have blanks, so no other command has it."""
+    step = f"{type} {number} {event}"
+    return step if len(step) <= LONGEST_STEP else f"{type} {number} {uuid.uuid5(NAMESPACE, event)}"
+
+
 class Issues:
     """Commands of locked instances, issued in one transaction: `issue` in memory first, and `write` stores those that
     were not issued before. No other transaction issues commands of these instances. `ids` are those of all commands."""
@@ -95,40 +120,53 @@ class Issues:
             answer
             for part in chunks(sorted(ids), LIST)
             for answer in pipeline.query(
-                "SELECT command_id, position FROM outbox "  # noqa: S608
+                "SELECT command_id, position, event_id FROM outbox "  # noqa: S608
                 f"WHERE command_id IN ({','.join(literal(pipeline.tx, id) for id in part)})"
             )
         ]
         self._positions: dict[str, int] = {}
-        self._new: dict[str, tuple[str, str, NewCommand]] = {}
+        self._issuers: dict[str, str | None] = {}
+        """The events that issued the commands, by the commands' ids. Earlier releases didn't store them: None."""
+        self._new: dict[str, _New] = {}
 
     def load(self) -> None:
         """Take what the round trip has read."""
-        self._positions = {as_text(id) or "": position for answer in self._answers for id, position in answer.rows()}
+        for id, position, event in (row for answer in self._answers for row in answer.rows()):
+            command = as_text(id) or ""
+            self._positions[command], self._issuers[command] = position, as_text(event)
 
-    def issue(self, process: str, instance: str, commands: Sequence[NewCommand]) -> list[Issue]:
-        """Issue the commands that were not issued before."""
-        issues = []
-        for command in commands:
+    def issue(self, process: str, instance: str, event: str, commands: Sequence[NewCommand]) -> list[Issue]:
+        """Issue the commands that were not issued before. Raises `errors.StepReused`, and then issues none of them."""
+        issues: list[Issue] = []
+        new: dict[str, _New] = {}
+        for place, command in enumerate(commands):
             id = command_id(process, instance, command.step)
-            is_repeat = id in self._positions or id in self._new
+            issuer = event if id in new else self._issuers.get(id)
+            # A process that was defined again may get the same event again.
+            if issuer is not None and not command.once and (issuer != event or id in new):
+                raise errors.StepReused(f"body.commands[{place}].step", command.step, issuer, event)
+            is_repeat = id in new or id in self._issuers
             if not is_repeat:
-                self._new[id] = process, instance, command
+                new[id] = _New(process, instance, event, command)
             issues.append(Issue(id, command.step, is_repeat))
+        self._new |= new
+        self._issuers |= dict.fromkeys(new, event)
         return issues
 
     def events(self) -> list[feed.NewEvent]:
         """The events of the new commands."""
-        return [_event(id, *new) for id, new in self._new.items()]
+        return [_event(id, new) for id, new in self._new.items()]
 
     def write(self, position: int, now: datetime) -> None:
         """Store the new commands. Their events have the positions above `position`."""
         tx, rows = self._pipeline.tx, []
-        for place, (id, (process, instance, command)) in enumerate(self._new.items(), position + 1):
+        for place, (id, (process, instance, event, command)) in enumerate(self._new.items(), position + 1):
             self._positions[id] = place
-            values = (id, place, process, instance, command.step, command.type, command.data, now)
+            values = (id, place, process, instance, command.step, command.type, command.data, now, event)
             rows.append(f"({','.join(literal(tx, value) for value in values)})")
-        head = "INSERT INTO outbox (command_id, position, name, instance, step, type, data, created_at) VALUES "
+        head = (
+            "INSERT INTO outbox (command_id, position, name, instance, step, type, data, created_at, event_id) VALUES "
+        )
         self._pipeline.later(*(head + ",".join(part) for part in packets(rows)))
 
     def issued(self, issue: Issue) -> Issued:
@@ -136,11 +174,12 @@ class Issues:
         return Issued(issue.id, issue.step, self._positions[issue.id], issue.repeated)
 
 
-def _event(id: str, process: str, instance: str, command: NewCommand) -> feed.NewEvent:
-    facts = {"command": id, "process": process, "instance": instance, "step": command.step}
+def _event(id: str, new: _New) -> feed.NewEvent:
+    command = new.command
+    facts = {"command": id, "process": new.process, "instance": new.instance, "step": command.step}
     head = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
     data = f'{head[:-1]},"data":{command.data or "null"}}}'
-    return feed.NewEvent(f"{feed.COMMAND}:{id}", f"{feed.COMMAND}.{command.type}", instance, data)
+    return feed.NewEvent(f"{feed.COMMAND}:{id}", f"{feed.COMMAND}.{command.type}", new.instance, data)
 
 
 def read(

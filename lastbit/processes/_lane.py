@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -33,8 +34,9 @@ MANY: Final = 100
 """Maximum events in one call, as the service accepts."""
 CALL: Final = 4 * 2**20
 """Approximate maximum bytes of one call: half of what the service accepts."""
-EVENT: Final = "body.event"
-"""The place that the service names if the feed doesn't have the event at its position."""
+BEYOND: Final = re.compile(r"body\.event|body\.commands\[\d+\]\.once")
+"""Places that the service names for reasons beyond the function: the feed doesn't have the event at its position, or
+the service is of an earlier release, which doesn't know the field."""
 PAUSE: Final = 0.5
 """Seconds to wait after a temporary refusal by the service."""
 
@@ -101,6 +103,11 @@ class _Task:
     def event(self, retry_type: str) -> Event:
         event = self.job.event
         return Event.from_json(event.data["event"]) if event.type == retry_type else event
+
+
+def _places(error: errors.LastbitError) -> list[str]:
+    """The places in the request that the service has refused."""
+    return [fault.get("place", "") for fault in error.errors] if isinstance(error, errors.InvalidRequest) else []
 
 
 class Lane:
@@ -222,8 +229,8 @@ class Lane:
                 with suppress(errors.LastbitError):
                     task.partition.assignment.commit()
                 task.is_over = True
-            elif isinstance(result, errors.InvalidRequest) and EVENT in {each.get("place") for each in result.errors}:
-                raise result  # the feed has lost the event: a worker that starts again reads what it has now
+            elif any(BEYOND.fullmatch(place) for place in _places(result)):
+                raise result  # a worker that starts again reads what the feed has now, perhaps from a newer service
             elif isinstance(result, errors.InvalidRequest | errors.InvalidArgument) and task.refusal is None:
                 # If the service refuses the function's result, park the event, as if the function had raised.
                 task.refusal = str(result)

@@ -25,12 +25,17 @@ _KEEP: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command to issue. `type` and `data` (any JSON) are for its executor. An instance issues each `step` once, even
-    if the function returns it again. The default step is the type."""
+    """A command to issue. `type` and `data` (any JSON) are for its executor.
+
+    An instance issues each `step` once. A command without a step has one of its own, so it is issued for each event for
+    which the function returns it. If the function returns a step that it has returned for another event, the event is
+    parked. `once`: the instance issues the step at most once, whichever event leads to it, and the others are handled
+    without it; the default step is the type then."""
 
     type: str
     data: Any = None
     step: str | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,9 @@ def _decided(result: Any, state: str) -> dict[str, Any]:
     timers: list[dict[str, Any]] = []
     for action in actions:
         if isinstance(action, Command):
-            commands.append({"type": action.type, "step": action.step, "data": action.data})
+            if not isinstance(action.once, bool):
+                raise TypeError(f"once is True or False, not {action.once!r}")
+            commands.append({"type": action.type, "step": action.step, "once": action.once, "data": action.data})
         elif isinstance(action, Timer):
             after = action.after.total_seconds() if isinstance(action.after, timedelta) else action.after
             timers.append({"timer": action.name, "after": after, "data": action.data})

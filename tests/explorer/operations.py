@@ -144,7 +144,7 @@ def record(session: Session) -> Any:
 def handling_of(
     event: int, version: int = 1, *, instance: str = "o1", finish: bool = False, error: str | None = None
 ) -> instances.Handling:
-    command = outbox.NewCommand("step", "ship")
+    command = outbox.NewCommand("step", "ship", once=True)
     return instances.Handling(
         PROCESS, instance, f"e{event}", event, "w1", 1, version, "{}", () if error else (command,), (), finish, error
     )

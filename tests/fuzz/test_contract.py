@@ -148,7 +148,7 @@ def problems_are_documented(ctx: Any, response: Any, case: Any) -> None:
         if documented_response is not None:
             assert problem["code"] in documented_response["content"]["application/problem+json"]["examples"]
         assert bool(problem.get("errors")) == (problem["code"] in ("invalid_request", "out_of_order")) or (
-            problem["code"] == "idempotency_key_reused"
+            problem["code"] in ("idempotency_key_reused", "step_reused")
         )
 
 

@@ -133,6 +133,7 @@ _PROCESSES = "test_processes.py::"
 _ANY_ORDER = "test_events_in_any_order_with_repeats_issue_one_command"
 _HTTP_PROCESSES = "../http/test_processes.py::"
 _LATE = "test_a_late_event_does_not_restart_a_finished_instance"
+_REUSED = "test_a_step_that_another_event_issues_again_refuses_the_handling"
 _PRUNED = "test_a_redelivered_event_that_was_pruned_is_a_repeat"
 
 _READS = "../storage/test_reads.py::"
@@ -3095,8 +3096,8 @@ MUTANTS = [
     Mutant(
         "a-merged-handling-does-not-see-the-commands-before-it",
         "core.processes.outbox:Issues.issue",
-        " or id in self._new",
-        "",
+        "self._issuers |= dict.fromkeys(new, event)",
+        "pass",
         _WRITES + "test_handlings_of_one_instance_take_place_in_their_order",
     ),
     Mutant(
@@ -3345,6 +3346,83 @@ MUTANTS = [
         _PROCESSES + "test_a_step_is_issued_once_though_the_function_issues_it_again",
     ),
     Mutant(
+        "a-step-of-another-event-is-a-repeat",
+        "core.processes.outbox:Issues.issue",
+        "if issuer is not None and not command.once",
+        "if False",
+        _PROCESSES + _REUSED,
+    ),
+    Mutant(
+        "the-event-that-issues-a-command-is-not-stored",
+        "core.processes.outbox:Issues.write",
+        "command.data, now, event)",
+        "command.data, now, None)",
+        _PROCESSES + _REUSED,
+    ),
+    Mutant(
+        "a-refused-handling-counts-as-handled",
+        "core.processes.handling:Handlings._judge",
+        "issues = self._outbox.issue(",
+        "self._inbox.record(key, handling.position, inbox.Status.HANDLED)\n    issues = self._outbox.issue(",
+        _PROCESSES + _REUSED,
+    ),
+    Mutant(
+        "a-refused-handling-issues-its-first-commands",
+        "core.processes.outbox:Issues.issue",
+        "new: dict[str, _New] = {}",
+        "new = self._new",
+        "test_writes.py::test_a_handling_that_reuses_a_step_issues_none_of_its_commands",
+    ),
+    Mutant(
+        "two-commands-of-one-event-are-one",
+        "core.processes.outbox:Issues.issue",
+        " or id in new)",
+        ")",
+        _PROCESSES + "test_two_commands_of_one_event_have_steps_of_their_own",
+    ),
+    Mutant(
+        "an-event-may-not-issue-its-step-again",
+        "core.processes.outbox:Issues.issue",
+        "issuer != event or ",
+        "True or ",
+        _PROCESSES + "test_a_process_that_is_deleted_and_defined_again_starts_over_and_issues_nothing_twice",
+    ),
+    Mutant(
+        "steps-of-earlier-releases-are-refused",
+        "core.processes.outbox:Issues.issue",
+        "if issuer is not None and ",
+        "if id in {*new, *self._issuers} and ",
+        _PROCESSES + "test_a_step_that_an_earlier_release_issued_is_a_repeat",
+    ),
+    Mutant(
+        "commands-of-one-type-share-a-step",
+        "core.processes.outbox:step_of",
+        'step = f"{type} {number} {event}"',
+        'step = f"{type} {event}"',
+        _PROCESSES + "test_a_command_without_a_step_has_one_of_its_own",
+    ),
+    Mutant(
+        "workers-of-earlier-releases-issue-commands-again",
+        "api.routes.processes:_commands",
+        "command.step is None and not command.once",
+        "command.step is None",
+        _HTTP_PROCESSES + "test_a_command_without_a_step_is_issued_for_each_event_or_once",
+    ),
+    Mutant(
+        "a-worker-swallows-commands",
+        "lastbit.processes.definition:_decided",
+        '"once": action.once',
+        '"once": True',
+        _SDK + "test_processes.py::test_each_event_gets_its_command",
+    ),
+    Mutant(
+        "a-worker-parks-events-because-the-service-is-older",
+        "lastbit.processes._lane:Lane._send",
+        "BEYOND.fullmatch(place)",
+        "place == 'body.event'",
+        _SDK + "test_processes.py::test_a_worker_parks_nothing_because_the_service_is_older",
+    ),
+    Mutant(
         "the-inbox-is-pruned-to-the-highest-floor",
         "core.processes.definitions:floor",
         "sa.func.min(_positions.floor)",
@@ -3490,7 +3568,7 @@ MUTANTS = [
     Mutant(
         "a-worker-parks-an-event-that-the-feed-has-lost",
         "lastbit.processes._lane:Lane._send",
-        'EVENT in {each.get("place") for each in result.errors}',
+        "BEYOND.fullmatch(place)",
         "False",
         _SDK + "test_processes.py::test_a_worker_ends_when_the_feed_has_lost_its_event",
     ),

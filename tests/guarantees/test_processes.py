@@ -118,7 +118,7 @@ def test_a_worker_may_die_at_any_point_and_the_event_come_again(service: Service
 
 
 def test_a_step_is_issued_once_though_the_function_issues_it_again(service: Service) -> None:
-    """A command's id consists of its instance and its step, so a careless function still issues it once."""
+    """If the function says that once is enough. A command's id consists of its instance and its step."""
     worker = Worker(service, function=ship_again_and_again)
     *first_events, last_event = append(service, *(("o1", type) for type in (*NEEDED, "paid")))
     first = [worker.deliver(event) for event in first_events][-1].commands
@@ -128,6 +128,80 @@ def test_a_step_is_issued_once_though_the_function_issues_it_again(service: Serv
     ]
     assert repeat.repeated
     assert commands(service) == [("o1", "ship")]
+
+
+def report(state: Any, event: feed.Event) -> Outcome:
+    """Issue one step for each event, though each means another report."""
+    commands = [outbox.NewCommand(f"seen-{event.type}", "see"), outbox.NewCommand("report", "report")]
+    return Outcome([*(state or []), event.type], commands, [timers.TimerChange(event.type, timedelta(days=1))])
+
+
+def test_a_step_that_another_event_issues_again_refuses_the_handling(service: Service) -> None:
+    """Its command would be lost as a repeat. The error names both events, and nothing of the handling takes place; the
+    event is parked with it. A function that was corrected can handle it."""
+    worker = Worker(service, function=report)
+    first, second = append(service, ("o1", "charged"), ("o1", "reserved"))
+    worker.deliver(first)
+    handling = worker.compute("o1", second)
+    kept_tables = (tables.processes, tables.inbox, tables.outbox, tables.timers, tables.feed)
+    before = [rows(service, table) for table in kept_tables]
+    with pytest.raises(errors.StepReused) as refusal:
+        service.processes.handle(handling)
+    assert [rows(service, table) for table in kept_tables] == before
+    assert refusal.value.place == "body.commands[1].step"
+    for name in ("'report'", "'o1:charged'", "'o1:reserved'"):
+        assert name in str(refusal.value)
+    assert worker.deliver(first).repeated, "the event that issued it may come again"
+
+    parked = replace(handling, error=str(refusal.value))
+    assert [service.processes.handle(parked).status for _ in range(2)] == [Status.PARKED] * 2
+    assert service.processes.retry_parked(PROCESS, "o1") == 1
+    [repeat] = [event for event in everything(service) if event.type == f"retry.{PROCESS}"]
+    with pytest.raises(errors.StepReused):
+        worker.deliver(repeat)
+    worker.function = lambda state, event: Outcome(state, [outbox.NewCommand("report", "report", once=True)])
+    [command] = worker.deliver(repeat).commands
+    assert (command.step, command.repeated) == ("report", True)
+    assert worker.deliver(repeat).repeated
+    assert commands(service) == [("o1", "see"), ("o1", "report")]
+
+
+def test_two_commands_of_one_event_have_steps_of_their_own(service: Service) -> None:
+    """Unless once is enough; then the second is a repeat of the first."""
+    worker = Worker(service)
+    [event] = append(service, ("o1", "charged"))
+    twice = [outbox.NewCommand("pay", "pay", "1"), outbox.NewCommand("pay", "pay", "2")]
+    worker.function = lambda state, event: Outcome(1, twice)
+    with pytest.raises(errors.StepReused, match=r"body.commands\[1\].step: .* event 'o1:charged' issues it twice"):
+        worker.deliver(event)
+    assert commands(service) == []
+    assert not rows(service, tables.processes)
+    twice[1] = replace(twice[1], once=True)
+    assert [command.repeated for command in worker.deliver(event).commands] == [False, True]
+    assert [command.data for command in service.processes.commands(0, 10).commands] == ["1"]
+
+
+def test_a_step_that_an_earlier_release_issued_is_a_repeat(service: Service) -> None:
+    """It didn't store the events that issued commands."""
+    worker = Worker(service, function=report)
+    first, second = append(service, ("o1", "charged"), ("o1", "reserved"))
+    worker.deliver(first)
+    with service.database.engine.begin() as tx:
+        tx.execute(sa.update(tables.outbox).values(event_id=None))
+    assert [(command.step, command.repeated) for command in worker.deliver(second).commands] == [
+        ("seen-reserved", False),
+        ("report", True),
+    ]
+
+
+def test_a_command_without_a_step_has_one_of_its_own() -> None:
+    """In an instance: whatever the lengths of its type and of its event's id, and whatever these look like."""
+    names = ("a", "a:1", "1", "x" * 200)
+    steps = [outbox.step_of(type, number, event) for type in names for number in (1, 2, 100) for event in names]
+    steps += [outbox.step_of("x" * 200, number, "y" * length) for number in (1, 100) for length in (54, 255)]
+    assert len(set(steps)) == len(steps)
+    assert max(map(len, steps)) <= outbox.LONGEST_STEP
+    assert outbox.step_of("x" * 200, 1, "y" * 255) == outbox.step_of("x" * 200, 1, "y" * 255)
 
 
 def test_a_restart_from_an_old_floor_changes_nothing(service: Service) -> None:

@@ -275,6 +275,22 @@ def test_handlings_of_one_instance_take_place_in_their_order(database: Database)
     assert service.processes.instance(PROCESS, "k").instance.version == 1
 
 
+def test_a_handling_that_reuses_a_step_issues_none_of_its_commands(database: Database) -> None:
+    """Nor do the handlings before and after it in its transaction issue any for it, or see its state."""
+    with_process(database)
+    reusing = handle("i", 2, 1, "step").handling
+    commands = [outbox.NewCommand("own", "ship"), *reusing.commands]
+    first, refused, last = merged(
+        database, handle("i", 1, 0, "step"), handle_of(replace(reusing, commands=commands)), handle("i", 3, 1)
+    )
+    assert [command.repeated for command in first.value.commands] == [False]
+    assert str(refused.error).startswith(
+        "body.commands[1].step: expected a step of its own, not 'same': event 'h1' has"
+    )
+    assert last.value.instance.version == 2
+    assert [event.id.partition(":")[0] for event in events_of(database)] == ["h1", "h2", "h3", "command"]
+
+
 def test_a_refused_handling_does_not_affect_its_neighbours(database: Database) -> None:
     """Nor does an operation of another kind."""
     service = with_process(database)
@@ -544,7 +560,7 @@ OPERATIONS = st.lists(
         st.builds(
             lambda *words: ("handle", *words),
             *(st.sampled_from(["i", "j"]), st.integers(1, 3), st.integers(0, 2)),
-            st.sampled_from(["plain", "commands", "timers", "cancel", "finish", "error", "stale", "unknown"]),
+            st.sampled_from(["plain", "commands", "step", "timers", "cancel", "finish", "error", "stale", "unknown"]),
         ),
     ),
     max_size=12,
@@ -560,7 +576,10 @@ def handle(instance: str, event: int, version: int, kind: str = "plain") -> Hand
     handling = Handling(process, instance, f"h{event}", event, "w", epoch, version, f'"{instance}{event}"')
     match kind:
         case "commands":
-            steps = [outbox.NewCommand(step, "ship", '"ü"') for step in ("same", f"{event}", "same")]
+            steps = [outbox.NewCommand(step, "ship", '"ü"', once=True) for step in ("same", f"{event}", "same")]
+            return handle_of(replace(handling, commands=steps))
+        case "step":
+            steps = [outbox.NewCommand("same", "ship")]
             return handle_of(replace(handling, commands=steps))
         case "timers":
             changes = [timers.TimerChange(name, timedelta(hours=1), f"{event}") for name in ("same", f"{event}")]

@@ -189,6 +189,55 @@ def test_a_call_for_many_is_a_503_while_the_database_is_away(mariadb: MariaDB, m
         assert [result["handled"] and result["handled"]["repeated"] for result in results] == [False, False, None]
 
 
+def test_a_step_of_another_event_is_refused(process: Process) -> None:
+    """In single calls and in calls for many, unless the command is `once`, as it is by default: workers of earlier
+    releases issue steps again and ignore that they are repeats."""
+    first, second = process.event("1"), process.event("2")
+    report = {"type": "report", "step": "r"}
+    [issued] = process.handle(first, state=1, commands=[{**report, "once": False}]).json()["commands"]
+    refused = {"version": 1, "state": 2, "commands": [{"type": "see"}, {**report, "once": False}], "finish": True}
+    single = process.handle(second, **refused)
+    assert code(single) == (422, "step_reused")
+    assert [place["place"] for place in single.json()["errors"]] == ["body.commands[1].step"]
+    assert first["id"] in single.json()["detail"]
+    assert second["id"] in single.json()["detail"]
+    third = process.event("3")
+    entries = [
+        {"instance": "o1", **process.body(second, **refused)},
+        {"instance": "o1", **process.body(third, version=1, state=3, commands=[{**report, "once": True}, report])},
+    ]
+    results = process.http.post(f"{process.path}/handle", json={"handlings": entries}).json()["results"]
+    assert results[0] == {"handled": None, "problem": single.json()}
+    assert [(each["id"], each["repeated"]) for each in results[1]["handled"]["commands"]] == [(issued["id"], True)] * 2
+    details = process.get()
+    assert (details["version"], details["state"], details["status"]) == (2, 3, "running")
+    assert [(entry["event"], entry["status"]) for entry in details["history"]] == [
+        (third["id"], "handled"),
+        (first["id"], "handled"),
+    ]
+    assert [command["id"] for command in details["commands"]] == [issued["id"]]
+
+
+def test_a_command_without_a_step_is_issued_for_each_event_or_once(process: Process) -> None:
+    """By default once; its step is its type then, as in earlier releases."""
+    ids: list[str] = []
+    for version in range(2):
+        event = process.event(f"{version}")
+        own = [{"type": "report", "once": False, "data": number} for number in range(2)]
+        commands = [*own, {"type": "ship"}, {"type": "ship", "once": True}]
+        answer = process.handle(event, version=version, commands=commands).json()
+        assert [(command["step"], command["repeated"]) for command in answer["commands"]] == [
+            *((f"report 1 {event['id']}", False), (f"report 2 {event['id']}", False)),
+            *(("ship", version > 0), ("ship", True)),
+        ]
+        ids += [command["id"] for command in answer["commands"]]
+    assert len(set(ids)) == 5
+    listed = process.get()["commands"]
+    assert [(command["type"], command["data"]) for command in listed] == [
+        *(("report", 1), ("report", 0), ("ship", None), ("report", 1), ("report", 0)),
+    ]
+
+
 def test_a_call_for_many_that_was_applied_in_part_has_its_results() -> None:
     """A costly call is several transactions, and the database may go away between two of them. The results of the
     entries that were applied are known only from this response."""
@@ -405,6 +454,7 @@ def test_a_new_process_starts_at_the_given_position(http: httpx.Client) -> None:
         ({"commands": [{"type": "a b"}]}, "body.commands[0].type"),
         ({"commands": [{"type": "x" * 201}]}, "body.commands[0].type"),
         ({"commands": [{"type": "a", "step": ""}]}, "body.commands[0].step"),
+        ({"commands": [{"type": "a", "once": "yes"}]}, "body.commands[0].once"),
         ({"commands": [{"type": "a", "data": "x" * 65_536}]}, "body.commands[0].data"),
         ({"commands": [{"type": "a"}] * 101}, "body.commands"),
         ({"timers": [{"timer": ""}]}, "body.timers[0].timer"),

@@ -64,10 +64,13 @@ def test_a_functions_result_becomes_the_decision() -> None:
     no_actions: dict[str, Any] = {"commands": [], "timers": [], "finish": False}
     assert decided(None) == {"state": "before", **no_actions}
     assert decided((None, [])) == {"state": None, **no_actions}
-    assert decided(({"n": 1}, [Command("go", 1, "first"), Command("stop")])) == {
+    assert decided(({"n": 1}, [Command("go", 1, "first"), Command("stop", once=True)])) == {
         **no_actions,
         "state": {"n": 1},
-        "commands": [{"type": "go", "step": "first", "data": 1}, {"type": "stop", "step": None, "data": None}],
+        "commands": [
+            {"type": "go", "step": "first", "once": False, "data": 1},
+            {"type": "stop", "step": None, "once": True, "data": None},
+        ],
     }
     timers = [Timer("a", 1.5, "x"), Timer("b", timedelta(minutes=1)), CancelTimer("c")]
     assert decided(("s", timers))["timers"] == [
@@ -89,7 +92,17 @@ def test_a_function_that_fails_parks_its_event() -> None:
     assert set(decision) == {"error"}
     assert len(decision["error"]) == 4000
     decision["error"].encode()
-    for result in ("state", ("state",), ("state", ["go"]), ({1, 2}, []), (float("nan"), []), ("\ud800", []), 7):
+    wrong: Any = Command("go", once="yes")  # type: ignore[arg-type]
+    for result in (
+        ("state", [wrong]),
+        "state",
+        ("state",),
+        ("state", ["go"]),
+        ({1, 2}, []),
+        (float("nan"), []),
+        ("\ud800", []),
+        7,
+    ):
         assert set(decided(result)) == {"error"}, result
     assert "returns (state, commands)" in decided("state")["error"]
 

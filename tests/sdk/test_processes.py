@@ -199,6 +199,81 @@ def test_a_handling_that_the_service_refuses_is_parked(url: str, client: Client)
     )
 
 
+def test_each_event_gets_its_command(url: str, client: Client) -> None:
+    """By default. Or only the first one, if the function says that one is enough."""
+
+    def tell(state: Any, event: Event) -> tuple[Any, list[Command]]:
+        return [*(state or []), event.type], [
+            Command("tell", {"about": event.type}),
+            Command("tell", {"about": "again"}),
+            Command("open", once=True),
+        ]
+
+    process = Process("telling", correlate("telling"), tell)
+    with working(url, process, "w1"):
+        append(client, "telling", range(1))
+        eventually(lambda: [each.version for each in client.processes.instances("telling")], [3])
+    found = client.processes.commands(process="telling").commands
+    assert Counter((command.type, (command.data or {}).get("about")) for command in found) == {
+        **{("tell", f"telling.{type}"): 1 for type in NEEDED},
+        ("tell", "again"): 3,
+        ("open", None): 1,
+    }
+    assert client.processes.get("telling", "telling-0").parked == 0
+
+
+def test_an_event_that_issues_a_step_of_another_event_is_parked(url: str, client: Client) -> None:
+    """With a text that names both events. The instance goes on, and the event can be handled by corrected code."""
+    steps = {"report": "report"}
+
+    def collect(state: Any, event: Event) -> tuple[Any, list[Command]]:
+        kind = event.type.rpartition(".")[2]
+        return [*(state or []), kind], [Command("report", kind, step=steps.get("report", kind))]
+
+    process = Process("collecting", correlate("collecting"), collect)
+    with working(url, process, "w1"):
+        append(client, "collecting", range(1))
+        eventually(lambda: [each.parked for each in client.processes.instances("collecting", status="parked")], [2])
+        details = client.processes.get("collecting", "collecting-0")
+        assert details.state == ["charged"]
+        for entry in details.history[:2]:
+            assert "'collecting:0:charged'" in (entry.error or "")
+            assert f"'{entry.event}'" in (entry.error or "")
+        assert "'collecting:0:charged'" in lastbit(url, "processes", "show", "collecting", "collecting-0")
+        steps.clear()
+        assert client.processes.retry("collecting", "collecting-0") == 2
+        issued(client, process, 3)
+        eventually(lambda: client.processes.get("collecting", "collecting-0").parked, 0)
+    found = client.processes.commands(process="collecting").commands
+    assert [(command.step, command.data) for command in found] == [
+        *(("report", "charged"), ("complete", "complete"), ("reserved", "reserved"))
+    ]
+
+
+def test_a_worker_parks_nothing_because_the_service_is_older(url: str) -> None:
+    """It doesn't know whether a command is issued once. The worker ends with its error, which names the field."""
+    process = Process("newer", correlate("newer"), ship)
+    calls: list[Any] = []
+
+    def older(send: Callable[[Request], Answer | Failure], request: Request) -> Answer | Failure:
+        if not request.url.endswith("/handle"):
+            return send(request)
+        results = []
+        for entry in json.loads(request.body or b"")["handlings"]:
+            calls.append(entry)
+            fault = {"place": "body.commands[0].once", "expected": "no such field here"}
+            problem = {"status": 422, "code": "invalid_request", "detail": "body.commands[0].once", "errors": [fault]}
+            results.append({"handled": None, "problem": problem})
+        return Answer(200, {"content-type": "application/json"}, json.dumps({"results": results}).encode())
+
+    with Client(url) as client:
+        client.driver._send = partial(older, client.driver._send)
+        append(client, "newer", range(1))
+        with pytest.raises(InvalidRequest, match="once"):
+            run(process, client, "w1", partitions=2, every=0.05)
+    assert not [entry for entry in calls if "error" in entry]
+
+
 def test_events_of_many_instances_share_calls_and_those_of_one_keep_their_order(url: str, client: Client) -> None:
     """One lane. The first state of an instance lists all its events in the feed's order; no event is handled twice."""
 

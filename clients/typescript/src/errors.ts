@@ -108,6 +108,7 @@ const BY_CODE: Record<string, typeof ServiceError> = {
   method_not_allowed: InvalidRequest,
   unsupported_media_type: InvalidRequest,
   idempotency_key_reused: IdempotencyKeyReused,
+  step_reused: InvalidRequest,
   too_large: TooLarge,
   unauthorized: Unauthorized,
   forbidden: Forbidden,

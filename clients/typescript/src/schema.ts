@@ -813,8 +813,8 @@ export interface paths {
          * Handle events
          * @description Store the effects of up to 100 events, on one instance or on several, each once. Entries of one instance are
          *     applied in their order. A refused entry has its problem in its result, and the others are applied. Other calls may
-         *     take place in between. 503 `unavailable`: no entry was judged. After a 200, those with this code in their results
-         *     were not. Send them again.
+         *     take place in between. 503 `unavailable`: no entry has a result; send the call again. After a 200, send again those
+         *     whose result has this code.
          */
         post: operations["handle_events"];
         delete?: never;
@@ -837,7 +837,8 @@ export interface paths {
          * @description Store the effect of an event on an instance, once, in one transaction: its state, its commands, its timers.
          *
          *     409 `stale_epoch`: the worker no longer owns the partition at this epoch. 409 `version_conflict`: the state has
-         *     changed; compute the effect again from the current state.
+         *     changed; compute the effect again from the current state. 422 `step_reused`: a command that isn't `once` has the
+         *     step of another one; park the event with this error.
          */
         post: operations["handle_event"];
         delete?: never;
@@ -1654,8 +1655,13 @@ export interface components {
         NewCommand: {
             /** @description the type of its event is `command.` and this type */
             type: string;
-            /** @description an instance issues each step once; null: the same as the type */
+            /** @description an instance issues each step once; null: the same as the type, or with `once` false one that no other command has */
             step?: string | null;
+            /**
+             * @description if another event, or another command of this one, has issued this step: true: the command is a repeat; false: the call is refused
+             * @default true
+             */
+            once?: boolean;
             /** @description any JSON, at most 65,536 bytes and 100 levels of nesting */
             data?: unknown;
         };
@@ -2711,7 +2717,7 @@ export interface components {
              * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
-            code: "idempotency_key_reused" | "invalid_request" | "out_of_order";
+            code: "idempotency_key_reused" | "invalid_request" | "out_of_order" | "step_reused";
             /** @description a sentence for people */
             detail: string;
             /** @description the errors and their places in the request */
@@ -7713,7 +7719,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["PlainProblem"];
                 };
             };
-            /** @description `invalid_request` */
+            /** @description `invalid_request` or `step_reused` */
             422: {
                 headers: {
                     [name: string]: unknown;

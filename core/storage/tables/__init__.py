@@ -344,10 +344,12 @@ outbox = sa.Table(
     sa.Column("type", ByteText(PROCESS_NAME, ascii_only=True), nullable=False),
     sa.Column("data", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
     sa.Column("created_at", Timestamp, nullable=False),
+    sa.Column("event_id", ByteText(255)),
     sa.UniqueConstraint("position", name="outbox_position"),
     sa.Index("outbox_instance", "name", "instance"),
     **MYSQL_OPTIONS,
 )
+"""`event_id`: the event that issued the command; null in rows of releases before revision 0019."""
 
 timers = sa.Table(
     "timers",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -49,9 +49,9 @@ def ship(state: Any, event: feed.Event) -> Outcome:
 
 
 def ship_again_and_again(state: Any, event: feed.Event) -> Outcome:
-    """Never finish, and issue the step again with each event after the last needed one."""
+    """Never finish, and issue the step again with each event after the last needed one, though once is enough."""
     outcome = ship(state, event)
-    return Outcome(outcome.state, outcome.commands)
+    return Outcome(outcome.state, [replace(command, once=True) for command in outcome.commands])
 
 
 def ship_in_time(state: Any, event: feed.Event) -> Outcome:
