@@ -36,6 +36,9 @@ from core.storage.dialects.dialect import HAS_WRITTEN, note_writes
 
 KEEP: Final = timedelta(days=1)
 """How long the row of a writer without commits is kept. A connection is replaced much earlier."""
+MOST: Final = 1000
+"""Commits after which a connection becomes another writer. While PostgreSQL keeps old versions of rows for a long
+snapshot, such as that of a backup, each change of a row reads all of them."""
 CHUNK: Final = 500
 """Rows that one transaction removes."""
 
@@ -53,7 +56,10 @@ class Mark(NamedTuple):
 def new(tx: Connection) -> Mark:
     """The mark of the transaction that begins."""
     last: Mark | None = tx.info.get(_WRITER)
-    mark = Mark(secrets.randbits(63), 2) if last is None else Mark(last.writer, last.number + 2)
+    if last is None or last.number >= 2 * MOST:
+        mark = Mark(secrets.randbits(63), 2)
+    else:
+        mark = Mark(last.writer, last.number + 2)
     tx.info[_WRITER] = mark
     tx.info[HAS_WRITTEN] = False
     return mark

@@ -1842,6 +1842,13 @@ MUTANTS = [
         _LOST + "test_a_connection_that_is_cut_at_the_last_packet_changes_nothing",
     ),
     Mutant(
+        "a-connection-stays-one-writer",
+        "core.storage.commit_marks:new",
+        "last.number >= 2 * MOST",
+        "False",
+        _LOST + "test_a_row_has_a_bounded_number_of_versions",
+    ),
+    Mutant(
         "marks-are-kept-for-ever",
         "core.storage.commit_marks:forget",
         "tables.clock(tx) - KEEP",

@@ -250,6 +250,23 @@ def test_a_committed_transaction_stays_committed_however_often_it_is_asked_for(s
         assert marks[0].writer == marks[1].writer
 
 
+def test_a_row_has_a_bounded_number_of_versions(
+    server_database: Database, losses: Losses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot keeps them all. Connections become other writers, and answers are lost before and after."""
+    monkeypatch.setattr(commit_marks, "MOST", 3)
+    for place in range(8):
+        losses.arm(0)
+        server_database.write(_insert)
+        assert (losses.lost, _rows(server_database)) == (1, place + 1)
+        losses.disarm()
+        server_database.write(lambda tx: tx.execute(sa.update(tables.extends).values(start=7)))
+    for _ in range(4):
+        server_database.write(lambda tx: tx.execute(sa.update(tables.extends).values(start=9)))
+    with server_database.engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.max(tables.commit_marks.c.mark))) == 6
+
+
 def test_a_transaction_without_writes_leaves_no_mark(server_database: Database) -> None:
     """Repeated acks and idle polls stay as cheap as reads."""
     service = Service(server_database, combiner=Inline)
