@@ -1,4 +1,5 @@
-"""`python -m tests.chaos [--minutes N] [--seed S] [--database D]`: the exit status is 1 if a promise was broken."""
+"""`python -m tests.chaos [--minutes N] [--seed S] [--database D] [--lose N]`: the exit status is 1 if a promise was
+broken."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.chaos.actors import NESTING
 from tests.chaos.run import ACTORS, Run
 from tests.chaos.worlds import OnePostgreSQL, OneServer, ThreeNodes, World
 
@@ -36,11 +38,21 @@ def main() -> int:
         default="mariadb",
         help="the server, or galera: a cluster with one node always down or joining (mariadb)",
     )
+    parser.add_argument(
+        "--lose",
+        type=int,
+        metavar="N",
+        help="lose the answer to one of N COMMITs all the time; nothing else happens to database and service",
+    )
     parser.add_argument("--no-spark", action="store_true", help="send masks as executors do, but without a JVM")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the record and the logs in this folder")
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="lastbit-chaos-"))
+    if options.lose is not None and (options.lose < 1 or options.database == "galera"):
+        parser.error("--lose needs a positive number, and mariadb or postgresql")
     actors = ACTORS if options.no_spark else (*ACTORS, "consumer-spark")
+    if options.lose:
+        actors = (*actors, NESTING)
     # Makes the processes that this one started end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     world = WORLDS[options.database]()
@@ -48,7 +60,8 @@ def main() -> int:
         parser.error("the database is not installed")
     try:
         world.start()
-        run = Run(world, folder, seconds=options.minutes * 60, seed=options.seed, actors=actors, say=_say)
+        seconds = options.minutes * 60
+        run = Run(world, folder, seconds=seconds, seed=options.seed, actors=actors, lose=options.lose, say=_say)
         report = run.go()
     finally:
         logs = folder / "logs"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lastbit import AsyncClient, Client
-from tests.chaos import consumers, producers, racing, readers
+from tests.chaos import consumers, nesting, producers, racing, readers
 from tests.chaos.broker import Link
 from tests.chaos.command_line import CommandLine
 from tests.chaos.consumers import PATIENCE, TIMEOUT
@@ -74,23 +74,26 @@ GROWING = {
     "growing-masks": lambda actor: _masks(actor, consumers.RepeatingMasks),
 }
 """Actors of the lane of growing batches."""
-RACING = "racing"
-"""The actor of the lane with the same name."""
+RACING, NESTING = "racing", "nesting"
+"""The actors of the lanes with these names."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.actors")
-    parser.add_argument("kind", choices=[*KINDS, *GROWING, RACING])
+    parser.add_argument("kind", choices=[*KINDS, *GROWING, RACING, NESTING])
     parser.add_argument("--broker", type=int, required=True)
     parser.add_argument("--url", required=True)
     parser.add_argument("--database", required=True)
     parser.add_argument("--record", type=Path, required=True)
     options = parser.parse_args()
-    lane = RACING if options.kind == RACING else "growing" if options.kind in GROWING else "usual"
+    lane = "growing" if options.kind in GROWING else "usual" if options.kind in KINDS else options.kind
     link, record = Link(options.broker, lane), Record(options.record, options.kind)
     actor = Actor(options.url, link, record, random.Random())
     if options.kind == RACING:
         racing.race(lambda: actor.client, link, options.database)
+    elif options.kind == NESTING:
+        client = AsyncClient(options.url, timeout=nesting.TIMEOUT, retry=PATIENCE, transport=AsyncRecording(record))
+        asyncio.run(nesting.nest(client, link))
     else:
         (KINDS | GROWING)[options.kind](actor)
 

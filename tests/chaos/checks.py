@@ -8,6 +8,7 @@ doubt.
 
 from __future__ import annotations
 
+import functools
 import re
 from base64 import b64decode
 from bisect import bisect_right
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.batches.tolerance import OnExceeded
 from lastbit.ids import ItemId
 from tests.chaos.consumers import STRANGER
 from tests.chaos.evidence import Ask, Evidence, Stored
@@ -77,7 +79,9 @@ class History:
     answered: dict[int, float] = field(default_factory=dict)
     """The first answer to an ack or a failure."""
     seal_asked: float = NEVER
+    seal_answered: float = NEVER
     cancel_asked: float = NEVER
+    """Also by its failures."""
     shown: dict[str, float] = field(default_factory=dict)
     """When an answer first showed each state, or `succeeded`."""
     issued: list[tuple[float, int]] = field(default_factory=list)
@@ -87,6 +91,8 @@ class History:
     may_complete: float = NEVER
     """The earliest time at which an answer can have shown it complete."""
     may_succeed: float = NEVER
+    end_answered: float = NEVER
+    """When the request that ended it was answered: the one that got `newly`, or else all that it took."""
 
     @property
     def complete_shown(self) -> float:
@@ -102,15 +108,26 @@ class History:
     def asked(self, number: int) -> float:
         return min(self.ack_asked.get(number, NEVER), self.fail_asked.get(number, NEVER))
 
-    def settle(self, items: int) -> None:
+    def settle(self, row: Any) -> None:
         """Derive the sums, once all requests and answers are in."""
-        numbers = range(items)
+        numbers = range(row.items)
+        if row.on_exceeded == OnExceeded.CANCEL:
+            self.cancel_asked = min(self.cancel_asked, _at(self.fail_asked, row.tolerated_failures))
+            self.end_answered = _at(self.answered, row.tolerated_failures)
+        else:
+            all_answered = max((self.answered.get(number, NEVER) for number in numbers), default=0.0)
+            self.end_answered = min(self.end_answered, max(all_answered, self.seal_answered))
         self.asked_times = sorted(map(self.asked, {*self.ack_asked, *self.fail_asked}))
         self.answered_times = sorted(self.answered.values())
         self.may_complete = max(map(self.asked, numbers), default=0.0)
         self.may_complete = max(self.may_complete, self.seal_asked)
         self.may_succeed = max((self.ack_asked.get(number, NEVER) for number in numbers), default=0.0)
         self.may_succeed = max(self.may_succeed, self.seal_asked)
+
+
+def _at(times: Mapping[int, float], place: int) -> float:
+    """The time at this place of the order."""
+    return sorted(times.values())[place] if place < len(times) else NEVER
 
 
 def _first(times: dict[int, float], numbers: Iterable[int], time: float) -> None:
@@ -141,7 +158,9 @@ class Checks:
             self._fates,
             self._last_words,
             self._batches_answered,
+            self._payments,
             self._acks_answered,
+            self._rejections,
             self._sums,
             self._transitions,
             self._feed,
@@ -158,7 +177,13 @@ class Checks:
                 history = self.histories.get(int(match[1]), History())
                 name = f"{match[2]}_asked"
                 setattr(history, name, min(getattr(history, name), ask.at))
+                if match[2] == "seal" and ask.good:
+                    history.seal_answered = min(history.seal_answered, ask.answered_at)
             if ask.good:
+                for batch, entry in _completions(ask):
+                    if entry.get("newly"):
+                        history = self.histories.get(batch, History())
+                        history.end_answered = min(history.end_answered, ask.answered_at)
                 for batch, state in _states(ask):
                     self.histories.get(batch, History()).note(state, ask.answered_at)
                 if issued := _issued(ask):
@@ -169,8 +194,23 @@ class Checks:
                 request = self._parsed(ask)
                 self.wanted.append((ask, request))
                 self._learn_items(ask, request)
-        for batch, history in self.histories.items():
-            history.settle(self.stored.batches[batch].items)
+        for batch in sorted(self.histories, reverse=True):  # nested batches are newer than their parents
+            self._settle(batch)
+
+    def _settle(self, batch: int) -> None:
+        """Settle the history of this batch. A nested one resolves its parent's item: this is requested once it may end,
+        and done before its end is answered."""
+        row, history = self.stored.batches[batch], self.histories[batch]
+        history.settle(row)
+        if row.parent_batch is None or row.state not in ("complete", "cancelled"):
+            return
+        parent, items = self.histories[row.parent_batch], [row.parent_number]
+        may_end = history.may_complete if row.state == "complete" else history.cancel_asked
+        _first(parent.ack_asked if _succeeded(row) else parent.fail_asked, items, may_end)
+        if batch not in self.evidence.left_to_the_sweep:
+            _first(parent.answered, items, history.end_answered)
+            if _succeeded(row):
+                _first(parent.ack_answered, items, history.end_answered)
 
     def _parsed(self, ask: Ask) -> Wanted:
         request = Wanted()
@@ -226,6 +266,11 @@ class Checks:
             {batch for batch in cancelled_batches if self.histories[batch].shown.get("cancelled", NEVER) < ask.at},
             {batch for batch in cancelled_batches if self.histories[batch].cancel_asked < ask.answered_at},
         )
+
+    @functools.cached_property
+    def _nested(self) -> Counter[int]:
+        """How many batches stand for items of each batch."""
+        return Counter(row.parent_batch for row in self.stored.batches.values() if row.parent_batch is not None)
 
     # The checks.
 
@@ -324,6 +369,7 @@ class Checks:
                 Fate.COMPLETE: row.state == "complete",
                 Fate.WITHHELD: row.state == ("sealed" if withheld_items else "complete") and pending == withheld_items,
                 Fate.CANCELLED: row.state in ("cancelled", "complete"),
+                Fate.EXCEEDED: row.state == "cancelled" and bool(row.exceeded),
             }[plan.fate]
             if not fits or (row.state == "complete" and pending):
                 message = f"{plan.fate.value} was planned; it is {row.state}, {len(pending)} items are pending"
@@ -358,6 +404,23 @@ class Checks:
                 message.append("its key belongs to another batch")
             for text in message:
                 yield Violation(text, batch, asks=[ask])
+
+    def _payments(self) -> Iterator[Violation]:
+        """Each nested batch paid its parent before its end was answered, or its worker said that it gave up. What the
+        parents showed after that answer is judged with all other answers about batches."""
+        for batch in sorted(set(self.evidence.owing) - set(self.evidence.left_to_the_sweep)):
+            yield Violation("it owed its parent in the end, and no worker said so", batch)
+        reads: dict[int, float] = {}
+        for ask in self.evidence.asks:
+            if ask.good and ask.method == "GET" and (match := BATCH.match(ask.path)) and not match[2]:
+                reads[int(match[1])] = ask.at
+        for batch, row in self.stored.batches.items():
+            if row.parent_batch is not None:
+                self.checked["nested batches"] += 1
+                self.checked["nested batches cancelled by their failures"] += bool(row.exceeded)
+                is_read = self.histories[batch].end_answered <= reads.get(row.parent_batch, 0)
+                self.checked["payments read after their answer"] += is_read
+        self.checked["payments left to the sweep"] = len(self.evidence.left_to_the_sweep)
 
     def _acks_answered(self) -> Iterator[Violation]:
         for ask, request in self.wanted:
@@ -426,6 +489,25 @@ class Checks:
         if answer["applied"] > fresh:
             yield f"{answer['applied']} items were answered as applied, but only {fresh} could be new", None
 
+    def _rejections(self) -> Iterator[Violation]:
+        """Items that were rejected because their batch was cancelled were pending then, so they still are."""
+        for ask, request in self.wanted:
+            for rejection in ask.answer["rejected"] if ask.good else ():
+                name = _named(rejection)
+                if name is None or name in request.strangers or rejection["reason"] != "cancelled":
+                    continue
+                batch, group, *index = map(int, name.split(":"))
+                size = self.stored.batches[batch].group_size
+                numbers = {group * size + index[0]} if index else set(range(group * size, (group + 1) * size))
+                acked, failed = (numbers & named.get(batch, set()) for named in (request.acked, request.failed))
+                pending = sum(self.stored.state(batch, number) != "acked" for number in acked)
+                pending += sum(self.stored.state(batch, number) == "pending" for number in failed)
+                count = rejection.get("count", 1)
+                self.checked["rejected items"] += count
+                if count > pending:
+                    message = f"{count} items were rejected, but {count - pending} of them had been resolved"
+                    yield Violation(message, batch, asks=[ask])
+
     def _retried(self, ask: Ask) -> bool:
         return self._attempts[ask.key] > 1
 
@@ -442,7 +524,7 @@ class Checks:
         resolved = redriven = 0
         for batch, history in self.histories.items():
             row = self.stored.batches[batch]
-            resolved += row.acked + row.failed
+            resolved += row.acked + row.failed - self._nested[batch]
             redriven += len(history.ack_asked.keys() & history.fail_asked.keys())
         self.checked["items answered as applied"] = applied
         if not resolved - unanswered_items <= applied <= resolved + redriven:
@@ -479,7 +561,8 @@ class Checks:
                 self.checked[f"transitions ({name})"] += due
                 if len(keys) > (1 if due else 0):
                     yield Violation(f"{len(keys)} requests got {name}", batch, asks=[*keys.values()])
-                if due and not keys and hearers[batch] <= answered_keys:
+                # A payment may have completed a batch with nested ones; nobody hears of that.
+                if due and not keys and not self._nested[batch] and hearers[batch] <= answered_keys:
                     message = f"no request got {name}, and no answer was lost"
                     yield Violation(message, batch)
 
@@ -494,8 +577,9 @@ class Checks:
             by_batch[event.batch_id].append(event.event_id.rpartition(":")[2])
         for batch, row in self.stored.batches.items():
             sealed = ["sealed"] if row.sealed_at is not None else []
+            exceeded = ["failures_exceeded"] if row.exceeded else []
             end_events = {"complete": ["completed"], "cancelled": ["cancelled"]}.get(row.state, [])
-            due = ["opened", *sealed, *end_events, *(["succeeded"] if _succeeded(row) else [])]
+            due = ["opened", *sealed, *exceeded, *end_events, *(["succeeded"] if _succeeded(row) else [])]
             if by_batch[batch] != due:
                 yield Violation(f"its events are {by_batch[batch]}, but should be {due}", batch)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,13 @@ def asks(folder: Path) -> list[Ask]:
     return sorted(requests, key=lambda ask: ask.at)
 
 
+def left_to_the_sweep(log: Path) -> set[int]:
+    """The nested batches whose payment the service has given up, by its log."""
+    with log.open() as lines:
+        entries = [json.loads(line) for line in lines if '"parents_left_to_the_sweep"' in line]
+    return {child for entry in entries for child in entry.get("children", ())}
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     resolved: int
@@ -134,6 +141,10 @@ class Evidence:
     """The output of `lastbit verify --all --json`."""
     left: int = 0
     """Messages and plans that were unfinished at the end."""
+    owing: Sequence[int] = ()
+    """Nested batches that had not paid their parents at the end."""
+    left_to_the_sweep: Collection[int] = ()
+    """Nested batches whose payment a worker has given up, and said so."""
     recounted: str | None = None
     """The error of a recount of all bits."""
     differences: list[str] = field(default_factory=list)

@@ -18,6 +18,8 @@ class Fate(StrEnum):
     """Some of its items are never published."""
     CANCELLED = "cancelled"
     """Unless its consumers completed it first."""
+    EXCEEDED = "exceeded"
+    """Its failures cancel it."""
 
 
 class Do(StrEnum):
@@ -41,6 +43,10 @@ class Plan:
     failing: float
     """Share of items that fail."""
     redriven: bool
+    tolerated: int = 0
+    """Failures with which it isn't cancelled yet; for `EXCEEDED`."""
+    children: tuple[Plan, ...] = ()
+    """Nested batches, one for each item."""
 
     @property
     def key(self) -> str:
@@ -50,8 +56,17 @@ class Plan:
     def items(self) -> int:
         return self.first + sum(self.pieces)
 
+    @property
+    def whole(self) -> Iterator[Plan]:
+        """The plan, and those of all batches nested in it."""
+        yield self
+        for child in self.children:
+            yield from child.whole
+
     def do(self, number: int) -> Do | None:
         """The action for the item of this number; None: it is withheld."""
+        if self.fate is Fate.EXCEEDED:
+            return Do.FAIL if number < self.items - 1 else None
         dice = zlib.crc32(f"{self.number}:{number}".encode()) % 1000 / 1000
         if self.fate is Fate.WITHHELD and (number == self.items - 1 or dice > 0.9):
             return None
@@ -64,9 +79,12 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        return cls(**{**data, "pieces": tuple(data["pieces"]), "fate": Fate(data["fate"])})
+        children = tuple(map(cls.from_json, data["children"]))
+        return cls(**{**data, "pieces": tuple(data["pieces"]), "fate": Fate(data["fate"]), "children": children})
 
 
+FATES = (Fate.COMPLETE, Fate.WITHHELD, Fate.CANCELLED)
+"""Of batches that producers and consumers share."""
 GROWING = 10**6
 """Plans with higher numbers grow in small steps."""
 GROWING_SIZE = 64
@@ -82,7 +100,7 @@ def growing(seed: int) -> Iterator[Plan]:
             group_size=GROWING_SIZE,
             first=dice.randint(0, 70),
             pieces=tuple(dice.choice([1, 2, 5, 9, 20]) for _ in range(dice.randint(60, 120))),
-            fate=dice.choices([*Fate], weights=[10, 1, 1])[0],
+            fate=dice.choices(FATES, weights=[10, 1, 1])[0],
             failing=dice.choice([0, 0.1, 0.3]),
             redriven=dice.random() < 0.5,
         )
@@ -94,6 +112,31 @@ def racing() -> Iterator[Plan]:
         yield Plan(
             number, GROWING_SIZE, 2 * GROWING_SIZE + 6, (12, 12, 12, 12), Fate.COMPLETE, failing=0, redriven=False
         )
+
+
+def nested(seed: int) -> Iterator[Plan]:
+    """Batches of three levels, of which some of the lowest are cancelled by their failures. Endless."""
+    for number in itertools.count(3 * GROWING + 1):
+        yield _nested(number, 2, random.Random(f"{seed}-{number}"))
+
+
+def _nested(number: int, levels: int, dice: random.Random) -> Plan:
+    """A plan with this many levels below it."""
+    children = range(dice.randint(1, 3) if levels else 0)
+    tolerated = dice.choice([0, 1, 3])
+    fate = Fate.COMPLETE if levels or dice.random() < 0.6 else Fate.EXCEEDED
+    items = tolerated + 3 if fate is Fate.EXCEEDED else dice.randint(1, 4)
+    return Plan(
+        number,
+        GROWING_SIZE,
+        first=len(children) or items,
+        pieces=(),
+        fate=fate,
+        failing=0 if levels else dice.choice([0, 0, 0.3]),
+        redriven=False,
+        tolerated=tolerated,
+        children=tuple(_nested(10 * number + place, levels - 1, dice) for place in children),
+    )
 
 
 def drawn(seed: int) -> Iterator[Plan]:
@@ -108,7 +151,7 @@ def drawn(seed: int) -> Iterator[Plan]:
             group_size=dice.choice([64, 64, 128, 8192]),
             first=pieces.pop() if dice.random() < 0.3 else 0,
             pieces=tuple(pieces),
-            fate=dice.choices([*Fate], weights=[8, 1, 1])[0],
+            fate=dice.choices(FATES, weights=[8, 1, 1])[0],
             failing=dice.choice([0, 0, 0, 0.05, 0.3]),
             redriven=dice.random() < 0.5,
         )

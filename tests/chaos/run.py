@@ -19,6 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from core.acks import parents
 from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit import Client, Retry
@@ -29,7 +30,7 @@ from tests.chaos.checks import Checks
 from tests.chaos.evidence import Evidence, Stored
 from tests.chaos.holding import Holder
 from tests.chaos.keeper import Keeper, Kept
-from tests.chaos.plans import drawn, growing, racing
+from tests.chaos.plans import drawn, growing, nested, racing
 from tests.chaos.post import Post
 from tests.chaos.report import Report
 from tests.chaos.trouble import Troublemaker
@@ -68,7 +69,11 @@ PEACE = 300
 class Run:
     """`go` executes the run on a world that is started; the folder keeps the record and the logs. `backlog` is the
     number of items that may wait, `pace` a factor for the frequency of disturbances, and `batches` the least number of
-    batches to open. With `harmless`, the only disturbance is held rows."""
+    batches to open. With `harmless`, the only disturbance is held rows.
+
+    With `lose`, the answer to one of that many COMMITs is lost, and nothing else happens to the database, its rows and
+    the service; with `harmless`, nothing at all. No sweep pays for nested batches, so each of these must have paid its
+    parent when it is answered."""
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class Run:
         backlog: int = 4_000,
         pace: float = 1,
         harmless: bool = False,
+        lose: int | None = None,
         batches: int = BATCHES,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -88,6 +94,7 @@ class Run:
         self._folder = folder
         self._seconds = seconds
         self._seed = seed
+        self._lose = lose
         self._batches = batches
         self._say = say
         self._pause = threading.Event()
@@ -98,6 +105,7 @@ class Run:
             "usual": Lane(drawn(seed), backlog),
             "growing": Lane(growing(seed), backlog // 2, lost_share=0.05, fresh=True),
             "racing": Lane(racing(), backlog),
+            "nesting": Lane(nested(seed), backlog),
         }
         self._broker = Broker(lanes, random.Random(dice.random()))
         self._post = Post()
@@ -106,15 +114,20 @@ class Run:
             "service",
             "tests.chaos.service",
             *("--workers", "3", "--port", self._url.rpartition(":")[2]),
-            environment={"LASTBIT_CHAOS_ALL_LARGE": "1"} if harmless else {},
+            environment={"LASTBIT_CHAOS_ALL_LARGE": "1"} if harmless and not lose else {},
         )
-        self._dispatchers = [self._kept(f"dispatcher-{n}", "jobs.dispatcher", "--every", "0.1") for n in (1, 2)]
+        dispatcher = "tests.chaos.dispatcher" if lose else "jobs.dispatcher"
+        self._dispatchers = [self._kept(f"dispatcher-{n}", dispatcher, "--every", "0.1") for n in (1, 2)]
         places = {"broker": str(self._broker.port), "url": self._url, "database": world.direct}
         actor_arguments = [f"--{name}={place}" for name, place in {**places, "record": str(folder / "record")}.items()]
         self._actors = [self._kept(name, "tests.chaos.actors", name, *actor_arguments) for name in actors]
-        kinds: list[tuple[Mapping[str, Trouble], float]] = [({"a group's row held": self._hold}, HELD_EVERY)]
-        if not harmless:
+        kinds: list[tuple[Mapping[str, Trouble], float]] = []
+        if not lose:
+            kinds.append(({"a group's row held": self._hold}, HELD_EVERY))
+        if not harmless and not lose:
             kinds += [(world.troubles(), world.every / pace), (self._troubles(), EVERY / pace)]
+        if not harmless and lose:
+            kinds.append((self._troubles_around(), EVERY / pace))
         self._makers = [
             Troublemaker(
                 troubles,
@@ -140,6 +153,7 @@ class Run:
                 self._harm(start)
                 unfinished = self._let_it_end()
                 keeper.leave()
+                owing = self._pay_parents()
                 self._send_what_is_due(webhook.id)
                 verification = self._verified()
                 # After this, no request of a client that gave up is still being executed.
@@ -149,11 +163,13 @@ class Run:
                 collected = Evidence(
                     evidence.asks(self._folder / "record"),
                     Stored.read(database),
-                    self._broker.taken,
+                    [part for plan in self._broker.taken for part in plan.whole],
                     self._post.got,
                     webhook.position,
                     verification,
                     unfinished,
+                    owing,
+                    evidence.left_to_the_sweep(self._service.log),
                     _recounted(database),
                     self._world.differences(),
                     self._crashed(),
@@ -186,6 +202,8 @@ class Run:
     # Trouble.
 
     def _harm(self, start: float) -> None:
+        if self._lose:
+            self._world.lose(self._lose)
         for maker in self._makers:
             maker.begin()
         start_of_round = last_report = time.monotonic()
@@ -220,6 +238,12 @@ class Run:
             "service stopped": lambda _: self._service.kill(signal.SIGTERM),
             "worker killed": self._kill_a_worker,
             "other worker killed": self._kill_a_worker,
+            **self._troubles_around(),
+        }
+
+    def _troubles_around(self) -> Mapping[str, Trouble]:
+        """Around the service, which goes on."""
+        return {
             "dispatcher killed": lambda dice: dice.choice(self._dispatchers).kill(),
             "dispatcher stopped": lambda dice: dice.choice(self._dispatchers).kill(signal.SIGTERM),
             **{f"{program.name} killed": functools.partial(_kill, program) for program in self._actors},
@@ -244,6 +268,18 @@ class Run:
         unfinished = self._broker.left
         self._broker.stop()
         return unfinished
+
+    def _pay_parents(self) -> list[int]:
+        """Pay the debts of nested batches that are left. Returns these batches, without those that have paid and were
+        locked when their debts were to be removed."""
+        with Database(self._world.direct) as database:
+            stored = Stored.read(database)
+            parents.sweep(database)
+        return [
+            row.id
+            for row in stored.batches.values()
+            if row.parent_due is not None and stored.state(row.parent_batch, row.parent_number) == "pending"
+        ]
 
     def _send_what_is_due(self, webhook: int) -> None:
         """Make all deliveries due, since the leases of killed dispatchers last a minute."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.actors import NESTING
 from tests.chaos.run import GROWING, Run
-from tests.chaos.worlds import LEFT, OneServer, ThreeNodes
+from tests.chaos.worlds import LEFT, OnePostgreSQL, OneServer, ThreeNodes
 from tests.conftest import need
 from tests.support.galera import until
 
@@ -48,6 +49,21 @@ def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_
     report = Run(one_server, tmp_path / "run", seconds=25, seed=seed, actors=GROWING, **options).go()  # type: ignore[arg-type]
     print(report)
     assert not report.violations, report.violations[0].message
+
+
+@pytest.mark.parametrize("database", ["mariadb", "postgresql"])
+def test_nobody_notices_that_answers_to_commits_are_lost(database: str, tmp_path: Path) -> None:
+    """One in five. Each nested batch has paid its parent when its end is answered, though no sweep runs. Each item that
+    a call has resolved is answered as applied, also if its failure cancelled the batch."""
+    world = OneServer() if database == "mariadb" else OnePostgreSQL()
+    seed = random.randrange(10**6)
+    with contextlib.closing(world):
+        need(f"{database}-server" if database == "mariadb" else database, world.available)
+        world.start()
+        report = Run(world, tmp_path / "run", seconds=20, seed=seed, actors=(NESTING,), harmless=True, lose=5).go()
+    print(report)
+    assert not report.violations, report.violations[0].message
+    assert report.checks.checked["nested batches cancelled by their failures"] > 0
 
 
 def test_a_node_that_left_permanently_is_rebuilt_though_no_node_has_a_majority() -> None:

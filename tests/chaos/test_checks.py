@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,12 +40,12 @@ def messages_of_checks(*, applied: int, repeats: int, cancelled: int) -> set[str
     ]
     feed = [(batch, event) for batch, state in STATES.items() for event in ("opened", state)]
     database_state = Stored(
-        {batch: _row(batch) for batch in STATES},
+        {
+            batch: _row(batch, items=3, acked=ACKED[batch], state=state, sealed_at=1.0 if state == "sealed" else None)
+            for batch, state in STATES.items()
+        },
         {(batch, 0): Group((1 << acked) - 1, 0) for batch, acked in ACKED.items()},
-        [
-            SimpleNamespace(position=position, batch_id=batch, event_id=f"{batch}:{event}")
-            for position, (batch, event) in enumerate(feed, 1)
-        ],
+        _feed(feed),
     )
     plans: list[Any] = [
         SimpleNamespace(
@@ -59,22 +61,72 @@ def messages_of_checks(*, applied: int, repeats: int, cancelled: int) -> set[str
     return {violation.message for violation in Checks(evidence).violations}
 
 
+def messages_of_nested(
+    *, applied: int, shown: int, owing: Sequence[int] = (), left_to_the_sweep: Sequence[int] = ()
+) -> set[str]:
+    """The messages of the checks for a batch whose only item stands for a nested one, which the failure of its only
+    item has cancelled. That failure was `applied` or rejected. After its answer, a read of the parent has `shown` this
+    number of failed items."""
+    parent, child = 1, 2
+    rejected = [] if applied else [{"item": f"{child}:0:0", "reason": "cancelled"}]
+    answer = {"applied": applied, "repeated": 0, "rejected": rejected, "completed": []}
+    read = _ask(9, f"/v1/batches/{parent}", "r", None, _shown(parent, "open", 0, items=1, failed=shown))
+    asks = [
+        *(_ask(batch, "/v1/batches", str(batch), None, _shown(batch, "open", 0, items=1)) for batch in (parent, child)),
+        _ask(5, "/v1/failures", "f", {"items": [f"{child}:0:0"]}, answer),
+        dataclasses.replace(read, method="GET"),
+    ]
+    nested = {"state": "cancelled", "parent_batch": parent, "on_exceeded": "cancel", "exceeded": 1}
+    feed = [(parent, "opened"), (child, "opened"), (child, "failures_exceeded"), (child, "cancelled")]
+    stored = Stored(
+        {parent: _row(parent, items=1, failed=1, state="open"), child: _row(child, items=1, failed=1, **nested)},
+        {(parent, 0): Group(1, 1), (child, 0): Group(1, 1)},
+        _feed(feed),
+    )
+    plans: list[Any] = [
+        SimpleNamespace(key="1", fate=Fate.CANCELLED, items=1, do=lambda _: None),
+        SimpleNamespace(key="2", fate=Fate.EXCEEDED, items=1, do=lambda _: "fail"),
+    ]
+    verification = {"ok": True, "batches": 2}
+    evidence = Evidence(
+        asks,
+        stored,
+        plans,
+        got=[],
+        webhook_from=len(feed),
+        verified=verification,
+        owing=owing,
+        left_to_the_sweep=left_to_the_sweep,
+    )
+    return {violation.message for violation in Checks(evidence).violations} - {OPEN}
+
+
+OPEN = "cancelled was planned; it is open, 0 items are pending"
+"""The parent stays open, as nothing seals it."""
+
+
 def _ask(time: float, path: str, key: str, body: Any, answer: Any) -> Ask:
     """A request that is answered half a second later."""
     return Ask("somebody", f"record:{time}", time, "POST", path, key, body, 200, answer, time + 0.5)
 
 
-def _shown(batch: int, state: str, acked: int) -> dict[str, Any]:
-    issued = {"start": 0, "count": 3} if state == "open" else {}
-    counts = {"items": 3, "acked": acked, "failed": 0}
+def _shown(batch: int, state: str, acked: int, *, items: int = 3, failed: int = 0) -> dict[str, Any]:
+    issued = {"start": 0, "count": items} if state == "open" else {}
+    counts = {"items": items, "acked": acked, "failed": failed}
     return {"id": batch, "key": str(batch), "state": state, "complete": False, "succeeded": False, **counts, **issued}
 
 
-def _row(batch: int) -> Any:
-    sealed_at = 1.0 if STATES[batch] == "sealed" else None
-    counts = {"items": 3, "acked": ACKED[batch], "failed": 0, "journal_next": 0}
-    columns = {"id": batch, "batch_key": str(batch), "state": STATES[batch], "group_size": 64}
-    return SimpleNamespace(**columns, **counts, sealed_at=sealed_at)
+def _row(batch: int, **columns: Any) -> Any:
+    usual = {"id": batch, "batch_key": str(batch), "group_size": 64, "acked": 0, "failed": 0, "journal_next": 0}
+    usual |= {"sealed_at": None, "on_exceeded": "continue", "tolerated_failures": 0, "exceeded": 0}
+    return SimpleNamespace(**{**usual, "parent_batch": None, "parent_number": 0, **columns})
+
+
+def _feed(events: Iterable[tuple[int, str]]) -> list[Any]:
+    return [
+        SimpleNamespace(position=position, batch_id=batch, event_id=f"{batch}:{event}")
+        for position, (batch, event) in enumerate(events, 1)
+    ]
 
 
 def test_a_correct_report_passes() -> None:
@@ -96,6 +148,24 @@ def test_no_more_items_are_rejected_than_were_cancelled() -> None:
 def test_each_item_is_accounted_for() -> None:
     says = messages_of_checks(applied=3, repeats=0, cancelled=2)
     assert "6 items were sent, but the answer accounts for another number" in says
+
+
+def test_a_failure_that_cancels_its_batch_is_applied_and_pays_the_parent() -> None:
+    assert messages_of_nested(applied=1, shown=1) == set()
+
+
+def test_a_failure_that_cancelled_its_batch_is_not_rejected() -> None:
+    assert "1 items were rejected, but 1 of them had been resolved" in messages_of_nested(applied=0, shown=1)
+
+
+def test_a_parent_is_paid_before_the_answer() -> None:
+    message = "the answer shows 0 resolved items; 1 were before, and 1 had been requested"
+    assert messages_of_nested(applied=1, shown=0) == {message}
+
+
+def test_a_debt_is_left_to_the_sweep_only_if_the_service_says_so() -> None:
+    assert "it owed its parent in the end, and no worker said so" in messages_of_nested(applied=1, shown=0, owing=[2])
+    assert messages_of_nested(applied=1, shown=0, owing=[2], left_to_the_sweep=[2]) == set()
 
 
 def test_an_incomplete_webhook_does_not_count() -> None:

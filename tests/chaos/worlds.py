@@ -37,6 +37,9 @@ class World(Protocol):
 
     def troubles(self) -> Mapping[str, Trouble]: ...
 
+    def lose(self, every: int) -> None:
+        """Lose the answer to one of this many COMMITs, until `settle`."""
+
     def settle(self) -> None:
         """Return when everything is healthy again."""
 
@@ -95,11 +98,15 @@ class OneServer:
             "connections cut after COMMIT": lambda dice: self._cut("after", dice),
         }
 
+    def lose(self, every: int) -> None:
+        self._proxy.every, self._proxy.cut = every, "after"
+
     def facts(self) -> Mapping[str, int]:
         return {"COMMITs cut": self._proxy.cuts}
 
     def settle(self) -> None:
-        """Each failure undoes itself."""
+        """Each other failure undoes itself."""
+        self._proxy.cut = None
 
     def differences(self) -> list[str]:
         return []  # there is one server
@@ -219,6 +226,9 @@ class ThreeNodes:
             "node rebuilt": lambda dice: self._killed(dice, full_transfer=True),
             "front led elsewhere": self._led_elsewhere,
         }
+
+    def lose(self, every: int) -> None:
+        raise NotImplementedError("there is no proxy that knows a COMMIT")
 
     def facts(self) -> Mapping[str, int]:
         return {

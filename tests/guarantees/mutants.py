@@ -44,8 +44,12 @@ class Mutant:
     also: tuple[tuple[str, str], ...] = ()
     only: str | None = None
     """The database whose statements or locks it breaks; None if it breaks all of them."""
+    together_with: tuple[str, ...] = ()
+    """The names of mutants of other functions that are applied with it."""
 
     def put_in_place(self) -> None:
+        for name in self.together_with:
+            named(name).put_in_place()
         owner, name, function = self.build()
         setattr(owner, name, function)
 
@@ -159,6 +163,7 @@ _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))
 _FREE_JSON = "../http/test_free_json.py::"
 
 _CHAOS = "../chaos/test_chaos.py::test_no_answer_contradicts_the_database_whatever_is_killed"
+_CHAOS_LOSING = "../chaos/test_chaos.py::test_nobody_notices_that_answers_to_commits_are_lost"
 _CHAOS_GROWING = "../chaos/test_chaos.py::" + (
     "test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_groups"
 )
@@ -607,6 +612,22 @@ MUTANTS = [
         "newly = newly or batch.completed_by == fingerprint",
         "newly = True",
         _CHAOS,
+    ),
+    Mutant(
+        "a-lost-answer-forgets-the-debt-of-the-batch-that-its-call-completed",
+        "core.acks.flush:flush",
+        "owing |= {batch for batch, look in state.seen.items() if look.owes}",
+        "pass",
+        _CHAOS_LOSING,
+        together_with=("a-lost-answer-runs-the-work-again", "a-repeat-does-not-pay-what-a-complete-batch-owes"),
+    ),
+    Mutant(
+        "a-lost-answer-rejects-the-failure-that-cancelled-its-batch",
+        "core.acks.ended:_outcome",
+        "index < group_size and settled[number][index]",
+        "False",
+        _CHAOS_LOSING,
+        together_with=("a-lost-answer-runs-the-work-again",),
     ),
     Mutant(
         "items-are-read-too-early-while-batches-grow",
@@ -3835,12 +3856,16 @@ MUTANTS = [
 ]
 
 
+def named(name: str) -> Mutant:
+    return next(mutant for mutant in MUTANTS if mutant.name == name)
+
+
 @functools.cache
 def from_environment() -> None:
     """Apply the mutant that the environment names; once, though several test folders ask for it."""
     name = os.environ.get(VARIABLE)
     if name:
-        next(mutant for mutant in MUTANTS if mutant.name == name).put_in_place()
+        named(name).put_in_place()
 
 
 class Verdict(enum.Enum):
