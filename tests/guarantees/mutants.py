@@ -1950,8 +1950,8 @@ MUTANTS = [
     Mutant(
         "a-seal-that-completes-does-not-keep-its-key",
         "core.batches.writing:_seal",
-        '"ended_at": now, "completed_by": fingerprint}',
-        '"ended_at": now}',
+        '{"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}',
+        '{"state": State.COMPLETE, "ended_at": now}',
         _CRASH,
     ),
     Mutant(
@@ -2387,7 +2387,7 @@ MUTANTS = [
         "",
         _SDK + "test_events.py::test_a_poll_that_ended_before_the_end_of_the_feed_is_continued_at_once",
     ),
-    Mutant("the-head-is-not-locked", "core.feed:lock", ".with_for_update()", "", _FOLLOW),
+    Mutant("the-head-is-not-locked", "core.feed:_lock", "HEAD + dialects.of(tx).for_update()", "HEAD", _FOLLOW),
     Mutant(
         "the-feed-is-read-without-a-snapshot",
         "core.service.feed:FeedService.read",
