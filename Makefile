@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --no-build-isolation --only-binary :all: --no-binary pyspark,python-nvd3
 TOOLS := .tools
+BUILD := .build
 APART := airflow airflow2 recipes
 SPARK35 := .venv-spark35
 OLDEST := .venv-oldest
@@ -74,6 +75,12 @@ $(TOOLS)/.ready: constraints/tools.txt
 	$(TOOLS)/bin/python $(LOCKED) -r constraints/tools.txt
 	@touch $@
 
+$(BUILD)/.ready: constraints/dist.txt
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/need.sh python3-venv
+	$(PYTHON) -m venv $(BUILD)
+	$(BUILD)/bin/python $(LOCKED) -r constraints/dist.txt
+	@touch $@
+
 ##@ Try it
 
 demo: $(RUNS) ## run a fan-out with crashes and duplicates to its exact end
@@ -122,7 +129,7 @@ constraints: $(TOOLS)/.ready ## write constraints/ from requirements/; UPGRADE=1
 	$(TOOLS)/bin/python -m scripts.constraints $(if $(UPGRADE),--upgrade,)
 
 clean: ## remove environments, caches and built files
-	rm -rf $(VENV) $(VENV)-* $(TOOLS) .node .helm clients/typescript/node_modules clients/typescript/dist \
+	rm -rf $(VENV) $(VENV)-* $(TOOLS) $(BUILD) .node .helm clients/typescript/node_modules clients/typescript/dist \
 		clients/typescript/build dist build .coverage .coverage.* .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 ##@ Test
@@ -217,8 +224,8 @@ mutants: $(READY) ## break the code in known ways; each break must fail a test
 
 ##@ Release
 
-dist: $(READY) ## build both wheels in dist/
-	$(BIN)/python -m scripts.dist
+dist: $(BUILD)/.ready ## build both wheels in dist/
+	$(BUILD)/bin/python -m scripts.dist
 
 zip: ## build dist/lastbit.zip, the SDK for Spark's --py-files
 	@mkdir -p dist

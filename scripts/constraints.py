@@ -63,6 +63,7 @@ SETS = {
         Set("run", ("requirements/run.txt", *PYPROJECT, "--extra", "cli"), base="server"),
         Set("dev", ("requirements/dev.txt", *PYPROJECT, *_options(extras())), base="run"),
         Set("tools", ("requirements/tools.txt",)),
+        Set("dist", ("requirements/dist.txt",)),
         *(Set(name, (f"requirements/{name}.txt", *PYPROJECT, *_options(extras))) for name, extras in APART.items()),
     )
 }

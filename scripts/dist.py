@@ -92,7 +92,8 @@ def fill_in(pyproject: Path) -> None:
 
 def build(stage: Path, target: Path) -> Path:
     result = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", stage / "dist", stage],
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", stage / "dist"],
+        cwd=stage,
         env={**os.environ, "SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct").strip()},
         capture_output=True,
         text=True,

@@ -261,6 +261,7 @@ def is_predicted(arena: Arena, text: str) -> None:
     """The search that predicts steps visits the same states as the one that executes each."""
     combination, _ = parse(text)
     preemptions = None if len(combination.operations) == 2 else 2
+    Search(arena, combination, preemptions).run()  # so that both know from the start what the operations touch
     predicted = Search(arena, combination, preemptions).run()
     executed = Search(arena, combination, preemptions, predicts=False).run()
     assert predicted.findings == executed.findings == []
