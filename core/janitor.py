@@ -84,7 +84,7 @@ def run_once(
             return not database.read(callbacks.is_owed, batch)
         return unless_locked(lambda: expiry.remove(database, batch, policy), batch)
 
-    for row, cause in expiry.due(database, policy):
+    for row, cause in expiry.due(database, policy, dry_run=dry_run):
         if expire(row, cause):
             (report.expired_open if row.state == State.OPEN else report.expired_sealed).append(row.id)
             progress(row.id)
@@ -120,7 +120,8 @@ def expire_overdue(database: Database) -> list[int]:
             return False
         return True
 
-    for page in expiry.overdue(database):
+    for rows in expiry.overdue(database):
+        page = [row.id for row in rows]
         busy = database.read(batches.locked, page)
         locked += [batch for batch in page if batch in busy or not expire(batch)]
     random.shuffle(locked)  # so that no batch is always the last one

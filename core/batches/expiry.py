@@ -1,10 +1,15 @@
 """Expiry: ends batches that have been idle for too long or have reached their deadline, and removes batches that ended
 long ago.
 
-Batches are read in bounded pages. Each change is a separate transaction that checks again under the batch's lock, by
-the database's clock, and can be repeated. A batch that is being acked is never idle: every ack updates `updated_at`
-under the same lock. A deadline ends it however busy it is, and also if it has live children: like a cancelled one, it
-then ignores what they owe it.
+Batches are read in bounded pages, by indexes. None has `updated_at`, as each ack would change it. But one has
+`seen_updated_at`, an earlier value of it: a batch can't be idle before its limit has passed since then. If a look at
+it shows that it was active after all, its present `updated_at` is noted as seen, and the next look is due a whole limit
+later. So a pass reads what is due, and a busy batch as often as it could have become idle, whatever limits earlier
+passes had.
+
+Each change is a separate transaction that checks again under the batch's lock, by the database's clock, and can be
+repeated. A batch that is being acked is never idle: every ack updates `updated_at` under the same lock. A deadline ends
+it however busy it is, and also if it has live children: like a cancelled one, it then ignores what they owe it.
 """
 
 from __future__ import annotations
@@ -28,7 +33,10 @@ PAGE: Final = 500
 """Batches that one statement reads."""
 
 _table = tables.batches.c
-_FACTS: Final = (_table.id, _table.state, _table.updated_at, _table.expires_in, _table.deadline)
+_FACTS: Final = (
+    *(_table.id, _table.state, _table.updated_at, _table.expires_in, _table.deadline, _table.seen_updated_at),
+    tables.utc_now().label("now"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +50,76 @@ class Policy:
     keep_events: timedelta = timedelta(days=30)
 
 
-def due(database: Database, policy: Policy) -> Iterator[tuple[Any, Cause]]:
-    """The live batches that have been idle for too long, or are overdue: their rows (`id`, `state`, …)."""
-    for row, now in _walk(database, LIVE):
-        reason = cause(row, now, policy)
-        if reason is not None:
-            yield row, reason
+def due(database: Database, policy: Policy, *, dry_run: bool = False) -> Iterator[tuple[Any, Cause]]:
+    """The live batches that have been idle for too long, then those that are overdue: their rows (`id`, `state`).
+    With `dry_run`, nothing is written about the others that were looked at."""
+    for state, default in ((State.OPEN, policy.open_idle), (State.SEALED, policy.sealed_idle)):
+        for expires_in in (None, *_own_limits(database, state)):
+            limit = default if expires_in is None else timedelta(seconds=expires_in)
+            for rows in _unseen(database, state, expires_in, limit):
+                causes = [(row, cause(row, row.now, policy)) for row in rows]
+                active = [row.id for row, reason in causes if reason is None]
+                if active and not dry_run:
+                    database.write(_see, active)
+                yield from ((row, reason) for row, reason in causes if reason is Cause.IDLE)
+    for rows in overdue(database):
+        yield from ((row, Cause.DEADLINE) for row in rows)
 
 
-def overdue(database: Database) -> Iterator[list[int]]:
-    """Pages of the live batches that have reached their deadline by the database's clock, earliest deadline first."""
+def _own_limits(database: Database, state: State) -> Iterator[int]:
+    """The different `expires_in` of the batches in this state, ascending. Each is one entry of the index."""
+    above: int | None = 0
+    while True:
+        query = sa.select(sa.func.min(_table.expires_in)).where(_table.state == state, _table.expires_in > above)
+        above = database.read(lambda tx, query=query: tx.scalar(query))  # type: ignore[misc]
+        if above is None:
+            return
+        yield above
+
+
+def _unseen(database: Database, state: State, expires_in: int | None, limit: timedelta) -> Iterator[Sequence[Any]]:
+    """Pages of the batches with this `expires_in` of which no change was seen within `limit`."""
+    until = database.read(tables.clock) - limit
+    query = sa.select(*_FACTS).where(_table.state == state, _table.expires_in == expires_in)
+    query = query.where(_table.seen_updated_at <= until)
     last: Any = None
     while True:
 
         def read(tx: Connection, last: Any = last) -> Sequence[Any]:
-            query = sa.select(_table.id, _table.deadline)
+            if last is None:
+                return tx.execute(query.order_by(_table.seen_updated_at, _table.id).limit(PAGE)).all()
+            # Two statements, each for one range of the index: after an upgrade, all batches have the same time.
+            same = query.where(_table.seen_updated_at == last.seen_updated_at, _table.id > last.id)
+            rows = list(tx.execute(same.order_by(_table.id).limit(PAGE)))
+            if len(rows) < PAGE:
+                later = query.where(_table.seen_updated_at > last.seen_updated_at)
+                later = later.order_by(_table.seen_updated_at, _table.id).limit(PAGE - len(rows))
+                rows += tx.execute(later)
+            return rows
+
+        rows = database.read(read)
+        if rows:
+            yield rows
+        if len(rows) < PAGE:
+            return
+        last = rows[-1]
+
+
+def _see(tx: Connection, ids: Sequence[int]) -> None:
+    """Note when these batches were last changed. One that is locked is looked at again by the next pass."""
+    free = sa.select(_table.id).where(_table.id.in_(ids)).order_by(_table.id).with_for_update(skip_locked=True)
+    locked = list(tx.scalars(free))
+    tx.execute(sa.update(tables.batches).where(_table.id.in_(locked)).values(seen_updated_at=_table.updated_at))
+
+
+def overdue(database: Database) -> Iterator[Sequence[Any]]:
+    """Pages of the live batches that have reached their deadline by the database's clock, earliest deadline first:
+    their rows (`id`, `state`)."""
+    last: Any = None
+    while True:
+
+        def read(tx: Connection, last: Any = last) -> Sequence[Any]:
+            query = sa.select(_table.id, _table.state, _table.deadline)
             query = query.where(_table.state.in_(sorted(LIVE)), _table.deadline <= tables.clock(tx))
             if last is not None:
                 after_last = sa.or_(_table.deadline > last.deadline, _table.id > last.id)
@@ -65,7 +128,7 @@ def overdue(database: Database) -> Iterator[list[int]]:
 
         rows = database.read(read)
         if rows:
-            yield [row.id for row in rows]
+            yield rows
         if len(rows) < PAGE:
             return
         last = rows[-1]
@@ -74,9 +137,8 @@ def overdue(database: Database) -> Iterator[list[int]]:
 def half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
     """The batches whose deletion was started, then those that ended and last changed at least `keep` ago, in the order
     of their ends."""
-    for row, _ in _walk(database, frozenset({State.DELETING})):
-        yield row.id
-    latest = database.read(lambda tx: tx.execute(sa.select(tables.utc_now())).scalar_one()) - keep
+    yield from _half_deleted(database)
+    latest = database.read(tables.clock) - keep
     last: Any = None
     while True:
         query = sa.select(_table.id, _table.state, _table.ended_at, _table.updated_at)
@@ -101,23 +163,17 @@ def _last_change(batch: Any) -> datetime:
     return latest
 
 
-def _walk(database: Database, states: frozenset[State]) -> Iterator[tuple[Any, datetime]]:
-    """The batches in these states with the database's time, ordered by id within each state. One statement per page."""
-    for state in sorted(states):
-        after = 0
-        while True:
-            query = (
-                sa.select(*_FACTS, tables.utc_now().label("now"))
-                .where(_table.state == state, _table.id > after)
-                .order_by(_table.id)
-                .limit(PAGE)
-            )
-            rows = database.read(lambda tx, query=query: tx.execute(query).all())  # type: ignore[misc]
-            for row in rows:
-                yield row, row.now
-            if len(rows) < PAGE:
-                break
-            after = rows[-1].id
+def _half_deleted(database: Database) -> Iterator[int]:
+    """The batches whose deletion was started, by id."""
+    after = 0
+    while True:
+        query = sa.select(_table.id).where(_table.state == State.DELETING, _table.id > after)
+        query = query.order_by(_table.id).limit(PAGE)
+        ids = database.read(lambda tx, query=query: tx.scalars(query).all())  # type: ignore[misc]
+        yield from ids
+        if len(ids) < PAGE:
+            return
+        after = ids[-1]
 
 
 def cause(batch: Any, now: datetime, policy: Policy) -> Cause | None:

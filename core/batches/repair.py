@@ -148,7 +148,7 @@ def _values(batch: Batch, counts: _Recounted, now: datetime, fingerprint: bytes)
         "failed": failed,
         "full_prefix": min(batch.full_prefix, counts.full_prefix),
         "repairs": batch.repairs + 1,
-        "updated_at": now,
+        "updated_at": max(batch.updated_at, now),
     }
     state = batch.state
     if batch.complete and acked + failed < batch.items:

@@ -49,6 +49,8 @@ from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, pa
 from core.traces import TraceContext
 from lastbit.ids import MAX_ITEMS
 
+_UNREAD: Final = ("open_key", "seen_updated_at")
+"""Columns of a new row that a `Batch` does not have."""
 POLICIES: Final = "0014"
 """The revision of the schema that introduced the newest policy. An earlier release would ignore some of them."""
 _INSERTED: Final = (
@@ -57,6 +59,7 @@ _INSERTED: Final = (
     *("tolerated_failures", "tolerated_failure_percentage", "on_exceeded"),
     *("open_key", "open_hash", "open_count", "completed_by", "succeeded_by", "created_at", "updated_at", "sealed_at"),
     *("ended_at", "parent_due", "parent_batch", "parent_number", "parent_group_size", "traceparent", "tracestate"),
+    "seen_updated_at",
 )
 
 
@@ -404,7 +407,7 @@ def _insert(
         issued = callbacks.insert(pipeline, new) if new else {}
         for operation, row, (id, now) in zip(opens, values, results, strict=True):
             facts: dict[str, Any] = {
-                name: now if value is _NOW else value for name, value in row.items() if name != "open_key"
+                name: now if value is _NOW else value for name, value in row.items() if name not in _UNREAD
             }
             facts |= {"key": facts.pop("batch_key"), "labels": dict(operation.opening.labels)}
             batch = Batch(id=id, journal_next=0, repairs=0, exceeded=False, **facts)
@@ -466,4 +469,5 @@ def _new_row(operation: Open, parent_columns: Mapping[str, Any]) -> dict[str, An
         "parent_group_size": parent_columns.get("parent_group_size"),
         "traceparent": None if operation.trace is None else operation.trace.traceparent,
         "tracestate": None if operation.trace is None else operation.trace.tracestate,
+        "seen_updated_at": _NOW,
     }

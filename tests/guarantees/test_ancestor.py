@@ -156,12 +156,11 @@ def test_an_ack_does_not_trust_its_id(service: Service) -> None:
 def time_passes(service: Service, *ids: int, days: int = LONG_AGO) -> None:
     columns = tables.batches.c
     with service.database.engine.begin() as tx:
-        for row in tx.execute(
-            sa.select(columns.id, columns.updated_at, columns.ended_at).where(columns.id.in_(ids))
-        ).all():
-            past = {"updated_at": row.updated_at, "ended_at": row.ended_at}
-            shifted_times = {name: value - timedelta(days=days) for name, value in past.items() if value is not None}
-            tx.execute(sa.update(tables.batches).where(columns.id == row.id).values(shifted_times))
+        times = (columns.updated_at, columns.seen_updated_at, columns.ended_at)
+        for id, *values in tx.execute(sa.select(columns.id, *times).where(columns.id.in_(ids))).all():
+            shift = timedelta(days=days)
+            shifted = {time: value - shift for time, value in zip(times, values, strict=True) if value is not None}
+            tx.execute(sa.update(tables.batches).where(columns.id == id).values(shifted))
 
 
 def test_a_batch_that_is_being_acked_is_not_reaped(service: Service) -> None:

@@ -104,7 +104,8 @@ def test_the_event_of_an_idle_batch_has_another_cause(service: Service) -> None:
     pass_deadline(service, overdue, parent)
     with service.database.engine.begin() as tx:
         moved = tables.clock(tx) - timedelta(days=8)
-        tx.execute(sa.update(tables.batches).where(tables.batches.c.id == idle).values(updated_at=moved))
+        times = {"updated_at": moved, "seen_updated_at": moved}
+        tx.execute(sa.update(tables.batches).where(tables.batches.c.id == idle).values(times))
     assert janitor.run_once(service.database, expiry.Policy(), dry_run=True).expired_open == [idle, overdue, parent]
     assert janitor.run_once(service.database, expiry.Policy()).expired_open == [idle, overdue, parent]
     assert events_of(service, idle)[1:] == [("expired", "idle")]

@@ -152,7 +152,8 @@ def expires(service: Service, child: int) -> None:
 def _pass_time(service: Service, batch: int) -> None:
     long_ago = datetime.now(UTC) - timedelta(days=100)
     with service.database.engine.begin() as tx:
-        tx.execute(sa.update(tables.batches).where(tables.batches.c.id == batch).values(updated_at=long_ago))
+        times = {"updated_at": long_ago, "seen_updated_at": long_ago}
+        tx.execute(sa.update(tables.batches).where(tables.batches.c.id == batch).values(times))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def age(service: Service, batch: int, span: timedelta) -> None:
 
     def back(tx: Any) -> None:
         now = tx.scalar(sa.select(tables.utc_now()))
-        batches.update(tx, batch, updated_at=now - span)
+        batches.update(tx, batch, updated_at=now - span, seen_updated_at=now - span)
 
     service.database.write(back)
 

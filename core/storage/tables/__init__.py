@@ -66,6 +66,7 @@ batches = sa.Table(
     sa.Column("repairs", _BIGINT, nullable=False, server_default="0"),
     sa.Column("created_at", Timestamp, nullable=False),
     sa.Column("updated_at", Timestamp, nullable=False),
+    sa.Column("seen_updated_at", Timestamp, nullable=False, server_default="1970-01-01 00:00:00.000000"),
     sa.Column("sealed_at", Timestamp),
     sa.Column("ended_at", Timestamp),
     sa.Column("traceparent", ByteText(55, ascii_only=True)),
@@ -78,10 +79,13 @@ batches = sa.Table(
     sa.Index("batches_parent_due", "parent_due"),
     sa.Index("batches_ended", "ended_at"),
     sa.Index("batches_deadline", "state", "deadline"),
+    sa.Index("batches_idle", "state", "expires_in", "seen_updated_at", "id"),
     sqlite_autoincrement=True,  # ids of deleted batches are never reused
     postgresql_with={"fillfactor": 60},
     **MYSQL_OPTIONS,
 )
+"""`seen_updated_at` is an earlier or the present value of `updated_at`: the one at the open, or the last one that the
+janitor saw. It has an index (see `expiry`); `updated_at` has none, as each ack would change it."""
 
 item_groups = sa.Table(
     "item_groups",

@@ -604,7 +604,8 @@ class Model:
         batch.idle = True
         columns = tables.batches.c
         with service.database.engine.begin() as tx:
-            row = tx.execute(sa.select(columns.updated_at, columns.ended_at).where(columns.id == batch_id)).one()
+            times = sa.select(columns.updated_at, columns.seen_updated_at, columns.ended_at)
+            row = tx.execute(times.where(columns.id == batch_id)).one()
             past = {name: value - timedelta(days=LONG_AGO) for name, value in row._mapping.items() if value is not None}
             tx.execute(sa.update(tables.batches).where(columns.id == batch_id).values(past))
 
