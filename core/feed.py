@@ -2,9 +2,9 @@
 
 Once a reader has read up to a position, no event may appear below it. AUTO_INCREMENT can't guarantee that: a slow
 transaction may commit its lower number after a reader has passed it, and the reader misses that event. So the position
-of the last event is in one row, `feed_head`. An append locks it *last* (lock order: item_groups → batches → feed_head)
-and holds it until the commit, so the next position isn't assigned before this one is visible. After a rollback, its
-positions are assigned again.
+of the last event is in one row, `feed_head`. An append locks it *last* (see `lock_order`) and holds it until the
+commit, so the next position isn't assigned before this one is visible. After a rollback, its positions are assigned
+again.
 
 The event of a state change is appended in the same transaction, so either both exist or neither. Its id names the
 change, such as `batch:7:completed`, and is unique, so a change has only one event. (A change that was undone by a

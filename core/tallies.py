@@ -43,7 +43,7 @@ one more key, which can happen only once per key, or decides as the one before i
 transaction has inserted a sub-counter in the meantime, and the transaction begins again, like after any conflict.
 
 *Deadlocks.* Rows are locked in primary-key order, and written in it. The rows of a large total are locked afterwards; a
-deadlock there is retried.
+deadlock there is retried (see `lock_order`).
 """
 
 from __future__ import annotations

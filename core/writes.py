@@ -3,8 +3,8 @@ process managers, tally entries and positions.
 
 Calls that arrive during a transaction share the next one (see `commits`). Each has its own outcome: a refused operation
 doesn't affect the others, as it changes nothing. Only an open with a parent has a transaction of its own, as it reads
-the parent's bits. The locks are a part of the one order (see `consumer_groups.groups`): positions → inbox → processes
-→ timers → batches → tallies → feed_head. A new verb becomes an `Operation`, and a line in `flush`.
+the parent's bits. The verbs come in the order of their locks (see `lock_order`). A new one becomes an `Operation`, and
+a line in `flush`.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:
     outcomes = {operation: Done(error=refused[fence]) for operation, fence in fences.items() if fence in refused}
     results = iter(committed.write(refused))
     outcomes |= {operation: Done(list(islice(results, len(operation.commits)))) for operation in commits}
-    writes = writing.write(pipeline, changes)
     appends = [append for append in appends if append not in outcomes]
     applies = [apply for apply in applies if apply not in outcomes]
     applied = tallies.write(pipeline, [(apply.tally, apply.entries) for apply in applies])
+    writes = writing.write(pipeline, changes)
 
     def own(position: int) -> list[feed.NewEvent]:
         events = writes.finish()

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, feed
@@ -20,7 +19,7 @@ from core.batches import batch as batches
 from core.batches import batch_rows, nesting
 from core.batches.lifecycle import LIVE, TAKES_ACKS, State, completes
 from core.batches.tolerance import NONE, OnExceeded, Tolerance
-from core.storage import dialects, faults, statements, tables
+from core.storage import dialects, faults, statements
 from core.storage.statements import Pipeline, chunks
 from core.traces import TraceContext
 
@@ -79,11 +78,12 @@ def write(
     repeats: Collection[int],
     locked_rows: dict[int, Row],
     refusals: Mapping[int, int],
+    inserts: Sequence[str] = (),
 ) -> dict[int, Verdict]:
-    """Lock the rows of changed batches that aren't in `locked_rows`, check their states again, and write the new counts
-    and states. The statements that wait in `pipeline` are executed in the same round trips; the last ones wait there
-    afterwards. Returns the verdicts, including those on complete batches among `repeats`: batches in which all items
-    were repeats.
+    """Lock the rows of changed batches that aren't in `locked_rows`, check their states again, execute `inserts`, and
+    write the new counts and states. The statements that wait in `pipeline` are executed in the same round trips; the
+    last ones wait there afterwards. Returns the verdicts, including those on complete batches among `repeats`: batches
+    in which all items were repeats.
     `refusals`: batches with items rejected as never issued → the number of issued items at that time.
 
     Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled, or has grown since items of it were
@@ -111,6 +111,7 @@ def write(
         if any(batch in all_rows and all_rows[batch].items != items for batch, items in refusals.items()):
             raise faults.BeginAgain
     verdicts = _look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if repeats else {}
+    pipeline.later(*inserts)
     if deltas:
         verdicts |= _judge(pipeline, delta_rows, deltas)
     return verdicts
@@ -199,9 +200,9 @@ def _read_details(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[i
 def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> dict[int, Verdict]:
     """Decide which batches are complete or exceeded, and write their rows, which are locked."""
     tx = pipeline.tx
-    if any(delta.filled for delta in deltas.values()):
-        # The hint is computed from the table, so the groups must be written first.
-        pipeline.flush()
+    prefixes = _full_prefixes(
+        pipeline, [rows_by_id[id] for id in sorted(deltas.keys() & rows_by_id.keys()) if deltas[id].filled]
+    )
     verdicts: dict[int, Verdict] = {}
     details = _read_details(tx, rows_by_id, deltas)
     writes: list[_RowChange] = []
@@ -218,9 +219,8 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
             pipeline.flush()
             raise
         change = _RowChange(batch, acked, failed if delta.failed else None, journal_next=delta.journal_next)
-        if delta.filled:
-            prefix = _advance_prefix(tx, batch, row.full_prefix, row.group_size)
-            change.full_prefix = prefix if prefix != row.full_prefix else None
+        if prefixes.get(batch, row.full_prefix) != row.full_prefix:
+            change.full_prefix = prefixes[batch]
         detail = details.get(batch)
         key, completed_by, succeeded_by = detail[1:] if detail is not None else (None, None, None)
         if completed_now := completes(state, row.items, acked, failed):
@@ -348,21 +348,24 @@ def _check(row: Row, state: State, acked: int, failed: int, delta: BatchDelta) -
         raise errors.InconsistentBatch(row.id, "it is complete, but an issued item was pending")
 
 
-def _advance_prefix(tx: Connection, batch: int, prefix: int, group_size: int) -> int:
-    """The full-prefix hint, advanced over the full groups that follow it. Bits are never cleared, so it never goes
+def _full_prefixes(pipeline: Pipeline, batch_rows: Sequence[Row]) -> dict[int, int]:
+    """The full-prefix hints of these batches, advanced over the full groups that follow them. They are computed from
+    the table, so the statements that write groups are executed first. Bits are never cleared, so a hint never goes
     back."""
-    columns = tables.item_groups.c
-    rows = tx.execute(
-        sa.select(columns.group_no, columns.resolved_count)
-        .where(columns.batch_id == batch, columns.group_no >= prefix)
-        .order_by(columns.group_no)
-        .limit(PREFIX_STEP)
-    )
-    for group, resolved in rows:
-        if group != prefix or resolved < group_size:
-            break
-        prefix += 1
-    return prefix
+    queries = [
+        f"SELECT group_no, resolved_count FROM item_groups WHERE batch_id = {row.id} AND group_no >= {row.full_prefix} "  # noqa: S608
+        f"ORDER BY group_no LIMIT {PREFIX_STEP}"
+        for row in batch_rows
+    ]
+    prefixes: dict[int, int] = {}
+    for row, groups in zip(batch_rows, pipeline.ask(*queries) if queries else (), strict=True):
+        prefix = row.full_prefix
+        for group, resolved in groups:
+            if group != prefix or resolved < row.group_size:
+                break
+            prefix += 1
+        prefixes[row.id] = prefix
+    return prefixes
 
 
 def _look_again(

@@ -28,19 +28,19 @@ these are separate. The state is checked again under the lock. If it accepts no 
 back and begins again, and then the first read rejects the items that are pending (see `ended`).
 
 *Two transactions insert the row of the same group.* A group without a row is all pending, and a row that doesn't exist
-can't be locked. Both transactions insert the row. One of them gets a duplicate key, at the latest in the packet of its
-COMMIT, rolls back and begins again. Until then its counts may be wrong. So if they seem impossible, it first inserts
-the row: with a duplicate key there, it begins again instead of reporting an inconsistency. If both fail the same item
-with a reason, the duplicate key is that of the reason, which is inserted before the row.
+can't be locked. Each inserts it under the lock of the batch row, so one after the other. The second one gets a
+duplicate key, at the latest in the packet of its COMMIT, rolls back and begins again. Until then its counts may be
+wrong. So if they seem impossible, it first inserts the row: with a duplicate key there, it begins again instead of
+reporting an inconsistency. If both fail the same item with a reason, the row comes before the reason.
 
 *A bitfield in memory is outdated*, since another process has changed the group. The counts of the locked row determine
 its bits, and the counts in memory must be the same (see `cache`).
 
 *Acks arrive out of order*, so that each bit is in a different row. Such batches are journaled: their transactions lock
-the batch row first and no groups, and write the resolved items to the journal (see `journal`).
+the batch row and no groups, and write the resolved items to the journal (see `journal`).
 
-*Deadlocks.* Groups are locked in primary-key order by one statement, then batches by id: item_groups → batches →
-feed_head, here and everywhere. The rows of journaled batches are locked before all of these, by id.
+*Deadlocks.* The existing rows of all groups are locked by one statement, then those of all batches by another one. Only
+then rows are inserted, or groups of journaled batches written (see `lock_order`).
 
 Requests are merged: a flush has units of many callers. They are applied in arrival order, and each unit has its own
 outcome.
@@ -52,7 +52,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 from core import errors
 from core.acks import apply, completion, ended
@@ -100,15 +99,16 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
     for unit, outcome in zip(units, outcomes, strict=True):
         if outcome.admitted:
             apply.apply(state, unit, outcome)
-    _write_reasons(tx, state)
+    new_reasons = _write_reasons(tx, state)
     pipeline = Pipeline(tx)
-    _write_groups(pipeline, state)
+    new_groups = _write_groups(pipeline, state)
     verdicts = completion.write(
         pipeline,
         state.deltas,
         state.unchanged_batches(units, outcomes),
         state.locked_rows,
         state.refused_batches(units, outcomes),
+        [*new_groups, *new_reasons],
     )
     for batch, numbers in state.changed.items():
         if batch not in state.journal_states:
@@ -145,52 +145,46 @@ class _Locked(NamedTuple):
 
 
 def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Locked:
-    """Lock the rows of journaled batches, then groups, and read the batches' states and numbers of issued items. No
-    statement depends on the result of another, so this is one round trip.
+    """Lock groups, then batches, and read the batches' states and numbers of issued items, and journals. No statement
+    depends on the result of another, so this is one round trip.
 
     The batches are read after the groups are locked. An earlier read could be outdated when the locks are granted: an
     item that is resolved in a locked row might seem never issued.
 
-    If there is little work until the commit, the read also locks the batch rows, which saves a round trip. Otherwise
-    the batch rows are locked last, so that other transactions wait for a shorter time. Both orders lock batches after
-    groups.
+    The journal is read under the lock of its batch. If there is one, or little work until the commit, the read of the
+    batches also locks their rows, which saves a round trip. Otherwise they are locked last, so that other transactions
+    wait for a shorter time.
     """
     journal_batches = {unit.batch for unit in units if cache.is_journaled(unit.batch)}
     journal_states = {batch: cache.take_state(batch) for batch in journal_batches}
     direct = [unit for unit in units if unit.batch not in journal_states] if journal_states else units
-    texts = []
     shared = {
         batch: journal_state for batch, journal_state in journal_states.items() if journal.reads_ahead(journal_state)
     }
-    if journal_states:
-        texts += [
-            completion.select(tx, journal_states, _for_update(tx, "id")),
+    batches = {unit.batch for unit in units}
+    locking = _for_update(tx, "id")
+    little = bool(journal_states) or _is_little(direct)
+    results = iter(
+        statements.run(
+            tx,
+            *([_lock(tx, direct)] if direct else []),
+            completion.select(tx, batches, locking) if little else _look(tx, batches),
             *([journal.select(shared)] if shared else []),
-        ]
-    little = _is_little(direct)
-    if direct:
-        batches = {unit.batch for unit in direct}
-        locking = _for_update(tx, "id")
-        texts += [_lock(tx, direct), completion.select(tx, batches, locking) if little else _look(tx, batches)]
-    results = statements.run(tx, *texts)
+        )
+    )
     state = FlushState({})
-    groups: Sequence[Sequence[Any]] = ()
-    if direct:
-        group_result, batch_result = results[-2:]
-        groups = statements.records(tx, group_result)
-        if little:
-            state.take(completion.rows(tx, batch_result))
-        else:
-            state.seen = _seen(tx, batch_result)
-    newly_journaled = [batch for batch, look in state.seen.items() if look.journal_next]
+    groups = statements.records(tx, next(results)) if direct else ()
+    if little:
+        state.take(completion.rows(tx, next(results)))
+    else:
+        state.seen = _seen(tx, next(results))
+    newly_journaled = [batch for batch, look in state.seen.items() if look.journal_next and batch not in journal_states]
     if newly_journaled:
         cache.journal(newly_journaled)
         raise faults.BeginAgain
     entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in shared}
-    if journal_states:
-        state.take(completion.rows(tx, results[0]))
-        for entry in results[1] if shared else ():
-            entries[entry[0]].append(entry)
+    for entry in next(results) if shared else ():
+        entries[entry[0]].append(entry)
     return _Locked(state, groups, journal_states, entries)
 
 
@@ -357,8 +351,9 @@ def _inconsistent(key: Key, error: bitfield.Inconsistent) -> errors.Inconsistent
     return errors.InconsistentBatch(key[0], f"group {key[1]}: {error}")
 
 
-def _write_groups(pipeline: Pipeline, state: FlushState) -> None:
-    """Write the changed groups, if possible in the next round trip of the pipeline."""
+def _write_groups(pipeline: Pipeline, state: FlushState) -> list[str]:
+    """Write the changed groups that have a row, if possible in the next round trip of the pipeline. Returns the
+    statements that insert the rows of the others, under the locks of their batches."""
     tx = pipeline.tx
     dialect = dialects.of(tx)
     texts, old = _write_journaled(tx, state) if state.journal_states else ([], [])
@@ -374,7 +369,8 @@ def _write_groups(pipeline: Pipeline, state: FlushState) -> None:
             patches.append((key, group, changes))
         else:
             old.append(_row(tx, key, group, issued))
-    pipeline.later(*texts, *group_rows.patch(tx, patches), *group_rows.upsert(tx, old), *group_rows.insert(new))
+    pipeline.later(*texts, *group_rows.patch(tx, patches), *group_rows.upsert(tx, old))
+    return group_rows.insert(new)
 
 
 def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list[str]]:
@@ -402,23 +398,24 @@ def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list
     return texts, rows
 
 
-def _write_reasons(tx: Connection, state: FlushState) -> None:
-    """Remove the reasons of redriven items, and insert the reasons of failed items. Raises `faults.BeginAgain` if
-    another transaction has inserted the row of a group, and a reason in it, first."""
+def _write_reasons(tx: Connection, state: FlushState) -> list[str]:
+    """Remove the reasons of redriven items, and insert the reasons of failed items whose groups have a row: they are
+    locked, so a reason that is there already is a contradiction. Returns the statements that insert the other reasons,
+    after the rows of their groups."""
     if state.redriven:
         _remove_reasons(tx, state)
-    by_reason: dict[str, list[tuple[int, int]]] = {}
-    for item, reason in sorted(state.reasons.items()):
-        by_reason.setdefault(reason, []).append(item)
-    for reason, items in by_reason.items():
-        try:
-            dialects.of(tx).insert_reason(tx, reason, items)
-        except IntegrityError as error:
-            groups = {(batch, number // state.seen[batch].group_size) for batch, number in items}
-            # The other groups are locked, so a reason that is there already is a contradiction.
-            if faults.is_duplicate(error) and not groups.isdisjoint(state.missing):
-                raise faults.BeginAgain from error
-            raise
+    by_reason: dict[tuple[bool, str], list[tuple[int, int]]] = {}
+    for (batch, number), reason in sorted(state.reasons.items()):
+        is_new = (batch, number // state.seen[batch].group_size) in state.missing
+        by_reason.setdefault((is_new, reason), []).append((batch, number))
+    new: list[str] = []
+    for (is_new, reason), items in by_reason.items():
+        for texts in dialects.of(tx).insert_reason(reason, items):
+            if is_new:
+                new += texts
+            else:
+                statements.run(tx, *texts)
+    return new
 
 
 def _remove_reasons(tx: Connection, state: FlushState) -> None:

@@ -4,7 +4,7 @@ A child that has ended *owes* its parent an ack or a failure of that item. A chi
 completed with failures owes a failure, and later an ack if a redrive makes it succeed. One that expired or was
 cancelled owes a failure. The transaction that ends the child writes the debt to its row (`parent_due`). The debt is
 paid after that commit and before the response, as an ordinary ack in a separate transaction (`core.acks.parents`): in
-the child's transaction, the payment would lock a group after a batch, against the lock order (item_groups → batches). A
+the child's transaction, the payment would lock a group after a batch (see `lock_order`). A
 crash in between leaves the debt in the row, and a sweep pays it. A second payment is a repeat, and changes nothing.
 
 A payment may end the parent, which then owes its own parent. So payments continue, level by level.
@@ -138,12 +138,10 @@ def debts(
 def strike_out(tx: Connection, debts: Sequence[Due], *, skip_locked: bool = False) -> None:
     """Remove paid debts from the children's rows. With `skip_locked`, rows that are locked now are skipped. A sweep
     then pays their debts a second time, which changes nothing."""
+    query = sa.select(_batches.id).where(_batches.id.in_({due.child for due in debts})).order_by(_batches.id)
+    locked = set(tx.scalars(query.with_for_update(skip_locked=skip_locked)))
     for verb in Verb:
-        children = sorted(due.child for due in debts if due.verb is verb)
-        if children:
-            # Batch rows are locked in the order of their ids, here as elsewhere.
-            query = sa.select(_batches.id).where(_batches.id.in_(children)).order_by(_batches.id)
-            children = list(tx.scalars(query.with_for_update(skip_locked=skip_locked)))
+        children = sorted(locked.intersection(due.child for due in debts if due.verb is verb))
         if children:
             tx.execute(
                 sa.update(tables.batches)

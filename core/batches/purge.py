@@ -7,8 +7,8 @@ groups would be orphaned. So:
 1. The state `deleting` is committed. From then on, the batch is unknown to callers. Its open_key and its place in a
    parent become free, and its callback gets nothing more.
 2. Its groups, journal, extends, failures and callback (with its deliveries) are deleted in bounded chunks.
-3. The batch row is deleted last, together with any group that an ack has inserted in the meantime. Such an ack locks
-   the batch row next, finds `deleting` (or no row), and rolls its group back.
+3. The batch row is deleted last. An ack that comes in the meantime finds `deleting` (or no row) under the lock of that
+   row, before it inserts anything.
 
 The process can be killed anywhere; the janitor continues with step 2.
 """

@@ -5,9 +5,8 @@ Then the operations are judged one by one, in the order of their arrival, each b
 left. A refused operation changes nothing and doesn't affect the others. At the end, one statement for each kind of
 change writes the rows.
 
-These verbs lock batch rows and no groups, so they can't deadlock with acks, which lock groups first (lock order
-everywhere: item_groups → batches → feed_head). One exception: a seal that completes a journaled batch writes its
-groups, which acks also write only under the lock of that row (see `journal`).
+These verbs lock batch rows and no groups. One exception: a seal that completes a journaled batch writes its groups,
+which acks also write only under the lock of that row (see `lock_order`).
 
 What could go wrong, and why it can't:
 

@@ -2,8 +2,6 @@
 
 Only the current owner of a partition can write for it (`positions.fence`). The lease, in the worker's row, decides only
 when another worker *may* become the owner (`leases`), so safety depends on no clock.
-
-Lock order: consumer_groups → positions → … → item_groups → batches → tallies → feed_head.
 """
 
 from __future__ import annotations

@@ -120,6 +120,8 @@ class _Partitions:
     """Partitions that the caller owns and need not release."""
     leaving: int = 0
     """The number of partitions that the caller must release."""
+    late: list[int] = field(default_factory=list)
+    """Partitions whose deadline is later than if it was set now: the clock was set back."""
     holding: dict[str, int] = field(default_factory=dict)
     """By live worker, the number of partitions that it owns and need not release."""
 
@@ -154,7 +156,8 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     if any(row.lease_until > now + group.ttl for row in workers.values()):
         _clamp_leases(tx, name, now, now + group.ttl)
 
-    partitions = _look(tx, group, now, caller, capacities.keys(), is_new_session=is_new_session)
+    deadline = now + max(group.release, group.ttl)
+    partitions = _look(tx, group, now, deadline, caller, capacities.keys(), is_new_session=is_new_session)
     share = shares.targets(partitions.holding, capacities, group.partitions)[caller.worker]
     kept, surplus = partitions.mine[:share], partitions.mine[share:]
     available = sorted(partitions.free + partitions.freed + partitions.overdue)
@@ -164,6 +167,10 @@ def sync(tx: Connection, name: str, caller: Caller) -> Synced:
     if is_new_session:  # a new process works on no partition yet: it has nothing to drain, and all get a new epoch
         vacated, surplus = vacated + surplus, []
         acquired = acquired + kept
+    changed = sorted({*partitions.late, *vacated, *acquired, *surplus})
+    for part in chunks(changed, LIST):
+        _lock(tx, name, _positions.partition_no.in_(part))
+    _update(tx, name, partitions.late, release_by=deadline)
     _update(tx, name, vacated, owner=None, owned_since=None, release_by=None)
     ownership = {"owner": caller.worker, "epoch": _positions.epoch + 1, "owned_since": now, "release_by": None}
     _update(tx, name, acquired, **ownership)
@@ -199,6 +206,7 @@ def leave(tx: Connection, name: str, worker: str, session: str | None = None) ->
     if session is not None:
         conditions.append(_consumers.session == session)
     if tx.execute(sa.delete(tables.consumers).where(*conditions)).rowcount:
+        _lock(tx, name, _positions.owner == worker)
         tx.execute(
             sa.update(tables.positions)
             .where(_positions.group_name == name, _positions.owner == worker)
@@ -221,6 +229,7 @@ def _look(
     tx: Connection,
     group: groups.ConsumerGroup,
     now: datetime,
+    deadline: datetime,
     caller: Caller,
     live: Collection[str],
     *,
@@ -229,9 +238,10 @@ def _look(
     partitions = _Partitions(holding=dict.fromkeys(live, 0))
     # No lock is needed: these columns change only under the consumer group's lock.
     rows = tx.execute(sa.select(*_FACTS).where(_positions.group_name == group.name).order_by(_positions.partition_no))
-    deadline, latest = now + max(group.release, group.ttl), now
     drained = frozenset(caller.drained)
     for number, owner, epoch, release_by in rows:
+        if release_by is not None and release_by > deadline:
+            partitions.late.append(number)
         if owner is None:
             partitions.free.append(number)
         elif owner not in partitions.holding:
@@ -245,14 +255,7 @@ def _look(
         elif release_by <= now:
             partitions.overdue.append(number)
         else:
-            latest = max(latest, release_by)
             partitions.leaving += owner == caller.worker
-    if latest > deadline:
-        tx.execute(
-            sa.update(tables.positions)
-            .where(_positions.group_name == group.name, _positions.release_by > deadline)
-            .values(release_by=deadline)
-        )
     return partitions
 
 
@@ -262,6 +265,12 @@ def _clamp_leases(tx: Connection, name: str, now: datetime, until: datetime) -> 
         .where(_consumers.group_name == name, _consumers.lease_until > until)
         .values(lease_until=until, last_seen=now)
     )
+
+
+def _lock(tx: Connection, name: str, condition: sa.ColumnElement[bool]) -> None:
+    """Lock these positions, in one order, before any of them changes (see `lock_order`)."""
+    query = sa.select(_positions.partition_no).where(_positions.group_name == name, condition)
+    tx.execute(query.order_by(_positions.partition_no).with_for_update())
 
 
 def _update(tx: Connection, name: str, numbers: Sequence[int], **values: Any) -> None:

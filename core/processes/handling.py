@@ -22,8 +22,7 @@ writes the rows. Possible failures, and why they can't happen:
   was marked in the transaction that appended it again.
 * *An event whose handler always fails*: it is parked with the error, for that instance only. Other instances continue.
 
-Lock order: consumer_groups → positions → inbox → processes → timers → … → feed_head. Outbox rows are only inserted, and
-no other transaction can insert them while the partition is locked.
+Outbox rows are only inserted, and no other transaction can insert them while the partition is locked.
 """
 
 from __future__ import annotations

@@ -220,6 +220,7 @@ class Arena:
         """The outcome of a schedule that ran to its end, and its errors."""
         rows, trouble = scenes.outcome(self.database.execute(scenes.QUERIES))
         trouble += [f"session {one.number} raised {one.error!r}" for one in self.sessions if one.error is not None]
+        trouble += [f"session {one.number}: {problem}" for one in self.sessions for problem in one.disorder]
         responses = tuple(shown(session.result) for session in self.sessions)
         return (
             responses,

@@ -44,6 +44,7 @@ from core.storage.database import Database
 from core.storage.dialects import mariadb, postgresql
 from core.webhooks import deliveries
 from tests.explorer.accesses import ADVISORY, Access, Kind, Row, Statement, analyzed
+from tests.support.locking import LockOrder, mogrified
 
 PAUSED, RUNNING, BLOCKED, DONE = "paused", "running", "blocked", "done"
 LOSS: Final = 5
@@ -122,13 +123,6 @@ class PaysAtOnce(Payer):
         return bill.paid
 
 
-def _mogrified(cursor: Any, text: str, parameters: Any) -> str:
-    """The statement with its parameters written into it."""
-    if isinstance(cursor, psycopg.Cursor):
-        return str(psycopg.ClientCursor(cursor.connection).mogrify(text, parameters))
-    return str(cursor.mogrify(text, parameters)) if hasattr(cursor, "mogrify") else text
-
-
 def _result(cursor: Any) -> tuple[list[object], int]:
     """The rows and the number of rows that a statement on PostgreSQL returned or changed."""
     result = cursor.pgresult or cursor.connection.last_result
@@ -182,6 +176,9 @@ class Session:
         self.next = ""
         self.result: Any = None
         self.error: BaseException | None = None
+        self.disorder: list[str] = []
+        """Its statements that broke the order of the locks."""
+        self._lock_order = LockOrder()
         self.in_transaction = False
         self.writing = False
         self.written: set[str] = set()
@@ -323,7 +320,7 @@ class Session:
                 self._variable = text
             return
         commits = text == "COMMIT"
-        full = text if not parameters or executemany else _mogrified(cursor, text, parameters)
+        full = text if not parameters or executemany else mogrified(cursor, text, parameters)
         self.due = None if commits else analyzed(full)
         accesses = self._published() if self.due is None else self.due.accesses(self.held)
         is_covered = self.due is not None and self.due.is_covered(self.held)
@@ -349,6 +346,8 @@ class Session:
             # A statement keeps the snapshot with which it began, even after it has waited for a lock.
             names = sorted(self.due.tables if self.due and self.due.tables else self.versions)
             self._snapshot = chained([(name, self.versions.get(name)) for name in names])
+        if not commits and self.database.dialect.locks_rows and (problem := self._lock_order.check(full)):
+            self.disorder.append(problem)
         self._touch(text)
         self._chain("")
         self.steps.append(" ".join(text.split()))
@@ -457,6 +456,7 @@ class Session:
         """Reset the state of the transaction."""
         self.in_transaction = self.writing = self._has_snapshot = False
         self.held = self._inserted = frozenset()
+        self._lock_order = LockOrder()
         self._unpublished.clear()
         self.locks.clear()
         self.drawn = 0

@@ -84,6 +84,21 @@ def find_nothing(arena: Arena, text: str, preemptions: int | None) -> None:
     assert not findings.findings, "\n".join(map(str, findings.findings))
 
 
+def break_no_order(arena: Arena) -> None:
+    """Run each operation alone in each scene; fail if one breaks the order of the locks."""
+    for scene, name in itertools.product(ALL_SCENES, OPERATIONS):
+        arena.run(Combination(scene, (name,)), lambda ready: ready[0])
+        (session,) = arena.sessions
+        assert session.steps
+        assert session.disorder == [], f"{scene}:{name}"
+
+
+@pytest.mark.mariadb
+def test_every_operation_keeps_the_order_of_the_locks(arena: Arena) -> None:
+    """In every scene. Beside others, a statement out of order is a finding."""
+    break_no_order(arena)
+
+
 @pytest.mark.mariadb
 @pytest.mark.parametrize("text", FOUND_BEFORE)
 def test_earlier_findings_stay_fixed(arena: Arena, text: str) -> None:

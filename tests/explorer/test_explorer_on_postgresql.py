@@ -21,6 +21,7 @@ from tests.explorer.test_explorer import (
     FOUND_BEFORE,
     PARTS,
     POLICIES,
+    break_no_order,
     explore,
     explore_rare,
     find_nothing,
@@ -45,6 +46,11 @@ def arena(server: PostgreSQL) -> Iterator[Arena]:
         arena = Arena(OnPostgreSQL(server))
         yield arena
         arena.close()
+
+
+def test_every_operation_keeps_the_order_of_the_locks(arena: Arena) -> None:
+    """In every scene."""
+    break_no_order(arena)
 
 
 @pytest.mark.timeout(600)

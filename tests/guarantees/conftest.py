@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from tests.guarantees import mutants
 from tests.guarantees.drivers import journaled
+from tests.support.locking import watched
 
 mutants.from_environment()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[Any]:
+    """A test fails if a transaction of this process breaks the order of the locks."""
+    with watched() as problems:
+        result = yield
+    assert not problems, problems[0]
+    return result
 
 
 @pytest.fixture

@@ -101,6 +101,7 @@ _CRASH = "test_crashes.py::test_a_retry_after_a_crash_at_any_point_matches_the_m
 _HALF_DONE = "test_crashes.py::test_the_janitor_finishes_what_a_crash_left_half_done"
 _MACHINE = "test_machine.py::test_any_sequence_of_requests_and_crashes_matches_the_model"
 _COMBINER = "test_combiner.py::"
+_LOCK_ORDER = "test_lock_order.py::"
 _FAILURES = "test_failures.py::"
 _ANCESTOR = "test_ancestor.py::"
 
@@ -159,6 +160,19 @@ _LOCK = "batch, now = lock(tx, batch_id)"
 _LOCKED = "ORDER BY id{dialect.for_update()}"
 _UNLOCKED = "ORDER BY id"
 _PLAIN = "batch, now = get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))"
+
+_READ_EARLY = (
+    "*([_lock(tx, direct)] if direct else []),",
+    "*([] if little else [_look(tx, batches)]), *([_lock(tx, direct)] if direct else []),",
+)
+_READ_EARLY_TOO = (
+    (
+        "completion.select(tx, batches, locking) if little else _look(tx, batches),",
+        "*([completion.select(tx, batches, locking)] if little else []),",
+    ),
+    ("state = FlushState({})", "state = FlushState({} if little else _seen(tx, next(results)))"),
+    ("state.seen = _seen(tx, next(results))", "pass"),
+)
 
 _FREE_JSON = "../http/test_free_json.py::"
 
@@ -632,16 +646,9 @@ MUTANTS = [
     Mutant(
         "items-are-read-too-early-while-batches-grow",
         "core.acks.flush:_begin",
-        "[_lock(tx, direct), completion.select(tx, batches, locking) if little else _look(tx, batches)]",
-        "[_lock(tx, direct), completion.select(tx, batches, locking)] if little "
-        "else [_look(tx, batches), _lock(tx, direct)]",
+        *_READ_EARLY,
         _CHAOS_GROWING,
-        also=(
-            (
-                "group_result, batch_result = results[-2:]",
-                "group_result, batch_result = results[-2:] if little else results[:-3:-1]",
-            ),
-        ),
+        also=_READ_EARLY_TOO,
     ),
     # The last two acks.
     Mutant(
@@ -880,12 +887,52 @@ MUTANTS = [
         "False",
         "test_callbacks.py::test_a_release_that_would_mistreat_a_callback_must_be_gone",
     ),
+    # The order of the locks.
+    Mutant(
+        "journaled-batches-are-locked-before-all-others",
+        "core.acks.flush:_begin",
+        "*([_lock(tx, direct)] if direct else []),",
+        "*([completion.select(tx, journal_states, locking)] if journal_states else []), "
+        "*([_lock(tx, direct)] if direct else []),",
+        _LOCK_ORDER + "test_acks_and_extends_of_a_journaled_and_a_plain_batch_take_turns",
+        also=(("state = FlushState({})", "state = FlushState({})\n    if journal_states: next(results)"),),
+    ),
+    Mutant(
+        "a-group-is-inserted-before-its-batch-is-locked",
+        "core.acks.flush:_write_groups",
+        "return group_rows.insert(new)",
+        "pipeline.later(*group_rows.insert(new))\n    return []",
+        _LOCK_ORDER + "test_two_calls_that_create_a_group_take_turns",
+    ),
+    Mutant(
+        "tallies-are-locked-after-batches",
+        "core.writes:flush",
+        "    applied = tallies.write(pipeline, [(apply.tally, apply.entries) for apply in applies])\n"
+        "    writes = writing.write(pipeline, changes)\n",
+        "    writes = writing.write(pipeline, changes)\n"
+        "    applied = tallies.write(pipeline, [(apply.tally, apply.entries) for apply in applies])\n",
+        _LOCK_ORDER + "test_all_verbs_that_share_a_transaction_keep_the_order",
+    ),
+    Mutant(
+        "debts-are-locked-verb-by-verb",
+        "core.batches.nesting:strike_out",
+        "set(tx.scalars(query.with_for_update(skip_locked=skip_locked)))",
+        "{due.child for due in debts}",
+        _LOCK_ORDER + "test_debts_of_both_kinds_are_struck_out_in_the_order_of_the_children",
+    ),
+    Mutant(
+        "positions-are-locked-as-they-are-changed",
+        "core.consumer_groups.leases:sync",
+        "_lock(tx, name, _positions.partition_no.in_(part))",
+        "pass",
+        "test_consumer_groups.py::test_a_replaced_worker_that_was_releasing_wakes_twice",
+    ),
     # The journal.
     Mutant(
         "a-journaled-batch-is-not-locked",
         "core.acks.flush:_begin",
-        'journal_states, _for_update(tx, "id")',
-        "journal_states",
+        "batches, locking",
+        "batches, '' if journal_states else locking",
         _TWICE,
     ),
     Mutant(
@@ -950,16 +997,9 @@ MUTANTS = [
     Mutant(
         "items-are-read-before-the-groups-are-locked",
         "core.acks.flush:_begin",
-        "[_lock(tx, direct), completion.select(tx, batches, locking) if little else _look(tx, batches)]",
-        "[_lock(tx, direct), completion.select(tx, batches, locking)] if little "
-        "else [_look(tx, batches), _lock(tx, direct)]",
+        *_READ_EARLY,
         _GROWING + "test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack",
-        also=(
-            (
-                "group_result, batch_result = results[-2:]",
-                "group_result, batch_result = results[-2:] if little else results[:-3:-1]",
-            ),
-        ),
+        also=_READ_EARLY_TOO,
     ),
     Mutant(
         "a-rejected-item-is-issued-before-the-counts-are-locked",
@@ -1984,8 +2024,8 @@ MUTANTS = [
     Mutant(
         "a-reason-that-another-transaction-inserted-first-is-an-error",
         "core.acks.flush:_write_reasons",
-        "if faults.is_duplicate(error) and ",
-        "if False and ",
+        "in state.missing",
+        "in ()",
         _RACES + "test_an_item_that_fails_twice_at_once_has_one_of_the_reasons",
     ),
     # Crashes: what one transaction must do is done in two.
@@ -2030,8 +2070,8 @@ MUTANTS = [
     ),
     Mutant(
         "the-watermark-hint-runs-ahead",
-        "core.acks.completion:_advance_prefix",
-        "resolved < group_size",
+        "core.acks.completion:_full_prefixes",
+        "resolved < row.group_size",
         "resolved == 0",
         _MACHINE,
     ),
@@ -2776,9 +2816,9 @@ MUTANTS = [
         "test_consumer_groups.py::test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen",
         also=(
             (
-                "    if latest > deadline:",
-                "    found.holding = {w: n for w, n in found.holding.items() if n or w == caller.worker}\n"
-                "    if latest > deadline:",
+                "    return partitions",
+                "    partitions.holding = {w: n for w, n in partitions.holding.items() if n or w == caller.worker}\n"
+                "    return partitions",
             ),
         ),
     ),
@@ -2813,10 +2853,9 @@ MUTANTS = [
     Mutant(
         "each-sync-postpones-the-release",
         "core.consumer_groups.leases:_look",
-        "if latest > deadline:",
-        "if True:",
+        " and release_by > deadline",
+        "",
         "test_consumer_groups.py::test_a_release_is_repeated_until_it_is_drained_and_keeps_its_deadline",
-        also=(("_positions.release_by > deadline)", "_positions.release_by.is_not(None))"),),
     ),
     Mutant(
         "any-worker-may-report-a-partition-as-drained",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Final, Literal
 
 import sqlalchemy as sa
@@ -154,8 +154,9 @@ class Dialect(abc.ABC):
         return sorted(row[0] for row in rows)
 
     @abc.abstractmethod
-    def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
-        """Insert rows of `failures` for these items, (batch, number), all with the same reason."""
+    def insert_reason(self, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
+        """Statements that insert rows of `failures` for these items, (batch, number), all with the same reason. Each
+        list is to be sent in one packet."""
 
 
 def writes(texts: Iterable[str]) -> bool:

@@ -235,14 +235,14 @@ class MariaDB(Dialect):
             return [first + place * distance for place in range(count)]
         return sorted(row[0] for row in rows)
 
-    def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
+    def insert_reason(self, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
         # The reason is sent once, in hexadecimal.
         name = f"SET @lastbit_reason = _utf8mb4 x'{reason.encode().hex()}'"
         for first in range(0, len(items), REASONS):
             values = ",".join(
                 [f"({batch},{number},@lastbit_reason,{self.now})" for batch, number in items[first : first + REASONS]]
             )
-            self.run(tx, [name, f"INSERT INTO failures (batch_id, number, reason, failed_at) VALUES {values}"])  # noqa: S608
+            yield [name, f"INSERT INTO failures (batch_id, number, reason, failed_at) VALUES {values}"]  # noqa: S608
 
 
 def _hurried(tx: Connection, texts: Sequence[str]) -> Sequence[str]:

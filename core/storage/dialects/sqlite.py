@@ -4,7 +4,7 @@ executed one by one."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -135,9 +135,10 @@ class SQLite(Dialect):
         results = [tx.exec_driver_sql(text) for text in texts]
         return [result.all() if result.returns_rows else () for result in results]
 
-    def insert_reason(self, tx: Connection, reason: str, items: Sequence[tuple[int, int]]) -> None:
-        insert = f"INSERT INTO failures (batch_id, number, reason, failed_at) VALUES (?, ?, ?, {self.now})"  # noqa: S608
-        tx.exec_driver_sql(insert, [(batch, number, reason) for batch, number in items])
+    def insert_reason(self, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
+        columns = f"column1, column2, {self.text(reason.encode().hex())}, {self.now}"
+        values = ",".join([f"({batch},{number})" for batch, number in items])
+        yield [f"INSERT INTO failures (batch_id, number, reason, failed_at) SELECT {columns} FROM (VALUES {values})"]  # noqa: S608
 
 
 def _now() -> str:
