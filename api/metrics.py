@@ -29,7 +29,8 @@ REFUSED: Final = Counter(
     "lastbit_refused_total", "Connections and requests that were refused, so that the service keeps serving", ["cause"]
 )
 
-RESULTS: Final = ("applied", "repeated", "rejected")
+RESULTS: Final = ("applied", "repeated", "held", "rejected")
+"""Held items are rejected too, but they are no fault: an alert on rejected items must not count them."""
 for _verb in Verb:
     ACK_REQUESTS.labels(_verb.value, "200")
     for _result in RESULTS:

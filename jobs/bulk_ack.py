@@ -9,8 +9,8 @@ it again, also after a failure, because acks are idempotent. On Spark Connect, w
     SPARK_REMOTE=sc://host PYTHONPATH=dist/lastbit.zip python jobs/bulk_ack.py --artifact dist/lastbit.zip --input …
 
 Exit status (in client mode, where spark-submit returns it): 0 all good; 1 failed, for example because a file can't be
-read, and some items may be acked; 2 wrong usage: no such input, column, option or SQL; 3 an item was rejected or a row
-was malformed, or --strict refused it.
+read, and some items may be acked; 2 wrong usage: no such input, column, option or SQL; 3 an item was rejected, but not
+because a nested batch holds it, or a row was malformed, or --strict refused it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from lastbit.errors import InvalidArgument, LastbitError
+from lastbit.models import HELD
 from lastbit.spark import MalformedRows, ack, item_masks, malformed_rows
 from lastbit.spark.arguments import add_connect, add_reader, add_service, send_artifact, token_of
 from lastbit.spark.driver_output import keep_standard_output_clean
@@ -68,7 +69,7 @@ def _run(spark: SparkSession, options: argparse.Namespace, token: str | None) ->
     _say(f"done in {time.monotonic() - start:.1f} s")
     if report["malformed"] and not _write_rejects(frame, options):
         return FAILED
-    return NOT_ALL if report["malformed"] or report.get("rejected") else GOOD
+    return NOT_ALL if report["malformed"] or report.get("rejected", {}).keys() - {HELD} else GOOD
 
 
 def _parser() -> argparse.ArgumentParser:

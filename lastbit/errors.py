@@ -330,13 +330,15 @@ class WaitTimeout(LastbitError, TimeoutError):
 
 
 class ItemRejected(LastbitError):
-    """The service did not apply the item. `reason` is `unknown_batch`, `unknown_item`, `expired` or `cancelled`."""
+    """The service did not apply the item. `reason` is `unknown_batch`, `unknown_item`, `expired`, `cancelled`, or
+    `held`: a nested batch stands for the item, and resolves it when it ends."""
 
     MEANINGS: ClassVar[dict[str, str]] = {
         "unknown_batch": "there is no such batch",
         "unknown_item": "never issued",
         "expired": "its batch has expired",
         "cancelled": "its batch was cancelled",
+        "held": "a nested batch stands for it and will resolve it",
     }
 
     def __init__(self, item: str, reason: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from lastbit._shapes import timestamp, timestamp_or_none
 from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, ItemId, ItemIds
@@ -214,9 +214,14 @@ class Completed:
         )
 
 
+HELD: Final = "held"
+"""The reason of a rejection by which nothing is lost: a nested batch stands for the item, and resolves it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A rejection with its reason: of one `item`, or of `count` bits in the mask of one `group` (`"7:2"`)."""
+    """A rejection with its reason: of one `item`, or of `count` bits in the mask of one `group` (`"7:2"`). The reasons
+    are those of `ItemRejected`."""
 
     reason: str
     item: str | None = None

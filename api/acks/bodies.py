@@ -82,7 +82,7 @@ class RejectedItem(msgspec.Struct, omit_defaults=True):
     """An item by its id, or bits of a mask by their group, with their count."""
 
     reason: Annotated[
-        str, msgspec.Meta(extra_json_schema={"enum": ["unknown_batch", "unknown_item", "expired", "cancelled"]})
+        str, msgspec.Meta(extra_json_schema={"enum": ["unknown_batch", "unknown_item", "expired", "cancelled", "held"]})
     ]
     item: str | msgspec.UnsetType = msgspec.UNSET
     group: str | msgspec.UnsetType = msgspec.UNSET

@@ -27,7 +27,7 @@ from api.server import bodies, queries
 from api.server.middleware import USUAL, Requests, given_id
 from api.server.wakeups import pass_on
 from core import errors, traces
-from core.acks.call import Call
+from core.acks.call import HELD, Call
 from core.batches.lifecycle import Verb
 from core.commits.combiner import TOO_MANY
 from core.commits.lanes import Pending
@@ -161,8 +161,13 @@ def _answer_all(results: Sequence[Pending]) -> None:
                 acks += 1
             else:
                 failures += 1
-            rejected = sum(rejection.count for rejection in answer.rejected) if answer.rejected else 0
-            for result, count in zip(RESULTS, (answer.applied, answer.repeated, rejected), strict=True):
+            held = rejected = 0
+            for rejection in answer.rejected:
+                if rejection.reason == HELD:
+                    held += rejection.count
+                else:
+                    rejected += rejection.count
+            for result, count in zip(RESULTS, (answer.applied, answer.repeated, held, rejected), strict=True):
                 if count:
                     counts[verb, result] = counts.get((verb, result), 0) + count
     for verb, count in ((Verb.ACK, acks), (Verb.FAIL, failures)):

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from bitarray import bitarray
 from bitarray.util import zeros
 
-from core.acks.call import Outcome, Rejected, Unit
+from core.acks.call import HELD, Outcome, Rejected, Unit
 from core.acks.completion import BatchDelta, Row
 from core.batches.lifecycle import TAKES_ACKS, State, Verb
 from core.bits import bitfield, journal
@@ -28,6 +28,7 @@ class Seen(NamedTuple):
     group_size: int
     items: int
     journal_next: int
+    children: int
     owes: bool
     """It has ended, and owes its parent's item an ack or a failure."""
 
@@ -53,7 +54,9 @@ class FlushState:
     """(batch, number) → the reason of the failure, which must be written."""
     redriven: list[tuple[int, int]] = field(default_factory=list)
     locked_rows: dict[int, Row] = field(default_factory=dict)
-    """Batch rows that are already locked: those of journaled batches, or all."""
+    """Batch rows that are already locked: those of journaled batches, or all. They include all parents."""
+    held: dict[Key, dict[int, str]] = field(default_factory=dict)
+    """The indexes that children hold, by group; with the debt of a child that has ended, or the state of a live one."""
     journal_states: dict[int, journal.JournalState] = field(default_factory=dict)
     """The bits of journaled batches."""
     acked: dict[int, list[int]] = field(default_factory=dict)
@@ -65,7 +68,9 @@ class FlushState:
         for id, row in rows.items():
             if row.state != State.DELETING:
                 self.locked_rows[id] = row
-                self.seen[id] = Seen(row.state, row.group_size, row.items, row.journal_next, bool(row.owes))
+                self.seen[id] = Seen(
+                    row.state, row.group_size, row.items, row.journal_next, row.children, bool(row.owes)
+                )
 
     def issued(self, batch: int, group: int) -> int:
         """The number of items of the group that have been issued."""
@@ -126,6 +131,34 @@ def admit(state: FlushState, unit: Unit) -> Outcome:
         outcome.admitted[group] = good_mask
         state.missing.add((unit.batch, group))
     return outcome
+
+
+def withhold(state: FlushState, unit: Unit, outcome: Outcome) -> None:
+    """Reject the items that children hold. Their groups stay admitted, without them: the call names issued items, and
+    is told if their batch is complete."""
+    for number, selection in outcome.admitted.items():
+        holders = state.held.get((unit.batch, number))
+        if holders is None:
+            continue
+        group = state.groups[unit.batch, number]
+        chosen = set(selection) if isinstance(selection, list) else set(selection.search(1))
+        held = [index for index in sorted(chosen & holders.keys()) if not _is_final(group, index, holders[index])]
+        ids = set(unit.indexes.get(number, ())).intersection(held)
+        outcome.rejected += [Rejected(HELD, item=ItemId(unit.batch, number, index)) for index in sorted(ids)]
+        if bits := len(held) - len(ids):
+            outcome.rejected.append(Rejected(HELD, group=(unit.batch, number), count=bits))
+        if isinstance(selection, list):
+            outcome.admitted[number] = [index for index in selection if index not in held]
+        else:
+            outcome.admitted[number] = selection & ~bitfield.mask_of(held, len(selection))
+
+
+def _is_final(group: bitfield.Group, index: int, holder: str) -> bool:
+    """Whether nothing can change the item, or its child has failed it and owes nothing else: only the debt is not
+    removed yet."""
+    if group.failed is not None and group.failed[index]:
+        return holder == Verb.FAIL
+    return bool(group.resolved[index])
 
 
 def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:

@@ -34,6 +34,8 @@ _IDS: Final = 64
 _MASK_BYTES: Final = 200
 """Bytes of masks that cost as much as one row of `failures`."""
 
+HELD: Final = "held"
+"""The reason for rejecting an item that a child batch resolves."""
 SMALL: Final = 4096
 """Bytes below which the size of a unit counts as 0."""
 
@@ -41,7 +43,7 @@ SMALL: Final = 4096
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """An item, or `count` bits of a group's mask, that was rejected. Reasons: `unknown_batch`, `unknown_item`,
-    `expired`, `cancelled`."""
+    `expired`, `cancelled`, `held`."""
 
     reason: str
     item: ItemId | None = None
@@ -289,6 +291,8 @@ class Call:
     units: dict[int, Unit] = field(default_factory=dict)
     withheld: Set[int] = frozenset()
     """Batches that the caller has no access to. They are reported as unknown."""
+    pays: bool = False
+    """Whether it pays the debt of a child batch, which doesn't hold its item against it."""
     trace: TraceContext | None = None
     """The context of the request, for links of spans."""
     _fingerprint: bytes | None = None

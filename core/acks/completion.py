@@ -86,8 +86,8 @@ def write(
     in which all items were repeats.
     `refusals`: batches with items rejected as never issued → the number of issued items at that time.
 
-    Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled, or has grown since items of it were
-    rejected; `errors.InconsistentBatch`.
+    Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled or a parent, or has grown since items
+    of it were rejected; `errors.InconsistentBatch`.
     """
     tx = pipeline.tx
     to_lock = deltas.keys() - locked_rows.keys()
@@ -102,8 +102,10 @@ def write(
         results = pipeline.ask(*queries)
         if to_lock:
             delta_rows = locked_rows | rows(tx, results[0])
-            if any(delta_rows[batch].journal_next for batch in to_lock & delta_rows.keys()):
+            newly_locked = [delta_rows[batch] for batch in to_lock & delta_rows.keys()]
+            if any(row.journal_next or row.children for row in newly_locked):
                 # The batch became journaled: some of its bits are in the journal, which was not read (see `journal`).
+                # Or it got its first child, which may hold one of the items.
                 raise faults.BeginAgain
         if to_read:
             repeat_rows = locked_rows | rows(tx, results[-1])
@@ -129,7 +131,7 @@ def _ids(ids: Iterable[int]) -> str:
 OWES: Final = "CASE WHEN parent_due IS NULL THEN 0 ELSE 1 END"
 """1 for a batch that owes its parent's item an ack or a failure."""
 _READ: Final = (
-    *("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next"),
+    *("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next", "children"),
     *("COALESCE(tolerated_failures, -1)", "COALESCE(tolerated_failure_percentage, -1)", "exceeded"),
     f"CASE WHEN on_exceeded = '{OnExceeded.CANCEL}' THEN 1 ELSE 0 END",
     OWES,
@@ -147,6 +149,7 @@ class Row(NamedTuple):
     full_prefix: int
     group_size: int
     journal_next: int
+    children: int
     tolerated_failures: int
     """-1: no limit; also in the next field."""
     tolerated_failure_percentage: int

@@ -27,6 +27,11 @@ otherwise one part of the response would be true before the extend, and another 
 these are separate. The state is checked again under the lock. If it accepts no more acks, the transaction is rolled
 back and begins again, and then the first read rejects the items that are pending (see `ended`).
 
+*A child is opened under an item in the meantime.* The item is then held: its acks are rejected, but for the child's own
+(see `nesting`). An open of a child locks the row of the parent and counts the child there. So this is decided under
+that lock: a parent's row, once known as such, is locked right after the groups, and a batch that has become a parent
+when its row is locked last lets the transaction begin again.
+
 *Two transactions insert the row of the same group.* A group without a row is all pending, and a row that doesn't exist
 can't be locked. Each inserts it under the lock of the batch row, so one after the other. The second one gets a
 duplicate key, at the latest in the packet of its COMMIT, rolls back and begins again. Until then its counts may be
@@ -57,6 +62,7 @@ from core import errors
 from core.acks import apply, completion, ended
 from core.acks.apply import FlushState, Seen
 from core.acks.call import Outcome, Unit
+from core.batches import nesting
 from core.batches.lifecycle import State, Verb, completes
 from core.bits import bitfield, group_rows, journal
 from core.bits.cache import BitfieldCache, Key
@@ -65,6 +71,8 @@ from core.storage.statements import LIST, Pipeline, chunks
 
 REDRIVEN: Final = 8192
 """The approximate maximum of reasons of redriven items that one transaction removes."""
+FEW_CHILDREN: Final = 64
+"""Up to this number of items of a group, their children are looked for by a list of numbers; above it, as a range."""
 FEW_REASONS: Final = 64
 """Up to this number, a group's reasons are removed with a list of numbers; above it, as a range."""
 
@@ -96,8 +104,11 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
     outcomes = [too_late.get(unit) or apply.admit(state, unit) for unit in units]
     _load_journaled(tx, state, locks)
     _load(tx, state, cache, locks.groups)
+    _look_for_children(tx, state, units, outcomes)
     for unit, outcome in zip(units, outcomes, strict=True):
         if outcome.admitted:
+            if state.held and not unit.call.pays:
+                apply.withhold(state, unit, outcome)
             apply.apply(state, unit, outcome)
     new_reasons = _write_reasons(tx, state)
     pipeline = Pipeline(tx)
@@ -178,6 +189,10 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
         state.take(completion.rows(tx, next(results)))
     else:
         state.seen = _seen(tx, next(results))
+        if any(look.children for look in state.seen.values()):
+            # Which items are held is decided under the lock of the batch row, before anything is applied.
+            text = completion.select(tx, state.seen, locking)
+            state.take(completion.rows(tx, statements.run(tx, text)[0]))
     newly_journaled = [batch for batch, look in state.seen.items() if look.journal_next and batch not in journal_states]
     if newly_journaled:
         cache.journal(newly_journaled)
@@ -226,14 +241,14 @@ def _is_little(units: Sequence[Unit]) -> bool:
 
 def _look(tx: Connection, batches: Collection[int]) -> str:
     source = f"batches WHERE id IN ({','.join(map(str, sorted(batches)))})"
-    columns = ("id", "state", "group_size", "items", "journal_next", completion.OWES)
+    columns = ("id", "state", "group_size", "items", "journal_next", "children", completion.OWES)
     return statements.select(tx, columns, source, len(batches))
 
 
 def _seen(tx: Connection, rows: dialects.Rows) -> dict[int, Seen]:
     return {
-        int(batch): Seen(state, int(size), int(items), int(journal_next), bool(int(owes)))
-        for batch, state, size, items, journal_next, owes in statements.records(tx, rows)
+        int(batch): Seen(state, int(size), int(items), int(journal_next), int(children), bool(int(owes)))
+        for batch, state, size, items, journal_next, children, owes in statements.records(tx, rows)
         if state != State.DELETING
     }
 
@@ -284,6 +299,30 @@ def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:
         state.acked[batch] = []
         state.missing.difference_update(keys)
         state.groups |= zip(keys, map(journal_state.groups.__getitem__, numbers), strict=True)
+
+
+def _look_for_children(tx: Connection, state: FlushState, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> None:
+    """Record which of the admitted items are held. The rows of parents are locked, so until the commit no other item
+    becomes held."""
+    numbers: dict[int, set[int]] = {}
+    ranges: set[tuple[int, int, int]] = set()
+    for unit, outcome in zip(units, outcomes, strict=True):
+        row = state.locked_rows.get(unit.batch)
+        if row is None or not row.children or unit.call.pays:
+            continue
+        for number, selection in outcome.admitted.items():
+            first = number * row.group_size
+            count = len(selection) if isinstance(selection, list) else selection.count()
+            if count > FEW_CHILDREN:
+                ranges.add((unit.batch, first, first + row.group_size))
+            else:
+                indexes = selection if isinstance(selection, list) else selection.search(1)
+                numbers.setdefault(unit.batch, set()).update(first + index for index in indexes)
+    if not numbers and not ranges:
+        return
+    for batch, number, holder in nesting.holders(tx, numbers, ranges):
+        group, index = divmod(number, state.seen[batch].group_size)
+        state.held.setdefault((batch, group), {})[index] = holder
 
 
 def _scattered(state: FlushState) -> list[int]:

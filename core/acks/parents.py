@@ -54,7 +54,9 @@ def payment(due: Due) -> Call:
     """The ack or failure of the parent's item."""
     ending = "completed with failures" if due.state == State.COMPLETE else str(due.state)
     reason = None if due.verb is Verb.ACK else f"batch {due.child}, which stands for this item, {ending}"
-    return Call.of(due.verb, [due.item], reason=reason)
+    call = Call.of(due.verb, [due.item], reason=reason)
+    call.pays = True
+    return call
 
 
 class Stuck:

@@ -7,6 +7,13 @@ paid after that commit and before the response, as an ordinary ack in a separate
 the child's transaction, the payment would lock a group after a batch (see `lock_order`). A
 crash in between leaves the debt in the row, and a sweep pays it. A second payment is a repeat, and changes nothing.
 
+*An ack of the item while the child runs* would resolve it too early: the parent could complete before its child. Each
+adapter sends such an ack when the handler that opened the child returns. So from the open until the debt is paid the
+item is *held*: acks and failures of it are rejected, but for the payment. `batches.children` counts the children that
+were ever opened under a batch's items. Both the count and the child are written under the lock of the parent's row, and
+a flush decides under it (`core.acks.flush`), which asks for children only if the count isn't 0. A debt that is paid but
+still in the child's row holds nothing that it wouldn't change.
+
 A payment may end the parent, which then owes its own parent. So payments continue, level by level.
 
 *A late payment of an old debt.* A child completes with failures, and a redrive makes it succeed while another process
@@ -16,7 +23,7 @@ doesn't remove a debt that has become an ack, so the ack stays due until it is p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -25,11 +32,14 @@ from sqlalchemy.engine import Connection
 from core import errors
 from core.batches.lifecycle import LIVE, State, Verb, judge
 from core.bits import bitfield, journal
-from core.storage import tables
+from core.storage import statements, tables
+from core.storage.statements import LIST, chunks
 from lastbit.ids import ItemId
 
 PAGE: Final = 500
 """The maximum number of debts in one payment. Each debt locks a group."""
+_CONDITIONS: Final = 50
+"""The maximum number of lists and ranges in one look for children."""
 _PLACE: Final = "body.parent"
 
 _batches = tables.batches.c
@@ -90,6 +100,36 @@ def adopt(tx: Connection, item: ItemId, parent: Any) -> dict[str, Any]:
     if child is not None:
         raise errors.InvalidRequest(_PLACE, f"batch {child} already stands for item {item}; an item has one child")
     return {"parent_batch": item.batch, "parent_number": number, "parent_group_size": parent.group_size}
+
+
+def counted(parent_batch: int) -> str:
+    """The statement that counts a new child of a batch whose row is locked. It isn't a change that ends the idleness of
+    the parent."""
+    return f"UPDATE batches SET children = children + 1 WHERE id = {parent_batch}"  # noqa: S608
+
+
+def holders(
+    tx: Connection, numbers: Mapping[int, Iterable[int]], ranges: Iterable[tuple[int, int, int]]
+) -> list[Sequence[Any]]:
+    """(batch, number, holder) of the items that a child holds, among those with these numbers, by batch, and those in
+    these ranges (batch, first, end). The holder is the state of a live child, or the debt of one that has ended."""
+    holder = "COALESCE(parent_due, state)"
+    held = ",".join(f"'{value}'" for value in (*sorted(LIVE), *Verb))
+    conditions = [
+        f"(parent_batch = {batch} AND parent_number IN ({','.join(map(str, part))}))"
+        for batch, items in numbers.items()
+        for part in chunks(sorted(items), LIST)
+    ]
+    conditions += [
+        f"(parent_batch = {batch} AND parent_number >= {first} AND parent_number < {end})"
+        for batch, first, end in sorted(ranges)
+    ]
+    texts = [
+        f"SELECT parent_batch, parent_number, {holder} FROM batches "  # noqa: S608
+        f"WHERE ({' OR '.join(part)}) AND {holder} IN ({held})"
+        for part in chunks(conditions, _CONDITIONS)
+    ]
+    return [row for rows in statements.run(tx, *texts) for row in rows]
 
 
 def has_live_children(tx: Connection, batch: int) -> bool:

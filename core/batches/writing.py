@@ -391,6 +391,8 @@ def _insert(
 
     texts = [f"({','.join(literal(row[name]) for name in _INSERTED)})" for row in values]
     columns = ", ".join(_INSERTED)
+    if parent_columns:
+        pipeline.later(nesting.counted(parent_columns["parent_batch"]))
     parts = [
         (len(part), pipeline.query(*dialect.insert_batches(pipeline.tx, columns, part))[-1]) for part in packets(texts)
     ]

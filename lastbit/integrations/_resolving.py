@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from lastbit.errors import ItemRejected, LastbitError
 from lastbit.integrations._failed import Failed
+from lastbit.models import HELD
 
 if TYPE_CHECKING:
     from lastbit.client import AsyncClient, Client
-    from lastbit.models import AckResult, Completed
+    from lastbit.models import AckResult, Completed, Rejected
 
 log = logging.getLogger("lastbit.integrations")
 
@@ -47,6 +48,11 @@ def is_rejection(error: BaseException | None, item: str) -> bool:
     return isinstance(error, ItemRejected) and error.item == item
 
 
+def level_of(rejection: BaseException | Rejected) -> int:
+    """The level at which a rejection is logged. A held item is no cause for a warning: its nested batch resolves it."""
+    return logging.DEBUG if getattr(rejection, "reason", None) == HELD else logging.WARNING
+
+
 class CompletionError(Exception):
     """An error of Lastbit that `on_completed` raised. It concerns the complete batch; the same error of an ack would
     concern all."""
@@ -74,7 +80,8 @@ def resolving(client: Client, item: str, *, final: bool = True) -> Iterator[None
 
     If the block raises an exception in the `final` attempt, or `Failed` in any, the item fails with that reason.
     Otherwise it stays pending for the next attempt. The exception continues. A KeyboardInterrupt, SystemExit or
-    cancellation leaves the item pending. An item that is rejected, because its batch was cancelled, is logged.
+    cancellation leaves the item pending. An item that is rejected, because its batch was cancelled, is logged. An item
+    under which the block has opened a nested batch is left to that batch.
 
     Raises `ServiceError`, `ServiceUnreachable`: then the task should be run again.
     """
@@ -101,4 +108,4 @@ async def resolving_async(client: AsyncClient, item: str, *, final: bool = True)
 
 def _warn(result: AckResult) -> None:
     for rejection in result.rejected:
-        log.warning("item %s was rejected: %s", rejection.item, rejection.reason)
+        log.log(level_of(rejection), "item %s was rejected: %s", rejection.item, rejection.reason)

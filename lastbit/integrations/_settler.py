@@ -11,7 +11,7 @@ that lives, as most brokers redeliver only the messages of dead workers. So the 
 Meanwhile the broker's limit of unacked messages stops the worker.
 
 *An item is rejected*, as its batch was cancelled or deleted. No repetition would help: it is logged, and the message is
-removed.
+removed. So is the message of an item that a nested batch holds.
 
 *The worker ends first.* `drain` waits for the responses. What is still open then is abandoned: `abandon` returns these
 messages for the broker, which delivers them again. A response that arrives later finds nothing to remove.
@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from lastbit.acker import Acker
 from lastbit.integrations._delayed import DelayedCalls
-from lastbit.integrations._resolving import is_rejection
+from lastbit.integrations._resolving import is_rejection, level_of
 
 log = logging.getLogger("lastbit.integrations")
 
@@ -119,7 +119,7 @@ class Settler:
             self._try_again(entry, error)
             return
         if error is not None:
-            log.warning("%s; its message is removed", error)
+            log.log(level_of(error), "%s; its message is removed", error)
         self._removals.put(entry)
 
     def _try_again(self, entry: _Open, error: BaseException) -> None:

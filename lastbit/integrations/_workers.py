@@ -35,7 +35,7 @@ from lastbit.acker import Acker, ItemResult
 from lastbit.client import Client
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import is_rejection, marking_errors, reason_of
+from lastbit.integrations._resolving import is_rejection, level_of, marking_errors, reason_of
 from lastbit.models import Completed
 
 log = logging.getLogger("lastbit.integrations")
@@ -220,7 +220,7 @@ class Workers(Generic[D]):
 
     def _not_resolved(self, delivery: D, failure: Failed | None, error: BaseException) -> None:
         if is_rejection(error, delivery.item or ""):
-            log.warning("%s; its message is removed", error)
+            log.log(level_of(error), "%s; its message is removed", error)
             settle_each([delivery], Outcome.DONE)
         elif not isinstance(error, errors.LastbitError):
             log.error("on_completed raised; the message of item %s is handled again", delivery.item, exc_info=error)

@@ -34,7 +34,7 @@ from lastbit import errors
 from lastbit.client import Client
 from lastbit.ids import InvalidItemId, ItemId
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import reason_of
+from lastbit.integrations._resolving import level_of, reason_of
 from lastbit.models import AckResult, Completed
 from lastbit.retry import Retry
 
@@ -176,7 +176,7 @@ class _Resolving(BasePartialBatchProcessor):
                 log.warning("records are reported as failed, as their items are not resolved: %s", error)
                 return {position for items_left in waiting.values() for position in items_left}, sys.exc_info()
             for rejection in result.rejected:
-                log.warning("item %s was rejected: %s", rejection.item, rejection.reason)
+                log.log(level_of(rejection), "item %s was rejected: %s", rejection.item, rejection.reason)
             try:
                 self._announce(result)
             except Exception:

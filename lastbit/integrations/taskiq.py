@@ -35,7 +35,7 @@ from lastbit.client import AsyncClient
 from lastbit.failures import Redrive
 from lastbit.integrations import _fan_out
 from lastbit.integrations._messages import item_of, reason_of
-from lastbit.integrations._resolving import is_rejection
+from lastbit.integrations._resolving import is_rejection, level_of
 from lastbit.models import Completed
 
 try:
@@ -166,7 +166,7 @@ class LastbitMiddleware(TaskiqMiddleware):
                 raise  # the message is not acked
             except Exception as error:  # noqa: BLE001  # also one of `on_completed`
                 if is_rejection(error, item):
-                    log.warning("%s; its message is removed", error)
+                    log.log(level_of(error), "%s; its message is removed", error)
                     return
                 log.warning("item %s is not resolved yet, and is sent again: %s", item, error)
                 await asyncio.sleep(PAUSE)

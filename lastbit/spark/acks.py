@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from lastbit import _calls
 from lastbit._urllib import Connection
 from lastbit.errors import InvalidArgument, LastbitError
+from lastbit.models import HELD
 from lastbit.retry import Retry
 from lastbit.spark._partitions import on_partitions
 from lastbit.spark.masks import Failed, item_masks
@@ -52,8 +53,9 @@ class AckReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was rejected or malformed."""
-        return not self.rejected and not self.malformed
+        """Whether nothing was malformed, or rejected for another reason than `held`: nested batches resolve those
+        items."""
+        return not self.malformed and self.rejected.keys() <= {HELD}
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON types."""

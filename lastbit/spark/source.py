@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 
 from lastbit import _calls, errors
 from lastbit._urllib import Connection
+from lastbit.models import HELD
 from lastbit.spark import _arrow
 from lastbit.spark.posting import Posted, Poster, Posting
 
@@ -44,7 +45,8 @@ log = logging.getLogger("lastbit.spark")
 
 
 class NotClean(errors.LastbitError):
-    """A strict write contained ids that were rejected or malformed. The other items are acked."""
+    """A strict write contained ids that were malformed, or rejected for another reason than `held`. The other items are
+    acked."""
 
     def __init__(self, report: str) -> None:
         super().__init__(report)
@@ -212,7 +214,7 @@ class _Writing:
         for message in messages:
             if isinstance(message, _Message):
                 total.add(message.posted)
-        if total.malformed or total.rejected:
+        if total.malformed or total.rejected.keys() - {HELD}:
             report = json.dumps({"rejected": dict(sorted(total.rejected.items())), "malformed": total.malformed})
             if self.strict:
                 raise NotClean(report)

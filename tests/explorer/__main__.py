@@ -31,7 +31,10 @@ from tests.explorer.sessions import explored
 from tests.guarantees import mutants
 from tests.support.servers import ROOT
 
-RACES = ("test_races.py", "test_growing.py::test_a_batch", "test_growing.py::test_no_child")
+RACES = (
+    *("test_races.py", "test_growing.py::test_a_batch", "test_growing.py::test_no_child"),
+    "test_growing.py::test_an_item",
+)
 """The tests that cover one race each; the explorer must find the mutants that they kill."""
 IN_EVERY_ORDER = frozenset(
     {

@@ -188,6 +188,11 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "open-child": lambda session: session.service.batches.open(
         Opening(items=0, sealed=True, parent=ItemId(2, 0, 63)), "child"
     ),
+    "open-live-child": lambda session: session.service.batches.open(
+        Opening(items=1, parent=ItemId(2, 0, 63)), "live-child"
+    ),
+    "ack-held": ack((1, 0, 5), key="held"),
+    "fail-held": ack((1, 0, 5), verb=Verb.FAIL, reason="late", key="fail-held"),
     "open-with-callback": share(lambda: [open_with_callback()]),
     "share": share(
         lambda: [

@@ -46,8 +46,9 @@ class Scene:
 
     @property
     def is_nested(self) -> bool:
-        """Whether batch 3 is an item of batch 2, and owes it an ack."""
-        return self.name in ("growing", "ending")
+        """Whether batch 3 is an item of batch 2, and owes it an ack. A flush locks a parent's row earlier than that of
+        another batch."""
+        return self.name in ("growing", "ending") and self.variant not in ("cold", MIXED)
 
     @property
     def journaled(self) -> bool:
@@ -120,11 +121,11 @@ def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
     groups, entries = groups_of(scene), _named(scene)
     failed = sum(len(failed) for _, failed in groups.values())
     resolved = sum(len(resolved) for resolved, _ in groups.values()) + len(entries)
-    yield tables.batches, _batch(1, "sealed", items=8, acked=7, deadline=OLD)
+    yield tables.batches, _batch(1, "sealed", items=8, acked=7, deadline=OLD, children=1)
     yield tables.item_groups, _group(1, 0, set(range(8)) - {5}, set())
     state = {"ending": "sealed", "complete": "complete"}.get(scene.name, "open")
     ended_at = OLD if state == "complete" else None
-    parent = {"parent_batch": 1, "parent_number": 5, "parent_group_size": SIZE}
+    parent = {"parent_batch": 1, "parent_number": 5, "parent_group_size": SIZE, "children": int(scene.is_nested)}
     counts = {"items": ITEMS, "acked": resolved - failed, "failed": failed}
     policy = {"tolerated_failures": 2, "tolerated_failure_percentage": 2, "on_exceeded": "continue"}
     if scene.name == "ending":

@@ -108,6 +108,8 @@ _ANCESTOR = "test_ancestor.py::"
 _FOLLOW = "test_feed.py::test_a_reader_sees_every_position_in_order_whatever_the_writers_do"
 _TREE = "test_nesting.py::test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die"
 
+_RESOLVED_ITEM = "test_nesting.py::test_an_item_that_its_child_has_resolved_is_not_held_though_the_debt_was_not_removed"
+
 _WORLDS = "test_tallies.py::test_every_total_matches_the_model_despite_all_failures"
 _WRITERS = "test_tallies.py::test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock"
 _COUNTER = "counter = (tally, key, topic, partition, generation)"
@@ -938,8 +940,8 @@ MUTANTS = [
     Mutant(
         "a-call-from-before-the-journal-goes-on",
         "core.acks.completion:write",
-        "any(delta_rows[batch].journal_next for batch in to_lock & delta_rows.keys())",
-        "False",
+        "row.journal_next or row.children",
+        "row.children",
         _RACES + "test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile",
     ),
     Mutant(
@@ -2506,6 +2508,76 @@ MUTANTS = [
         "test_feed.py::test_a_reader_of_trimmed_positions_gets_an_error",
     ),
     # Nested batches.
+    Mutant(
+        "a-held-item-is-acked",
+        "core.acks.flush:flush",
+        "if state.held and not unit.call.pays:",
+        "if False:",
+        "test_nesting.py::test_an_item_is_held_from_the_open_of_its_child_until_its_end",
+    ),
+    Mutant(
+        "an-open-child-is-not-counted",
+        "core.batches.writing:_insert",
+        "if parent_columns:",
+        "if False:",
+        "test_nesting.py::test_an_item_is_held_from_the_open_of_its_child_until_its_end",
+    ),
+    Mutant(
+        "a-batch-that-became-a-parent-is-not-noticed",
+        "core.acks.completion:write",
+        "row.journal_next or row.children",
+        "row.journal_next",
+        _GROWING + "test_an_item_is_held_though_its_child_was_opened_while_a_bulk_ack_waited",
+    ),
+    Mutant(
+        "children-are-looked-for-before-the-parent-is-locked",
+        "core.acks.flush:_begin",
+        "completion.select(tx, state.seen, locking)",
+        "completion.select(tx, state.seen)",
+        _GROWING + "test_an_item_is_held_though_its_child_was_opened_while_a_bulk_ack_waited",
+    ),
+    Mutant(
+        "a-child-that-has-ended-holds-nothing",
+        "core.batches.nesting:holders",
+        "(*sorted(LIVE), *Verb)",
+        "sorted(LIVE)",
+        "test_nesting.py::test_an_item_is_held_until_its_ended_child_has_resolved_it",
+    ),
+    Mutant(
+        "a-paid-debt-holds-the-item",
+        "core.acks.apply:_is_final",
+        "return holder == Verb.FAIL",
+        "return False",
+        _RESOLVED_ITEM,
+    ),
+    Mutant(
+        "a-failed-item-is-final-though-its-child-was-redriven",
+        "core.acks.apply:_is_final",
+        "return holder == Verb.FAIL",
+        "return True",
+        _RESOLVED_ITEM,
+    ),
+    Mutant(
+        "a-child-holds-its-item-against-itself",
+        "core.acks.parents:payment",
+        "call.pays = True",
+        "pass",
+        "test_nesting.py::test_a_childs_end_resolves_its_item_in_the_parent",
+    ),
+    Mutant(
+        "a-held-item-alarms-people",
+        "lastbit.integrations._resolving:level_of",
+        'getattr(rejection, "reason", None) == HELD',
+        "False",
+        _QUEUES + "test_settler.py::test_the_message_of_a_held_item_is_removed",
+    ),
+    Mutant(
+        "held-bits-of-a-mask-are-listed-as-one",
+        "core.acks.apply:withhold",
+        "count=bits",
+        "count=1",
+        "test_nesting.py::test_held_items_of_a_mask_are_counted_by_group",
+    ),
     Mutant(
         "a-childs-end-notifies-its-process-only",
         "core.acks.parents:sweep",

@@ -223,6 +223,18 @@ def opens_a_child_that_is_complete_at_once(ground: Ground) -> Request:
     return {"verb": "open", "opening": {"sealed": True, "parent": [parent, 0, 0]}, "key": f"open-{next(numbers)}"}
 
 
+def opens_a_live_child(ground: Ground) -> Request:
+    parent = ground.batch(1, sealed=True)
+    return {"verb": "open", "opening": {"items": 1, "parent": [parent, 0, 0]}, "key": f"open-{next(numbers)}"}
+
+
+def acks_held_items_and_others(ground: Ground) -> Request:
+    parent = ground.batch(GROUP + 4, sealed=True)
+    for number in (2, GROUP + 1):
+        ground.batch(1, parent=[parent, *divmod(number, GROUP)])
+    return {"verb": "ack", "masks": [[parent, 0, bits({1, 2, 3})]], "items": [[parent, 1, 1]], "key": "delivery"}
+
+
 def expires_idle_batches(ground: Ground) -> Request:
     for sealed in (False, True):
         batch = ground.batch(5, sealed=sealed)
@@ -279,12 +291,12 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
 OF_CHILDREN: list[Callable[[Ground], Request]] = [
     *(seals_a_child_and_completes_it, redrives_a_child, cancels_a_child, updates_a_child_which_is_cancelled),
     *(opens_a_child_that_is_complete_at_once, passes_the_tolerance_of_a_child_which_is_cancelled),
-    seals_a_child_beyond_its_tolerance,
+    *(seals_a_child_beyond_its_tolerance, opens_a_live_child, acks_held_items_and_others),
 ]
 JOURNALED = [
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction, completes_a_child),
-    passes_the_tolerance_of_a_child_which_is_cancelled,
+    *(passes_the_tolerance_of_a_child_which_is_cancelled, acks_held_items_and_others),
 ]
 FEWEST_POINTS = 4
 """A first read, a write, before and after the COMMIT: fewer would mean that points are not counted."""

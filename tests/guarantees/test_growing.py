@@ -6,18 +6,20 @@ extended, and the new items are acked in a group that the bulk ack hasn't reache
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 
-from core import errors
+from core import errors, writes
 from core.acks.call import AckResult, Call
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
 from core.commits.combiner import Inline
 from core.service import Service
+from core.service.batches import opening_of
 from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
@@ -97,6 +99,42 @@ def test_no_child_is_opened_for_an_item_acked_while_the_open_waited(other_servic
         with pytest.raises(errors.InvalidRequest, match="already resolved"):
             opening.result(60)
     opener.stop()
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("call", [by_mask, by_ids, by_failing])
+@pytest.mark.parametrize("is_parent", [False, True], ids=["first child", "another child"])
+def test_an_item_is_held_though_its_child_was_opened_while_a_bulk_ack_waited(
+    other_service: Service, call: Callable[[int], Call], *, is_parent: bool
+) -> None:
+    """The bulk ack has not found the child, and waits for the parent's row, which the open has locked."""
+    parent = other_service.batches.open(Opening(group_size=GROUP, items=FIRST)).batch.id
+    item = ItemId(parent, 0, 5)
+    if is_parent:
+        other_service.batches.open(Opening(items=1, parent=ItemId(parent, 0, 6)))
+    bulk = Service(Database(other_service.database.url.render_as_string(hide_password=False)), combiner=Inline)
+    opened, may_commit = threading.Event(), threading.Event()
+
+    def open_child(tx: sa.Connection) -> None:
+        (outcome,) = writes.flush(tx, [opening_of(Opening(items=1, parent=item))])
+        assert outcome.error is None
+        opened.set()
+        assert may_commit.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        opening = pool.submit(other_service.database.write, open_child)
+        assert opened.wait(60)
+        under_way = pool.submit(lambda: bulk.acks.ack(call(parent)).result(60))
+        assert waits_for_a_lock(other_service.database, under_way)
+        may_commit.set()
+        opening.result(60)
+        answer = under_way.result(60)
+    bulk.stop()
+    assert sum(rejection.count for rejection in answer.rejected if rejection.reason == "held") == 1 + is_parent
+    verification = other_service.batches.verify(parent)
+    assert verification.ok
+    assert answer.applied == verification.counted_acked + verification.counted_failed
+    assert other_service.batches.ranges(parent, "pending", 0, 1)[1].ranges[0].start == item.index
 
 
 # Rows that are already damaged.

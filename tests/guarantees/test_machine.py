@@ -248,9 +248,9 @@ class Machine(RuleBasedStateMachine):
         masks: list[list[Any]] = []
         batches = [self.batch(place) for place, *_ in places]
         for batch, (_, by_id, by_mask, group) in zip(batches, places, strict=True):
-            # A call for several batches may be several transactions. If one of them ends a child and so cancels its
-            # parent, the parent's own items are rejected or not, depending on their order.
-            if self.model.may_cancel_another(batch, batches):
+            # A call for several batches may be several transactions. If one of them ends a child, whether its item in
+            # the parent is still held, and whether the parent is cancelled by a failure, depends on their order.
+            if self.model.may_change_another(batch, batches):
                 continue
             items += self.ids(batch, by_id) + [[batch, group, GROUP + index] for index in range(len(by_id) % 3)]
             masks.append([batch, group, bits({number for number in by_mask if number < GROUP})])

@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 from core import errors, janitor
 from core.acks import flush, parents
-from core.acks.call import AckResult, Call
+from core.acks.call import AckResult, Call, Rejected
 from core.batches import batch as batches
 from core.batches import expiry, nesting, purge
 from core.batches.lifecycle import State, Verb
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Combiner
 from core.service import Service
-from core.storage import tables
+from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays
@@ -189,6 +189,136 @@ def nested_debts(service: Service) -> list[nesting.Due]:
     return service.database.read(nesting.debts)
 
 
+@pytest.mark.parametrize("verb", Verb)
+@pytest.mark.parametrize("ends", [succeeds, completes_with_failures, is_cancelled, expires])
+def test_an_item_is_held_from_the_open_of_its_child_until_its_end(
+    service: Service, ends: Callable[[Service, int], None], verb: Verb
+) -> None:
+    """The consumer of its message acks or fails it at the end of its handler, while the child runs. The child resolves
+    it; until then the parent isn't complete."""
+    parent = service.batches.open(batches.Opening(group_size=GROUP, items=2, sealed=True)).batch.id
+    item = ItemId(parent, 0, 1)
+    child = _child(service, item)
+    answer = ack(service, (parent, 0, 0), item, verb=verb)
+    assert (answer.applied, answer.repeated, answer.completed) == (1, 0, {})
+    assert answer.rejected == [Rejected("held", item=item)]
+    assert service.batches.get(parent).pending == 1
+    assert service.batches.ranges(parent, "failed", 1, 10)[1].ranges == []
+    ends(service, child)
+    assert service.batches.get(parent).complete
+    repeat = ack(service, item, verb=Verb.FAIL)
+    assert (repeat.applied, repeat.repeated, repeat.rejected) == (0, 1, [])
+    assert not repeat.completed[parent].newly
+
+
+def test_held_items_of_a_mask_are_counted_by_group(service: Service, parent: int) -> None:
+    """An id of the call that is also in a mask counts as the mask's bit; the other items are applied."""
+    for item in (ItemId(parent, 0, 2), ItemId(parent, 0, 3), ItemId(parent, 0, 9), ItemId(parent, 1, 1)):
+        _child(service, item)
+    call = Call.of(Verb.ACK, [(parent, 0, 3), (parent, 0, 9), (parent, 1, 0), (parent, 1, 1)], [(parent, 0, b"\xff")])
+    answer = service.acks.ack(call).result(60)
+    assert (answer.applied, answer.repeated) == (7, 0)
+    assert sorted(answer.rejected, key=repr) == [
+        Rejected("held", item=ItemId(parent, 0, 9)),
+        Rejected("held", item=ItemId(parent, 1, 1)),
+        Rejected("held", group=(parent, 0), count=2),
+    ]
+    every = Call.of(Verb.FAIL, masks=[(parent, 0, b"\xff" * 8), (parent, 1, b"\xff")], reason="no parser")
+    answer = service.acks.ack(every).result(60)
+    assert (answer.applied, answer.repeated) == (GROUP - 6 - 3, 7)
+    assert sorted(answer.rejected, key=repr) == [
+        Rejected("held", group=(parent, 0), count=3),
+        Rejected("held", group=(parent, 1), count=1),
+        Rejected("unknown_item", group=(parent, 1), count=6),
+    ]
+    assert service.batches.verify(parent).ok
+    assert service.batches.get(parent).pending == 4
+
+
+def test_an_item_is_held_until_its_ended_child_has_resolved_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies after the child's failure was committed and before the parent's. The ack of a handler that comes
+    in between must not make it a success."""
+    parent = service.batches.open(batches.Opening(group_size=GROUP, items=1, sealed=True)).batch.id
+    item = ItemId(parent, 0, 0)
+    child = _child(service, item)
+    with monkeypatch.context() as patches:
+        nobody_pays(patches)
+        completes_with_failures(service, child)
+    assert ack(service, item).rejected == [Rejected("held", item=item)]
+    assert parents.sweep(service.database) == 1
+    parent_ = service.batches.get(parent)
+    assert (parent_.complete, parent_.acked, parent_.failed) == (True, 0, 1)
+    assert ack(service, item).completed[parent].newly_succeeded
+
+
+def test_an_item_that_its_child_has_resolved_is_not_held_though_the_debt_was_not_removed(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise an answer could call an item held, and its batch complete. A debt that would change the item, after a
+    redrive, holds it again."""
+    parent = service.batches.open(batches.Opening(group_size=GROUP, items=1, sealed=True)).batch.id
+    item = ItemId(parent, 0, 0)
+    child = _child(service, item)
+    nobody_pays(monkeypatch)
+    completes_with_failures(service, child)
+    pay(service, nested_debts(service))
+    repeat = ack(service, item, verb=Verb.FAIL)
+    assert (repeat.repeated, repeat.rejected, list(repeat.completed)) == (1, [], [parent])
+    ack(service, (child, 0, 1))
+    held = ack(service, item)
+    assert (held.repeated, held.rejected) == (0, [Rejected("held", item=item)])
+    assert list(held.completed) == [parent]
+    pay(service, nested_debts(service))
+    assert (ack(service, item).repeated, service.batches.get(parent).succeeded) == (1, True)
+
+
+def pay(service: Service, dues: list[nesting.Due]) -> None:
+    """Pay as a process that dies before it removes the debts."""
+    units = [unit for due in dues for unit in parents.payment(due).chunks()]
+    service.database.write(lambda tx: flush.flush(tx, units, BitfieldCache()))
+
+
+def test_only_items_with_a_child_are_held(service: Service, parent: int) -> None:
+    """Not the item with the same number in another batch, nor one whose child was deleted."""
+    other = service.batches.open(batches.Opening(group_size=GROUP, items=GROUP + 2)).batch.id
+    _child(service, ItemId(other, 0, 1))
+    child = _child(service, ItemId(parent, 0, 0))
+    service.batches.delete(child)
+    answer = ack(service, (parent, 0, 1), (other, 0, 0), (parent, 0, 0))
+    assert (answer.applied, answer.rejected) == (3, [])
+
+
+def test_children_that_were_opened_by_an_earlier_release_hold_their_items(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The migration counts those that are live, and those that owe something."""
+    ids = [service.batches.open(batches.Opening(group_size=GROUP, items=2)).batch.id for _ in range(4)]
+    live, owing, paid = (_child(service, ItemId(parent, 0, 1)) for parent in ids[:3])
+    succeeds(service, paid)
+    nobody_pays(monkeypatch)
+    succeeds(service, owing)
+    schema.migrate(service.database, "0019")
+    schema.migrate(service.database)
+    with service.database.engine.begin() as tx:
+        query = sa.select(tables.batches.c.children).where(tables.batches.c.id.in_(ids)).order_by(tables.batches.c.id)
+        assert list(tx.scalars(query)) == [1, 1, 0, 0]
+    answer = ack(service, *((parent, 0, 1) for parent in ids))
+    assert (answer.applied, answer.repeated) == (1, 1)
+    assert [rejection.reason for rejection in answer.rejected] == ["held", "held"]
+    assert service.batches.get(live).state is State.SEALED
+
+
+def test_a_held_item_of_a_batch_that_has_ended_is_rejected_as_its_other_items(service: Service, parent: int) -> None:
+    """The reason is the batch's state."""
+    item = ItemId(parent, 0, 0)
+    child = _child(service, item)
+    service.batches.cancel(parent)
+    assert [rejection.reason for rejection in ack(service, item).rejected] == ["cancelled"]
+    assert service.batches.get(child).state is State.SEALED
+
+
 @pytest.mark.parametrize(
     ("item", "message"),
     [
@@ -290,6 +420,29 @@ def test_a_look_for_debts_does_not_read_all_batches(service: Service, parent: in
     with plans.executions(database) as executions:
         assert nested_debts(service) == []
     plans.finds_nothing_by(database, "batches_parent_due", *next(one for one in executions if "parent_due" in one[0]))
+
+
+def test_a_look_for_held_items_reads_the_children_of_these_items_alone(service: Service) -> None:
+    """A crawler may open a batch for each of a million items, and ack others all the while."""
+    parent = service.batches.open(batches.Opening(group_size=8192, items=100_000)).batch.id
+    _child(service, ItemId(parent, 0, 1), items=0)
+    database = service.database
+    columns = [column.name for column in tables.batches.c if column.name not in ("id", "parent_number")]
+    number = tables.batches.c.parent_number
+    for power in range(11):  # their numbers are odd
+        copies = sa.select(*(tables.batches.c[name] for name in columns), number + 2 ** (power + 1))
+        with database.engine.begin() as tx:
+            tx.execute(
+                sa.insert(tables.batches).from_select([*columns, "parent_number"], copies.where(number.is_not(None)))
+            )
+    plans.analyze(database, "batches")
+    others = {parent: [0, 2, 4, 4094], parent + 1000: [1]}
+    ranges = [(parent, 8192 * group, 8192 * (group + 1)) for group in (1, 2)]
+    with plans.executions(database) as executions:
+        assert database.read(nesting.holders, others, ranges) == []
+    index = "(parent_batch=? AND parent_number=?)" if database.is_embedded else "batches_parent"
+    query = next(one for one in executions if "parent_due" in one[0])
+    plans.finds_nothing_by(database, index, *query, most_rows=30)
 
 
 def test_a_child_is_not_removed_before_its_parent_is_paid(

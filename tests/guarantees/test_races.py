@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from core import errors, janitor
 from core.acks import flush
-from core.acks.call import AckResult, Rejected
+from core.acks.call import AckResult, Call, Rejected
 from core.batches import batch as batches
 from core.batches import expiry, purge
 from core.batches.lifecycle import State, Verb
@@ -22,6 +22,7 @@ from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
+from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, completion_of, newly, prepare, race, recount
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200), pytest.mark.usefixtures("some_journaled")]
@@ -289,6 +290,84 @@ def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None
     assert {batch: (rows[batch].state, rows[batch].acked) for batch in ids} == expected
     assert min(wins.values()) > ROUNDS // 50, f"the same call nearly always came first: {wins}"
     verify_some(referee, ids)
+
+
+def test_an_ack_comes_before_the_open_of_a_child_or_its_item_is_held(referee: Service) -> None:
+    """A child is opened under an item that is acked: the open is refused, or the ack is rejected, and the parent waits
+    for the child."""
+    openings = [batches.Opening(group_size=GROUP, items=items, sealed=True) for items in (1, 2)]
+    ids = [referee.batches.open(openings[number // 2 % 2]).batch.id for number in range(ROUNDS)]
+    wins = {"ack": 0, "open": 0}
+    waiting: set[int] = set()
+
+    def resolve(service: Service, number: int) -> AckResult:
+        if number % 2:
+            return ack(service, (ids[number], 0, 0))
+        return service.acks.ack(Call.of(Verb.ACK, masks=[(ids[number], 0, b"\x01")])).result(120)
+
+    def open_child(service: Service, number: int) -> int:
+        opening = batches.Opening(group_size=GROUP, items=1, parent=ItemId(ids[number], 0, 0))
+        return service.batches.open(opening).batch.id
+
+    def check(number: int, answer: AckResult, child: int | errors.CoreError) -> None:
+        wins["ack" if answer.applied else "open"] += 1
+        if answer.applied:
+            assert isinstance(child, errors.InvalidRequest | errors.BatchComplete)
+            assert answer.rejected == []
+        else:
+            assert isinstance(child, int)
+            assert [(rejection.reason, rejection.count) for rejection in answer.rejected] == [("held", 1)]
+            assert answer.completed == {}
+            waiting.add(ids[number])
+
+    race(referee.database, ROUNDS, resolve, open_child, check=check)
+    rows = recount(referee.database)
+    for number, batch in enumerate(ids):
+        is_done = batch not in waiting and number // 2 % 2 == 0
+        assert rows[batch].state == (State.COMPLETE if is_done else State.SEALED)
+    assert min(wins.values()) > ROUNDS // 50, f"the same call nearly always came first: {wins}"
+    verify_some(referee, ids)
+
+
+def test_the_failure_of_a_child_is_not_overtaken_by_an_ack_of_its_item(referee: Service) -> None:
+    """The item is acked while its child's only item fails: the ack is rejected, or comes after the failure as a
+    redrive. It never completes the parent itself."""
+    ids = prepare(referee.database, ROUNDS, lambda number: (1, {}), columns=lambda number: {"children": 1})
+    child_of = dict(enumerate(_children(referee.database, ids)))
+    wins = {"ack": 0, "child": 0}
+
+    def check(number: int, answer: AckResult, failure: AckResult) -> None:
+        assert newly(failure, child_of[number])
+        parent = referee.batches.get(ids[number])
+        assert parent.complete
+        if answer.rejected:
+            wins["ack"] += 1
+            assert [rejection.reason for rejection in answer.rejected] == ["held"]
+        else:
+            wins["child"] += 1
+            completion = completion_of(answer, ids[number])
+            assert completion is not None
+            assert (completion.newly, completion.newly_succeeded) == (False, True)
+        assert (parent.acked, parent.failed) == ((0, 1) if answer.rejected else (1, 0))
+
+    race(
+        referee.database,
+        ROUNDS,
+        lambda service, number: ack(service, (ids[number], 0, 0)),
+        lambda service, number: ack(service, (child_of[number], 0, 0), verb=Verb.FAIL),
+        check=check,
+    )
+    recount(referee.database)
+    assert min(wins.values()) > ROUNDS // 50, f"the same call nearly always came first: {wins}"
+
+
+def _children(database: Database, parents: list[int]) -> list[int]:
+    """Children of one item, each under the first item of its parent."""
+
+    def columns(number: int) -> dict[str, Any]:
+        return {"parent_batch": parents[number], "parent_number": 0, "parent_group_size": GROUP}
+
+    return prepare(database, len(parents), lambda number: (1, {}), columns=columns)
 
 
 def test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twice(

@@ -30,20 +30,24 @@ def acks(http: httpx.Client) -> dict[tuple[str, str], float]:
 
 
 def test_acks_are_counted_by_result(http: httpx.Client) -> None:
-    """Items, not calls; an item that changes from failed to acked is applied."""
+    """Items, not calls; an item that changes from failed to acked is applied. Held items are no cause for an alert."""
     batch = open_batch(http, items=10)["id"]
+    open_batch(http, items=1, parent=f"{batch}:0:7")
     before = acks(http)
     send(http, items=[f"{batch}:0:0", f"{batch}:0:1"])
     send(http, items=[f"{batch}:0:1"], groups=[{"batch": batch, "group": 0, "bits": bits(2, 3, 12, 13, 14)}])
     send(http, "failures", items=[f"{batch}:0:4", f"{batch}:0:0"])
     send(http, items=[f"{batch}:0:4"])
+    send(http, items=[f"{batch}:0:7", f"{batch}:0:10"])
     after = acks(http)
     assert {key: count - before[key] for key, count in after.items()} == {
         ("ack", "applied"): 5,
         ("ack", "repeated"): 1,
-        ("ack", "rejected"): 3,
+        ("ack", "held"): 1,
+        ("ack", "rejected"): 4,
         ("fail", "applied"): 1,
         ("fail", "repeated"): 1,
+        ("fail", "held"): 0,
         ("fail", "rejected"): 0,
     }
 

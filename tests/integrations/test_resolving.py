@@ -92,6 +92,22 @@ def test_an_item_of_a_cancelled_batch_is_logged(client: Client, caplog: pytest.L
     assert caplog.messages == [f"item {batch.ids[0]} was rejected: cancelled"]
 
 
+def test_an_item_under_which_the_block_opens_a_batch_is_left_to_it(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the block raises. No warning alarms anybody: the nested batch resolves it."""
+    batch = client.open(items=2, sealed=True)
+    with caplog.at_level(logging.INFO, "lastbit.integrations"):
+        with resolving(client, batch.ids[0]):
+            done = client.open(items=1, sealed=True, parent=batch.ids[0])
+        other = client.open(items=1, sealed=True, parent=batch.ids[1])
+        with pytest.raises(ValueError, match="broken"), resolving(client, batch.ids[1]):
+            raise ValueError("broken")
+    assert (batch.refresh().pending, caplog.messages) == (2, [])
+    client.ack([done.ids[0], other.ids[0]])
+    assert batch.refresh().succeeded
+
+
 def test_coroutines_resolve_items_too(service_url: str) -> None:
     """Acked, failed, or pending after a cancellation."""
 

@@ -39,6 +39,20 @@ def test_items_are_sent_again_by_one_thread(monkeypatch: pytest.MonkeyPatch, cap
     assert len(lines) < 100
 
 
+def test_the_message_of_a_held_item_is_removed(service_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The nested batch resolves it, so nobody is warned."""
+    removed: list[str] = []
+    with Client(service_url) as client, client.acker() as acker:
+        batch = client.open(items=2, sealed=True)
+        for item in batch.ids:
+            client.open(items=1, sealed=True, parent=item)
+        settler = Settler(acker, threads=1)
+        for resolution in (Resolution(batch.ids[0]), Resolution(batch.ids[1], failed=True, reason="late")):
+            settler.settle(resolution, lambda: removed.append("message"), None, None)
+        assert settler.drain(30)
+        assert (len(removed), batch.refresh().pending, caplog.messages) == (2, 2, [])
+
+
 @pytest.mark.parametrize("started", range(3))
 def test_a_settler_that_may_start_too_few_threads_ends(started: int) -> None:
     with (

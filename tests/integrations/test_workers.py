@@ -96,6 +96,18 @@ def test_a_rejected_item_has_its_message_removed(service_url: str) -> None:
         assert delivery.outcomes == [Outcome.DONE]
 
 
+def test_a_held_item_has_its_message_removed(service_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The nested batch resolves it, so nobody is warned."""
+    with Client(service_url) as client:
+        batch = client.open(items=1, sealed=True)
+        child = client.open(items=1, sealed=True, parent=batch.ids[0])
+        _, delivery = handle_one(client, batch.ids[0])
+        assert delivery.outcomes == [Outcome.DONE]
+        assert (batch.refresh().pending, caplog.messages) == (1, [])
+        client.ack(child.ids)
+        assert batch.refresh().succeeded
+
+
 def test_acks_are_sent_again_though_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -531,6 +531,14 @@ def test_rejected_items_are_exit_code_3(lastbit: Lastbit) -> None:
     assert "and 10 more" in result.stdout
 
 
+def test_a_held_item_is_rejected_in_words(lastbit: Lastbit) -> None:
+    batch = lastbit.json("open", "--items", "1")["id"]
+    lastbit.json("open", "--items", "1", "--parent", f"{batch}:0:0")
+    result = lastbit("fail", f"{batch}:0:0")
+    assert result.returncode == 3
+    assert f"{batch}:0:0: a nested batch stands for it and will resolve it (held)" in result.stdout
+
+
 def test_watching_ends_with_3_if_the_batch_does_not_succeed(lastbit: Lastbit) -> None:
     """Because it failed, was cancelled, or did not end in time."""
     failed = str(lastbit.json("open", "--items", "1", "--sealed")["id"])

@@ -84,6 +84,17 @@ def test_items_that_were_not_issued_are_rejected_and_block_nothing(spark: Any, c
     ]
 
 
+def test_items_of_nested_batches_are_held_and_the_report_is_clean(spark: Any, client: Client) -> None:
+    """Their batches resolve them."""
+    batch = client.open(items=3, sealed=True)
+    child = client.open(items=1, sealed=True, parent=batch.ids[1])
+    report = ack(ids(spark, *batch.ids), url=client.url)
+    assert (report.items, report.applied, report.rejected) == (3, 2, {"held": 1})
+    assert report.clean
+    client.ack(child.ids)
+    assert batch.refresh().succeeded
+
+
 def test_a_strict_call_sends_nothing_if_a_row_has_no_id(spark: Any, client: Client) -> None:
     """And the error gives their number; without such rows it is an ordinary call."""
     batch = client.open(items=2)

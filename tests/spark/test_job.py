@@ -94,6 +94,15 @@ def test_a_token_is_read_from_its_file_and_may_be_refused(
     assert output.out == ""
 
 
+def test_held_items_are_no_fault(spark: Any, client: Client, tmp_path: Path, capsys: Any) -> None:
+    """Exit 0: their nested batches resolve them."""
+    batch = client.open(items=1)
+    client.open(items=1, parent=batch.ids[0])
+    spark.createDataFrame([(batch.ids[0],)], "item_id string").write.parquet(str(tmp_path / "in"))
+    assert bulk_ack.main(["--input", str(tmp_path / "in"), "--url", client.url]) == 0
+    assert '"rejected": {"held": 1}' in capsys.readouterr().out
+
+
 def test_a_strict_run_writes_the_rejects_and_sends_nothing(
     spark: Any, client: Client, tmp_path: Path, capsys: Any
 ) -> None:

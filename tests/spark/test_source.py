@@ -89,6 +89,14 @@ def test_a_strict_write_reports_bad_rows(session: Any, client: Client) -> None:
     assert batch.refresh().acked == 1
 
 
+def test_a_strict_write_leaves_held_items_to_their_batches(session: Any, client: Client) -> None:
+    batch = client.open(items=2)
+    client.open(items=1, parent=batch.ids[1])
+    frame = session.createDataFrame([(item,) for item in batch.ids], "item_id string")
+    frame.write.mode("append").format("lastbit").option("url", client.url).option("strict", "true").save()
+    assert (batch.refresh().acked, batch.refresh().pending) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

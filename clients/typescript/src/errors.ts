@@ -201,7 +201,7 @@ export class WaitTimeout extends LastbitError {
   }
 }
 
-/** The service did not apply an acker's item. */
+/** The service did not apply an acker's item. With the reason `held`, a nested batch stands for it and resolves it. */
 export class ItemRejected extends LastbitError {
   constructor(
     readonly item: string,

@@ -2600,7 +2600,7 @@ export interface components {
          */
         RejectedItem: {
             /** @enum {string} */
-            reason: "unknown_batch" | "unknown_item" | "expired" | "cancelled";
+            reason: "unknown_batch" | "unknown_item" | "expired" | "cancelled" | "held";
             item?: string;
             group?: string;
             /** Format: int64 */

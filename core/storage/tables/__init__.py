@@ -64,6 +64,7 @@ batches = sa.Table(
     sa.Column("succeeded_by", blob(32)),
     sa.Column("journal_next", _BIGINT, nullable=False, server_default="0"),
     sa.Column("repairs", _BIGINT, nullable=False, server_default="0"),
+    sa.Column("children", _BIGINT, nullable=False, server_default="0"),
     sa.Column("created_at", Timestamp, nullable=False),
     sa.Column("updated_at", Timestamp, nullable=False),
     sa.Column("seen_updated_at", Timestamp, nullable=False, server_default="1970-01-01 00:00:00.000000"),

@@ -20,7 +20,7 @@ from typing import Final
 from lastbit.acker import Acker, ItemResult
 from lastbit.client import Client
 from lastbit.integrations._delayed import DelayedCalls
-from lastbit.integrations._resolving import is_rejection
+from lastbit.integrations._resolving import is_rejection, level_of
 from lastbit.integrations._settler import Resolution
 from lastbit.models import Completed
 
@@ -92,7 +92,7 @@ class Resolver:
             return
         if error is not None:
             # It would be rejected again after each redelivery.
-            log.warning("the task's message is removed although %s", error)
+            log.log(level_of(error), "the task's message is removed although %s", error)
         try:
             then()
         finally:

@@ -40,6 +40,7 @@ from lastbit.failures import Redrive
 from lastbit.ids import ItemId
 from lastbit.integrations import _fan_out
 from lastbit.integrations._messages import MOST_REASON, item_of
+from lastbit.integrations._resolving import level_of
 from lastbit.integrations._settler import Resolution, Settler
 from lastbit.integrations.rq._relay import Ack, Fail, Relay
 from lastbit.models import AckResult
@@ -304,7 +305,7 @@ def _reason(exc_string: str) -> str:
 
 def _warn(result: AckResult) -> None:
     for rejection in result.rejected:
-        log.warning("%s", errors.ItemRejected(rejection.item or "", rejection.reason))
+        log.log(level_of(rejection), "%s", errors.ItemRejected(rejection.item or "", rejection.reason))
 
 
 def fan_out(

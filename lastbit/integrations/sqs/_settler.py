@@ -28,7 +28,7 @@ from lastbit._threads import join_started
 from lastbit.acker import Acker, ItemResult
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import is_rejection, reason_of
+from lastbit.integrations._resolving import is_rejection, level_of, reason_of
 from lastbit.integrations.sqs._inbox import Run
 from lastbit.integrations.sqs._leases import Leases
 from lastbit.integrations.sqs._queue import MOST_ENTRIES, Message, Queue, item_of
@@ -106,7 +106,8 @@ class Settler:
         if error is None:
             self._end(run, position, is_stored=True)
         elif is_rejection(error, item_of(message) or ""):
-            log.warning("message %s of %s is deleted: %s", message["MessageId"], self._queue.name, error)
+            text = "message %s of %s is deleted: %s"
+            log.log(level_of(error), text, message["MessageId"], self._queue.name, error)
             self._end(run, position, is_stored=True)
         elif is_temporary and not self._closing:
             if self._again.add(partial(self.settle, run, position, failure)):

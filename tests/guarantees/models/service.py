@@ -279,14 +279,18 @@ class Model:
         request = {"verb": "ack" if is_acked else "fail", "reason": reason}
         self._resolve(parent, {child.parent[1]}, request, object(), answer)
 
-    def may_cancel_another(self, batch_id: int, others: Collection[int]) -> bool:
-        """Whether the batch's end may cancel one of the others, by failures that pass its tolerance."""
+    def may_change_another(self, batch_id: int, others: Collection[int]) -> bool:
+        """Whether the batch's end may resolve an item of one of the others."""
         batch = self.batches.get(batch_id)
         while batch is not None and batch.parent is not None:
             batch = self.batches.get(batch.parent[0])
-            if batch is not None and batch.cancels and batch.id in others:
+            if batch is not None and batch.id in others:
                 return True
         return False
+
+    def _holds(self, batch: ModelBatch, number: int) -> bool:
+        """Whether a live child stands for the item."""
+        return any(child.parent == (batch.id, number) and child.live for child in self.batches.values())
 
     def _impossible_parent(self, item: tuple[int, int, int]) -> str | None:
         batch_id, group, index = item
@@ -550,7 +554,8 @@ class Model:
             return None if is_repeat else str(batch.state)
         if index >= batch.group_size or group * batch.group_size + index >= batch.items:
             return "unknown_item"
-        return None
+        number = group * batch.group_size + index
+        return "held" if number not in batch.acked and self._holds(batch, number) else None
 
     def _resolve(
         self, batch: ModelBatch, numbers: set[int], request: Request, fingerprint: Any, answer: Answer

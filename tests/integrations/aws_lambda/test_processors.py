@@ -171,6 +171,17 @@ def test_a_rejected_or_malformed_item_does_not_come_back(
     assert "'7:0' is not an item id" in caplog.text
 
 
+def test_a_held_item_does_not_come_back(moto: Moto, lastbit: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """Its handler has opened a batch for it, which resolves it. So nobody is warned."""
+    queue = moto.queue()
+    batch = sqs.fan_out(queue.client, queue.url, ["a"], lastbit=lastbit)
+    lastbit.open(items=1, sealed=True, parent=f"{batch.id}:0:0")
+    processor = LastbitBatchProcessor(event_type=EventType.SQS, lastbit=lastbit)
+    assert poll(queue, function_of(processor)) == []
+    assert queue.count() == 0
+    assert (batch.refresh().pending, "rejected" in caplog.text) == (1, False)
+
+
 def test_coroutines_have_a_processor(moto: Moto, lastbit: Client) -> None:
     queue = moto.queue(most_receives=5)
     batch = sqs.fan_out(queue.client, queue.url, ["a", BROKEN, TWICE], lastbit=lastbit)

@@ -68,6 +68,20 @@ def test_a_message_whose_item_is_rejected_is_removed(place: Place, worker: Worke
     place.let_go(item)
 
 
+def test_the_message_of_a_held_item_is_removed(place: Place, worker: Worker, client: Client) -> None:
+    """A batch was opened under it while the task ran, and resolves it. The fixture checks that the message is gone."""
+    batch, (item,) = place.open()
+    place.task("wait").apply_async(task_id=item)
+    place.wait_until_started(item)
+    child = client.open(items=1, sealed=True, parent=item)
+    place.let_go(item)
+    place.publish("succeed").wait(PATIENCE)  # its ack comes later
+    assert batch.refresh().pending == 1
+    assert f"item {item} was rejected" not in worker.output
+    client.ack(child.ids)
+    assert outcomes(batch) == {}
+
+
 def test_an_ignored_task_fails_if_the_option_says_so(place: Place, worker: Worker) -> None:
     batch = place.publish("ignore")
     assert list(outcomes(batch).values()) == ["ignored"]

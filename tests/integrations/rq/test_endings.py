@@ -259,6 +259,18 @@ def test_a_job_of_a_cancelled_batch_ends(app: ModuleType, client: Client, caplog
     assert app.queue.fetch_job(job_id_of(f"{batch.id}:0:0")).is_finished
 
 
+def test_the_job_of_a_held_item_ends(app: ModuleType, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """A nested batch resolves the item, so nobody is warned, also at the next maintenance."""
+    batch = fan_out(app.queue, app.succeeds, [()], client=client)
+    child = client.open(items=1, sealed=True, parent=f"{batch.id}:0:0")
+    LastbitSimpleWorker([app.queue], connection=app.store).work(burst=True)
+    assert app.queue.fetch_job(job_id_of(f"{batch.id}:0:0")).is_finished
+    assert reconcile(app.queue, client) == 0
+    assert (batch.refresh().pending, "rejected" in caplog.text) == (1, False)
+    client.ack(child.ids)
+    assert batch.refresh().succeeded
+
+
 def test_jobs_go_on_while_the_service_is_away(app: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their items are acked when it is back. A worker that stops waits for that."""
     monkeypatch.setattr(_settler, "PAUSE", 0.05)

@@ -129,6 +129,20 @@ def test_the_message_of_a_rejected_item_is_deleted(
     assert Counter("cancelled" in record.getMessage() for record in caplog.records)[True] == 2
 
 
+def test_the_message_of_a_held_item_is_deleted(
+    moto: Moto, lastbit: Client, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its handler has opened a batch for it, which resolves it. So nobody is warned."""
+    queue = moto.queue(most_receives=5)
+    batch = sqs.fan_out(queue.client, queue.url, ["a"], lastbit=lastbit)
+    child = lastbit.open(items=1, sealed=True, parent=f"{batch.id}:0:0")
+    consume(queue, ignore)
+    assert queue.count() == 0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    lastbit.ack(child.ids)
+    assert batch.refresh().succeeded
+
+
 def test_a_deletion_that_sqs_refuses_is_sent_again(moto: Moto, lastbit: Client, consume: Consume) -> None:
     queue = moto.queue(most_receives=5)
     batch = sqs.fan_out(queue.client, queue.url, ["a", "refuse 2 deletes", "b"], lastbit=lastbit)

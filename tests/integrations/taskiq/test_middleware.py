@@ -148,6 +148,25 @@ def test_a_task_of_a_cancelled_batch_ends(service_url: str, caplog: pytest.LogCa
     assert "was rejected: its batch was cancelled" in caplog.text
 
 
+def test_a_task_that_opens_a_batch_for_its_item_leaves_it_to_that(
+    service_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody is warned."""
+
+    async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
+        @broker.task
+        async def task(item: str) -> None:
+            async with AsyncClient(service_url) as client:
+                await client.open(items=1, sealed=True, parent=item)
+
+        async with AsyncClient(service_url) as client:
+            opened = await client.open()
+        return await fan_out(task, [(f"{opened.id}:0:0",)], batch=opened.id)
+
+    assert in_memory(service_url, scenario) == (0, 0, 1)
+    assert "rejected" not in caplog.text
+
+
 def test_a_task_ends_only_when_the_service_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs once, and its end waits, so the message would not be acked. `on_completed` that raises is repeated."""
     monkeypatch.setattr(adapter, "PAUSE", 0.05)
