@@ -36,6 +36,8 @@ LEFT_OVER: Final = {
     "delete",
     # The dispatcher that died never records it again.
     "record",
+    # The next round of the janitor pays what the expired batch owes.
+    "expire",
 }
 """Operations that leave other rows if they are done again."""
 SAME_RESPONSE: Final = {

@@ -299,7 +299,7 @@ def test_children_that_were_opened_by_an_earlier_release_hold_their_items(
     succeeds(service, paid)
     nobody_pays(monkeypatch)
     succeeds(service, owing)
-    schema.migrate(service.database, "0019")
+    schema.migrate(service.database, "0020")
     schema.migrate(service.database)
     with service.database.engine.begin() as tx:
         query = sa.select(tables.batches.c.children).where(tables.batches.c.id.in_(ids)).order_by(tables.batches.c.id)
