@@ -65,7 +65,7 @@ def test_other_messages_have_other_digests() -> None:
         (b"ab", bytearray(b"ab")),
         (Picture("a", 1), Picture("a", 1)),
     ],
-    ids=repr,
+    ids=["order", "proxy", "set", "sequence", "named tuple", "bytes", "dataclass"],
 )
 def test_equal_messages_have_equal_digests(one: Any, same: Any) -> None:
     """Whatever the order of a mapping or set, and the type of a sequence."""
