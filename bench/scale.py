@@ -3,6 +3,10 @@ compared with one. Single ids over many connections, all new.
 
 At random, the cost of an ack depends on the number of groups: with a thousand items all acks change one row, with a
 billion each ack inserts a row.
+
+The last table has calls that append to the feed, whose transactions take turns: opens, and acks that complete a batch
+of one item. Each process of the service has as many connections. The figures are the processor time of the service and
+the statements that a call needs; with four processes both should be at most 1.3 times those with one.
 """
 
 from __future__ import annotations
@@ -13,11 +17,16 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 
-from bench import load, measure
+from bench import capacity, load, measure
 from bench.load import Load
 from bench.measure import Scale
+from bench.wait import StatementCounter
 from lastbit.ids import item_id
+from tests.support.servers import MariaDB
 
+PROCESSES = (1, 2, 4)
+APPENDING = ("ack-last", "open")
+"""Kinds of `capacity`."""
 SIZES = (10**3, 10**5, 10**7, 10**9)
 PART = 1000
 """Acks that one batch gets in a round by size: as many as the smallest has items."""
@@ -83,6 +92,54 @@ def _spread(scale: Scale) -> tuple[int, ...]:
     return (1, 100, 1_000, 10_000) if scale.requests >= 10_000 else (1, 20, 200)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """The seconds of the service's processors, and the statements, that a call needs."""
+
+    seconds: float
+    statements: float
+
+
+def _needs(port: int, process: int, statements: StatementCounter, kind: str, calls: int, connections: int) -> Needs:
+    prepared = capacity.KINDS[kind].prepare(port, calls)
+    seconds, count = measure.processor_time(process), statements.so_far()[0]
+    _, answers = load.drive(port, prepared.requests, connections)
+    needs = Needs((measure.processor_time(process) - seconds) / calls, (statements.so_far()[0] - count) / calls)
+    prepared.check([json.loads(answer) for answer in answers])
+    return needs
+
+
+def _by_processes(server: MariaDB, scale: Scale) -> list[list[str]]:
+    """One row for each kind of call and number of processes, with the medians of the rounds."""
+    rounds: dict[tuple[str, int], list[Needs]] = {}
+    statements = StatementCounter(server)
+    for workers in PROCESSES:
+        with measure.lastbit_on(server, workers=workers) as service:
+            assert service.process is not None
+            for _ in range(scale.rounds):
+                for kind in APPENDING:
+                    load_of_kind = kind, scale.requests // 2, workers * scale.connections
+                    needs = _needs(service.port, service.process.pid, statements, *load_of_kind)
+                    rounds.setdefault((kind, workers), []).append(needs)
+    medians = {
+        key: Needs(*(statistics.median(getattr(needs, figure) for needs in part) for figure in vars(part[0])))
+        for key, part in rounds.items()
+    }
+    rows = []
+    for kind in APPENDING:
+        base = medians[kind, PROCESSES[0]]
+        for workers in PROCESSES:
+            needs = medians[kind, workers]
+            rows.append(
+                [
+                    f"{capacity.KINDS[kind].title}, {workers} process{'es' if workers > 1 else ''}",
+                    *(f"{needs.seconds * 1e6:,.0f}", f"{needs.seconds / base.seconds:.2f}"),
+                    *(f"{needs.statements:.2f}", f"{needs.statements / base.statements:.2f}"),
+                ]
+            )
+    return rows
+
+
 def run(scale: Scale) -> None:
     by_size: dict[str, dict[str, list[Load]]] = {"in order": {}, "at random": {}}
     by_spread: dict[int, list[Load]] = {}
@@ -99,6 +156,8 @@ def run(scale: Scale) -> None:
                 by_spread.setdefault(count, []).append(_acks(port, scale, batches.following(acks)))
         for batches in open_batches.values():
             _check(port, batches.acked)
+    with measure.mariadb() as server:
+        by_processes = _by_processes(server, scale)
     measure.show(
         f"scale: one id a call, {scale.connections} connections, MariaDB, by size (medians of {scale.rounds} rounds)",
         ["", "calls/s", "p50 ms", "of 10^3 items"],
@@ -108,6 +167,11 @@ def run(scale: Scale) -> None:
         f"scale: the same by open batches, {acks:,} acks at random over them (medians of {scale.rounds} rounds)",
         ["batches", "calls/s", "p50 ms", "of one batch"],
         _lines({f"{count:,} open": loads for count, loads in by_spread.items()}),
+    )
+    measure.show(
+        f"scale: by processes of the service, {scale.connections} connections each (medians of {scale.rounds} rounds)",
+        ["", "service µs", "of one", "statements", "of one"],
+        by_processes,
     )
 
 

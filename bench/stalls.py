@@ -1,10 +1,12 @@
 """The longest time that an ack waits for other work. A bystander in a separate process acks the items of its batch one
 by one the whole time, while other clients cause long work on the same service and database: millions of items fail with
 a reason, and are redriven; parents of nested batches are locked; sixty readers poll; a row stays locked; a batch with
-broken counts is redelivered repeatedly; a chain of nested batches ends; readers look for rare events in a long feed.
+broken counts is redelivered repeatedly; a chain of nested batches ends; readers look for rare events in a long feed;
+another session holds the feed's head again and again; acks and extends want a journaled and a plain batch. The last
+two, which depend on the server's locks, run on PostgreSQL as well.
 
 The figure is the bystander's slowest ack, from sending it to reading its answer. It must stay below a second on an
-otherwise idle machine.
+otherwise idle machine, and below 0.3 s beside the journaled and the plain batch.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import http.client
 import json
 import multiprocessing
 import os
+import random
 import signal
 import threading
 import time
@@ -32,7 +35,8 @@ from bench.overload import Memory
 from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit.ids import DEFAULT_GROUP_SIZE, item_id
-from tests.support.servers import ServiceProcess
+from tests.support.postgresql import PostgreSQL
+from tests.support.servers import MariaDB, ServiceProcess
 
 REASON = "the parser gave up: unexpected end of the document"
 
@@ -304,6 +308,46 @@ class Cases:
 
         together(4, look)
 
+    def held_head(self) -> None:
+        """Sixty-four clients complete batches, while another session holds the feed's head 0.6 of every 0.75 s."""
+        until = time.monotonic() + self.shape.seconds
+
+        def hold() -> None:
+            while time.monotonic() < until:
+                with locked(self.database, "SELECT * FROM feed_head"):
+                    time.sleep(0.6)
+                time.sleep(0.15)
+
+        def complete(_: int) -> None:
+            caller = Caller(self.port)
+            while time.monotonic() < until:
+                caller.ok("POST", "/v1/acks", {"items": [item_id(caller.open(1), 0)]})
+
+        together(65, lambda number: hold() if number == 64 else complete(number))
+
+    def two_kinds_of_batches(self) -> None:
+        """Sixteen clients ack items of a plain and of a journaled batch in each call; as many extend one of the two."""
+        caller = Caller(self.port)
+        plain, journaled = (caller.open(10**6, sealed=False) for _ in range(2))
+        for _ in range(2):
+            items = [item_id(journaled, number) for number in random.sample(range(10**6), 100)]
+            caller.ok("POST", "/v1/acks", {"items": items})
+        with self.database.engine.connect() as session:
+            if not session.scalar(sa.select(tables.batches.c.journal_next).where(tables.batches.c.id == journaled)):
+                raise RuntimeError("the batch is not journaled")
+        until = time.monotonic() + self.shape.seconds
+
+        def work(number: int) -> None:
+            caller = Caller(self.port)
+            while time.monotonic() < until:
+                if number < 16:
+                    items = [item_id(batch, random.randrange(10**6)) for batch in (plain, journaled)]
+                    caller.ok("POST", "/v1/acks", {"items": items})
+                else:
+                    caller.ok("POST", f"/v1/batches/{(plain, journaled)[number % 2]}/items", {"count": 1})
+
+        together(32, work)
+
 
 @contextlib.contextmanager
 def quiet_service(url: str) -> Iterator[ServiceProcess]:
@@ -318,15 +362,28 @@ def quiet_service(url: str) -> Iterator[ServiceProcess]:
 
 def run(scale: Scale) -> None:
     shape = Shape.of(scale)
-    with measure.mariadb() as server, Database(server.new_database()) as database, contextlib.ExitStack() as stack:
+    with measure.mariadb() as mariadb:
+        _run("MariaDB", mariadb, shape)
+    with measure.postgresql() as postgresql:
+        _run("PostgreSQL", postgresql, shape, locks_alone=True)
+
+
+def _run(name: str, server: MariaDB | PostgreSQL, shape: Shape, *, locks_alone: bool = False) -> None:
+    """Run the cases, or those `locks_alone` that depend on the server's locks, and print their table."""
+    with Database(server.new_database()) as database, contextlib.ExitStack() as stack:
         schema.migrate(database)
         service = stack.enter_context(quiet_service(database.url.render_as_string(hide_password=False)))
         assert service.process is not None
         cases = Cases(service.port, database, shape)
-        cases.fill_feed()
+        if not locks_alone:
+            cases.fill_feed()
         count = f"{shape.items:,} items"
+        alone = ("nothing else", lambda: time.sleep(shape.seconds))  # part of the measurement: acks alone
+        of_locks: list[tuple[str, Callable[[], object]]] = [
+            ("the feed's head is held", cases.held_head),
+            ("acks and extends on a journaled and a plain batch", cases.two_kinds_of_batches),
+        ]
         works: list[tuple[str, Callable[[], object]]] = [
-            ("nothing else", lambda: time.sleep(shape.seconds)),  # part of the measurement: acks alone
             (f"{count} fail with a reason, 10,000 ids a call", cases.fail_by_ids),
             (f"{count} fail with a reason, one call of masks", cases.fail_by_masks),
             (f"these {count} are redriven by one call", cases.redrive),
@@ -339,7 +396,7 @@ def run(scale: Scale) -> None:
         ]
         bystander = Bystander(service.port)
         rows = []
-        for name, work in works:
+        for case, work in [alone, *([] if locks_alone else works), *of_locks]:
             memory = Memory(service.process.pid)
             memory.start()
             start = time.monotonic()
@@ -348,10 +405,10 @@ def run(scale: Scale) -> None:
             resident = memory.stop()
             latencies = sorted(waits.took)
             if not latencies:
-                raise RuntimeError(f"{name}: the bystander got no answer")
+                raise RuntimeError(f"{case}: the bystander got no answer")
             rows.append(
                 [
-                    name,
+                    case,
                     f"{seconds:.1f}",
                     f"{len(latencies):,}" + (f" ({waits.refused} refused)" if waits.refused else ""),
                     f"{latencies[len(latencies) // 2] * 1e3:.1f}",
@@ -362,7 +419,7 @@ def run(scale: Scale) -> None:
             )
         bystander.stop()
     measure.show(
-        "stalls: single acks of a bystander, one worker, MariaDB",
+        f"stalls: single acks of a bystander, one worker, {name}",
         ["while", "seconds", "acks", "p50 ms", "p99 ms", "slowest ms", "RSS MB"],
         rows,
     )
