@@ -206,7 +206,7 @@ else
 	$(BIN)/python -m tests.explorer --database sqlite all --of 2 --progress .explored-sqlite
 endif
 
-chaos: $(READY) ## kill everything at random; MINUTES=20 SEED=N DATABASE=D LOSE=N
+chaos: $(READY) ## kill everything at random; MINUTES, SEED, DATABASE, LOSE=N
 	@scripts/need.sh mariadb-server galera-4 rsync postgresql default-jre-headless
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED)) $(if $(DATABASE),--database $(DATABASE)) $(if $(LOSE),--lose $(LOSE))
 

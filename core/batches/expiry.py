@@ -230,6 +230,7 @@ def remove(database: Database, batch_id: int, policy: Policy) -> bool:
             return False
         if callbacks.is_owed(tx, batch_id):
             return False
+        callbacks.disable(tx, batch_id)
         purge.mark(tx, batch_id)
         return True
 

@@ -41,17 +41,19 @@ def condemn(tx: Connection, batch_id: int) -> bool:
     """Step 1, which also cancels a live batch. Returns False if the batch has a debt to its parent, which must be paid
     first. Raises `errors.BatchNotFound`."""
     batch, now = batches.lock(tx, batch_id)
-    if batch.state in LIVE:
-        batch = batches.end(tx, batch, State.CANCELLED, now)
-    if batch.parent_due is not None:
-        return False
-    mark(tx, batch_id)
-    return True
+    is_live = batch.state in LIVE
+    owes = batch.parent_due is not None or (is_live and batch.parent_batch is not None)
+    if not owes:
+        callbacks.disable(tx, batch_id)  # before its end locks the head of the feed
+    if is_live:
+        batches.end(tx, batch, State.CANCELLED, now)
+    if not owes:
+        mark(tx, batch_id)
+    return not owes
 
 
 def mark(tx: Connection, batch_id: int) -> None:
-    """Set the state `deleting` on a batch whose lock is held."""
-    callbacks.disable(tx, batch_id)
+    """Set the state `deleting` on a batch whose lock is held, and whose callback is disabled."""
     batches.update(
         tx, batch_id, state=State.DELETING, open_key=None, open_hash=None, parent_batch=None, parent_number=None
     )

@@ -870,7 +870,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-callback-stays-active-while-its-batch-is-removed",
-        "core.batches.purge:mark",
+        "core.batches.purge:condemn",
         "callbacks.disable(tx, batch_id)",
         "pass",
         "test_callbacks.py::test_a_batch_that_is_being_deleted_sends_nothing_more",
@@ -1555,6 +1555,14 @@ MUTANTS = [
     ),
     Mutant("cancel-decides-on-a-plain-read", "core.batches.batch:cancel", _LOCK, _PLAIN, _CANCEL),
     # Ack and purge.
+    Mutant(
+        "a-deletion-locks-the-feed-before-its-callback",
+        "core.batches.purge:condemn",
+        "batches.end(tx, batch, State.CANCELLED, now)",
+        "batches.end(tx, batch, State.CANCELLED, now)\n        callbacks.disable(tx, batch_id)",
+        "test_lock_order.py::test_a_deletion_disables_the_callback_before_it_locks_the_feed",
+        also=(("if not owes:\n        callbacks.disable(tx, batch_id)", "if False:\n        pass"),),
+    ),
     Mutant("purge-without-the-state-deleting", "core.batches.purge:condemn", "mark(tx, batch_id)", "pass", _PURGE),
     Mutant(
         "purge-removes-the-batch-row-first",

@@ -6,15 +6,18 @@ of all other tests keep the order is checked by `conftest`.)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from core import writes
+from core import errors, writes
 from core.acks.call import Call
 from core.batches import nesting
 from core.batches.batch import Opening
+from core.batches.callbacks import Callback
 from core.batches.lifecycle import Verb
 from core.batches.writing import Extend
 from core.commits.combiner import Inline
@@ -29,6 +32,7 @@ from core.writes import Append
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays
 from tests.guarantees.drivers.strangers import locked
+from tests.guarantees.programs.dying import Written
 from tests.support.waits import waits_for_a_lock
 
 GROUP = 64
@@ -133,3 +137,13 @@ def test_debts_of_both_kinds_are_struck_out_in_the_order_of_the_children(
     assert [due.child for due in dues] == children
     service.database.write(nesting.strike_out, dues)
     assert service.database.read(nesting.debts) == []
+
+
+def test_a_deletion_disables_the_callback_before_it_locks_the_feed(server_database: Database) -> None:
+    """Of a live batch, which it cancels first; conftest checks the order."""
+    service = Service(server_database, combiner=Inline, sender=Written(Path(os.devnull)))
+    callback = Callback("https://receiver.example/hook")
+    batch = service.batches.open(Opening(items=1, callback=callback)).batch.id
+    service.batches.delete(batch)
+    with pytest.raises(errors.BatchNotFound):
+        service.batches.get(batch)
