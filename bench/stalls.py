@@ -315,7 +315,7 @@ class Cases:
         def hold() -> None:
             while time.monotonic() < until:
                 with locked(self.database, "SELECT * FROM feed_head"):
-                    time.sleep(0.6)
+                    time.sleep(0.6)  # part of the measurement, as is the pause
                 time.sleep(0.15)
 
         def complete(_: int) -> None:
