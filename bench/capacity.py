@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -147,9 +148,12 @@ def _row(name: str, *columns: Resources) -> list[str]:
 
 
 def _most(resources: Resources, processors: int, workers: int) -> tuple[float, str]:
-    """How often a second this can be done, and which processors are used up then."""
-    by_service, by_database = workers / resources.service, processors / resources.database
-    return (by_service, "workers") if by_service <= by_database else (by_database, "database")
+    """How often a second this can be done, and which processors are used up then.
+
+    In a short run, a need can be less than the clock of processor time shows; it is not the one that is used up.
+    """
+    needs = (("workers", workers, resources.service), ("database", processors, resources.database))
+    return min(((available / need, name) for name, available, need in needs if need > 0), default=(math.nan, "unknown"))
 
 
 def run(scale: Scale) -> None:
