@@ -220,7 +220,7 @@ fuzz: $(READY) ## fuzz for up to half an hour, with new inputs each time
 
 mutants: $(READY) ## break the code in known ways; each break must fail a test
 	@scripts/need.sh mariadb-server
-	$(BIN)/python -m tests.guarantees.mutants
+	$(BIN)/python -m tests.mutants
 
 ##@ Release
 

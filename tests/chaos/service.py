@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from api.__main__ import main
-from tests.guarantees import mutants
+from tests import mutants
 from tests.guarantees.drivers import journaled
 
 # At the top level, since worker processes import this module again under another name.

@@ -13,6 +13,7 @@ from tests.chaos.actors import NESTING
 from tests.chaos.run import GROWING, Run
 from tests.chaos.worlds import LEFT, OnePostgreSQL, OneServer, ThreeNodes
 from tests.conftest import need
+from tests.mutants import mutant
 from tests.support.galera import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.timeout(1200)]
@@ -29,6 +30,29 @@ def one_server() -> Iterator[OneServer]:
         world.close()
 
 
+@mutant(
+    "a-commit-that-failed-is-answered",
+    "core.storage.database:Database._transaction",
+    "self._judge(tx, error, committing=committing)\nraise",
+    """
+        tx.invalidate()
+        if not committing:
+            self._judge(tx, error, committing=False)
+            raise
+    """,
+)
+@mutant(
+    "some-completions-are-not-announced",
+    "core.acks.completion:_announce",
+    "not verdicts",
+    "not verdicts or verdicts[0].id % 4 == 0",
+)
+@mutant(
+    "each-call-with-a-key-gets-newly",
+    "core.acks.completion:completed_for",
+    "newly or batch.completed_by == fingerprint",
+    "True",
+)
 def test_no_answer_contradicts_the_database_whatever_is_killed(one_server: OneServer, tmp_path: Path) -> None:
     """Database, network, service, workers, dispatchers, receiver, producers and consumers fail at random, all at once;
     then each item, batch, event and webhook is compared with all answers."""
@@ -39,6 +63,17 @@ def test_no_answer_contradicts_the_database_whatever_is_killed(one_server: OneSe
     assert report.checks.checked["transitions (newly)"] > 0
 
 
+@mutant(
+    "items-are-read-too-early-while-batches-grow",
+    "core.acks.flush:_begin",
+    "statements.run(tx, *([_lock(tx, direct)] if direct else []), completion.select(tx, batches, "
+    "locking) if little else _look(tx, batches), *([journal.select(shared)] if shared else []))",
+    "statements.run(tx, *([] if little else [_look(tx, batches)]), *([_lock(tx, direct)] if direct "
+    "else []), *([completion.select(tx, batches, locking)] if little else []), *([journal.select("
+    "shared)] if shared else []))",
+    ("{}", "{} if little else _seen(tx, next(results))"),
+    ("state.seen = _seen(tx, next(results))", "pass"),
+)
 def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_groups(
     one_server: OneServer, tmp_path: Path
 ) -> None:
@@ -51,6 +86,20 @@ def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_
     assert not report.violations, report.violations[0].message
 
 
+@mutant(
+    "a-lost-answer-forgets-the-debt-of-the-batch-that-its-call-completed",
+    "core.acks.flush:flush",
+    "owing |= {batch for batch, look in state.seen.items() if look.owes}",
+    "pass",
+    together_with=("a-lost-answer-runs-the-work-again", "a-repeat-does-not-pay-what-a-complete-batch-owes"),
+)
+@mutant(
+    "a-lost-answer-rejects-the-failure-that-cancelled-its-batch",
+    "core.acks.ended:_outcome",
+    "index < group_size and settled[number][index]",
+    "False",
+    together_with=("a-lost-answer-runs-the-work-again",),
+)
 @pytest.mark.parametrize("database", ["mariadb", "postgresql"])
 def test_nobody_notices_that_answers_to_commits_are_lost(database: str, tmp_path: Path) -> None:
     """One in five. Each nested batch has paid its parent when its end is answered, though no sweep runs. Each item that

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import mutants
 from tests.explorer import workers
 from tests.explorer.arena import Arena
 from tests.explorer.combinations import Combination, combinations, parse
@@ -28,12 +29,13 @@ from tests.explorer.operations import LONG
 from tests.explorer.scene import SCENES, Scene
 from tests.explorer.search import replay
 from tests.explorer.sessions import explored
-from tests.guarantees import mutants
 from tests.support.servers import ROOT
 
 RACES = (
-    *("test_races.py", "test_growing.py::test_a_batch", "test_growing.py::test_no_child"),
-    "test_growing.py::test_an_item",
+    "guarantees/test_races.py",
+    "guarantees/test_growing.py::test_a_batch",
+    "guarantees/test_growing.py::test_no_child",
+    "guarantees/test_growing.py::test_an_item",
 )
 """The tests that cover one race each; the explorer must find the mutants that they kill."""
 IN_EVERY_ORDER = frozenset(
@@ -115,7 +117,7 @@ def _find_mutants(options: argparse.Namespace) -> int:
     """Explore the code with each mutant that a race test kills, until the explorer finds it."""
     races = [
         mutant
-        for mutant in mutants.MUTANTS
+        for mutant in mutants.every()
         if mutant.test.startswith(RACES)
         and mutant.name not in IN_EVERY_ORDER
         and (not options.names or mutant.name in options.names)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import mutants
 from tests.conftest import need
 from tests.explorer.arena import Arena
 from tests.explorer.combinations import Combination, combinations, parse
@@ -20,7 +21,7 @@ from tests.explorer.scene import Scene
 from tests.explorer.search import Search, replay
 from tests.explorer.sessions import explored
 from tests.explorer.workers import SETTINGS
-from tests.guarantees import mutants
+from tests.mutants import mutant
 from tests.support.servers import MariaDB, sqlite_file
 
 mutants.from_environment()
@@ -99,6 +100,52 @@ def test_every_operation_keeps_the_order_of_the_locks(arena: Arena) -> None:
     break_no_order(arena)
 
 
+@mutant(
+    "a-rejected-item-is-issued-before-the-counts-are-locked",
+    "core.acks.completion:write",
+    "any(batch in all_rows and all_rows[batch].items != items for batch, items in refusals.items())",
+    "False",
+)
+@mutant(
+    "a-debt-stays-where-a-childs-row-is-locked-for-a-moment",
+    "core.batches.nesting:strike_out",
+    "query.with_for_update(skip_locked=skip_locked)",
+    "query.with_for_update(skip_locked=True)",
+)
+@mutant(
+    "a-childs-key-is-looked-up-before-its-parent-is-locked",
+    "core.batches.writing:write",
+    """
+        def write(pipeline: Pipeline, operations: Sequence[Open | Extend | Seal]) -> Applied:
+            \"\"\"Apply the operations in order. Raises `faults.BeginAgain` if the transaction must be run again.\"\"\"
+            applied = Applied()
+            opens = [operation for operation in operations if isinstance(operation, Open)]
+            changes = [operation for operation in operations if not isinstance(operation, Open)]
+            parents: dict[Open, Any] = {}
+            for operation in opens:
+                if operation.opening.parent is not None:
+                    parents[operation] = nesting.lock_parent(pipeline.tx, operation.opening.parent)
+            found = _look(pipeline, opens, changes)
+            _change(pipeline, changes, found, applied)
+            _open(pipeline, opens, found, parents, applied)
+            return applied
+    """,
+    """
+        def write(pipeline: Pipeline, operations: Sequence[Open | Extend | Seal]) -> Applied:
+            \"\"\"Apply the operations in order. Raises `faults.BeginAgain` if the transaction must be run again.\"\"\"
+            applied = Applied()
+            opens = [operation for operation in operations if isinstance(operation, Open)]
+            changes = [operation for operation in operations if not isinstance(operation, Open)]
+            parents: dict[Open, Any] = {}
+            found = _look(pipeline, opens, changes)
+            for operation in opens:
+                if operation.opening.parent is not None:
+                    parents[operation] = nesting.lock_parent(pipeline.tx, operation.opening.parent)
+            _change(pipeline, changes, found, applied)
+            _open(pipeline, opens, found, parents, applied)
+            return applied
+    """,
+)
 @pytest.mark.mariadb
 @pytest.mark.parametrize("text", FOUND_BEFORE)
 def test_earlier_findings_stay_fixed(arena: Arena, text: str) -> None:
@@ -126,10 +173,9 @@ def test_a_race_in_the_code_is_found(
 ) -> None:
     """Each of these is found with two preemptions, and not without the mutant."""
     combination, _ = parse(text)
-    (mutant,) = (mutant for mutant in mutants.MUTANTS if mutant.name == name)
     for is_broken in (False, True):
         if is_broken:
-            monkeypatch.setattr(*mutant.build())
+            monkeypatch.setattr(*mutants.named(name).build())
         with explored():
             arena = Arena(OnMariaDB(mariadb_server))
             found = Search(arena, combination, 2).run()

@@ -16,6 +16,7 @@ from typing import Final
 
 import pytest
 
+from tests import mutants
 from tests.conftest import need, running_mariadb
 from tests.explorer.arena import Arena, Outcome
 from tests.explorer.combinations import Combination, parse
@@ -25,7 +26,6 @@ from tests.explorer.scene import SCENES, Scene
 from tests.explorer.search import Search
 from tests.explorer.sessions import LOSS, explored
 from tests.explorer.workers import POSTGRESQL_SETTINGS, SETTINGS
-from tests.guarantees import mutants
 from tests.support.postgresql import programs, running_postgresql
 
 mutants.from_environment()

@@ -8,12 +8,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from tests import mutants
 from tests.explorer.arena import Arena
 from tests.explorer.combinations import Combination
 from tests.explorer.databases import Explored, OnMariaDB, OnPostgreSQL, OnSQLite
 from tests.explorer.search import Search
 from tests.explorer.sessions import explored
-from tests.guarantees import mutants
 from tests.support.postgresql import running_postgresql
 from tests.support.servers import MariaDB, sqlite_file
 

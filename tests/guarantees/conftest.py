@@ -1,4 +1,4 @@
-"""When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `mutants`)."""
+"""When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `tests.mutants`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.guarantees import mutants
+from tests import mutants
 from tests.guarantees.drivers import journaled
 from tests.support.locking import watched
 

@@ -18,6 +18,7 @@ from core.commits.combiner import Combiner
 from core.commits.lanes import FLUSH_COST, FLUSH_UNITS, Pending
 from core.commits.operation import Done
 from core.writes import Append
+from tests.mutants import mutant
 
 
 @dataclass
@@ -214,6 +215,12 @@ def test_the_start_and_the_end_of_refusals_are_reported() -> None:
     assert admission.limit is None
 
 
+@mutant(
+    "the-units-of-a-call-are-taken-for-a-crowd",
+    "core.commits.lanes:Lane._admitted",
+    "self.waiting_calls > LEAST",
+    "self.waiting > LEAST",
+)
 def test_a_call_for_many_batches_is_no_crowd() -> None:
     """Its units wait for each other, and for those of two such calls more; nobody else calls."""
     changes: list[bool] = []
@@ -244,6 +251,12 @@ def test_a_call_for_many_batches_is_no_crowd() -> None:
     assert changes == []
 
 
+@mutant(
+    "a-few-large-calls-that-wait-long-are-an-overload",
+    "core.commits.lanes:Lane._admitted",
+    "wait if self.waiting_calls > LEAST else 0.0",
+    "wait",
+)
 def test_a_few_large_calls_that_wait_long_are_no_overload() -> None:
     """Sixteen callers, and two of their calls fill a flush: none would be refused, so none is reported as refused."""
     changes: list[bool] = []

@@ -27,6 +27,7 @@ from core.service import Service
 from core.storage import schema, tables
 from core.storage.database import Database
 from tests.guarantees.models.service import LONG_AGO
+from tests.mutants import mutant
 from tests.support.servers import MariaDB
 
 T = TypeVar("T")
@@ -86,6 +87,12 @@ def test_an_extend_that_races_the_close_is_part_of_what_is_closed(service: Servi
     assert ack(service, (batch, 0, 1), (batch, 0, 2)).completed[batch].newly
 
 
+@mutant(
+    "a-batch-that-is-not-sealed-completes",
+    "core.acks.completion:completes",
+    "state is State.SEALED and acked + failed == items",
+    "acked + failed == items",
+)
 def test_an_open_batch_is_not_complete_though_every_item_so_far_is_acked(service: Service) -> None:
     """There, a fast consumer could end a batch that its producer was still filling."""
     batch = new(service, 3)
@@ -124,6 +131,12 @@ def test_the_same_last_ack_sent_twice_is_answered_twice_and_is_new_once(service:
     assert (second.repeated, second.completed[batch].newly) == (1, False)
 
 
+@mutant(
+    "an-ack-trusts-its-id",
+    "core.acks.apply:FlushState.issued",
+    "size if remaining >= size else remaining if remaining > 0 else 0",
+    "size",
+)
 def test_an_ack_does_not_trust_its_id(service: Service) -> None:
     """There, a group's batch was not checked and an unknown group was silently accepted."""
     large, small = new(service, 3 * GROUP), new(service, 5)
@@ -163,6 +176,12 @@ def time_passes(service: Service, *ids: int, days: int = LONG_AGO) -> None:
             tx.execute(sa.update(tables.batches).where(columns.id == id).values(shifted))
 
 
+@mutant(
+    "a-batch-that-is-being-acked-is-reaped",
+    "core.acks.completion:_update",
+    'f"updated_at = {latest}(updated_at, {now})"',
+    '"updated_at = updated_at"',
+)
 def test_a_batch_that_is_being_acked_is_not_reaped(service: Service) -> None:
     """There, acks didn't touch the batch, and the reaper removed it while consumers were working on it."""
     acked, failed, repeating, silent = (new(service, 2, sealed=True) for _ in range(4))
@@ -203,6 +222,7 @@ def test_adding_no_items_is_legal(service: Service) -> None:
     assert service.batches.seal(empty).newly
 
 
+@mutant("a-retried-add-issues-new-ids", "core.batches.writing:_extend", "before is not None", "False")
 def test_a_retried_add_issues_the_same_items_and_the_batch_ends(service: Service) -> None:
     """There, a retried add issued new ids, which no producer had and no consumer acked."""
     batch = new(service, 3)
@@ -255,6 +275,12 @@ def test_ids_of_deleted_batches_do_not_come_back_after_the_server_was_killed(
 SPELLINGS = ["Job-A", "job-a", "job-a ", "job-á", "job-a\t"]
 
 
+@mutant(
+    "a-batch-key-is-compared-as-the-server-likes",
+    "core.batches.search:Filter.keys",
+    "column == self.key",
+    "sa.func.lower(sa.func.trim(column)) == self.key.lower().strip()",
+)
 def test_batch_keys_that_differ_in_case_or_blanks_are_different(service: Service) -> None:
     """MariaDB's default collations would treat all of them as equal."""
     ids = {key: new(service, 1, key=key) for key in SPELLINGS}

@@ -21,6 +21,7 @@ from core.service import Service
 from core.storage import schema, tables
 from core.storage.database import Database
 from tests.conftest import Server
+from tests.mutants import mutant
 from tests.support import plans
 from tests.support.proxies import proxied
 
@@ -31,6 +32,28 @@ def ack(service: Service, batch: int, *numbers: int, verb: Verb = Verb.ACK) -> A
     return service.acks.ack(Call.of(verb, [(batch, *divmod(number, SIZE)) for number in numbers])).result()
 
 
+@mutant(
+    "entries-of-other-processes-are-not-applied",
+    "core.bits.journal:JournalState.take_in",
+    "bits.ack_one(index)",
+    "pass",
+)
+@mutant(
+    "entries-that-are-missing-are-overlooked", "core.bits.journal:catch_up", "len(entries) == next - state.next", "True"
+)
+@mutant(
+    "groups-written-by-others-are-not-read-again",
+    "core.bits.journal:JournalState.take_in",
+    "self.groups.pop(group, None)",
+    "pass",
+)
+@mutant(
+    "a-cached-bitfield-is-used-without-the-rows-counts",
+    "core.bits.cache:BitfieldCache.take",
+    "group is None or group.resolved_count != resolved_count or group.failed_count != failed_count",
+    "group is None",
+)
+@mutant("another-byte-is-patched", "core.bits.bitfield:Group.ack_one", "index >> 3", "0")
 @pytest.mark.usefixtures("some_journaled")
 def test_processes_that_alternate_on_a_group_see_each_others_bits(database: Database) -> None:
     """Each process caches the bits that it wrote. The counts of the locked row, or the journal's entries, show that
@@ -106,6 +129,13 @@ def crowd(database: Database, size: int = 30) -> None:
             stack.enter_context(database.engine.connect()).exec_driver_sql("SELECT 1")
 
 
+@mutant("each-new-connection-drops-the-cache", "core.storage.continuity:watch", "origin != last", "True")
+@mutant(
+    "connections-of-a-crowd-are-thrown-away",
+    "core.storage.engines:pool",
+    '{"pool_size": connections, "max_overflow": 0, "pool_timeout": 10, "pool_use_lifo": True}',
+    '{"pool_size": 10, "max_overflow": connections - 10, "pool_timeout": 10, "pool_use_lifo": True}',
+)
 def test_many_concurrent_readers_drop_no_cached_bitfield_and_reuse_their_connections(database: Database) -> None:
     """More connections are opened as needed, and stay open. None of them makes the process drop its cache."""
     service = Service(database, combiner=Inline)
@@ -121,6 +151,13 @@ def test_many_concurrent_readers_drop_no_cached_bitfield_and_reuse_their_connect
     assert service.batches.verify(batch).ok
 
 
+@mutant("held-bitfields-outlive-the-database", "core.bits.cache:BitfieldCache.clear", "self._groups.clear()", "pass")
+@mutant(
+    "a-broken-connection-keeps-the-cache",
+    "core.storage.continuity:watch",
+    "not isinstance(error, sa.exc.DisconnectionError)",
+    "False",
+)
 @pytest.mark.mariadb
 def test_the_cache_is_dropped_when_a_connection_breaks(server: Server, server_database: Database) -> None:
     """A lost connection is expected after any change to the database; here a table was restored while the server kept
@@ -132,6 +169,13 @@ def test_the_cache_is_dropped_when_a_connection_breaks(server: Server, server_da
     assert_forgotten(service, batch)
 
 
+@mutant(
+    "a-restart-keeps-the-cache",
+    "core.storage.continuity:server",
+    "*(variables.get(name) for name in _NAMES), now - uptime",
+    "*(variables.get(name) for name in _NAMES),",
+    only="mariadb",
+)
 @pytest.mark.mariadb
 def test_the_cache_is_dropped_when_the_server_restarts(mortal_server: Server) -> None:
     """Also if no broken connection is noticed, because all were too old and are replaced."""
@@ -151,6 +195,7 @@ def test_the_cache_is_dropped_when_the_server_restarts(mortal_server: Server) ->
         assert_forgotten(service, batch)
 
 
+@mutant("no-new-connection-drops-the-cache", "core.storage.continuity:watch", "origin != last", "False")
 @pytest.mark.mariadb
 def test_the_cache_is_dropped_when_a_proxy_leads_to_another_server(
     server: Server, mortal_server: Server, server_url: str
@@ -174,6 +219,13 @@ def test_the_cache_is_dropped_when_a_proxy_leads_to_another_server(
             assert_forgotten(service, batch)
 
 
+@mutant("whose-a-batch-is-stays-in-the-cache", "core.service.batch_facts:BatchFacts._clear", "self._facts = {}", "pass")
+@mutant(
+    "whose-a-batch-was-is-put-into-the-cache",
+    "core.service.batch_facts:BatchFacts.get",
+    "cache |= rows",
+    "self._facts |= rows",
+)
 @pytest.mark.mariadb
 @pytest.mark.parametrize("during_a_read", [False, True])
 def test_whose_a_batch_is_is_read_again_when_a_connection_breaks(
@@ -212,6 +264,12 @@ def test_whose_a_batch_is_is_read_again_when_a_connection_breaks(
     assert not withheld("theirs/")
 
 
+@mutant(
+    "a-patch-reaches-beyond-its-blob",
+    "core.bits.bitfield:Group.patches",
+    "self.stored != -(-issued // 8)",
+    "self.stored is None",
+)
 def test_a_group_that_grew_keeps_bits_beyond_its_stored_blob(database: Database) -> None:
     """Its blob is as wide as the issued part was; a bit beyond its end can't be patched into it."""
     service = Service(database, combiner=Inline)
@@ -249,6 +307,12 @@ class Counted(dict[int, Group]):
         return super().__len__()
 
 
+@mutant(
+    "the-number-of-held-groups-only-grows",
+    "core.bits.cache:BitfieldCache._drop",
+    "self._state_groups -= len(state.groups)",
+    "pass",
+)
 def test_a_commit_costs_the_same_however_many_batches_are_cached() -> None:
     """A commit puts one journaled batch back. It reads that batch and the ones it displaces, not thousands."""
 

@@ -35,6 +35,7 @@ from core.writes import commit
 from senders.webhooks import WebhookSender
 from tests.guarantees.programs.dying import Written, dispatch, mortals
 from tests.guarantees.test_webhooks import end_leases, log, once, running, wait_until_delivered
+from tests.mutants import mutant
 from tests.support import plans
 from tests.support.clocks import Clock
 from tests.support.receivers import Receiver, receiving
@@ -110,6 +111,18 @@ def test_a_callback_reaches_a_receiver_that_was_down(service: Service) -> None:
     assert (delivery.log[0].error, delivery.log[-1].status) == ("the connection was refused", 204)
 
 
+@mutant(
+    "a-callback-gets-the-events-of-all-batches",
+    "core.webhooks.callbacks:plan",
+    "_webhooks.batch_id == _feed.batch_id",
+    "sa.true()",
+)
+@mutant(
+    "a-callback-gets-all-types",
+    "core.webhooks.callbacks:plan",
+    "row.type in json.loads(row.types)",
+    "json.loads(row.types)",
+)
 @pytest.mark.slow
 def test_a_dispatcher_that_dies_at_any_point_loses_no_callback(database: Database, tmp_path: Path) -> None:
     """Before and after each statement and each commit; each event of a callback is planned once and sent at least
@@ -193,6 +206,12 @@ def test_a_callback_goes_with_its_batch(service: Service, database: Database, re
     assert count(database, tables.delivery_attempts) == 1
 
 
+@mutant(
+    "a-callback-stays-active-while-its-batch-is-removed",
+    "core.batches.purge:condemn",
+    "callbacks.disable(tx, batch_id)",
+    "pass",
+)
 def test_a_batch_that_is_being_deleted_sends_nothing_more(
     service: Service, database: Database, receiver: Receiver
 ) -> None:
@@ -226,6 +245,7 @@ def test_idle_callbacks_cost_a_dispatcher_nothing(service: Service, database: Da
     assert count(database, tables.deliveries) == 2
 
 
+@mutant("no-event-is-kept-for-a-callback", "core.webhooks.callbacks:needed", "exist(tx)", "False")
 def test_events_are_kept_until_they_are_planned_for_a_callback(
     service: Service, database: Database, receiver: Receiver
 ) -> None:
@@ -244,6 +264,18 @@ def test_events_are_kept_until_they_are_planned_for_a_callback(
     assert [post.id for post in receiver.got] == [f"batch:{batch.batch.id}:completed"]
 
 
+@mutant(
+    "retention-deletes-a-batch-whose-callback-was-not-planned",
+    "core.batches.callbacks:is_owed",
+    "(not_planned, pending)",
+    "(pending,)",
+)
+@mutant(
+    "retention-deletes-a-batch-whose-callback-was-not-sent",
+    "core.batches.callbacks:is_owed",
+    "(not_planned, pending)",
+    "(not_planned,)",
+)
 def test_retention_keeps_a_batch_until_its_callback_was_sent(
     service: Service, database: Database, receiver: Receiver
 ) -> None:
@@ -279,6 +311,12 @@ def test_the_first_callback_does_not_wait_for_the_whole_feed(
     assert delivery.event == f"batch:{batch.batch.id}:opened"
 
 
+@mutant(
+    "callbacks-to-one-host-have-lanes-of-their-own",
+    "core.webhooks.deliveries:_choose",
+    "row.lane or row.webhook_id",
+    "row.webhook_id",
+)
 def test_callbacks_to_one_host_share_a_lane(service: Service, database: Database) -> None:
     """A host that hangs holds one share of the dispatcher's threads, whatever the number of its callbacks."""
     for number in range(8):
@@ -312,6 +350,19 @@ def due(database: Database) -> Counter[int | None]:
     return database.read(lambda tx: Counter(tx.scalars(query)))
 
 
+@mutant(
+    "a-claimed-delivery-is-postponed",
+    "core.webhooks.deliveries:postpone",
+    "_deliveries.token.is_(None)",
+    "sa.true()",
+    (
+        "f\"state = '{Progress.PENDING}' AND token IS NULL AND due_at <= {dialects.of(tx).now}\"",
+        "f\"state = '{Progress.PENDING}' AND due_at <= {dialects.of(tx).now}\"",
+    ),
+)
+@mutant(
+    "deliveries-to-all-hosts-are-postponed", "core.webhooks.deliveries:postpone", "_webhooks.lane == lane", "sa.true()"
+)
 def test_deliveries_to_a_slow_host_are_postponed(
     service: Service, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +403,9 @@ class Hanging:
         return SendResult(204, None, 3)
 
 
+@mutant(
+    "deliveries-to-a-hanging-host-are-never-postponed", "core.dispatcher:Dispatcher._round", "self._postpone()", "pass"
+)
 def test_a_hanging_host_has_few_due_deliveries(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each claim for others would read past all of them. Once it responds, it gets all, each once."""
     monkeypatch.setattr(core.dispatcher, "SLOW", 0.0)
@@ -382,6 +436,7 @@ def test_a_hanging_host_has_few_due_deliveries(database: Database, monkeypatch: 
     assert sender.sent == dict.fromkeys([*urls, "https://other.example/"], 1)
 
 
+@mutant("an-earlier-release-may-get-callbacks", "core.batches.writing:_open", "operation.opening.has_policies", "False")
 def test_a_release_that_would_mistreat_a_callback_must_be_gone(
     service: Service, database: Database, receiver: Receiver
 ) -> None:

@@ -34,6 +34,7 @@ from core.storage import database, schema, tables
 from core.storage.database import Database
 from core.writes import Append
 from tests.guarantees.drivers.strangers import head_locked, head_waits, lock_waits, locked
+from tests.mutants import mutant
 
 GROUP = 64
 
@@ -160,6 +161,12 @@ def test_a_call_of_more_groups_than_fit_a_flush_is_split_and_gets_one_answer(any
     assert any_service.batches.verify(batch).ok
 
 
+@mutant(
+    "counts-are-clamped",
+    "core.acks.completion:_judge",
+    "_check(row, state, acked, failed, delta)",
+    "acked = min(acked, row.items - failed)",
+)
 def test_a_batch_whose_counts_are_broken_fails_alone(any_service: Service) -> None:
     """Impossible counts are reported, not clamped, and only to calls that name items of that batch."""
     damaged, sound = new(any_service, 3), new(any_service, 3)
@@ -180,6 +187,18 @@ def test_a_batch_whose_counts_are_broken_fails_alone(any_service: Service) -> No
 # The combiner.
 
 
+@mutant(
+    "every-call-in-the-flush-gets-newly",
+    "core.acks.completion:completed_for",
+    "delta.last_resolver.call is unit.call",
+    "True",
+)
+@mutant(
+    "the-first-call-of-the-flush-gets-newly",
+    "core.acks.apply:apply",
+    "delta.last_resolver = unit",
+    "delta.last_resolver = delta.last_resolver or unit",
+)
 def test_merged_calls_share_one_flush_and_exactly_one_gets_newly(database: Database) -> None:
     """Calls that wait during a transaction join the next one, in order of arrival, and get its outcome."""
     with gated(database) as gate:
@@ -197,6 +216,12 @@ def test_merged_calls_share_one_flush_and_exactly_one_gets_newly(database: Datab
         assert late.result(30).completed[batch].newly is False
 
 
+@mutant(
+    "a-group-counts-for-each-call-that-names-it",
+    "core.commits.lanes:Load.add",
+    "groups.update(unit.groups())",
+    "groups = groups | unit.groups()",
+)
 def test_calls_for_the_same_groups_share_a_flush_however_many_they_are(database: Database) -> None:
     """A flush is bounded in distinct groups: a group that ten calls name counts once."""
     groups = UNIT_GROUPS // 4
@@ -231,6 +256,12 @@ def test_an_item_in_several_merged_calls_counts_for_the_first(database: Database
         assert gate.service.batches.get(batch).succeeded
 
 
+@mutant(
+    "the-queue-has-no-bound",
+    "core.commits.combiner:Combiner.submit",
+    "backlog.units + len(units) > self._max_waiting",
+    "False",
+)
 def test_calls_above_the_bound_are_refused_and_waiting_calls_are_answered(database: Database) -> None:
     """Above the bound a call is refused at once and asked to come back; nothing of it is queued."""
     with gated(database, max_waiting=4) as gate:
@@ -256,6 +287,13 @@ class TwoUnits(Admission):
     before = False
 
 
+@mutant("refused-acks-are-committed", "core.commits.lanes:Lane.shorten", "queue.popleft()", "queue[0]")
+@mutant(
+    "acks-in-excess-are-queued",
+    "core.commits.combiner:Combiner.is_full",
+    "self._main.waiting < admission.limit",
+    "True",
+)
 def test_a_shortened_queue_refuses_the_oldest_calls_and_every_batch_keeps_its_share(database: Database) -> None:
     """Each batch keeps its share; refused items stay pending, and the others are acked. While there is a bound, later
     calls are refused before they are queued."""
@@ -292,6 +330,12 @@ def test_a_shortened_queue_refuses_the_oldest_calls_and_every_batch_keeps_its_sh
         assert [gate.service.batches.verify(batch).ok for batch in (first, other)] == [True, True]
 
 
+@mutant(
+    "large-calls-have-no-bound",
+    "core.commits.combiner:Combiner.submit",
+    "backlog.bytes + size > self._max_bytes",
+    "False",
+)
 def test_large_calls_are_refused_before_they_fill_the_memory(database: Database) -> None:
     """The bound counts bytes too. Small calls go on meanwhile, and after the large ones are done there is room
     again."""
@@ -309,6 +353,12 @@ def test_large_calls_are_refused_before_they_fill_the_memory(database: Database)
             assert gate.service.acks.ack(Call.of(Verb.ACK, masks=large)).result(30).repeated == 400 * GROUP
 
 
+@mutant(
+    "a-broken-batch-fails-its-neighbours",
+    "core.commits.combiner:Combiner._flush",
+    "errors.batches_of(error).intersection",
+    "frozenset",
+)
 def test_one_broken_batch_in_a_merged_flush_fails_alone(database: Database) -> None:
     """The flush is repeated batch by batch, so the neighbours of a broken batch are applied, once."""
     with gated(database) as gate:
@@ -323,6 +373,7 @@ def test_one_broken_batch_in_a_merged_flush_fails_alone(database: Database) -> N
         assert [gate.service.batches.get(batch).acked for batch in (ids[0], ids[2])] == [1, 1]
 
 
+@mutant("batches-take-no-turns", "core.commits.lanes:Lane.take", "len(queue) if not self.queues else 1", "len(queue)")
 def test_a_hot_batch_does_not_delay_other_batches(database: Database) -> None:
     """Batches take turns: a call of a quiet batch is in the next flush, however many calls of a hot batch came before
     it."""
@@ -340,6 +391,7 @@ def test_a_hot_batch_does_not_delay_other_batches(database: Database) -> None:
             assert len({(unit.batch, group) for unit in flush for group in unit.groups()}) <= UNIT_GROUPS
 
 
+@mutant("a-large-call-is-one-flush", "core.commits.lanes:Load.add", "self.cost + unit.cost > self._most_cost", "False")
 def test_a_large_call_of_failures_is_split_and_other_calls_come_in_between(database: Database) -> None:
     """Each reason is a row, so a flush writes a bounded number of them. Another batch's ack, and another call of the
     same batch, don't wait for all of them."""
@@ -370,6 +422,13 @@ def test_a_large_call_of_failures_is_split_and_other_calls_come_in_between(datab
         assert len(gate.service.batches.ranges(large, "failed", 0, 1)[1].ranges[0].reasons) > 0
 
 
+@mutant("a-redrive-removes-all-reasons-at-once", "core.acks.flush:_cut", "total > budget", "False")
+@mutant(
+    "the-rest-of-a-flush-is-lost",
+    "core.commits.combiner:Combiner._attempt",
+    "self._main.put_back(rests)",
+    "[self._main.put(unit, pending) for unit, pending in rests if False]",
+)
 def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Database) -> None:
     """The number of reasons is known once the groups are locked. Those above the bound are left to the next flush, and
     another batch's ack comes in between."""
@@ -408,6 +467,12 @@ def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Datab
             assert tx.scalar(sa.select(sa.func.count()).select_from(tables.failures)) == 0
 
 
+@mutant(
+    "each-piece-of-a-mask-is-rejected-by-itself",
+    "core.acks.call:AckResult._reject",
+    "rejection.group is not None",
+    "False",
+)
 def test_a_mask_that_is_rejected_in_pieces_is_rejected_once(database: Database) -> None:
     """One entry for each group, however many pieces its mask was sent in."""
     service = Service(database)
@@ -422,6 +487,24 @@ def test_a_mask_that_is_rejected_in_pieces_is_rejected_once(database: Database) 
     service.stop()
 
 
+@mutant(
+    "a-broken-batch-is-merged-again",
+    "core.commits.combiner:Combiner._set_aside",
+    """
+        for batch in culprits:
+            retries = [waiting for waiting in part if waiting[0].batch == batch] if is_locked else []
+            units = [*retries, *self._main.give_up(batch)]
+            if not self._aside.set_aside(batch, units, is_broken=not is_locked):
+                refused += units
+    """,
+    """
+        for batch in culprits if is_locked else ():
+            retries = [waiting for waiting in part if waiting[0].batch == batch] if is_locked else []
+            units = [*retries, *self._main.give_up(batch)]
+            if not self._aside.set_aside(batch, units, is_broken=not is_locked):
+                refused += units
+    """,
+)
 def test_a_broken_batch_stays_out_of_merged_flushes(database: Database) -> None:
     """Once it has failed, its redelivered items make no merged flush fail; once it was repaired, it is treated like any
     other."""
@@ -450,6 +533,7 @@ def test_a_broken_batch_stays_out_of_merged_flushes(database: Database) -> None:
         assert gate.gate.lock_waits[-1] == 0, "the repaired batch is still set aside"
 
 
+@mutant("a-broken-batch-is-tried-all-the-time", "core.commits.aside:Aside.failed", "entry.failed_at + PAUSE", "0.0")
 def test_a_broken_batch_is_retried_with_pauses(database: Database) -> None:
     """However often its items are redelivered, there is a pause between two tries."""
     with gated(database) as gate:
@@ -464,6 +548,7 @@ def test_a_broken_batch_is_retried_with_pauses(database: Database) -> None:
         assert time.monotonic() - locks >= 3 * aside.PAUSE
 
 
+@mutant("a-receiver-that-raises-ends-the-combiner", "core.threads:deliver", "Exception", "KeyError")
 def test_a_receiver_that_raises_costs_no_other_call_its_answer(database: Database) -> None:
     """Neither the calls of its flush nor those of later ones."""
 
@@ -480,6 +565,7 @@ def test_a_receiver_that_raises_costs_no_other_call_its_answer(database: Databas
         assert ack(gate.service, (batch, 0, 2)).completed[batch].newly
 
 
+@mutant("stop-loses-waiting-calls", "core.commits.lanes:Lane._run", "not units", "not units or self.stopping")
 def test_stop_answers_waiting_calls_and_refuses_new_ones(database: Database) -> None:
     """Calls that wait when the service stops are committed and answered; later calls are refused."""
     with gated(database) as gate:
@@ -541,6 +627,12 @@ def impatient(server_database: Database, monkeypatch: pytest.MonkeyPatch) -> Ite
     service.stop()
 
 
+@mutant(
+    "a-stuck-batch-has-no-lane-of-its-own",
+    "core.commits.combiner:Combiner._set_aside",
+    "isinstance(error, errors.LockTimeout)",
+    "False",
+)
 @pytest.mark.mariadb
 def test_a_row_locked_by_another_session_does_not_stall_other_batches(impatient: Service) -> None:
     """Calls of the locked batch wait separately; all others go on, and the waiting calls succeed once the row is
@@ -571,6 +663,12 @@ def test_a_row_that_stays_locked_fails_only_its_own_calls_with_a_lock_timeout(im
     assert ack(impatient, (locked_batch, 0, 0)).completed[locked_batch].newly
 
 
+@mutant(
+    "a-batch-set-aside-without-a-thread-ends-the-lane",
+    "core.commits.aside:Aside._has_threads",
+    "errors.Unavailable",
+    "ZeroDivisionError",
+)
 @pytest.mark.mariadb
 def test_without_threads_for_it_a_locked_batch_fails_alone(impatient: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the system allows no more threads when a batch must be set aside, its calls are refused and all others go on.
@@ -595,6 +693,18 @@ def test_without_threads_for_it_a_locked_batch_fails_alone(impatient: Service, m
     assert waiting.result(30).applied == 1
 
 
+@mutant(
+    "a-failed-batch-is-not-set-aside",
+    "core.commits.aside:Aside.holds",
+    "time.monotonic() - entry.failed_at < PROBATION",
+    "False",
+)
+@mutant(
+    "a-repaired-batch-stays-set-aside",
+    "core.commits.aside:Aside.committed",
+    "return self._batches.pop(batch).queue",
+    "self._batches[batch].failed_at = time.monotonic()",
+)
 @pytest.mark.mariadb
 def test_a_batch_that_stays_locked_is_not_merged_again(impatient: Service) -> None:
     """Not even after its calls failed: only the first of them made a flush of the main lane wait."""
@@ -630,6 +740,23 @@ def test_two_locked_batches_do_not_wait_for_each_other(impatient: Service) -> No
     assert first.result(30).applied == 1
 
 
+@mutant(
+    "a-merged-flush-waits-briefly-for-the-feed",
+    "core.storage.dialects.mariadb:_hurried",
+    'text.endswith(" FOR UPDATE") and text != LOCK_HEAD',
+    'text.endswith(" FOR UPDATE")',
+    only="mariadb",
+)
+@mutant(
+    "a-merged-flush-waits-briefly-for-the-feed-on-postgresql",
+    "core.storage.dialects.postgresql:PostgreSQL.run",
+    "text == LOCK_HEAD",
+    "False",
+    only="postgresql",
+)
+@mutant(
+    "a-wait-for-the-feed-tears-the-flush", "core.storage.faults:_lock_wait", "error.statement == LOCK_HEAD", "False"
+)
 @pytest.mark.mariadb
 def test_a_flush_that_waits_for_the_feed_stays_whole(impatient: Service) -> None:
     """Each part of it would wait for the same row, whoever holds it. It waits as long as any other transaction, and
@@ -653,6 +780,9 @@ def test_a_flush_that_waits_for_the_feed_stays_whole(impatient: Service) -> None
     assert seconds > 0.9 * count, "it gave up before the session's lock wait was over"
 
 
+@mutant(
+    "a-call-waits-for-the-feed-without-end", "core.storage.database:Database.write", "head_waits > HEAD_WAITS", "False"
+)
 @pytest.mark.mariadb
 def test_a_feed_that_stays_locked_is_an_outage(impatient: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever appends is refused in the end, however few lock waits it allows, and no row is named as the cause."""
@@ -671,6 +801,13 @@ def test_a_feed_that_stays_locked_is_an_outage(impatient: Service, monkeypatch: 
     assert ack(impatient, (batch.batch, 0, 0)).completed[batch.batch].newly
 
 
+@mutant(
+    "all-reasons-of-a-group-are-looked-for-to-the-next-one",
+    "core.acks.flush:_remove_ranges",
+    'f"DELETE {source} ORDER BY number LIMIT {count}"',
+    'f"DELETE {source}"',
+    only="mariadb",
+)
 @pytest.mark.mariadb
 def test_reasons_of_neighbouring_groups_can_be_removed_and_written_concurrently(server_database: Database) -> None:
     """A transaction that removes all reasons of a group doesn't wait for one that wrote those of the next group."""
@@ -708,6 +845,12 @@ def test_reasons_of_neighbouring_groups_can_be_removed_and_written_concurrently(
     service.stop()
 
 
+@mutant(
+    "the-last-piece-has-a-size-of-its-own",
+    "core.acks.call:Unit.take",
+    "self.size if self.is_empty() else min(piece.size, self.size)",
+    "min(piece.size, self.size)",
+)
 @pytest.mark.parametrize("most_cost", [LEAST_COST, 1234, FLUSH_COST])
 def test_nothing_waits_when_all_is_answered(most_cost: int) -> None:
     """However calls are divided: bytes that stayed would refuse later calls on an idle service."""
@@ -727,6 +870,12 @@ def test_nothing_waits_when_all_is_answered(most_cost: int) -> None:
     combiner.stop()
 
 
+@mutant(
+    "a-flush-tries-each-unit-that-does-not-fit",
+    "core.commits.lanes:Lane.take",
+    "len(passed_over) < PASSED_OVER",
+    "True",
+)
 def test_a_flush_tries_few_units_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the lock meanwhile, for which the event loop waits."""
     lane = lanes.Lane(threading.Lock(), lanes.Backlog(), lambda units: None, lambda units: None)

@@ -33,10 +33,11 @@ from core.service import Service
 from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
+from tests import mutants
 from tests.conftest import KINDS
-from tests.guarantees import mutants
 from tests.guarantees.drivers.rounds import race
 from tests.guarantees.programs.dying import Mortals, mortals
+from tests.mutants import mutant
 from tests.support import plans
 from tests.support.clocks import Clock
 from tests.support.waits import waits_for_a_lock
@@ -297,6 +298,9 @@ def machine(database: Database, examples: int) -> None:
     run_state_machine_as_test(machine_on(database), settings=settings)
 
 
+@mutant(
+    "a-new-owner-keeps-the-epoch", "core.consumer_groups.leases:sync", "_positions.epoch + 1", "_positions.epoch + 0"
+)
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(("kind", "examples"), [(kind, 20 if kind == "sqlite" else 5) for kind in KINDS])
 def test_each_partition_has_one_owner_and_assignments_settle(
@@ -308,6 +312,12 @@ def test_each_partition_has_one_owner_and_assignments_settle(
         machine(database, examples)
 
 
+@mutant(
+    "positions-are-locked-as-they-are-changed",
+    "core.consumer_groups.leases:sync",
+    "_lock(tx, name, _positions.partition_no.in_(part))",
+    "pass",
+)
 def test_a_replaced_worker_that_was_releasing_wakes_twice(database: Database) -> None:
     """It is frozen when it must release a partition, and another process takes its name. Each of its syncs is refused,
     and the process with its name keeps the partitions."""
@@ -386,6 +396,9 @@ def test_a_capacity_counts_partitions_not_drained_yet(database: Database, clock:
 # Moves and hand-overs.
 
 
+@mutant(
+    "the-larger-share-goes-to-newcomers", "core.consumer_groups.shares:targets", "-holding[worker]", "holding[worker]"
+)
 @pytest.mark.parametrize(("partitions", "workers"), [(40, 4), (7, 3), (12, 5), (3, 4), (64, 1)])
 def test_a_worker_that_joins_takes_its_share_and_nothing_else_moves(
     database: Database, clock: Clock, partitions: int, workers: int
@@ -436,6 +449,7 @@ def is_killed_and_replaced(owner: Worker, newcomer: Worker) -> None:
     owner.sync()
 
 
+@mutant("a-live-owner-may-drain-forever", "core.consumer_groups.leases:_look", "release_by <= now", "False")
 @pytest.mark.parametrize("release", [0, 4, 30])
 @pytest.mark.parametrize(
     "owner_does", [drains_at_once, is_frozen, is_frozen_after_the_request, never_drains, is_killed_and_replaced]
@@ -481,6 +495,12 @@ def test_a_request_to_release_that_its_owner_never_got_outlasts_its_lease(
     assert clock.now == end
 
 
+@mutant(
+    "each-sync-postpones-the-release",
+    "core.consumer_groups.leases:_look",
+    "release_by is not None and release_by > deadline",
+    "release_by is not None",
+)
 def test_a_release_is_repeated_until_it_is_drained_and_keeps_its_deadline(database: Database, clock: Clock) -> None:
     """A lost answer costs nothing, and a sync doesn't postpone the deadline."""
     service = Service(database, combiner=Inline)
@@ -503,6 +523,12 @@ def test_a_release_is_repeated_until_it_is_drained_and_keeps_its_deadline(databa
     assert newcomer.epochs == {2: 2, 3: 2}
 
 
+@mutant(
+    "a-delayed-report-frees-a-later-epoch",
+    "core.consumer_groups.leases:_look",
+    "not drained.isdisjoint({(number, epoch), (number, None)})",
+    "any(number == each for each, _ in drained)",
+)
 def test_a_delayed_report_of_an_earlier_release_frees_nothing(database: Database, clock: Clock) -> None:
     """A duplicated sync arrives again after its worker got the partitions back and drains them once more."""
     service = Service(database, combiner=Inline)
@@ -580,6 +606,12 @@ def test_a_late_worker_that_syncs_first_keeps_partitions_that_no_one_took(databa
     assert late.epochs == epochs
 
 
+@mutant(
+    "after-an-outage-the-first-takes-it-all",
+    "core.consumer_groups.leases:_gone",
+    "before is not None and before.lease_until < now",
+    "False",
+)
 @pytest.mark.parametrize("seconds", [TTL + 1, 86_400])
 def test_nothing_moves_when_all_workers_were_cut_off_and_return(
     database: Database, clock: Clock, seconds: float
@@ -596,6 +628,12 @@ def test_nothing_moves_when_all_workers_were_cut_off_and_return(
     assert [worker.epochs for worker in workers] == epochs
 
 
+@mutant(
+    "an-always-late-worker-spares-dead-ones",
+    "core.consumer_groups.leases:_gone",
+    "late and row.last_seen + group.ttl >= before.last_seen",
+    "late",
+)
 def test_a_worker_that_is_always_late_spares_a_dead_worker_only_once(database: Database, clock: Clock) -> None:
     """Even if its own lease has ended each time it syncs."""
     service = Service(database, combiner=Inline)
@@ -609,6 +647,7 @@ def test_a_worker_that_is_always_late_spares_a_dead_worker_only_once(database: D
     assert late.epochs.keys() == {0, 1}
 
 
+@mutant("leases-outlast-a-clock-that-jumped-back", "core.consumer_groups.leases:_clamp_leases", "tx.execute", "str")
 @pytest.mark.parametrize("jump", [-1, -TTL, -86_400])
 def test_a_clock_that_jumps_back_makes_no_worker_wait_longer(database: Database, clock: Clock, jump: int) -> None:
     """Neither a dead worker's lease nor a deadline lasts longer than one set now."""
@@ -649,6 +688,84 @@ def test_a_shorter_ttl_applies_to_current_workers(database: Database, clock: Clo
     assert other.sync().gone == ["dead"]
 
 
+@mutant(
+    "the-clock-is-read-before-the-lock",
+    "core.consumer_groups.leases:sync",
+    'def sync(tx: Connection, name: str, caller: Caller) -> Synced:\n    """Renew the caller\'s lease '
+    "and free partitions. Then acquire partitions for the caller, or request their release,\n    to "
+    "match the caller's share. May be repeated at any time. The number of statements hardly depends on "
+    "the number of\n    partitions.\n\n    Raises `errors.ConsumerGroupNotFound`, "
+    "`errors.SessionReplaced`, `errors.InvalidRequest` for a partition that the\n    group doesn't "
+    'have.\n    """\n    group = groups.lock(tx, name)\n    now = tables.clock(tx)\n    for place, (number,'
+    " epoch) in enumerate(caller.drained):\n        is_of_deleted_group = epoch is not None and epoch "
+    "<= group.first_epoch\n        if number >= group.partitions and (not is_of_deleted_group):\n        "
+    "    raise errors.InvalidRequest(f'body.drained[{place}]', f'expected at most {group.partitions - "
+    "1}')\n    workers = {row.worker: row for row in tx.execute(sa.select(tables.consumers).where("
+    "_consumers.group_name == name))}\n    before = workers.get(caller.worker)\n    is_new_session = "
+    "False\n    if before is not None and before.session != caller.session:\n        if caller.session "
+    "in before.replaced.split() and before.lease_until >= now:\n            raise "
+    "errors.SessionReplaced(name, caller.worker)\n        is_new_session = True\n    expired = _gone("
+    "workers.values(), before, now, group)\n    capacities = {worker: row.capacity for worker, row in "
+    "workers.items() if worker not in expired}\n    capacities[caller.worker] = caller.capacity\n    if "
+    "any((row.lease_until > now + group.ttl for row in workers.values())):\n        _clamp_leases(tx, "
+    "name, now, now + group.ttl)\n    deadline = now + max(group.release, group.ttl)\n    partitions = "
+    "_look(tx, group, now, deadline, caller, capacities.keys(), is_new_session=is_new_session)\n    "
+    "share = shares.targets(partitions.holding, capacities, group.partitions)[caller.worker]\n    kept, "
+    "surplus = (partitions.mine[:share], partitions.mine[share:])\n    available = sorted("
+    "partitions.free + partitions.freed + partitions.overdue)\n    room = group.partitions if "
+    "caller.capacity is None else max(0, caller.capacity - len(kept) - partitions.leaving)\n    "
+    "acquired = available[:min(share - len(kept), room)]\n    vacated = sorted({*partitions.freed, "
+    "*partitions.overdue}.difference(acquired))\n    if is_new_session:\n        vacated, surplus = ("
+    "vacated + surplus, [])\n        acquired = acquired + kept\n    changed = sorted({*partitions.late, "
+    "*vacated, *acquired, *surplus})\n    for part in chunks(changed, LIST):\n        _lock(tx, name, "
+    "_positions.partition_no.in_(part))\n    _update(tx, name, partitions.late, release_by=deadline)\n   "
+    " _update(tx, name, vacated, owner=None, owned_since=None, release_by=None)\n    ownership = "
+    "{'owner': caller.worker, 'epoch': _positions.epoch + 1, 'owned_since': now, 'release_by': None}\n  "
+    "  _update(tx, name, acquired, **ownership)\n    if before is not None:\n        _update(tx, name, "
+    "surplus, release_by=max(now + group.release, min(before.lease_until, now + group.ttl)))\n    if "
+    "expired:\n        tx.execute(sa.delete(tables.consumers).where(_consumers.group_name == name, "
+    "_consumers.worker.in_(expired)))\n    _renew(tx, name, caller, before, now, now + group.ttl)\n    "
+    "assigned, release = _held(tx, name, caller.worker)\n    is_new = before is None or is_new_session\n "
+    "   identity = (group.partitions, group.incarnation)\n    return Synced(group.ttl, assigned, "
+    "release, group.release, *identity, is_new, expired, partitions.overdue)",
+    'def sync(tx: Connection, name: str, caller: Caller) -> Synced:\n    """Renew the caller\'s lease '
+    "and free partitions. Then acquire partitions for the caller, or request their release,\n    to "
+    "match the caller's share. May be repeated at any time. The number of statements hardly depends on "
+    "the number of\n    partitions.\n\n    Raises `errors.ConsumerGroupNotFound`, "
+    "`errors.SessionReplaced`, `errors.InvalidRequest` for a partition that the\n    group doesn't "
+    'have.\n    """\n    now = tables.clock(tx)\n    group = groups.lock(tx, name)\n    for place, (number,'
+    " epoch) in enumerate(caller.drained):\n        is_of_deleted_group = epoch is not None and epoch "
+    "<= group.first_epoch\n        if number >= group.partitions and (not is_of_deleted_group):\n        "
+    "    raise errors.InvalidRequest(f'body.drained[{place}]', f'expected at most {group.partitions - "
+    "1}')\n    workers = {row.worker: row for row in tx.execute(sa.select(tables.consumers).where("
+    "_consumers.group_name == name))}\n    before = workers.get(caller.worker)\n    is_new_session = "
+    "False\n    if before is not None and before.session != caller.session:\n        if caller.session "
+    "in before.replaced.split() and before.lease_until >= now:\n            raise "
+    "errors.SessionReplaced(name, caller.worker)\n        is_new_session = True\n    expired = _gone("
+    "workers.values(), before, now, group)\n    capacities = {worker: row.capacity for worker, row in "
+    "workers.items() if worker not in expired}\n    capacities[caller.worker] = caller.capacity\n    if "
+    "any((row.lease_until > now + group.ttl for row in workers.values())):\n        _clamp_leases(tx, "
+    "name, now, now + group.ttl)\n    deadline = now + max(group.release, group.ttl)\n    partitions = "
+    "_look(tx, group, now, deadline, caller, capacities.keys(), is_new_session=is_new_session)\n    "
+    "share = shares.targets(partitions.holding, capacities, group.partitions)[caller.worker]\n    kept, "
+    "surplus = (partitions.mine[:share], partitions.mine[share:])\n    available = sorted("
+    "partitions.free + partitions.freed + partitions.overdue)\n    room = group.partitions if "
+    "caller.capacity is None else max(0, caller.capacity - len(kept) - partitions.leaving)\n    "
+    "acquired = available[:min(share - len(kept), room)]\n    vacated = sorted({*partitions.freed, "
+    "*partitions.overdue}.difference(acquired))\n    if is_new_session:\n        vacated, surplus = ("
+    "vacated + surplus, [])\n        acquired = acquired + kept\n    changed = sorted({*partitions.late, "
+    "*vacated, *acquired, *surplus})\n    for part in chunks(changed, LIST):\n        _lock(tx, name, "
+    "_positions.partition_no.in_(part))\n    _update(tx, name, partitions.late, release_by=deadline)\n   "
+    " _update(tx, name, vacated, owner=None, owned_since=None, release_by=None)\n    ownership = "
+    "{'owner': caller.worker, 'epoch': _positions.epoch + 1, 'owned_since': now, 'release_by': None}\n  "
+    "  _update(tx, name, acquired, **ownership)\n    if before is not None:\n        _update(tx, name, "
+    "surplus, release_by=max(now + group.release, min(before.lease_until, now + group.ttl)))\n    if "
+    "expired:\n        tx.execute(sa.delete(tables.consumers).where(_consumers.group_name == name, "
+    "_consumers.worker.in_(expired)))\n    _renew(tx, name, caller, before, now, now + group.ttl)\n    "
+    "assigned, release = _held(tx, name, caller.worker)\n    is_new = before is None or is_new_session\n "
+    "   identity = (group.partitions, group.incarnation)\n    return Synced(group.ttl, assigned, "
+    "release, group.release, *identity, is_new, expired, partitions.overdue)",
+)
 def test_a_sync_uses_the_time_after_its_lock_wait(server_service: Service) -> None:
     """A statement that waits for a lock keeps its start time, at which leases that have ended since would still be
     valid."""
@@ -670,6 +787,12 @@ def test_a_sync_uses_the_time_after_its_lock_wait(server_service: Service) -> No
 # Write permission.
 
 
+@mutant(
+    "events-are-appended-whatever-the-fence",
+    "core.writes:flush",
+    "{operation: operation.fence for operation in fenced if operation.fence is not None}",
+    "{}",
+)
 def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(database: Database, clock: Clock) -> None:
     """Its commit and its events are refused, and what its transaction did before is rolled back."""
     service = Service(database, combiner=Inline)
@@ -697,6 +820,12 @@ def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(databa
     assert service.consumer_groups.get("g").positions[0].floor == 5
 
 
+@mutant(
+    "the-fence-asks-for-the-epoch-alone",
+    "core.consumer_groups.positions:lock",
+    "(fence.worker, fence.epoch)",
+    "(owners.get((fence.group, fence.partition), [fence.worker])[0], fence.epoch)",
+)
 def test_a_worker_whose_partition_is_free_may_not_write(database: Database, clock: Clock) -> None:
     """Its epoch is still the latest, but the partition has no owner."""
     service = Service(database, combiner=Inline)
@@ -713,6 +842,25 @@ def test_a_worker_whose_partition_is_free_may_not_write(database: Database, cloc
             worker.commit(partition, 1)
 
 
+@mutant("a-new-session-keeps-the-epochs", "core.consumer_groups.leases:sync", "acquired = acquired + kept", "pass")
+@mutant(
+    "the-fence-asks-for-the-owner-alone",
+    "core.consumer_groups.positions:lock",
+    "(fence.worker, fence.epoch)",
+    "(fence.worker, owners.get((fence.group, fence.partition), [fence.epoch])[-1])",
+)
+@mutant(
+    "a-zombie-takes-its-name-back",
+    "core.consumer_groups.leases:sync",
+    "caller.session in before.replaced.split()",
+    "False",
+)
+@mutant(
+    "a-zombies-zombie-takes-the-name",
+    "core.consumer_groups.leases:_renew",
+    "[before.session, *before.replaced.split()]",
+    "[before.session]",
+)
 def test_a_worker_restarted_under_its_name_fences_its_zombie(database: Database, clock: Clock) -> None:
     """The same name, the same partitions, other epochs; the zombie can neither write nor take the name back."""
     service = Service(database, combiner=Inline)
@@ -743,6 +891,12 @@ def test_a_worker_restarted_under_its_name_fences_its_zombie(database: Database,
     assert zombie.epochs == {0: 4, 1: 4, 2: 4}
 
 
+@mutant(
+    "a-group-that-is-created-again-starts-over",
+    "core.consumer_groups.groups:put",
+    "0 if row is None else row.first_epoch",
+    "0",
+)
 def test_a_recreated_group_starts_above_the_earlier_groups_epochs(database: Database, clock: Clock) -> None:
     """A zombie from before the deletion finds its own name, but not its own epoch."""
     service = Service(database, combiner=Inline)
@@ -763,6 +917,15 @@ def test_a_recreated_group_starts_above_the_earlier_groups_epochs(database: Data
         zombie.commit(0, 1)
 
 
+@mutant(
+    "a-group-in-which-nobody-worked-is-taken-for-the-next-one", "core.consumer_groups.groups:delete", "last + 1", "last"
+)
+@mutant(
+    "a-group-that-a-failover-lost-is-taken-for-the-next-one",
+    "core.consumer_groups.groups:_group",
+    'f"{row.first_epoch}-{row.created_at:%Y%m%d%H%M%S%f}"',
+    'f"{row.first_epoch}"',
+)
 def test_each_group_of_a_name_has_an_incarnation_of_its_own(database: Database, clock: Clock) -> None:
     """Also if they are created at the same time and nobody ever owns a partition, or if a failover loses a group, so
     that its epochs are used again."""
@@ -788,6 +951,12 @@ def test_each_group_of_a_name_has_an_incarnation_of_its_own(database: Database, 
     assert len(incarnations) == 4
 
 
+@mutant(
+    "a-commit-reaches-the-next-group-of-its-name",
+    "core.consumer_groups.groups:put",
+    "0 if row is None else row.first_epoch",
+    "0",
+)
 def test_no_commit_of_a_deleted_groups_worker_reaches_the_next_group_of_its_name(server_service: Service) -> None:
     """The commit meets the deletion, the creation, and the first sync of a worker with the same name."""
     service = server_service
@@ -839,6 +1008,12 @@ def test_the_next_owner_starts_at_the_committed_position(database: Database, clo
     assert lease == Held(0, 2, 10, 20, lease.outstanding, "ten")
 
 
+@mutant(
+    "a-late-commit-overwrites",
+    "core.consumer_groups.positions:_merged",
+    "snapshot if earlier is None else earlier.merge(snapshot)",
+    "snapshot",
+)
 def test_commits_may_be_repeated_and_overtaken(database: Database) -> None:
     """No finished offset is lost, the floor never goes back, and the token stays with it."""
     service = Service(database, combiner=Inline)
@@ -878,6 +1053,17 @@ def test_a_snapshot_damaged_in_the_database_counts_as_its_floor(database: Databa
 # Known failures of earlier systems, by their names; two more are above.
 
 
+@mutant(
+    "a-newcomer-that-holds-nothing-is-not-counted",
+    "core.consumer_groups.leases:_look",
+    "dict.fromkeys(live, 0)",
+    "dict.fromkeys(sorted(live), 0)",
+    (
+        "return partitions",
+        "partitions.holding = {w: n for w, n in partitions.holding.items() if n or w == "
+        "caller.worker}\nreturn partitions",
+    ),
+)
 def test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen(database: Database, clock: Clock) -> None:
     """It counts from its first sync on, though it owns nothing: the others release their surplus."""
     service = Service(database, combiner=Inline)
@@ -894,6 +1080,12 @@ def test_azure_js_6945_a_newcomer_that_holds_nothing_is_seen(database: Database,
     assert shared([owner, *newcomers]) == [1, 1, 2]
 
 
+@mutant(
+    "a-sync-does-not-lock-its-group",
+    "core.consumer_groups.groups:find",
+    "query.with_for_update() if locked else query",
+    "query",
+)
 def test_azure_python_38812_the_first_create_makes_no_two_owners(server_service: Service) -> None:
     """Two workers create and join the group at the same moment: one group results, and no partition has two owners."""
     answers: list[bool] = []
@@ -916,6 +1108,12 @@ def test_azure_python_38812_the_first_create_makes_no_two_owners(server_service:
     assert set(answers) == {True, False}, "the same worker always came first"
 
 
+@mutant(
+    "any-worker-may-report-a-partition-as-drained",
+    "core.consumer_groups.leases:_look",
+    "owner not in partitions.holding",
+    "owner not in partitions.holding or any(number == each for each, _ in drained)",
+)
 def test_kafka_12984_no_two_members_claim_a_partition_in_one_generation(database: Database, clock: Clock) -> None:
     """A member that was out of the group comes back and assumes its old partitions: the answer to its sync decides, and
     its reports about partitions that others own now are ignored."""
@@ -940,6 +1138,14 @@ def test_kafka_12984_no_two_members_claim_a_partition_in_one_generation(database
 # Races on MariaDB.
 
 
+@mutant(
+    "the-fence-locks-nothing",
+    "core.consumer_groups.positions:lock",
+    "f\"SELECT group_name, partition_no, owner, epoch FROM {dialect.by_primary_key('positions')} WHERE "
+    "{among(tx, _KEY, part)} ORDER BY {', '.join(_KEY)}{dialect.for_update()}\"",
+    "f\"SELECT group_name, partition_no, owner, epoch FROM {dialect.by_primary_key('positions')} WHERE "
+    "{among(tx, _KEY, part)} ORDER BY {', '.join(_KEY)}\"",
+)
 def test_a_commit_reaches_the_next_owner_or_is_refused(server_service: Service) -> None:
     """The owner commits while another worker takes its partition: either the next owner starts with the commit, or it
     is refused."""

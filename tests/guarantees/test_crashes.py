@@ -26,6 +26,7 @@ from core.storage.database import Database
 from tests.guarantees.drivers import journaled
 from tests.guarantees.models.service import Model, Request, assert_equal, bits, perform
 from tests.guarantees.programs.dying import Mortals, Written, mortals
+from tests.mutants import mutant
 from tests.support.servers import ServiceProcess
 
 GROUP = 64
@@ -306,6 +307,28 @@ def _ground(database: Database) -> Ground:
     return Ground(Service(database, combiner=Inline, sender=Written(Path(os.devnull))), Model())
 
 
+@mutant(
+    "an-ack-commits-its-bits-before-its-counts",
+    "core.acks.flush:flush",
+    "pipeline = Pipeline(tx)",
+    "tx.commit()\npipeline = Pipeline(tx)",
+)
+@mutant(
+    "an-extend-commits-its-numbers-before-its-key",
+    "core.batches.writing:_change",
+    "keys = [f\"({','.join(batch_rows.literal(dialect, value) for value in row)})\" for row in issued]",
+    """
+        pipeline.flush()
+        pipeline.tx.commit()
+        keys = [f"({','.join(batch_rows.literal(dialect, value) for value in row)})" for row in issued]
+    """,
+)
+@mutant(
+    "a-seal-that-completes-does-not-keep-its-key",
+    "core.batches.writing:_seal",
+    '{"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}',
+    '{"state": State.COMPLETE, "ended_at": now}',
+)
 @pytest.mark.parametrize(
     "scenario",
     [*SCENARIOS, *(pytest.param(scenario, marks=pytest.mark.slow) for scenario in OF_CHILDREN)],
@@ -362,6 +385,7 @@ def _die_everywhere(
     assert deaths[-1] == "after COMMIT"
 
 
+@mutant("a-purge-forgets-the-reasons", "core.batches.purge:remove_chunk", "_BY_BATCH", "_BY_BATCH[:-1]")
 @pytest.mark.parametrize(
     "scenario",
     [

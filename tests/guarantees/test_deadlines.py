@@ -28,6 +28,7 @@ from core.storage.database import Database
 from lastbit import Client
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, prepare, race, recount
+from tests.mutants import mutant
 from tests.support.clocks import START, Clock
 from tests.support.servers import ROOT, run_module, running_service
 
@@ -57,6 +58,7 @@ def events_of(service: Service, batch: int) -> list[tuple[str, str | None]]:
     return [(event.type.removeprefix("batch."), json.loads(event.data or "{}").get("cause")) for event in events]
 
 
+@mutant("a-deadline-is-judged-again-by-idleness-alone", "core.batches.expiry:cause", "return Cause.DEADLINE", "pass")
 def test_a_busy_batch_expires_at_its_deadline_and_not_before(service: Service) -> None:
     """Without being idle; its cause is in the event, and later acks are rejected."""
     early, late, none = open_batch(service, 5), open_batch(service, 5), open_batch(service, 5, deadline=None)
@@ -72,6 +74,18 @@ def test_a_busy_batch_expires_at_its_deadline_and_not_before(service: Service) -
     assert "reached its deadline and expired" in reason.text
 
 
+@mutant(
+    "an-open-judges-its-deadline-by-the-services-clock",
+    "core.batches.writing:_open",
+    "tables.clock(pipeline.tx)",
+    "datetime.now().astimezone()",
+)
+@mutant(
+    "overdue-batches-are-found-and-judged-by-the-services-clock",
+    "core.batches.expiry:cause",
+    "is_overdue(State(batch.state), batch.deadline, now=now)",
+    "is_overdue(State(batch.state), batch.deadline, now=datetime.now().astimezone())",
+)
 def test_a_deadline_is_judged_by_the_databases_clock(database: Database) -> None:
     """To the microsecond, and not by the clock of the process: this database's is in the past."""
     clock = Clock(database)
@@ -114,6 +128,12 @@ def test_the_event_of_an_idle_batch_has_another_cause(service: Service) -> None:
     assert "was idle for too long and expired" in reason.text
 
 
+@mutant(
+    "a-deadline-waits-for-the-children",
+    "core.batches.expiry:expire",
+    "reason is Cause.IDLE and nesting.has_live_children(tx, batch_id)",
+    "nesting.has_live_children(tx, batch_id)",
+)
 def test_a_parent_expires_though_its_children_live_and_a_child_fails_its_item(service: Service) -> None:
     """A deadline is no idleness. What a child owes an expired parent is dropped."""
     parent = open_batch(service, 2, sealed=True)
@@ -128,6 +148,12 @@ def test_a_parent_expires_though_its_children_live_and_a_child_fails_its_item(se
     assert service.batches.get(other).parent_due is None
 
 
+@mutant(
+    "overdue-batches-with-the-same-deadline-are-left-out",
+    "core.batches.expiry:overdue",
+    "sa.or_(_table.deadline > last.deadline, _table.id > last.id)",
+    "_table.deadline > last.deadline",
+)
 def test_all_overdue_batches_expire_whatever_their_number(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read in pages, also those with the same deadline."""
     monkeypatch.setattr(expiry, "PAGE", 2)
@@ -162,6 +188,9 @@ def test_opens_that_share_a_transaction_have_their_own_deadlines(service: Servic
     assert service.batches.get(outcomes[3].value.batch.id).deadline == deadlines[3]
 
 
+@mutant(
+    "an-earlier-release-may-ignore-a-deadline", "core.batches.writing:_open", "operation.opening.has_policies", "False"
+)
 def test_a_release_that_would_ignore_a_deadline_must_be_gone(database: Database, service: Service) -> None:
     """A batch with a deadline can be opened only after the upgrade is finished."""
     with database.engine.begin() as tx:
@@ -218,6 +247,13 @@ def test_a_dispatcher_expires_a_batch_at_its_deadline(mariadb_database: Database
             dispatcher.terminate()
 
 
+@mutant(
+    "a-deadline-is-judged-on-a-plain-read",
+    "core.batches.expiry:expire",
+    "lock_wait is not None",
+    "False",
+    ("batches.lock(tx, batch_id)", "batches.get(tx, batch_id), tables.clock(tx)"),
+)
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
 def test_the_last_ack_comes_before_the_deadline_or_is_rejected(mariadb_database: Database) -> None:

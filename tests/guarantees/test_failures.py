@@ -21,6 +21,7 @@ from core.storage import schema
 from core.storage.database import Database
 from tests.conftest import Server, running_server, server_kind
 from tests.guarantees.drivers.load import Load, check, open_shared
+from tests.mutants import mutant
 from tests.support.proxies import Cut, Proxy, proxied
 from tests.support.servers import ServiceProcess, running_service
 
@@ -213,6 +214,17 @@ def test_connections_that_are_killed(under_load: UnderLoad, server: Server) -> N
     assert kills >= KILLS
 
 
+@mutant(
+    "a-lost-commit-counts-as-done",
+    "core.storage.database:Database._transaction",
+    "self._judge(tx, error, committing=committing)",
+    """
+        if committing:
+            tx.invalidate()
+            return done
+        self._judge(tx, error, committing=committing)
+    """,
+)
 @pytest.mark.parametrize("cut", ["before", "amid", "after"])
 def test_connections_that_are_cut_at_the_commit(under_load: UnderLoad, server: Server, proxy: Proxy, cut: Cut) -> None:
     """The client can't know whether the commit was done. Either way it is done once, and exactly one call gets

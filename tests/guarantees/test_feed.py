@@ -18,6 +18,7 @@ from core.storage import tables
 from core.storage.database import Database
 from core.storage.statements import Pipeline
 from tests.guarantees.drivers.rounds import ROUNDS
+from tests.mutants import mutant
 from tests.support.exposition import Change
 
 WRITERS = 4
@@ -27,6 +28,32 @@ class Regret(errors.CoreError):
     """Raised to roll a transaction back after it has appended."""
 
 
+@mutant(
+    "positions-as-auto-increment-gives-them",
+    "core.feed:append",
+    """
+        position = lock(tx)
+        pipeline = Pipeline(tx)
+        _insert(pipeline, events, position)
+    """,
+    """
+        rows = [dict(event_id=e.id, type=e.type, batch_id=e.batch, event_key=e.key, data=e.data) for e in events]
+        with tx.engine.begin() as other:
+            other.exec_driver_sql(f'UPDATE feed_head SET position = position + {len(rows)}')
+            last = other.exec_driver_sql('SELECT position FROM feed_head').scalar()
+        position = last - len(rows)
+        for place, row in enumerate(reversed(rows)):
+            row['position'] = last - place
+        tx.execute(sa.insert(tables.feed).values(appended_at=tables.utc_now()), rows)
+    """,
+)
+@mutant("the-head-is-not-locked", "core.feed:_lock", "HEAD + dialects.of(tx).for_update()", "HEAD")
+@mutant(
+    "the-feed-is-read-without-a-snapshot",
+    "core.service.feed:FeedService.read",
+    "self._database.snapshot",
+    "self._database.read",
+)
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
 def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(server_database: Database) -> None:
@@ -161,6 +188,7 @@ def test_a_position_beyond_the_feeds_end_is_refused(service: Service) -> None:
         service.feed.read(service.feed.head() + 1, 10)
 
 
+@mutant("trimmed-events-are-a-gap", "core.feed:_checked", "after < trimmed", "False")
 def test_a_reader_of_trimmed_positions_gets_an_error(service: Service) -> None:
     """Recent events stay, positions go on, and a reader that is past the trimmed positions notices nothing."""
     start = service.feed.head()
@@ -193,6 +221,12 @@ def test_everything_that_no_process_needs_can_be_trimmed(service: Service) -> No
     assert service.feed.append([feed.NewEvent("new", "x")]) == [feed.Appended(start + 6, False)]
 
 
+@mutant(
+    "the-times-of-needed-events-are-read",
+    "core.feed:_first_kept",
+    "position + 1 if lowest is None else min(lowest, position + 1)",
+    "position + 1",
+)
 def test_times_are_read_in_chunks_and_up_to_what_is_needed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query for all old events, which a process may have needed for months, would exceed the database's time-outs."""
     start = service.feed.head()

@@ -37,6 +37,7 @@ from core.storage.database import Database
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.load import Load, check, open_shared
 from tests.guarantees.drivers.rounds import GROUP, ack, newly, prepare, race, recount
+from tests.mutants import mutant
 from tests.support.galera import Cluster, Node, Policy, until
 from tests.support.servers import running_service
 from tests.support.waits import freeze_before
@@ -91,6 +92,12 @@ def events(pair: Pair, after: int) -> list[feed.Event]:
     return feed_events
 
 
+@mutant(
+    "a-node-gets-a-transaction-in-one-packet",
+    "core.storage.dialects.mariadb:MariaDB.run",
+    "galera.is_node(tx)",
+    "False",
+)
 def test_an_aborted_transaction_is_not_continued_by_its_next_statements(pair: Pair) -> None:
     """A commit on another node aborts it between any two of its statements: none of them has an effect, also those that
     were sent together with the COMMIT."""
@@ -122,6 +129,12 @@ def test_an_aborted_transaction_is_not_continued_by_its_next_statements(pair: Pa
                 assert sorted(tx.scalars(rows)) == ([1, steps] if error is None else [0, 0]), error
 
 
+@mutant(
+    "a-lost-certification-may-have-been-committed",
+    "core.storage.database:Database._judge",
+    "committing and fault is errors.Fault.CONFLICT",
+    "False",
+)
 def test_a_failed_certification_is_retried_and_costs_no_connection(pair: Pair) -> None:
     """Nothing was committed, so even work that must not be repeated starts again; and the cache in memory stays."""
     first, other = pair.services()
@@ -145,6 +158,12 @@ def test_a_failed_certification_is_retried_and_costs_no_connection(pair: Pair) -
     assert (batch_.items, batch_.acked) == (11, 1)
 
 
+@mutant(
+    "a-node-answers-by-what-it-has-applied",
+    "core.storage.galera:prepare",
+    'f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}"',
+    'f"SET SESSION wsrep_sync_wait = 0"',
+)
 def test_an_ack_on_one_node_right_after_the_extend_on_another_is_not_refused(pair: Pair) -> None:
     """The ids are unknown on a node that hasn't applied the extend yet; there the ack waits until it has."""
     first, other = pair.services()
@@ -334,6 +353,7 @@ def test_a_fenced_write_is_visible_to_the_partitions_next_owner_on_another_node(
     assert 0 < losses < ROUNDS, "the same call always came first"
 
 
+@mutant("a-fence-is-locked-on-its-node-alone", "core.storage.galera:guard", "not is_node(tx)", "True")
 def test_a_partition_that_moves_on_one_node_takes_along_what_was_written_on_another(pair: Pair) -> None:
     """The move has read its tally before the write, and commits last. It is refused, and reads again."""
     first, other = pair.services()
@@ -388,6 +408,9 @@ def test_workers_that_join_on_two_nodes_share_no_partition(pair: Pair) -> None:
     )
 
 
+@mutant(
+    "the-head-is-locked-on-its-node-alone", "core.storage.galera:guard", "not is_node(tx)", "column.name == 'trimmed'"
+)
 def test_a_trim_that_has_judged_keeps_the_events_of_a_process_defined_on_another_node(pair: Pair) -> None:
     """The trim has read that no process needs them, and commits last. It is refused, and judges again."""
     first, _ = pair.services()
@@ -405,6 +428,12 @@ def test_a_trim_that_has_judged_keeps_the_events_of_a_process_defined_on_another
     first.processes.delete("judged")
 
 
+@mutant(
+    "a-group-is-locked-on-its-node-alone",
+    "core.storage.galera:guard",
+    "not is_node(tx)",
+    "column.name == 'first_epoch'",
+)
 def test_a_worker_that_has_judged_gets_no_partition_of_one_that_joined_on_another_node(pair: Pair) -> None:
     """It has read that all partitions are free, and commits last. It is refused, and judges again."""
     first, _ = pair.services()

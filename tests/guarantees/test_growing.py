@@ -24,6 +24,7 @@ from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ack
+from tests.mutants import mutant
 from tests.support.waits import waits_for_a_lock
 
 FIRST = GROUP + 8
@@ -53,6 +54,17 @@ def by_failing(batch: int) -> Call:
     return Call.of(Verb.FAIL, masks=[(batch, 0, b"\xff" * (GROUP // 8)), (batch, 1, b"\x0f")], reason="broken")
 
 
+@mutant(
+    "items-are-read-before-the-groups-are-locked",
+    "core.acks.flush:_begin",
+    "statements.run(tx, *([_lock(tx, direct)] if direct else []), completion.select(tx, batches, "
+    "locking) if little else _look(tx, batches), *([journal.select(shared)] if shared else []))",
+    "statements.run(tx, *([] if little else [_look(tx, batches)]), *([_lock(tx, direct)] if direct "
+    "else []), *([completion.select(tx, batches, locking)] if little else []), *([journal.select("
+    "shared)] if shared else []))",
+    ("{}", "{} if little else _seen(tx, next(results))"),
+    ("state.seen = _seen(tx, next(results))", "pass"),
+)
 @pytest.mark.mariadb
 @pytest.mark.parametrize("call", [by_mask, by_ids, by_failing])
 def test_a_batch_that_grows_while_a_bulk_ack_waits_keeps_every_answered_ack(
@@ -101,6 +113,18 @@ def test_no_child_is_opened_for_an_item_acked_while_the_open_waited(other_servic
     opener.stop()
 
 
+@mutant(
+    "a-batch-that-became-a-parent-is-not-noticed",
+    "core.acks.completion:write",
+    "row.journal_next or row.children",
+    "row.journal_next",
+)
+@mutant(
+    "children-are-looked-for-before-the-parent-is-locked",
+    "core.acks.flush:_begin",
+    "completion.select(tx, state.seen, locking)",
+    "completion.select(tx, state.seen)",
+)
 @pytest.mark.mariadb
 @pytest.mark.parametrize("call", [by_mask, by_ids, by_failing])
 @pytest.mark.parametrize("is_parent", [False, True], ids=["first child", "another child"])
@@ -151,6 +175,13 @@ def whole_row(service: Service, batch: int) -> tuple[object, ...]:
         return tuple(tx.execute(sa.select(tables.item_groups).where(_groups.batch_id == batch)).one())
 
 
+@mutant("a-group-is-read-unchecked", "core.acks.flush:_load", "_check(key, group, state.issued(*key))", "pass")
+@mutant(
+    "bits-lost-are-recounted",
+    "core.bits.bitfield:Group.check",
+    "(resolved, failed) != (self.resolved_count, self.failed_count)",
+    "False",
+)
 @pytest.mark.parametrize(
     "values",
     [

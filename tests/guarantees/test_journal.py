@@ -21,6 +21,7 @@ from core.storage import schema, tables
 from core.storage.database import Database
 from tests.guarantees.drivers import journaled
 from tests.guarantees.drivers.rounds import recount
+from tests.mutants import mutant
 
 SIZE = journal.WIDE
 GROUPS = 32
@@ -129,6 +130,12 @@ def journaled_items(database: Database, batch: int) -> dict[int, Any]:
     return dict(database.read(journal.recent, batch, SIZE))
 
 
+@mutant(
+    "a-fold-writes-what-has-changed-now",
+    "core.bits.journal:write",
+    "{*due, *change.changed} if direct else due",
+    "change.changed if direct or due else ()",
+)
 def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +167,15 @@ def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
     assert service.batches.verify(batch).ok
 
 
+@mutant(
+    "a-completing-seal-leaves-the-journal",
+    "core.batches.writing:_seal",
+    "if batch.journal_next:\n    values['journal_next'] = folding.fold(tx, batch.id, batch.group_size, "
+    "batch.items, batch.journal_next)",
+    "if False:\n    values['journal_next'] = folding.fold(tx, batch.id, batch.group_size, batch.items, "
+    "batch.journal_next)",
+)
+@mutant("a-fold-by-a-seal-is-not-announced", "core.bits.folding:fold", "return state.next", "return journal_next")
 @pytest.mark.parametrize("failures", [0, 3])
 def test_a_seal_that_completes_folds_the_journal(database: Database, failures: int) -> None:
     """As the last ack does. Other processes, and this one's cache, see the batch as it is then."""
@@ -203,6 +219,18 @@ def test_a_seal_that_completes_folds_the_journal(database: Database, failures: i
     assert (entries(database), rows(database)) == (0, 0)
 
 
+@mutant(
+    "entries-go-before-all-their-groups-are-folded",
+    "core.bits.journal:JournalState.trim",
+    "self.entries[0][0] < oldest",
+    "len(self.entries) > 1",
+)
+@mutant(
+    "an-entry-is-forgotten-that-named-a-group-before",
+    "core.bits.journal:JournalState.name_groups",
+    "group not in self.unfolded",
+    "group is not None",
+)
 def test_groups_are_folded_in_portions_in_their_order(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call waits for a thousand groups, and the journal doesn't grow beyond twice its limit."""
     monkeypatch.setattr(journal, "LEAST", 5 * CALL)
@@ -302,6 +330,7 @@ def test_a_process_that_is_alone_reads_entries_only_if_another_has_written_some(
     recount(database)
 
 
+@mutant("redriven-items-are-entries", "core.acks.apply:_ack_few", "state.acked.pop(unit.batch, None)", "")
 def test_changes_that_do_not_fit_an_entry_are_written_to_their_groups(database: Database) -> None:
     """Failures, redriven items, masks, and another process's repeats of items that the journal names."""
     batch, acked = open_scattered(Service(database, combiner=Inline), 6)

@@ -33,6 +33,7 @@ from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays
 from tests.guarantees.drivers.strangers import locked
 from tests.guarantees.programs.dying import Written
+from tests.mutants import mutant
 from tests.support.waits import waits_for_a_lock
 
 GROUP = 64
@@ -67,6 +68,19 @@ def new(service: Service, items: int = 4 * GROUP) -> int:
     return service.batches.open(Opening(group_size=GROUP, items=items)).batch.id
 
 
+@mutant(
+    "journaled-batches-are-locked-before-all-others",
+    "core.acks.flush:_begin",
+    "statements.run(tx, *([_lock(tx, direct)] if direct else []), completion.select(tx, batches, "
+    "locking) if little else _look(tx, batches), *([journal.select(shared)] if shared else []))",
+    "statements.run(tx, *([completion.select(tx, journal_states, locking)] if journal_states else []), "
+    "*([_lock(tx, direct)] if direct else []), completion.select(tx, batches, locking) if little else "
+    "_look(tx, batches), *([journal.select(shared)] if shared else []))",
+    (
+        "groups = statements.records(tx, next(results)) if direct else ()",
+        "if journal_states: next(results)\ngroups = statements.records(tx, next(results)) if direct else ()",
+    ),
+)
 def test_acks_and_extends_of_a_journaled_and_a_plain_batch_take_turns(
     service: Service, server_faults: list[str]
 ) -> None:
@@ -88,6 +102,12 @@ def test_acks_and_extends_of_a_journaled_and_a_plain_batch_take_turns(
     assert server_faults == []
 
 
+@mutant(
+    "a-group-is-inserted-before-its-batch-is-locked",
+    "core.acks.flush:_write_groups",
+    "return group_rows.insert(new)",
+    "pipeline.later(*group_rows.insert(new))\nreturn []",
+)
 @pytest.mark.parametrize("reason", [None, "late"])
 def test_two_calls_that_create_a_group_take_turns(
     service: Service, server_faults: list[str], reason: str | None
@@ -107,6 +127,72 @@ def test_two_calls_that_create_a_group_take_turns(
     assert service.batches.verify(batch).ok
 
 
+@mutant(
+    "tallies-are-locked-after-batches",
+    "core.writes:flush",
+    'def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:\n    """Apply the '
+    "operations. The caller commits. Raises `faults.BeginAgain` if the transaction must be run "
+    'again."""\n    pipeline = Pipeline(tx)\n    appends = [operation for operation in operations if '
+    "isinstance(operation, Append)]\n    applies = [operation for operation in operations if isinstance("
+    "operation, Apply)]\n    commits = [operation for operation in operations if isinstance(operation, "
+    "CommitPositions)]\n    calls_of_many = [operation for operation in operations if isinstance("
+    "operation, HandleMany)]\n    handles = [handle for operation in operations if isinstance(operation,"
+    " Handle | HandleMany) for handle in ([operation] if isinstance(operation, Handle) else "
+    "operation.handles)]\n    changes = [operation for operation in operations if isinstance(operation, "
+    "Open | Extend | Seal)]\n    fences = handling.fences(pipeline, handles)\n    fenced: list[Append | "
+    "Apply] = [*appends, *applies]\n    fences |= {operation: operation.fence for operation in fenced "
+    "if operation.fence is not None}\n    committing = [commit for operation in commits for commit in "
+    "operation.commits]\n    refusals = positions.lock(pipeline, {*fences.values(), *(commit.fence for "
+    "commit in committing)})\n    committed = positions.Commits(pipeline, committing)\n    handlings = "
+    "handling.Handlings(pipeline, handles)\n    refused = refusals()\n    handlings.apply(fences, "
+    "refused)\n    outcomes = {operation: Done(error=refused[fence]) for operation, fence in "
+    "fences.items() if fence in refused}\n    results = iter(committed.write(refused))\n    outcomes |= "
+    "{operation: Done(list(islice(results, len(operation.commits)))) for operation in commits}\n    "
+    "appends = [append for append in appends if append not in outcomes]\n    applies = [apply for apply "
+    "in applies if apply not in outcomes]\n    applied = tallies.write(pipeline, [(apply.tally, "
+    "apply.entries) for apply in applies])\n    writes = writing.write(pipeline, changes)\n\n    def own("
+    "position: int) -> list[feed.NewEvent]:\n        events = writes.finish()\n        handlings.finish("
+    "position + len(events))\n        return [*events, *handlings.events()]\n    if writes.has_events() "
+    "or handlings.events() or any((append.events for append in appends)):\n        answers = feed.write("
+    "pipeline, own, [append.events for append in appends])\n    else:\n        handlings.finish(0)\n      "
+    "  answers = [[] for _ in appends]\n    pipeline.finish()\n    outcomes |= {append: Done(answer) for "
+    "append, answer in zip(appends, answers, strict=True)}\n    outcomes |= writes.outcomes | "
+    "handlings.outcomes\n    outcomes |= {call: Done([outcomes[handle] for handle in call.handles]) for "
+    "call in calls_of_many}\n    for apply, result in zip(applies, applied, strict=True):\n        "
+    "outcomes[apply] = Done(error=result) if isinstance(result, errors.CoreError) else Done(result)\n   "
+    " return [outcomes[operation] for operation in operations]",
+    'def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:\n    """Apply the '
+    "operations. The caller commits. Raises `faults.BeginAgain` if the transaction must be run "
+    'again."""\n    pipeline = Pipeline(tx)\n    appends = [operation for operation in operations if '
+    "isinstance(operation, Append)]\n    applies = [operation for operation in operations if isinstance("
+    "operation, Apply)]\n    commits = [operation for operation in operations if isinstance(operation, "
+    "CommitPositions)]\n    calls_of_many = [operation for operation in operations if isinstance("
+    "operation, HandleMany)]\n    handles = [handle for operation in operations if isinstance(operation,"
+    " Handle | HandleMany) for handle in ([operation] if isinstance(operation, Handle) else "
+    "operation.handles)]\n    changes = [operation for operation in operations if isinstance(operation, "
+    "Open | Extend | Seal)]\n    fences = handling.fences(pipeline, handles)\n    fenced: list[Append | "
+    "Apply] = [*appends, *applies]\n    fences |= {operation: operation.fence for operation in fenced "
+    "if operation.fence is not None}\n    committing = [commit for operation in commits for commit in "
+    "operation.commits]\n    refusals = positions.lock(pipeline, {*fences.values(), *(commit.fence for "
+    "commit in committing)})\n    committed = positions.Commits(pipeline, committing)\n    handlings = "
+    "handling.Handlings(pipeline, handles)\n    refused = refusals()\n    handlings.apply(fences, "
+    "refused)\n    outcomes = {operation: Done(error=refused[fence]) for operation, fence in "
+    "fences.items() if fence in refused}\n    results = iter(committed.write(refused))\n    outcomes |= "
+    "{operation: Done(list(islice(results, len(operation.commits)))) for operation in commits}\n    "
+    "appends = [append for append in appends if append not in outcomes]\n    applies = [apply for apply "
+    "in applies if apply not in outcomes]\n    writes = writing.write(pipeline, changes)\n    applied = "
+    "tallies.write(pipeline, [(apply.tally, apply.entries) for apply in applies])\n\n    def own("
+    "position: int) -> list[feed.NewEvent]:\n        events = writes.finish()\n        handlings.finish("
+    "position + len(events))\n        return [*events, *handlings.events()]\n    if writes.has_events() "
+    "or handlings.events() or any((append.events for append in appends)):\n        answers = feed.write("
+    "pipeline, own, [append.events for append in appends])\n    else:\n        handlings.finish(0)\n      "
+    "  answers = [[] for _ in appends]\n    pipeline.finish()\n    outcomes |= {append: Done(answer) for "
+    "append, answer in zip(appends, answers, strict=True)}\n    outcomes |= writes.outcomes | "
+    "handlings.outcomes\n    outcomes |= {call: Done([outcomes[handle] for handle in call.handles]) for "
+    "call in calls_of_many}\n    for apply, result in zip(applies, applied, strict=True):\n        "
+    "outcomes[apply] = Done(error=result) if isinstance(result, errors.CoreError) else Done(result)\n   "
+    " return [outcomes[operation] for operation in operations]",
+)
 def test_all_verbs_that_share_a_transaction_keep_the_order(service: Service) -> None:
     """Also those of batches and of tallies."""
     batches = [new(service), new(service)]
@@ -121,6 +207,12 @@ def test_all_verbs_that_share_a_transaction_keep_the_order(service: Service) -> 
     assert [outcome.error for outcome in outcomes] == [None] * 4
 
 
+@mutant(
+    "debts-are-locked-verb-by-verb",
+    "core.batches.nesting:strike_out",
+    "set(tx.scalars(query.with_for_update(skip_locked=skip_locked)))",
+    "{due.child for due in debts}",
+)
 def test_debts_of_both_kinds_are_struck_out_in_the_order_of_the_children(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +231,22 @@ def test_debts_of_both_kinds_are_struck_out_in_the_order_of_the_children(
     assert service.database.read(nesting.debts) == []
 
 
+@mutant(
+    "a-deletion-locks-the-feed-before-its-callback",
+    "core.batches.purge:condemn",
+    'def condemn(tx: Connection, batch_id: int) -> bool:\n    """Step 1, which also cancels a live '
+    "batch. Returns False if the batch has a debt to its parent, which must be paid\n    first. Raises "
+    '`errors.BatchNotFound`."""\n    batch, now = batches.lock(tx, batch_id)\n    is_live = batch.state '
+    "in LIVE\n    owes = batch.parent_due is not None or (is_live and batch.parent_batch is not None)\n  "
+    "  if not owes:\n        callbacks.disable(tx, batch_id)\n    if is_live:\n        batches.end(tx, "
+    "batch, State.CANCELLED, now)\n    if not owes:\n        mark(tx, batch_id)\n    return not owes",
+    'def condemn(tx: Connection, batch_id: int) -> bool:\n    """Step 1, which also cancels a live '
+    "batch. Returns False if the batch has a debt to its parent, which must be paid\n    first. Raises "
+    '`errors.BatchNotFound`."""\n    batch, now = batches.lock(tx, batch_id)\n    is_live = batch.state '
+    "in LIVE\n    owes = batch.parent_due is not None or (is_live and batch.parent_batch is not None)\n  "
+    "  if False:\n        pass\n    if is_live:\n        batches.end(tx, batch, State.CANCELLED, now)\n    "
+    "    callbacks.disable(tx, batch_id)\n    if not owes:\n        mark(tx, batch_id)\n    return not owes",
+)
 def test_a_deletion_disables_the_callback_before_it_locks_the_feed(server_database: Database) -> None:
     """Of a live batch, which it cancels first; conftest checks the order."""
     service = Service(server_database, combiner=Inline, sender=Written(Path(os.devnull)))

@@ -42,6 +42,7 @@ from tests.guarantees.drivers import journaled
 from tests.guarantees.models.service import Model, Request, assert_equal
 from tests.guarantees.programs.dying import Written
 from tests.guarantees.test_crashes import JOURNALED, OF_CHILDREN, SCENARIOS, Ground
+from tests.mutants import mutant
 from tests.support import templates
 from tests.support.proxies import Cut, proxied
 
@@ -112,6 +113,12 @@ def _lose_everywhere(database: Database, losses: Losses, scenario: Callable[[Gro
     assert place >= 1
 
 
+@mutant(
+    "a-lost-answer-forgets-who-waits-for-the-feed",
+    "core.storage.database:Database._transaction",
+    "raise _Faulted(errors.Fault.OUTAGE, trouble.cause) from trouble.cause",
+    "raise _Faulted(errors.Fault.OUTAGE, trouble.cause) from trouble.cause\ndone = done[0], None, []",
+)
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *OF_CHILDREN], ids=lambda scenario: scenario.__name__)
 def test_a_lost_answer_changes_nothing(
     server_database: Database, losses: Losses, scenario: Callable[[Ground], Request]
@@ -127,6 +134,18 @@ def test_a_lost_answer_changes_nothing_for_a_journaled_batch(
     _lose_everywhere(server_database, losses, scenario)
 
 
+@mutant(
+    "a-connection-lost-with-its-commit-is-taken-for-a-refused-statement",
+    "core.storage.faults:is_before_commit",
+    'isinstance(error, DBAPIError) and not error.connection_invalidated and error.statement not in (None, "COMMIT")',
+    'isinstance(error, DBAPIError) and error.statement not in (None, "COMMIT")',
+)
+@mutant(
+    "writes-of-the-last-packet-are-not-marked",
+    "core.storage.statements:commit",
+    "tx.info[HAS_WRITTEN] or pipeline.will_write()",
+    "tx.info[HAS_WRITTEN]",
+)
 @pytest.mark.parametrize("cut", ["before", "amid", "after"])
 def test_a_connection_that_is_cut_at_the_last_packet_changes_nothing(server: Server, server_url: str, cut: Cut) -> None:
     """By the network: an ack that ends a child, and an extend without a key."""
@@ -187,6 +206,12 @@ def test_calls_that_were_merged_have_the_outcomes_of_the_flush_that_was_committe
     assert flushed.owing == [child]
 
 
+@mutant(
+    "a-lost-answer-runs-the-work-again",
+    "core.storage.database:Database._transaction",
+    "not self._was_committed(mark)",
+    "True",
+)
 def test_writes_without_a_key_are_done_once_and_answered(server_database: Database, losses: Losses) -> None:
     """An extend or open without a key could not recognize its own effect."""
     service = Service(server_database, combiner=Inline)
@@ -221,6 +246,22 @@ def _is_committed(connection: Connection, mark: commit_marks.Mark) -> bool:
         return commit_marks.settle(connection, mark)
 
 
+@mutant(
+    "a-transaction-that-was-taken-for-lost-may-still-commit",
+    "core.storage.commit_marks:settle",
+    'f"CASE WHEN commit_marks.mark < {mark.number} THEN {barred} ELSE commit_marks.mark END"',
+    'f"CASE WHEN commit_marks.mark < {mark.number} THEN commit_marks.mark ELSE commit_marks.mark END"',
+    (
+        "_upsert(dialects.of(tx), mark.writer, barred, keep_or_bar)",
+        "_upsert(dialects.of(tx), mark.writer, 0, keep_or_bar)",
+    ),
+)
+@mutant(
+    "a-barred-mark-is-written",
+    "core.storage.commit_marks:statement",
+    'f"CASE WHEN commit_marks.mark < {number} THEN {number} END"',
+    'f"CASE WHEN commit_marks.mark < {number} THEN {number} ELSE {number} END"',
+)
 def test_a_transaction_that_is_still_in_progress_is_barred(server_database: Database) -> None:
     """It fails at its mark, so it can't be committed after its work has run again."""
     database = server_database
@@ -250,6 +291,7 @@ def test_a_committed_transaction_stays_committed_however_often_it_is_asked_for(s
         assert marks[0].writer == marks[1].writer
 
 
+@mutant("a-connection-stays-one-writer", "core.storage.commit_marks:new", "last.number >= 2 * MOST", "False")
 def test_a_row_has_a_bounded_number_of_versions(
     server_database: Database, losses: Losses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +309,12 @@ def test_a_row_has_a_bounded_number_of_versions(
         assert connection.scalar(sa.select(sa.func.max(tables.commit_marks.c.mark))) == 6
 
 
+@mutant(
+    "a-transaction-without-writes-is-marked",
+    "core.storage.statements:commit",
+    "tx.info[HAS_WRITTEN] or pipeline.will_write()",
+    "True",
+)
 def test_a_transaction_without_writes_leaves_no_mark(server_database: Database) -> None:
     """Repeated acks and idle polls stay as cheap as reads."""
     service = Service(server_database, combiner=Inline)
@@ -302,6 +350,12 @@ def test_an_outcome_that_the_database_can_not_tell_is_a_503(
     assert (len(runs), _rows(server_database)) == (1, 1)
 
 
+@mutant(
+    "marks-are-kept-for-ever",
+    "core.storage.commit_marks:forget",
+    "tables.clock(tx) - KEEP",
+    "tables.clock(tx) - 9 * KEEP",
+)
 def test_marks_of_closed_connections_are_removed(server_database: Database) -> None:
     for _ in range(3):
         server_database.write(_insert)
@@ -331,6 +385,15 @@ def _die(*_: object) -> NoReturn:
     raise _Died
 
 
+@mutant(
+    "a-retry-does-not-pay-what-its-first-request-left-owing",
+    "core.acks.flush:flush",
+    "owing |= {batch for batch, look in state.seen.items() if look.owes}",
+    "pass",
+)
+@mutant(
+    "a-repeat-does-not-pay-what-a-complete-batch-owes", "core.acks.completion:_look_again", "bool(row.owes)", "False"
+)
 @pytest.mark.parametrize("key", [None, "delivery-7"])
 @pytest.mark.parametrize("verb", list(Verb))
 def test_a_clients_retry_pays_what_its_first_request_left_owing(
@@ -354,6 +417,19 @@ def test_a_clients_retry_pays_what_its_first_request_left_owing(
     assert (state.complete, state.failed) == (True, int(verb is Verb.FAIL))
 
 
+@mutant(
+    "an-item-that-was-resolved-before-its-batch-ended-is-rejected",
+    "core.acks.ended:_outcome",
+    "index < group_size and settled[number][index]",
+    "False",
+)
+@mutant(
+    "an-ack-of-a-failed-item-of-an-ended-batch-is-a-repeat",
+    "core.acks.ended:_settled",
+    "verb is Verb.FAIL or group.failed is None",
+    "True",
+)
+@mutant("the-journal-of-an-ended-batch-is-not-read", "core.acks.ended:judge", "None if look.journal_next else ()", "()")
 @pytest.mark.parametrize("is_journaled", [False, True])
 def test_items_that_were_resolved_before_their_batch_ended_are_repeats(
     database: Database, monkeypatch: pytest.MonkeyPatch, is_journaled: bool
@@ -380,6 +456,12 @@ def test_items_that_were_resolved_before_their_batch_ended_are_repeats(
     assert service.batches.verify(batch).ok
 
 
+@mutant(
+    "a-seal-does-not-recognize-its-own-cancellation",
+    "core.batches.writing:_seal",
+    "batch.state is State.CANCELLED and batch.completed_by == fingerprint",
+    "False",
+)
 def test_a_repeated_seal_finds_that_it_cancelled_its_batch(database: Database) -> None:
     service = Service(database, combiner=Inline)
     opening = Opening(items=4, tolerated_failure_percentage=10, on_exceeded=OnExceeded.CANCEL)

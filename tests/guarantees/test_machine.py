@@ -32,10 +32,11 @@ from core.service import Service
 from core.storage import statements, tables
 from core.storage.database import Database
 from core.storage.dialects import Rows
-from tests.guarantees import mutants
+from tests import mutants
 from tests.guarantees.drivers import journaled
 from tests.guarantees.models.service import Model, Request, assert_equal, assert_equal_batch, bits, call, perform
 from tests.guarantees.programs.dying import Written
+from tests.mutants import mutant
 
 GROUP = 64
 EXAMPLES = 20 * (20 if os.environ.get("LASTBIT_SOAK") == "1" else 1)
@@ -402,6 +403,17 @@ class Machine(RuleBasedStateMachine):
         self.touched.clear()
 
 
+@mutant("a-failed-item-stays-failed", "core.bits.bitfield:Group.ack_one", "self.failed[index] = 0", "pass")
+@mutant(
+    "the-watermark-hint-runs-ahead", "core.acks.completion:_full_prefixes", "resolved < row.group_size", "resolved == 0"
+)
+@mutant("repeats-keep-a-batch-alive", "core.acks.apply:apply", "not resolved_now and not redriven_now", "False")
+@mutant(
+    "a-completion-makes-no-event",
+    "core.acks.completion:_announce",
+    "new += batches.events(batch, verdict.events(), trigger=verdict.trigger)",
+    "[] + batches.events(batch, verdict.events(), trigger=verdict.trigger)",
+)
 @pytest.mark.parametrize(("combiner", "some_journaled"), WAYS)
 @pytest.mark.timeout(7200)
 def test_any_sequence_of_requests_and_crashes_matches_the_model(

@@ -25,6 +25,7 @@ from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
 from lastbit.streams import AckWindow
 from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
+from tests.mutants import mutant
 from tests.support import templates
 from tests.support.clocks import Clock
 
@@ -94,6 +95,12 @@ class Worker:
         return {assignment.partition for assignment in self.membership.held if not assignment.lost}
 
 
+@mutant(
+    "a-release-ends-before-the-lease-that-the-owner-knows-of",
+    "core.consumer_groups.leases:sync",
+    "max(now + group.release, min(before.lease_until, now + group.ttl))",
+    "now + group.release",
+)
 @pytest.mark.parametrize("release", [0, 2, 15])
 def test_no_two_workers_believe_that_they_own_a_partition(sqlite_url: str, release: float) -> None:
     database = Database(sqlite_url)

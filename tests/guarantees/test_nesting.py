@@ -26,6 +26,7 @@ from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays
 from tests.guarantees.models.service import events_of
 from tests.guarantees.programs.dying import mortals
+from tests.mutants import mutant
 from tests.support import plans
 
 pytestmark = pytest.mark.usefixtures("some_journaled")
@@ -68,6 +69,18 @@ def _split(dice: random.Random, leaves: int) -> list[int]:
     return [end - start for start, end in zip([0, *cuts], [*cuts, leaves], strict=True)]
 
 
+@mutant(
+    "what-is-not-journaled-yet-is-known",
+    "core.bits.journal:catch_up",
+    "next != 0 and state is not None and state.next <= next and len(entries) == next - state.next",
+    "state is not None and state.next <= next and len(entries) == next - state.next",
+)
+@mutant(
+    "a-childs-end-notifies-its-process-only",
+    "core.acks.parents:sweep",
+    "until is None or time.monotonic() < until",
+    "False",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_tree_of_batches_completes_level_by_level_though_its_consumers_die(database: Database) -> None:
@@ -156,6 +169,14 @@ def _pass_time(service: Service, batch: int) -> None:
         tx.execute(sa.update(tables.batches).where(tables.batches.c.id == batch).values(times))
 
 
+@mutant("a-child-holds-its-item-against-itself", "core.acks.parents:payment", "call.pays = True", "pass")
+@mutant("a-childs-payment-is-skipped", "core.acks.parents:Payer._pay_level", "pay", "lambda *_: PaymentResult()")
+@mutant(
+    "a-child-that-failed-acks-its-parent",
+    "core.batches.nesting:owed",
+    "Verb.ACK if succeeded else Verb.FAIL",
+    "Verb.ACK",
+)
 @pytest.mark.parametrize(
     ("ends", "acked", "failed", "reason"),
     [
@@ -189,6 +210,13 @@ def nested_debts(service: Service) -> list[nesting.Due]:
     return service.database.read(nesting.debts)
 
 
+@mutant("a-held-item-is-acked", "core.acks.flush:flush", "state.held and not unit.call.pays", "False")
+@mutant(
+    "an-open-child-is-not-counted",
+    "core.batches.writing:_insert",
+    "if parent_columns:\n    pipeline.later(nesting.counted(parent_columns['parent_batch']))",
+    "if False:\n    pipeline.later(nesting.counted(parent_columns['parent_batch']))",
+)
 @pytest.mark.parametrize("verb", Verb)
 @pytest.mark.parametrize("ends", [succeeds, completes_with_failures, is_cancelled, expires])
 def test_an_item_is_held_from_the_open_of_its_child_until_its_end(
@@ -211,6 +239,12 @@ def test_an_item_is_held_from_the_open_of_its_child_until_its_end(
     assert not repeat.completed[parent].newly
 
 
+@mutant(
+    "held-bits-of-a-mask-are-listed-as-one",
+    "core.acks.apply:withhold",
+    "Rejected(HELD, group=(unit.batch, number), count=bits)",
+    "Rejected(HELD, group=(unit.batch, number), count=1)",
+)
 def test_held_items_of_a_mask_are_counted_by_group(service: Service, parent: int) -> None:
     """An id of the call that is also in a mask counts as the mask's bit; the other items are applied."""
     for item in (ItemId(parent, 0, 2), ItemId(parent, 0, 3), ItemId(parent, 0, 9), ItemId(parent, 1, 1)):
@@ -235,6 +269,9 @@ def test_held_items_of_a_mask_are_counted_by_group(service: Service, parent: int
     assert service.batches.get(parent).pending == 4
 
 
+@mutant(
+    "a-child-that-has-ended-holds-nothing", "core.batches.nesting:holders", "(*sorted(LIVE), *Verb)", "sorted(LIVE)"
+)
 def test_an_item_is_held_until_its_ended_child_has_resolved_it(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +290,10 @@ def test_an_item_is_held_until_its_ended_child_has_resolved_it(
     assert ack(service, item).completed[parent].newly_succeeded
 
 
+@mutant("a-paid-debt-holds-the-item", "core.acks.apply:_is_final", "holder == Verb.FAIL", "False")
+@mutant(
+    "a-failed-item-is-final-though-its-child-was-redriven", "core.acks.apply:_is_final", "holder == Verb.FAIL", "True"
+)
 def test_an_item_that_its_child_has_resolved_is_not_held_though_the_debt_was_not_removed(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +360,7 @@ def test_a_held_item_of_a_batch_that_has_ended_is_rejected_as_its_other_items(se
     assert service.batches.get(child).state is State.SEALED
 
 
+@mutant("a-resolved-item-gets-a-child", "core.batches.nesting:adopt", "resolved", "False")
 @pytest.mark.parametrize(
     ("item", "message"),
     [
@@ -364,6 +406,12 @@ def test_a_replayed_open_is_answered_though_its_parent_has_ended(service: Servic
         service.batches.open(batches.Opening(items=1, parent=ItemId(parent, 0, 8)), "child-1")
 
 
+@mutant(
+    "a-parent-with-live-children-is-idle",
+    "core.batches.nesting:has_live_children",
+    "tx.execute(query.limit(1)).first() is not None",
+    "tx.execute(query.limit(1)).first() is not None and False",
+)
 def test_a_parent_with_live_children_is_not_idle(service: Service, parent: int) -> None:
     """It expires after its last child has ended, not before."""
     child = _child(service, ItemId(parent, 0, 0))
@@ -388,6 +436,12 @@ def test_a_child_whose_parent_is_gone_or_has_ended_owes_nothing(service: Service
     assert nested_debts(service) == []
 
 
+@mutant(
+    "every-payment-clears-every-debt",
+    "core.batches.nesting:strike_out",
+    "sa.update(tables.batches).where(_batches.id.in_(children), _batches.parent_due == verb)",
+    "sa.update(tables.batches).where(_batches.id.in_(children))",
+)
 def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     service: Service, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +461,12 @@ def test_a_late_payment_of_a_failure_does_not_undo_the_redrive(
     assert (parent_.acked, parent_.failed) == (1, 0)
 
 
+@mutant(
+    "debts-are-looked-for-along-all-batches",
+    "core.batches.nesting:debts",
+    "tables.without_index(_batches.id)",
+    "_batches.id",
+)
 def test_a_look_for_debts_does_not_read_all_batches(service: Service, parent: int) -> None:
     """Though no batch has a debt when the database collects its statistics, as on most days."""
     succeeds(service, _child(service, ItemId(parent, 0, 0)))

@@ -20,6 +20,7 @@ from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays
 from tests.guarantees.drivers.strangers import lock_waits, locked
+from tests.mutants import mutant
 
 GROUP = 64
 
@@ -49,6 +50,18 @@ def _parents(service: Service, count: int) -> tuple[list[int], list[int]]:
     return parents, [child_of(service, ItemId(parent, 0, 0), items=1) for parent in parents]
 
 
+@mutant(
+    "a-flush-waits-for-payments",
+    "core.service.acks:AckService._commit",
+    "outcome.paid = payments.get(unit.batch)",
+    "payments[unit.batch].result()",
+)
+@mutant(
+    "a-call-is-answered-before-its-parent-is-paid",
+    "core.service.acks:AckService._commit",
+    "outcome.paid = payments.get(unit.batch)",
+    "pass",
+)
 @pytest.mark.mariadb
 @pytest.mark.parametrize("groups", [False, True], ids=["row", "group"])
 def test_a_locked_parent_delays_only_the_call_that_ended_its_child(combining_service: Service, *, groups: bool) -> None:
@@ -74,6 +87,19 @@ def test_a_locked_parent_delays_only_the_call_that_ended_its_child(combining_ser
     assert debts(combining_service) == []
 
 
+@mutant(
+    "a-call-waits-for-a-locked-parent-without-end",
+    "core.acks.parents:Payer._pay_level",
+    "time.monotonic() >= bill.until",
+    "False",
+)
+@mutant(
+    "a-sweep-tries-locked-parents-again-and-again",
+    "core.acks.parents:sweep",
+    "stuck_parents.add({due.item.batch for due in remaining})",
+    "pass",
+)
+@mutant("locked-parents-are-found-one-by-one", "core.acks.commit:commit", "database.read(locked, units)", "frozenset()")
 @pytest.mark.mariadb
 def test_a_call_whose_parent_stays_locked_is_answered_and_the_sweep_pays(
     combining_service: Service, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +161,13 @@ def test_a_stop_answers_calls_whose_parents_are_still_to_be_paid(database: Datab
         assert [database_.read(batches.get, parent).acked for parent in parents] == [2] * 5
 
 
+@mutant(
+    "a-combiner-counts-on-a-thread-that-did-not-start",
+    "core.commits.lanes:Lane.start",
+    'self.thread = threads.start(self._run, name=f"combiner-{self._what}")',
+    'self.thread = threading.main_thread()\nself.thread = threads.start(self._run, name=f"combiner-{self._what}")',
+)
+@mutant("a-payment-fails-a-committed-flush", "core.acks.parents:Payer.pay", "errors.Unavailable", "ZeroDivisionError")
 def test_calls_go_on_after_the_system_allowed_no_more_threads(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

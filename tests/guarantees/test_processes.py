@@ -48,6 +48,7 @@ from tests.guarantees.models.orders import (
     ship_in_time,
 )
 from tests.guarantees.programs.dying import Mortals, mortals
+from tests.mutants import mutant
 from tests.support import plans, templates
 from tests.support.clocks import Clock
 from tests.support.exposition import Change
@@ -67,6 +68,7 @@ def rows(service: Service, table: sa.Table) -> list[dict[str, Any]]:
         return [dict(row._mapping) for row in tx.execute(sa.select(table))]
 
 
+@mutant("no-inbox", "core.processes.inbox:LockedEvents.status", "status is not None", "False")
 def test_events_in_any_order_with_repeats_issue_one_command(service: Service) -> None:
     """Each event twice, in every possible order: the command comes with the last new event, and once."""
     worker = Worker(service)
@@ -117,6 +119,12 @@ def test_a_worker_may_die_at_any_point_and_the_event_come_again(service: Service
     assert commands(service) == [(instance, "ship") for instance in instances]
 
 
+@mutant(
+    "command-ids-are-random",
+    "core.processes.outbox:command_id",
+    "uuid.uuid5(NAMESPACE, json.dumps([process, instance, step]))",
+    "uuid.uuid4()",
+)
 def test_a_step_is_issued_once_though_the_function_issues_it_again(service: Service) -> None:
     """If the function says that once is enough. A command's id consists of its instance and its step."""
     worker = Worker(service, function=ship_again_and_again)
@@ -136,6 +144,20 @@ def report(state: Any, event: feed.Event) -> Outcome:
     return Outcome([*(state or []), event.type], commands, [timers.TimerChange(event.type, timedelta(days=1))])
 
 
+@mutant(
+    "a-step-of-another-event-is-a-repeat",
+    "core.processes.outbox:Issues.issue",
+    "issuer is not None and not command.once and (issuer != event or id in new)",
+    "False and (issuer != event or id in new)",
+)
+@mutant("the-event-that-issues-a-command-is-not-stored", "core.processes.outbox:Issues.write", "event", "None")
+@mutant(
+    "a-refused-handling-counts-as-handled",
+    "core.processes.handling:Handlings._judge",
+    "issues = self._outbox.issue(handling.process, handling.instance, handling.event, handling.commands)",
+    "self._inbox.record(key, handling.position, inbox.Status.HANDLED)\nissues = self._outbox.issue("
+    "handling.process, handling.instance, handling.event, handling.commands)",
+)
 def test_a_step_that_another_event_issues_again_refuses_the_handling(service: Service) -> None:
     """Its command would be lost as a repeat. The error names both events, and nothing of the handling takes place; the
     event is parked with it. A function that was corrected can handle it."""
@@ -166,6 +188,12 @@ def test_a_step_that_another_event_issues_again_refuses_the_handling(service: Se
     assert commands(service) == [("o1", "see"), ("o1", "report")]
 
 
+@mutant(
+    "two-commands-of-one-event-are-one",
+    "core.processes.outbox:Issues.issue",
+    "issuer != event or id in new",
+    "issuer != event",
+)
 def test_two_commands_of_one_event_have_steps_of_their_own(service: Service) -> None:
     """Unless once is enough; then the second is a repeat of the first."""
     worker = Worker(service)
@@ -181,6 +209,12 @@ def test_two_commands_of_one_event_have_steps_of_their_own(service: Service) -> 
     assert [command.data for command in service.processes.commands(0, 10).commands] == ["1"]
 
 
+@mutant(
+    "steps-of-earlier-releases-are-refused",
+    "core.processes.outbox:Issues.issue",
+    "issuer is not None",
+    "id in {*new, *self._issuers}",
+)
 def test_a_step_that_an_earlier_release_issued_is_a_repeat(service: Service) -> None:
     """It didn't store the events that issued commands."""
     worker = Worker(service, function=report)
@@ -194,6 +228,12 @@ def test_a_step_that_an_earlier_release_issued_is_a_repeat(service: Service) -> 
     ]
 
 
+@mutant(
+    "commands-of-one-type-share-a-step",
+    "core.processes.outbox:step_of",
+    'f"{type} {number} {event}"',
+    'f"{type} {event}"',
+)
 def test_a_command_without_a_step_has_one_of_its_own() -> None:
     """In an instance: whatever the lengths of its type and of its event's id, and whatever these look like."""
     names = ("a", "a:1", "1", "x" * 200)
@@ -219,6 +259,13 @@ def test_a_restart_from_an_old_floor_changes_nothing(service: Service) -> None:
     assert Counter(commands(service)) == Counter({(f"o{number}", "ship"): 1 for number in range(10)})
 
 
+@mutant(
+    "the-inbox-is-pruned-to-the-highest-floor",
+    "core.processes.definitions:floor",
+    "sa.func.min(_positions.floor)",
+    "sa.func.max(_positions.floor)",
+)
+@mutant("pruned-events-are-handled-again", "core.processes.inbox:LockedEvents.status", "position <= limit", "False")
 def test_a_redelivered_event_that_was_pruned_is_a_repeat(service: Service) -> None:
     """The inbox is pruned up to the lowest floor and no further, and a replay from the beginning changes nothing."""
     worker = Worker(service)
@@ -240,6 +287,18 @@ def test_a_redelivered_event_that_was_pruned_is_a_repeat(service: Service) -> No
     assert Counter(commands(service)) == Counter({(f"o{number}", "ship"): 1 for number in range(20)})
 
 
+@mutant(
+    "an-event-that-the-feed-has-lost-is-handled",
+    "core.processes.inbox:LockedEvents.status",
+    "(position, key[2]) not in self._present",
+    "False",
+)
+@mutant(
+    "an-event-is-handled-in-place-of-the-one-at-its-position",
+    "core.processes.inbox:LockedEvents.status",
+    "(position, key[2]) not in self._present",
+    "position not in {place for place, _ in self._present}",
+)
 def test_an_event_that_the_feed_has_lost_has_no_effect(service: Service) -> None:
     """A failover, or a restore, loses the end of the feed while a worker holds its events. Their positions are beyond
     the end at first, and then those of other events. What is appended again is handled at its new position."""
@@ -271,6 +330,7 @@ def test_an_event_that_the_feed_has_lost_has_no_effect(service: Service) -> None
     assert commands(service) == [("o1", "ship")]
 
 
+@mutant("events-are-trimmed-before-they-are-handled", "core.janitor:needed", "definitions.needed(tx)", "None")
 def test_a_valid_event_is_not_trimmed_before_it_is_handled(server_database: Database) -> None:
     """The janitor trims all that the floors allow, while the partitions that are ahead of this one move on."""
     service = Service(server_database, combiner=Inline)
@@ -305,6 +365,25 @@ def test_a_valid_event_is_not_trimmed_before_it_is_handled(server_database: Data
     assert everything(service)[0].position >= events[-1].position - 1, "nothing was trimmed"
 
 
+@mutant(
+    "pruning-is-looked-up-before-the-inbox",
+    "core.processes.inbox:LockedEvents.__init__",
+    "self._answers = [answer for part in chunks(sorted(keys), LIST) for answer in pipeline.query("
+    "f\"SELECT name, instance, event_id, status FROM {dialect.by_primary_key('inbox')} WHERE {among(tx, "
+    "_KEY, part)} ORDER BY {', '.join(_KEY)}{dialect.for_update()}\")]",
+    'before = pipeline.query("SELECT name, pruned FROM process_definitions")\nself._answers = [answer '
+    'for part in chunks(sorted(keys), LIST) for answer in pipeline.query(f"SELECT name, instance, '
+    "event_id, status FROM {dialect.by_primary_key('inbox')} WHERE {among(tx, _KEY, part)} ORDER BY {',"
+    " '.join(_KEY)}{dialect.for_update()}\")]",
+    (
+        "self._limits = [answer for part in chunks(sorted({process for process, _, _ in keys}), LIST) for "
+        "answer in pipeline.query(f\"SELECT name, pruned FROM process_definitions WHERE {among(tx, ('name',"
+        '), [(name,) for name in part])} AND deleted_at IS NULL")]',
+        "self._limits = before\nunused = [answer for part in chunks(sorted({process for process, _, _ in "
+        'keys}), LIST) for answer in pipeline.query(f"SELECT name, pruned FROM process_definitions WHERE '
+        "{among(tx, ('name',), [(name,) for name in part])} AND deleted_at IS NULL\")]",
+    ),
+)
 def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(server_database: Database) -> None:
     """Another session removes the event's row while a replay waits for the row's lock."""
     service = Service(server_database, combiner=Inline)
@@ -363,6 +442,14 @@ def test_a_stale_worker_in_the_middle_of_its_transaction_is_refused(server_datab
     assert not successor.deliver(event).repeated
 
 
+@mutant(
+    "a-fence-is-a-plain-read",
+    "core.consumer_groups.positions:lock",
+    "f\"SELECT group_name, partition_no, owner, epoch FROM {dialect.by_primary_key('positions')} WHERE "
+    "{among(tx, _KEY, part)} ORDER BY {', '.join(_KEY)}{dialect.for_update()}\"",
+    "f\"SELECT group_name, partition_no, owner, epoch FROM {dialect.by_primary_key('positions')} WHERE "
+    "{among(tx, _KEY, part)} ORDER BY {', '.join(_KEY)}\"",
+)
 def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(server_database: Database) -> None:
     """After its fence, it holds its partition until its commit; the next owner then sees what it has written."""
     service = Service(server_database, combiner=Inline)
@@ -389,6 +476,12 @@ def test_no_worker_takes_over_in_the_middle_of_anothers_transaction(server_datab
     assert successor.deliver(event).repeated
 
 
+@mutant(
+    "a-retry-does-not-hold-its-partition",
+    "core.processes.instances:retry",
+    "positions.hold(tx, definition.group, partition_of(instance, definition.partitions))",
+    "pass",
+)
 def test_no_event_is_parked_in_the_middle_of_a_retry(server_database: Database) -> None:
     """Otherwise it would miss the retry, although its parking precedes the retry's events in the feed's order."""
     service = Service(server_database, combiner=Inline)
@@ -411,6 +504,7 @@ def test_no_event_is_parked_in_the_middle_of_a_retry(server_database: Database) 
     assert has_waited
 
 
+@mutant("no-fence", "core.processes.handling:Handlings.apply", "refusal is not None", "False")
 def test_a_stale_workers_every_write_is_refused(service: Service) -> None:
     """Even if everything else about it is right."""
     stale = Worker(service)
@@ -426,6 +520,7 @@ def test_a_stale_workers_every_write_is_refused(service: Service) -> None:
     assert commands(service) == [("o1", "ship")]
 
 
+@mutant("versions-are-ignored", "core.processes.handling:Handlings._judge", "handling.version != version", "False")
 def test_a_state_that_was_computed_from_an_old_one_is_refused(service: Service) -> None:
     """Both events were computed from the same version; the second would undo the first."""
     worker = Worker(service)
@@ -440,6 +535,7 @@ def test_a_state_that_was_computed_from_an_old_one_is_refused(service: Service) 
     assert commands(service) == [("o1", "ship")]
 
 
+@mutant("no-tombstone", "core.processes.handling:Handlings._judge", "instance.status is Status.FINISHED", "False")
 def test_a_late_event_does_not_restart_a_finished_instance(service: Service) -> None:
     """The tombstone receives events after the end and reports them as late, each time."""
     worker = Worker(service)
@@ -519,6 +615,12 @@ KEEP = timedelta(days=30)
 DAY = 86_400
 
 
+@mutant(
+    "commands-are-forgotten-while-the-feed-has-them",
+    "core.processes.retention:_remove",
+    "query.where(*has_ended, *scanned, ~unsettled, ~in_the_feed)",
+    "query.where(*has_ended, *scanned, ~unsettled)",
+)
 def test_an_instance_that_ended_long_ago_is_removed_with_its_commands(service: Service) -> None:
     """Not before its time; a running instance and its commands stay, and a redelivered event is a repeat."""
     clock = Clock(service.database)
@@ -544,6 +646,12 @@ def test_an_instance_that_ended_long_ago_is_removed_with_its_commands(service: S
     assert [row["instance"] for row in rows(service, tables.processes)] == ["running"]
 
 
+@mutant(
+    "the-janitor-looks-for-one-chunk-among-some-finished-instances",
+    "core.processes.retention:forget",
+    "database.write_in_chunks(_remove, process.name, ended_by, start, end)",
+    "database.write(_remove, process.name, ended_by, start, end)",
+)
 def test_old_instances_are_found_among_any_number_of_finished_ones(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,6 +672,12 @@ def test_old_instances_are_found_among_any_number_of_finished_ones(
     assert {row["instance"] for row in rows(service, tables.processes)} == set(names) - old
 
 
+@mutant(
+    "a-tombstone-goes-before-its-late-events",
+    "core.processes.retention:_handled_until",
+    "tx.scalar(first) or tx.scalar(sa.select(tables.utc_now()))",
+    "tx.scalar(sa.select(tables.utc_now()))",
+)
 def test_a_tombstone_stays_for_late_events_that_are_not_handled_yet(service: Service) -> None:
     """Even if no worker runs for a long time: an event that came within `keep` of the end is late whenever it is
     handled."""
@@ -584,6 +698,12 @@ def test_a_tombstone_stays_for_late_events_that_are_not_handled_yet(service: Ser
     assert not rows(service, tables.processes)
 
 
+@mutant(
+    "the-janitor-reads-the-clock-while-events-are-appended",
+    "core.processes.retention:_handled_until",
+    "feed.hold(tx)",
+    "pass",
+)
 def test_a_late_event_is_not_appended_while_the_janitor_reads_the_clock(server_database: Database) -> None:
     """Its time would be before the janitor's, but the janitor wouldn't see it."""
     service = Service(server_database, combiner=Inline)
@@ -602,6 +722,18 @@ def test_a_late_event_is_not_appended_while_the_janitor_reads_the_clock(server_d
     assert has_waited
 
 
+@mutant(
+    "the-janitor-removes-what-it-has-chosen",
+    "core.processes.retention:_remove",
+    "tx.scalars(locking).all() if candidates else []",
+    "candidates",
+)
+@mutant(
+    "the-janitor-locks-what-it-has-chosen-and-does-not-look-again",
+    "core.processes.retention:_remove",
+    "query.where(_processes.instance.in_(candidates), *has_ended)",
+    "query.where(_processes.instance.in_(candidates), _processes.name == name)",
+)
 def test_two_janitors_spare_an_instance_that_was_started_again(server_database: Database) -> None:
     """One has chosen what to remove; until it goes on, the other removes it, and a late event starts it again."""
     service = Service(server_database, combiner=Inline)
@@ -627,6 +759,12 @@ def test_two_janitors_spare_an_instance_that_was_started_again(server_database: 
     assert [row["instance"] for row in rows(service, tables.outbox)] == ["o1"]
 
 
+@mutant(
+    "an-instance-is-forgotten-with-its-parked-events",
+    "core.processes.retention:_remove",
+    "query.where(*has_ended, *scanned, ~unsettled, ~in_the_feed)",
+    "query.where(*has_ended, *scanned, ~in_the_feed)",
+)
 def test_an_instance_with_parked_events_is_not_removed(service: Service) -> None:
     """Until they are handled again; that they are late by then also settles them."""
     clock = Clock(service.database)
@@ -646,6 +784,7 @@ def test_an_instance_with_parked_events_is_not_removed(service: Service) -> None
     assert retention.forget(service.database, KEEP) == 1
 
 
+@mutant("removed-commands-are-skipped-silently", "core.processes.outbox:read", "0 < after < trimmed", "False")
 def test_commands_can_be_pulled_while_the_feed_has_their_events(service: Service) -> None:
     """A reader that was away for longer gets an error; reading from 0 returns all kept commands."""
     worker = Worker(service, function=ship_again_and_again)
@@ -662,6 +801,12 @@ def test_commands_can_be_pulled_while_the_feed_has_their_events(service: Service
         assert [command.instance for command in service.processes.commands(after, 10).commands] == ["o2"]
 
 
+@mutant(
+    "timers-fire-again",
+    "core.processes.timers:_fire",
+    "tx.execute(sa.delete(tables.timers).where(*conditions))",
+    "pass",
+)
 def test_a_time_out_fires_once_when_it_is_due_and_not_before(service: Service) -> None:
     """It fires as an event of the feed, with a stable id; then the instance handles it."""
     clock = Clock(service.database)
@@ -683,6 +828,12 @@ def test_a_time_out_fires_once_when_it_is_due_and_not_before(service: Service) -
     assert commands(service) == [("o1", "cancel")]
 
 
+@mutant(
+    "timers-outlive-their-instance",
+    "core.processes.handling:Handlings._judge",
+    "self._timers.cancel_all(handling.process, handling.instance)",
+    "pass",
+)
 def test_a_timer_is_replaced_and_cancelled_by_its_name(service: Service) -> None:
     """Only the latest request fires, and nothing fires after the end."""
     clock = Clock(service.database)
@@ -777,6 +928,13 @@ def test_either_the_time_out_or_the_completing_event_wins(server_database: Datab
     assert len(outcomes) == 2, "only one of them ever won"
 
 
+@mutant(
+    "timers-fire-from-a-plain-look",
+    "core.processes.timers:_fire",
+    "sa.select(_timers.token, _timers.data).where(*conditions, _timers.due_at <= tables.utc_now("
+    ")).with_for_update(skip_locked=True)",
+    "sa.select(_timers.token, _timers.data).where(*conditions, _timers.due_at <= tables.utc_now())",
+)
 def test_two_dispatchers_fire_each_timer_once(server_database: Database) -> None:
     """On separate sessions, at the same time. Neither of them has to begin again because the other has appended the
     event already."""
@@ -837,6 +995,7 @@ def test_commands_have_positions_in_commit_order_whatever_the_writers_do(server_
     assert Counter(ids) == Counter({f"o{number}": 1 for number in range(3 * ROUNDS)})
 
 
+@mutant("an-event-may-not-issue-its-step-again", "core.processes.outbox:Issues.issue", "issuer != event", "True")
 def test_a_process_that_is_deleted_and_defined_again_starts_over_and_issues_nothing_twice(service: Service) -> None:
     """Its instances are gone; commands that it had issued stay issued."""
     worker = Worker(service)
@@ -857,6 +1016,12 @@ def test_a_process_that_is_deleted_and_defined_again_starts_over_and_issues_noth
     assert commands(service) == [("o1", "ship")]
 
 
+@mutant(
+    "a-deleted-process-is-removed-in-one-transaction",
+    "core.processes.definitions:_remove",
+    "sa.select(*key).where(table.c.name == name).order_by(*key).limit(CHUNK)",
+    "sa.select(*key).where(table.c.name == name).order_by(*key)",
+)
 def test_the_rows_of_a_deleted_process_are_removed_in_small_transactions(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -884,6 +1049,12 @@ def test_the_rows_of_a_deleted_process_are_removed_in_small_transactions(
     ]
 
 
+@mutant(
+    "a-sweep-removes-rows-of-a-process-that-was-defined-again",
+    "core.processes.definitions:_remove",
+    "not _lock(tx, name, deleted=True)",
+    "False",
+)
 def test_a_sweep_that_was_delayed_spares_the_process_that_was_defined_again(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -908,6 +1079,12 @@ def test_a_sweep_that_was_delayed_spares_the_process_that_was_defined_again(
     assert service.processes.instance(PROCESS, "o1").instance.version == 1
 
 
+@mutant(
+    "a-delete-trusts-an-early-look-at-the-process",
+    "core.processes.definitions:delete",
+    "partitions_of(tx, name) is not None",
+    "False",
+)
 def test_a_delete_that_was_overtaken_spares_the_process_that_was_defined_again(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -938,6 +1115,12 @@ def test_a_delete_that_was_overtaken_spares_the_process_that_was_defined_again(
         assert later[0].deliver(event).repeated
 
 
+@mutant(
+    "a-process-that-was-deleted-meanwhile-can-not-be-defined",
+    "core.processes.definitions:define",
+    "raise faults.BeginAgain from None",
+    "raise",
+)
 def test_a_process_that_is_deleted_while_it_is_defined_is_defined_anew(
     server_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -956,6 +1139,12 @@ def test_a_process_that_is_deleted_while_it_is_defined_is_defined_anew(
     assert (definition.partitions, is_new) == (4, True)
 
 
+@mutant(
+    "a-handling-is-refused-by-the-group-of-its-deleted-process",
+    "core.processes.handling:Handlings.apply",
+    "isinstance(refusal, errors.ConsumerGroupNotFound)",
+    "False",
+)
 def test_an_event_handled_while_its_process_is_deleted_is_of_no_process(
     server_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -988,6 +1177,12 @@ def test_a_retry_needs_no_consumer_group(service: Service) -> None:
     assert service.processes.retry_parked(PROCESS, "o1") == 1
 
 
+@mutant(
+    "a-process-that-was-defined-again-is-pruned-like-the-earlier-one",
+    "core.processes.definitions:_remove_pruned",
+    "inbox.remove_chunk(tx, name, status, row.pruned)",
+    "inbox.remove_chunk(tx, name, status, 2**53)",
+)
 @pytest.mark.parametrize("delay", range(4))
 def test_a_pruning_that_was_delayed_spares_the_process_that_was_defined_again(
     service: Service, monkeypatch: pytest.MonkeyPatch, delay: int
@@ -1015,6 +1210,12 @@ def test_a_pruning_that_was_delayed_spares_the_process_that_was_defined_again(
     assert [event.id for event in events if later[0].deliver(event).repeated] == [events[0].id]
 
 
+@mutant(
+    "the-group-of-a-process-is-taken-for-a-clients",
+    "core.processes.definitions:_remove_group_of_client",
+    "tx.execute(sa.select(_definitions.name).where(_definitions.name == name)).first() is not None",
+    "tx.execute(sa.select(_definitions.name).where(_definitions.name == name)).first() is True",
+)
 def test_a_process_that_is_being_defined_twice_is_defined_once(server_database: Database) -> None:
     """The other one has a worker already; its consumer group is not taken for one that a client has created."""
     service = Service(server_database, combiner=Inline)
@@ -1040,6 +1241,12 @@ def test_a_process_whose_consumer_group_was_deleted_can_be_deleted(service: Serv
     assert service.processes.define(PROCESS)[1], "it is new"
 
 
+@mutant(
+    "a-process-without-its-consumer-group-begins-with-trimmed-events",
+    "core.processes.definitions:all_of",
+    "max(row.pruned, trimmed)",
+    "row.pruned",
+)
 def test_a_process_whose_consumer_group_was_deleted_continues_above_the_trimmed_events(service: Service) -> None:
     """All of its partitions had handled the trimmed events, so its workers need not read them again."""
     worker = Worker(service)
@@ -1056,6 +1263,18 @@ def test_a_process_whose_consumer_group_was_deleted_continues_above_the_trimmed_
     assert not worker.deliver(event).repeated
 
 
+@mutant(
+    "commands-go-while-their-events-are-kept",
+    "core.processes.retention:_gone",
+    "trimmed if first is None else min(trimmed, first - 1)",
+    "trimmed",
+)
+@mutant(
+    "commands-go-though-their-instances-are-there",
+    "core.processes.retention:_remove_orphans",
+    "row.instance is None",
+    "True",
+)
 def test_commands_of_a_deleted_process_are_removed_with_their_events(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1092,6 +1311,12 @@ def test_commands_of_a_deleted_process_are_removed_with_their_events(
     assert issued() == []
 
 
+@mutant(
+    "the-janitor-removes-commands-that-were-issued-again",
+    "core.processes.retention:_remove_orphans",
+    "_outbox.position <= rows[-1].position",
+    "_outbox.position > 0",
+)
 def test_two_janitors_spare_a_command_that_was_issued_again(server_database: Database) -> None:
     """One has chosen what to remove; until it goes on, the other removes it, and the process issues it again."""
     service = Service(server_database, combiner=Inline)
@@ -1127,6 +1352,12 @@ def test_the_feed_keeps_events_that_a_process_has_not_read(service: Service) -> 
     assert feed.trim(service.database, timedelta(0), needed=needed) == 6
 
 
+@mutant(
+    "a-process-is-past-events-that-do-not-exist-yet",
+    "core.consumer_groups.positions:Commits.write",
+    "commit.snapshot.high > end",
+    "False",
+)
 def test_a_worker_that_has_read_lost_events_commits_no_position_beyond_the_feeds_end(service: Service) -> None:
     """The database was restored, or a server took over that lacked the last events. The next worker must handle the
     events that get their positions."""
@@ -1144,6 +1375,12 @@ def test_a_worker_that_has_read_lost_events_commits_no_position_beyond_the_feeds
     assert [position.floor for position in positions] == [3, 2, 2, 2]
 
 
+@mutant(
+    "a-group-named-like-that-of-a-process-is-one",
+    "core.consumer_groups.positions:Commits.write",
+    "feed_ends.get(fence.group)",
+    "feed_ends.get(fence.group, 0)",
+)
 def test_a_group_that_is_only_named_like_that_of_a_process_has_offsets_of_its_own(service: Service) -> None:
     """They are not positions of the feed, and may be beyond its end."""
     group = definitions.group_of("unheard-of")

@@ -1,6 +1,6 @@
 """Races on real MariaDB sessions, with the server's default settings: no completion is missing, doubled or early.
 
-For each race, `tests/guarantees/mutants.py` breaks the code in a known way that must make it fail.
+Each mutant breaks the code in a known way that must make its race fail.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, completion_of, newly, prepare, race, recount
+from tests.mutants import mutant
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(7200), pytest.mark.usefixtures("some_journaled")]
 
@@ -40,6 +41,13 @@ def verify_some(referee: Service, ids: list[int]) -> None:
         assert verification.ok, verification.faults
 
 
+@mutant("completion-decided-on-a-plain-read", "core.acks.completion:write", 'dialects.of(tx).for_update("id")', '""')
+@mutant(
+    "batches-are-looked-at-with-the-groups",
+    "core.acks.flush:_begin",
+    "completion.select(tx, batches, locking)",
+    "completion.select(tx, batches)",
+)
 def test_exactly_one_of_two_last_acks_in_different_groups_completes_the_batch(referee: Service) -> None:
     """Two sessions resolve the last two items of a batch, in two groups; exactly one of them gets `newly`."""
     # Groups with a row and groups without one are locked differently.
@@ -67,6 +75,20 @@ def test_exactly_one_of_two_last_acks_in_different_groups_completes_the_batch(re
     verify_some(referee, ids)
 
 
+@mutant(
+    "a-journaled-batch-is-not-locked",
+    "core.acks.flush:_begin",
+    "completion.select(tx, batches, locking)",
+    "completion.select(tx, batches, '' if journal_states else locking)",
+)
+@mutant(
+    "repeats-are-not-told",
+    "core.acks.completion:write",
+    "_look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if repeats else {}",
+    "_look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if False else {}",
+)
+@mutant("groups-are-not-locked", "core.acks.flush:_for_update", "dialects.of(tx).for_update(*key)", '""')
+@mutant("counts-move-by-the-items-sent", "core.acks.apply:_ack_few", "was_pending", "not was_failed")
 def test_a_last_item_delivered_twice_is_complete_for_both_workers_and_newly_for_one(referee: Service) -> None:
     """Two workers ack the same last item at once; both find the batch complete, and one of them completed it."""
     shapes = [(GROUP, {0: GROUP - 1}), (2 * GROUP, {0: GROUP, 1: GROUP - 1}), (1, {})]
@@ -95,6 +117,12 @@ def test_a_last_item_delivered_twice_is_complete_for_both_workers_and_newly_for_
     verify_some(referee, ids)
 
 
+@mutant(
+    "a-reason-that-another-transaction-inserted-first-is-an-error",
+    "core.acks.flush:_write_reasons",
+    "(batch, number // state.seen[batch].group_size) in state.missing",
+    "(batch, number // state.seen[batch].group_size) in ()",
+)
 def test_an_item_that_fails_twice_at_once_has_one_of_the_reasons(referee: Service) -> None:
     """Its group has no row yet, so there is nothing to lock before the reasons. Another item of each call fails
     once."""
@@ -121,6 +149,12 @@ def test_an_item_that_fails_twice_at_once_has_one_of_the_reasons(referee: Servic
     verify_some(referee, ids)
 
 
+@mutant(
+    "a-call-from-before-the-journal-goes-on",
+    "core.acks.completion:write",
+    "row.journal_next or row.children",
+    "row.children",
+)
 def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_meanwhile(referee: Service) -> None:
     """Two workers ack an item that isn't the last one; one may lock its group and the other the batch."""
     ids = prepare(referee.database, ROUNDS, lambda number: (GROUP, {0: 5} if number % 2 else {}))
@@ -139,6 +173,23 @@ def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_
     verify_some(referee, ids)
 
 
+@mutant(
+    "seal-decides-on-a-plain-read",
+    "core.batches.writing:_look",
+    "f\"{table} WHERE id IN ({','.join(map(str, part))}) ORDER BY id{dialect.for_update()}\"",
+    "f\"{table} WHERE id IN ({','.join(map(str, part))}) ORDER BY id\"",
+)
+@mutant(
+    "ack-judges-the-state-of-its-first-look",
+    "core.acks.completion:write",
+    "delta_rows, repeat_rows = locked_rows, locked_rows",
+    """
+        look = f'SELECT id, state FROM batches WHERE id IN ({_ids(deltas) or 0})'
+        looked = dict(tuple(row) for row in tx.exec_driver_sql(look))
+        delta_rows, repeat_rows = locked_rows, locked_rows
+    """,
+    ("rows(tx, results[0])", "{each: row._replace(state=looked[each]) for each, row in rows(tx, results[0]).items()}"),
+)
 def test_either_the_last_ack_or_the_seal_completes_the_batch(referee: Service) -> None:
     """The last item is acked while the batch is sealed; the batch is complete, and one of the two calls gets
     `newly`."""
@@ -159,6 +210,19 @@ def test_either_the_last_ack_or_the_seal_completes_the_batch(referee: Service) -
     verify_some(referee, ids)
 
 
+@mutant(
+    "extend-decides-on-a-plain-read",
+    "core.batches.writing:_look",
+    "f\"{table} WHERE id IN ({','.join(map(str, part))}) ORDER BY id{dialect.for_update()}\"",
+    "f\"{table} WHERE id IN ({','.join(map(str, part))}) ORDER BY id\"",
+)
+@mutant(
+    "extend-judges-the-state-before-the-key",
+    "core.batches.writing:_extend",
+    "key, count, digest = operation.idempotency_key, operation.count, operation.digest",
+    'judge("extend", batch.id, batch.state)\nkey, count, digest = operation.idempotency_key, '
+    "operation.count, operation.digest",
+)
 def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Service) -> None:
     """An extend races the seal: it is refused, or its items belong to the batch and complete it with their acks."""
     # Every other batch completes by its seal, if no extend came before.
@@ -204,6 +268,24 @@ def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Servi
     verify_some(referee, ids)
 
 
+@mutant(
+    "expiry-is-not-judged-again-under-the-lock",
+    "core.batches.expiry:expire",
+    "cause(batch, now, policy)",
+    "Cause.DEADLINE",
+)
+@mutant(
+    "expiry-does-not-lock",
+    "core.batches.expiry:expire",
+    "batches.lock(tx, batch_id)",
+    "batches.get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))",
+)
+@mutant(
+    "an-ack-does-not-touch-updated-at",
+    "core.acks.completion:_update",
+    'f"updated_at = {latest}(updated_at, {now})"',
+    '"updated_at = updated_at"',
+)
 def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service) -> None:
     """The janitor finds a batch idle that is being acked: either it expires and the ack is rejected, or neither."""
     database = referee.database
@@ -257,6 +339,18 @@ def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service)
     assert min(wins.values()) > ROUNDS // 50, f"the same call nearly always came first: {wins}"
 
 
+@mutant(
+    "ack-does-not-judge-the-state-again-under-the-lock",
+    "core.acks.completion:_judge",
+    "row is None or row.state not in TAKES_ACKS",
+    "row is None",
+)
+@mutant(
+    "cancel-decides-on-a-plain-read",
+    "core.batches.batch:cancel",
+    "lock(tx, batch_id)",
+    "get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))",
+)
 def test_an_ack_comes_before_the_cancel_or_is_rejected(referee: Service) -> None:
     """A batch is cancelled while an item is acked; nothing is counted after the cancel, and a last ack prevents it."""
     ids = prepare(referee.database, ROUNDS, lambda number: (2 if number % 2 else 3, {0: 1}))
@@ -370,6 +464,26 @@ def _children(database: Database, parents: list[int]) -> list[int]:
     return prepare(database, len(parents), lambda number: (1, {}), columns=columns)
 
 
+@mutant("purge-without-the-state-deleting", "core.batches.purge:condemn", "mark(tx, batch_id)", "pass")
+@mutant(
+    "purge-removes-the-batch-row-first",
+    "core.batches.purge:remove_chunk",
+    "for table, key in _BY_BATCH:\n    last = tx.execute(sa.select(key).where(table.c.batch_id == "
+    "batch_id).order_by(key).limit(1).offset(CHUNK - 1)).scalar()\n    tx.execute(sa.delete("
+    "table).where(table.c.batch_id == batch_id, *([] if last is None else [key <= last])))\n    if last "
+    "is not None:\n        return False",
+    "tx.execute(sa.delete(tables.batches).where(tables.batches.c.id == batch_id))\nfor table, key in "
+    "_BY_BATCH:\n    last = tx.execute(sa.select(key).where(table.c.batch_id == batch_id).order_by("
+    "key).limit(1).offset(CHUNK - 1)).scalar()\n    tx.execute(sa.delete(table).where(table.c.batch_id "
+    "== batch_id, *([] if last is None else [key <= last])))\n    if last is not None:\n        return "
+    "False",
+)
+@mutant(
+    "the-janitor-forgets-what-is-half-deleted",
+    "core.batches.expiry:half_deleted_or_due",
+    "yield from _half_deleted(database)",
+    "pass",
+)
 def test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twice(
     referee: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,6 +540,12 @@ def test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twic
             assert rows_left == 0, f"{rows_left} rows of {table.name} are orphaned"
 
 
+@mutant(
+    "extend-does-not-keep-its-key",
+    "core.batches.writing:_change",
+    'pipeline.later(*(head + ",".join(part) for part in packets(keys)))',
+    "pass",
+)
 def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) -> None:
     """A producer and its own retry extend at once with one key; both get the same numbers, issued once."""
     ids = prepare(referee.database, ROUNDS, lambda number: (5, {}), state=State.OPEN)
@@ -445,6 +565,13 @@ def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) 
     assert [rows[batch].items for batch in ids] == [65 + number % 10 for number in range(ROUNDS)]
 
 
+@mutant("extend-does-not-compare-the-digests", "core.batches.writing:_extend", "digest != before_digest", "False")
+@mutant(
+    "extend-does-not-keep-the-digest",
+    "core.batches.writing:_change",
+    "result.start, result.count, operation.digest",
+    "result.start, result.count, None",
+)
 def test_two_extends_with_one_key_for_other_things_issue_the_numbers_of_one(referee: Service) -> None:
     """Two runs of a producer extend at once with one key, and their digests differ: one of them is refused."""
     ids = prepare(referee.database, ROUNDS, lambda number: (5, {}), state=State.OPEN)
@@ -466,6 +593,18 @@ def test_two_extends_with_one_key_for_other_things_issue_the_numbers_of_one(refe
     assert [rows[batch].items for batch in ids] == [65] * ROUNDS
 
 
+@mutant(
+    "open-does-not-look-for-its-key", "core.batches.writing:_open", "key is not None and key in found.opened", "False"
+)
+@mutant(
+    "open-gives-up-when-it-comes-second", "core.storage.statements:Pipeline._run", "faults.is_duplicate(error)", "False"
+)
+@mutant(
+    "a-replayed-open-never-gets-newly",
+    "core.batches.writing:_replayed",
+    "batch.completed_by == operation.fingerprint",
+    "False",
+)
 def test_two_opens_with_one_key_make_one_batch(referee: Service) -> None:
     """A producer and its own retry open at once with one key; both get the same batch and the same `newly`."""
 
@@ -489,6 +628,31 @@ def test_two_opens_with_one_key_make_one_batch(referee: Service) -> None:
     assert sorted(row.batch_key for row in rows.values()) == sorted(f"catalog-{number}" for number in range(ROUNDS))
 
 
+@mutant("counts-are-judged-before-new-groups-are-written", "core.acks.completion:_judge", "pipeline.flush()", "")
+@mutant(
+    "a-new-group-overwrites-anothers",
+    "core.acks.flush:_write_groups",
+    "group_rows.insert(new)",
+    "group_rows.upsert(tx, new)",
+)
+@mutant(
+    "newly-is-not-kept-with-the-key",
+    "core.acks.completion:completed_for",
+    "newly or batch.completed_by == fingerprint",
+    "newly",
+)
+@mutant(
+    "every-request-with-a-key-gets-newly",
+    "core.acks.completion:completed_for",
+    "newly or batch.completed_by == fingerprint",
+    "True",
+)
+@mutant(
+    "the-key-alone-names-a-request",
+    "core.acks.call:Call.fingerprint",
+    "request_fingerprint(self.verb, self.idempotency_key, self._content())",
+    "request_fingerprint(self.verb, self.idempotency_key)",
+)
 def test_only_retries_of_the_completing_request_get_newly_again(referee: Service) -> None:
     """The request that completes a batch runs twice at once and again later; it gets `newly` each time, and no other
     request does."""
@@ -545,6 +709,7 @@ def test_a_rejected_item_is_listed_while_the_rest_of_its_call_counts(referee: Se
     recount(referee.database)
 
 
+@mutant("a-deleted-batchs-acks-are-not-rejected", "core.acks.completion:_look_again", "raise faults.BeginAgain", "pass")
 def test_a_repeat_whose_batch_is_deleted_meanwhile_is_rejected_as_unknown(
     referee: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers import journaled
 from tests.guarantees.drivers.rounds import GROUP, ack, recount
+from tests.mutants import mutant
 from tests.support.waits import waits_for_a_lock
 
 ITEMS = 2 * GROUP + 40
@@ -112,6 +113,45 @@ DAMAGES: Mapping[str, tuple[int, dict[str, Any], str, set[int]]] = {
 ACKED = [*range(GROUP), *range(64, 88, 2), 128]
 
 
+@mutant(
+    "a-repair-keeps-bits-of-items-never-issued", "core.batches.repair:_restored", "resolved[issued:] = False", "pass"
+)
+@mutant(
+    "verify-does-not-see-a-cut-blob",
+    "core.batches.verify:_faults",
+    "group.width is not None and group.width < group.resolved_count",
+    "False",
+)
+@mutant(
+    "verify-does-not-see-lost-bits",
+    "core.batches.verify:_faults",
+    "group.resolved.count() != group.resolved_count",
+    "False",
+)
+@mutant(
+    "verify-does-not-see-lost-failures",
+    "core.batches.verify:_faults",
+    "group.failed.count() != group.failed_count",
+    "False",
+)
+@mutant(
+    "verify-does-not-see-failed-items-that-are-not-resolved",
+    "core.batches.verify:_faults",
+    "(group.failed & ~group.resolved).any()",
+    "False",
+)
+@mutant(
+    "verify-does-not-see-items-never-issued",
+    "core.batches.verify:_faults",
+    "group.resolved.count(1, issued) or group.failed.count(1, issued)",
+    "False",
+)
+@mutant(
+    "verify-does-not-see-a-hint-that-is-too-high",
+    "core.batches.verify:Recount.verification",
+    "batch.full_prefix > self._full",
+    "False",
+)
 @pytest.mark.parametrize("name", DAMAGES)
 @pytest.mark.parametrize("state", [State.OPEN, State.SEALED])
 def test_damage_is_detected_and_repaired_from_the_bits(service: Service, name: str, state: State) -> None:
@@ -162,6 +202,13 @@ def lose(service: Service, batch: int) -> None:
     damage_group(service, batch, 0, resolved=b"\x7f")
 
 
+@mutant("a-repaired-batch-is-not-journaled", "core.batches.repair:repair", "batch.journal_next + 1", "0")
+@mutant(
+    "a-repair-of-a-journaled-batch-goes-unnoticed",
+    "core.batches.repair:repair",
+    "batch.journal_next + 1",
+    "batch.journal_next",
+)
 @pytest.mark.parametrize("kind", ["by its groups", "journaled"])
 def test_a_process_with_lost_bits_in_its_cache_does_not_bring_them_back(
     service: Service, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -194,6 +241,12 @@ def test_a_process_with_lost_bits_in_its_cache_does_not_bring_them_back(
     recount(service.database)
 
 
+@mutant(
+    "a-repair-forgets-the-journal",
+    "core.batches.verify:groups",
+    "journal_items = journal.recent(tx, batch.id, batch.group_size)",
+    "journal_items: dict[int, list[int]] = {}",
+)
 def test_items_in_the_journal_are_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repair folds the journal: its items stay acked, though the batch's count was wrong."""
     journaled.everything(monkeypatch, numbers=1000)
@@ -209,6 +262,32 @@ def test_items_in_the_journal_are_kept(service: Service, monkeypatch: pytest.Mon
 # Completion after a repair.
 
 
+@mutant(
+    "a-repaired-batch-stays-complete",
+    "core.batches.repair:_values",
+    "batch.complete and acked + failed < batch.items",
+    "False",
+)
+@mutant(
+    "a-second-completion-has-the-id-of-the-first",
+    "core.batches.batch:events",
+    'f":{batch.repairs}" if batch.repairs else ""',
+    '""',
+)
+@mutant(
+    "a-reopened-batch-looks-idle-since-its-completion",
+    "core.batches.repair:_values",
+    "{'acked': acked, 'failed': failed, 'full_prefix': min(batch.full_prefix, counts.full_prefix), "
+    "'repairs': batch.repairs + 1, 'updated_at': max(batch.updated_at, now)}",
+    "{'acked': acked, 'failed': failed, 'full_prefix': min(batch.full_prefix, counts.full_prefix), "
+    "'repairs': batch.repairs + 1}",
+)
+@mutant(
+    "verify-does-not-see-that-a-complete-batch-is-pending",
+    "core.batches.verify:Recount.verification",
+    "batch.state is State.COMPLETE and not all_resolved",
+    "False",
+)
 def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_another_event(service: Service) -> None:
     """The one call that resolves the last item gets `newly`, and each event has its own id."""
     batch = open_batch(service, range(ITEMS), sealed=True)
@@ -232,6 +311,9 @@ def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_an
     recount(service.database)
 
 
+@mutant(
+    "a-repair-completes-nothing", "core.batches.repair:_values", "completes(state, batch.items, acked, failed)", "False"
+)
 def test_a_sealed_batch_with_nothing_pending_completes_and_a_retry_gets_the_same_answer(service: Service) -> None:
     """As a seal would: the event is appended, and a retry of the repair gets `newly` again."""
     batch = open_batch(service, range(ITEMS - 1))
@@ -265,6 +347,16 @@ def test_corrected_failed_counts_change_whether_the_batch_has_succeeded(service:
     recount(service.database)
 
 
+@mutant(
+    "a-repair-forgets-failed-items",
+    "core.batches.repair:_restored",
+    "failed[list(stored_group.reasons)] = True",
+    "pass",
+)
+@mutant(
+    "a-repair-leaves-reasons-of-acked-items", "core.batches.repair:_recount", "chunks(stray, LIST)", "chunks([], LIST)"
+)
+@mutant("verify-does-not-see-stray-reasons", "core.batches.verify:_faults", "stray > 0", "False")
 def test_items_with_a_reason_are_failed_and_other_reasons_are_removed(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +408,12 @@ def test_a_batch_is_read_in_steps_of_as_many_groups_as_fit_into_memory(
 # Nested batches.
 
 
+@mutant(
+    "children-owe-a-repaired-parent-nothing",
+    "core.batches.repair:owe_again",
+    "row.parent_number not in resolved",
+    "False",
+)
 def test_ended_children_pay_again_for_items_that_their_parent_lost(service: Service) -> None:
     """No queue redelivers a child, so the repair pays again."""
     parent = service.batches.open(Opening(group_size=GROUP, items=5)).batch.id
@@ -336,6 +434,12 @@ def test_ended_children_pay_again_for_items_that_their_parent_lost(service: Serv
     recount(service.database)
 
 
+@mutant(
+    "a-reopened-child-still-owes",
+    "core.batches.repair:_values",
+    '{"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None, "parent_due": None}',
+    '{"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None}',
+)
 def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(service: Service) -> None:
     """Its unpaid debt is no longer due."""
     parent = service.batches.open(Opening(group_size=GROUP, items=2, sealed=True)).batch.id
@@ -359,6 +463,12 @@ def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(s
 # Repairs next to other work.
 
 
+@mutant(
+    "a-repair-locks-nothing",
+    "core.batches.repair:repair",
+    "batches.lock(tx, batch_id)",
+    "batches.get(tx, batch_id), tx.scalar(sa.select(tables.utc_now()))",
+)
 @pytest.mark.mariadb
 @pytest.mark.parametrize("kind", ["an ack", "an extend"])
 def test_no_change_gets_between_the_recount_and_the_write(
@@ -442,6 +552,12 @@ def test_consumers_continue_while_their_batch_is_repaired_and_every_item_counts_
         process.stop()
 
 
+@mutant(
+    "a-batch-is-repaired-beside-an-earlier-release",
+    "core.batches.repair:prepare",
+    "not schema.serves_only(tx, SINCE)",
+    "False",
+)
 def test_no_batch_is_repaired_while_an_earlier_release_may_run(service: Service) -> None:
     """That release would announce the second completion with the first one's id. A dry run is possible."""
     with service.database.engine.begin() as tx:
@@ -461,6 +577,12 @@ def test_a_missing_batch_cannot_be_repaired(service: Service) -> None:
             service.batches.repair(4711, dry_run=dry_run)
 
 
+@mutant(
+    "a-repair-keeps-the-hint-of-the-full-prefix",
+    "core.batches.repair:_values",
+    "min(batch.full_prefix, counts.full_prefix)",
+    "batch.full_prefix",
+)
 def test_the_watermark_goes_back_to_the_first_lost_item(service: Service) -> None:
     """The search for it starts at the hint of the full prefix."""
     batch = open_batch(service, range(2 * GROUP), sealed=True)

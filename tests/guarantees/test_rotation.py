@@ -25,6 +25,7 @@ from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
 from senders.webhooks import WebhookSender
 from tests.guarantees.test_webhooks import once
+from tests.mutants import mutant
 from tests.support.clocks import Clock
 from tests.support.receivers import Got, Receiver
 from tests.support.waits import waits_for_a_lock
@@ -128,6 +129,20 @@ def test_receivers_accept_both_secrets_until_the_overlap_ends(database: Database
     service.stop()
 
 
+@mutant("only-the-newest-secret-signs", "core.webhooks.message:headers", "secrets", "secrets[:1]")
+@mutant("an-earlier-secret-is-valid-forever", "core.webhooks.rotation:_earlier", "until > now", "True")
+@mutant(
+    "the-dispatchers-clock-judges-a-secret",
+    "core.webhooks.deliveries:claim",
+    "rotation.valid(row.secret, row.rotation, now)",
+    "rotation.valid(row.secret, row.rotation, datetime.now(UTC))",
+)
+@mutant(
+    "the-services-clock-begins-an-overlap",
+    "core.webhooks.rotation:rotate",
+    "tables.clock(tx)",
+    "datetime.now().astimezone()",
+)
 def test_the_databases_clock_ends_an_overlap(service: Service, clock: Clock, signers: Signers) -> None:
     """To the microsecond; the field shows the end until then, and a test event is signed in the same way."""
     creation = service.webhooks.create("https://receiver.example", None, None)
@@ -146,6 +161,13 @@ def test_the_databases_clock_ends_an_overlap(service: Service, clock: Clock, sig
     assert service.webhooks.get(webhook).overlap_until is None
 
 
+@mutant(
+    "a-rotation-ends-other-secrets-at-once",
+    "core.webhooks.rotation:rotate",
+    "[(row.secret, end), *((old, min(until, end)) for old, until in _earlier(row.rotation, now))]",
+    "[(row.secret, end), ]",
+)
+@mutant("a-rotation-doesnt-shorten-earlier-overlaps", "core.webhooks.rotation:rotate", "min(until, end)", "until")
 def test_each_earlier_secret_has_its_own_end(service: Service, clock: Clock, signers: Signers) -> None:
     """A shorter overlap shortens the earlier ones, none ends them at once, and a longer one doesn't prolong them."""
     creation = service.webhooks.create("https://receiver.example", None, None)
@@ -174,6 +196,7 @@ def test_at_most_four_earlier_secrets_sign(service: Service, signers: Signers) -
     assert signers() == "6 5 4 3 2"
 
 
+@mutant("a-repeat-rotates-again", "core.webhooks.rotation:rotate", 'last.get("key") == idempotency_key', "False")
 def test_a_repeat_returns_the_same_secret(service: Service, clock: Clock) -> None:
     """At any later time, until another rotation; for another overlap it is refused. A transaction that is run again
     after a COMMIT whose result is unknown changes nothing more."""
@@ -191,6 +214,12 @@ def test_a_repeat_returns_the_same_secret(service: Service, clock: Clock) -> Non
     assert results[0] == results[1]
 
 
+@mutant(
+    "equal-rotations-at-once-dont-wait",
+    "core.webhooks.rotation:rotate",
+    "sa.select(_webhooks.secret, _webhooks.rotation).where(_webhooks.id == webhook).with_for_update()",
+    "sa.select(_webhooks.secret, _webhooks.rotation).where(_webhooks.id == webhook)",
+)
 def test_equal_requests_at_once_rotate_once(server_database: Database) -> None:
     """All of them return the same secret, although they all begin before the first of them has rotated it."""
     service = Service(server_database, combiner=Inline, sender=Recorder())
@@ -218,6 +247,12 @@ def test_a_callbacks_secret_is_rotated(service: Service) -> None:
     assert repeat.secret == new.secret != callback.secret
 
 
+@mutant(
+    "a-secret-is-rotated-beside-an-earlier-release",
+    "core.webhooks.rotation:rotate",
+    "not schema.serves_only(tx, SINCE)",
+    "False",
+)
 def test_nothing_is_rotated_while_an_earlier_release_may_run(service: Service) -> None:
     """It would sign with the new secret alone."""
     creation = service.webhooks.create("https://receiver.example", None, None)

@@ -24,6 +24,7 @@ from lastbit.ids import INTEGER_LIMIT
 from tests.guarantees.models.service import tally_entry
 from tests.guarantees.models.streams import World
 from tests.guarantees.programs.dying import Mortals, mortals
+from tests.mutants import mutant
 from tests.sdk.conftest import scripted_service  # noqa: F401  # a fixture
 from tests.support.waits import waits_for_a_lock
 
@@ -67,6 +68,55 @@ def joined_calls(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
         yield [entry for call in calls for entry in call]
 
 
+@mutant("the-guards-message-counts-again", "core.tallies:_advance", "position > guard", "position >= guard")
+# Without this, two siblings in one call would be refused, and the test would see nothing else.
+# Without this, two siblings in one call would be refused, and the test would see nothing else.
+@mutant(
+    "siblings-of-a-flat-map-are-repeats",
+    "core.tallies:_advance",
+    "offset, child",
+    "offset, 0",
+    ("deltas[position] != delta", "False"),
+)
+@mutant(
+    "one-guard-for-all-sources",
+    "core.tallies:_by_counter",
+    "(tally, key, topic, partition, generation)",
+    '(tally, key, "", 0, 0)',
+)
+@mutant(
+    "a-guard-starts-over-when-the-source-changes",
+    "core.tallies:_advance",
+    "guard = start",
+    """
+        first = entries[places[0]]
+        last = globals().setdefault('last_source_of', {})
+        if last.setdefault(first.key, first[2:5]) != first[2:5]:
+            start = _EMPTY[0]
+        last[first.key] = first[2:5]
+        guard = start
+    """,
+)
+@mutant(
+    "generations-are-one-source",
+    "core.tallies:_by_counter",
+    "(tally, key, topic, partition, generation)",
+    "(tally, key, topic, partition, 0)",
+)
+@mutant(
+    "a-buffer-adds-deltas-up",
+    "lastbit.tallies.buffer:Gatherer.take",
+    "if message.ack is not None:\n    acks.append(message.ack)",
+    """
+        sums = {}
+        for each in entries:
+            name = (each['key'], *map(each['source'].get, ('topic', 'partition', 'generation')))
+            sums[name] = each | {'delta': each['delta'] + sums.get(name, {'delta': 0})['delta']}
+        entries = list(sums.values())
+        if message.ack is not None:
+            acks.append(message.ack)
+    """,
+)
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_every_total_matches_the_model_despite_all_failures(service: Service) -> None:
@@ -106,6 +156,12 @@ def test_the_worlds_include_every_kind_of_failure() -> None:
     assert min(replays, siblings, new_generations, alternating) > 100, (replays, siblings, new_generations, alternating)
 
 
+@mutant(
+    "a-call-is-applied-in-parts",
+    "core.tallies:_write",
+    'pipeline.later(*(_INSERT + ",".join(part) + upsert for part in packets(old)))',
+    'pipeline.later(*(_INSERT + ",".join(part) + upsert for part in packets(old)), "COMMIT")',
+)
 @pytest.mark.timeout(600)
 def test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all(database: Database, dying: Mortals) -> None:
     """New and existing rows; then the call is sent again in different chunks, and each entry counts once."""
@@ -134,6 +190,12 @@ def test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all(databa
     pytest.fail("the call has no end")
 
 
+@mutant(
+    "a-new-sub-counter-overwrites-anothers",
+    "core.tallies:_write",
+    '(_INSERT + ",".join(part) for part in packets(new))',
+    '(_INSERT + ",".join(part) + upsert for part in packets(new))',
+)
 @pytest.mark.mariadb
 def test_two_calls_that_create_the_same_sub_counter_both_count(server_url: str) -> None:
     """Neither finds a row to lock. The second insert waits for the first one's commit, and its call starts again."""
@@ -176,6 +238,12 @@ def _sums(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return sums
 
 
+@mutant(
+    "sub-counters-are-not-locked",
+    "core.tallies:_select",
+    'dialect.look_up(tx, "tallies", _PRIMARY_KEY, rows) + dialect.lock_looked_up("tallies")',
+    'dialect.look_up(tx, "tallies", _PRIMARY_KEY, rows)',
+)
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
 def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(server_database: Database) -> None:
@@ -211,6 +279,12 @@ def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(serve
         assert totals(Service(server_database, combiner=Inline), f"race-{round_}") == _sums(log)
 
 
+@mutant(
+    "concurrent-sources-pass-the-limit",
+    "core.tallies:_totals",
+    'dialect.sum_locked(results, "tallies", condition, "tally_key", names)',
+    '[f"SELECT {results} FROM tallies WHERE {condition} GROUP BY tally_key"]',
+)
 @pytest.mark.mariadb
 def test_two_concurrent_calls_bring_no_total_over_the_limit(server_database: Database) -> None:
     """Each call adds to its own row. The later one waits until the earlier one is over, and is refused."""
@@ -230,6 +304,7 @@ def test_two_concurrent_calls_bring_no_total_over_the_limit(server_database: Dat
     assert totals(service, "limit") == {"r1": INTEGER_LIMIT - 1}
 
 
+@mutant("a-total-is-read-as-long-as-others-change-it", "core.tallies:write", "others.keys() == earlier.keys()", "False")
 @pytest.mark.mariadb
 def test_a_total_that_others_keep_changing_does_not_keep_a_transaction_running(server_database: Database) -> None:
     """Each time that a transaction has read the large total, another one adds a sub-counter: what was refused is then
@@ -277,6 +352,17 @@ def _spread(seed: int) -> list[dict[str, Any]]:
     ]
 
 
+@mutant(
+    "a-broken-order-is-a-repeat",
+    "core.tallies:_advance",
+    "if position not in deltas:\n    raise errors.OutOfOrder(f'body.entries[{place}]', key, position, guard)",
+    """
+        if position not in deltas:
+            continue
+        if False:
+            raise errors.OutOfOrder(f'body.entries[{place}]', key, position, guard)
+    """,
+)
 def test_a_message_out_of_order_is_refused(service: Service) -> None:
     """The message was never added and a later one was: nothing of the call is applied."""
     first, second, three = (
@@ -302,6 +388,17 @@ class _Window:
         self.acked.append(offset)
 
 
+@mutant(
+    "a-buffer-acks-unanswered-messages",
+    "lastbit.tallies.buffer:TallyBuffer._work",
+    "if call.entries:\n    self._driver.run(calls.apply, self._tally, call.entries)",
+    """
+        self._ack(call)
+        call = call._replace(acks=[])
+        if call.entries:
+            self._driver.run(calls.apply, self._tally, call.entries)
+    """,
+)
 def test_a_buffer_acks_a_message_only_after_its_answer(scripted_service: Any) -> None:  # noqa: F811
     """Also for a message whose first answer was lost; unanswered messages stay unacked, and the buffer reports why."""
     applied = 0

@@ -20,6 +20,7 @@ from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, race, recount
+from tests.mutants import mutant
 
 
 def open_batch(service: Service, items: int, **opening: Any) -> int:
@@ -55,6 +56,24 @@ BOUNDS = [
 ]
 
 
+@mutant(
+    "one-failure-more-is-tolerated",
+    "core.batches.tolerance:Tolerance.is_passed",
+    "failed > self.failures",
+    "failed > self.failures + 1",
+)
+@mutant(
+    "one-failure-less-is-tolerated",
+    "core.batches.tolerance:Tolerance.is_passed",
+    "failed > self.failures",
+    "failed >= self.failures",
+)
+@mutant(
+    "the-percentage-is-rounded",
+    "core.batches.tolerance:Tolerance.is_passed",
+    "failed * 100 > self.percentage * items",
+    "failed > round(self.percentage / 100 * items)",
+)
 @pytest.mark.parametrize(("items", "tolerance", "most"), BOUNDS)
 def test_a_batch_succeeds_exactly_up_to_its_tolerance(
     service: Service, items: int, tolerance: dict[str, int], most: int
@@ -87,6 +106,15 @@ def test_a_batch_without_a_tolerance_is_never_exceeded(service: Service) -> None
     assert events_of(service, batch) == ["opened", "sealed", "completed"]
 
 
+@mutant(
+    "failures-pass-the-tolerance-again", "core.acks.completion:_judge", "is_passed and not row.exceeded", "is_passed"
+)
+@mutant(
+    "the-event-of-passed-failures-is-written-twice",
+    "core.acks.completion:Verdict.events",
+    "[name for name, happened in transitions.items() if happened]",
+    "[name for name, happened in transitions.items() if happened] * 2",
+)
 def test_failures_pass_the_tolerance_once(service: Service) -> None:
     """One event, though failures are redriven and others fail; `exceeded` stays true."""
     batch = open_batch(service, 10, tolerated_failures=1)
@@ -100,6 +128,18 @@ def test_failures_pass_the_tolerance_once(service: Service) -> None:
     assert events_of(service, batch) == ["opened", "failures_exceeded"]
 
 
+@mutant(
+    "a-percentage-is-judged-before-the-seal",
+    "core.batches.tolerance:Tolerance.is_passed",
+    "sealed and self.percentage is not None and failed * 100 > self.percentage * items",
+    "self.percentage is not None and failed * 100 > self.percentage * items",
+)
+@mutant(
+    "a-seal-judges-no-percentage",
+    "core.batches.writing:_seal",
+    "batch.tolerance.is_passed(batch.items, batch.failed, sealed=True)",
+    "False",
+)
 def test_a_percentage_is_judged_when_the_batch_is_sealed(service: Service) -> None:
     """Not before, as its items may grow; with the items at that time."""
     grown, exceeded = (open_batch(service, 2, tolerated_failure_percentage=25) for _ in range(2))
@@ -118,6 +158,12 @@ def test_a_percentage_is_judged_when_the_batch_is_sealed(service: Service) -> No
     assert (sealed.newly, sealed.newly_succeeded) == (True, True)
 
 
+@mutant(
+    "a-batch-succeeds-with-each-redrive",
+    "core.acks.completion:_judge",
+    "succeeded and (completed_now or not tolerance.succeeds(row.items, row.failed))",
+    "succeeded",
+)
 def test_a_redrive_within_the_tolerance_makes_the_batch_succeed_once(service: Service) -> None:
     """The redrive that reaches the limit gets `newly_succeeded`, later ones don't."""
     batch = open_batch(service, 10, sealed=True, tolerated_failures=2)
@@ -129,6 +175,12 @@ def test_a_redrive_within_the_tolerance_makes_the_batch_succeed_once(service: Se
     assert events_of(service, batch) == ["opened", "sealed", "failures_exceeded", "completed", "succeeded"]
 
 
+@mutant(
+    "a-child-cancelled-by-its-failures-owes-nothing",
+    "core.acks.completion:_announce",
+    "verdict.complete or verdict.cancelled_now",
+    "verdict.complete",
+)
 @pytest.mark.parametrize("by_seal", [False, True])
 def test_a_batch_is_cancelled_in_the_transaction_that_passes_its_tolerance(service: Service, by_seal: bool) -> None:
     """Its parent's item fails before the response; later acks are rejected."""
@@ -147,6 +199,12 @@ def test_a_batch_is_cancelled_in_the_transaction_that_passes_its_tolerance(servi
     assert events_of(service, batch) == ["opened", *sealed, "failures_exceeded", "cancelled"]
 
 
+@mutant(
+    "a-batch-is-cancelled-though-nothing-is-pending",
+    "core.acks.completion:_judge",
+    "is_passed and bool(row.cancels) and state in LIVE",
+    "is_passed and bool(row.cancels)",
+)
 def test_a_batch_whose_last_item_fails_beyond_its_tolerance_is_complete(service: Service) -> None:
     """There is nothing left to cancel."""
     batch = open_batch(service, 3, sealed=True, tolerated_failures=0, on_exceeded=OnExceeded.CANCEL)
@@ -169,6 +227,9 @@ def test_a_child_that_succeeds_within_its_tolerance_acks_its_parents_item(servic
         assert (state.acked, state.failed, state.succeeded) == (1, 0, True)
 
 
+@mutant(
+    "an-earlier-release-may-ignore-a-tolerance", "core.batches.writing:_open", "operation.opening.has_policies", "False"
+)
 def test_a_release_that_would_ignore_a_tolerance_must_be_gone(database: Database, service: Service) -> None:
     """A batch with a tolerance can be opened only after the upgrade is finished."""
     with database.engine.begin() as tx:
@@ -194,6 +255,13 @@ def test_a_repair_judges_the_restored_failures(service: Service) -> None:
     assert service.batches.verify(batch).ok
 
 
+@mutant(
+    "a-repair-judges-no-reopened-batch",
+    "core.batches.repair:_values",
+    'values |= {"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None, "parent_due": None}',
+    'values |= {"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None, '
+    '"parent_due": None}\nreturn values',
+)
 @pytest.mark.parametrize("on_exceeded", OnExceeded)
 def test_a_repair_judges_a_batch_that_was_complete_too_early(service: Service, on_exceeded: OnExceeded) -> None:
     """It is live again, so the failures that pass its tolerance have the same effect as on any live batch."""
@@ -239,6 +307,12 @@ def test_the_explanation_names_the_tolerance(service: Service) -> None:
     assert "within its tolerance: 1 of its 5 items failed" in reasons["complete"].text
 
 
+@mutant(
+    "a-tolerance-is-judged-on-a-plain-read",
+    "core.acks.flush:_begin",
+    "completion.select(tx, batches, locking)",
+    "completion.select(tx, batches)",
+)
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
 @pytest.mark.usefixtures("some_journaled")

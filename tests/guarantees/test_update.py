@@ -23,9 +23,34 @@ from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import GROUP, ROUNDS, ack, race, recount
 from tests.guarantees.test_deadlines import HOUR, now, pass_deadline
 from tests.guarantees.test_tolerance import events_of, fail, open_batch
+from tests.mutants import mutant
 from tests.support.clocks import START, Clock
 
 
+@mutant(
+    "an-update-tolerates-one-failure-more",
+    "core.batches.update:_judged",
+    "not batch.passes_tolerance",
+    "not replace(batch, failed=max(0, batch.failed - 1)).passes_tolerance",
+)
+@mutant(
+    "an-update-tolerates-one-failure-less",
+    "core.batches.update:_judged",
+    "not batch.passes_tolerance",
+    "not replace(batch, failed=batch.failed + 1).passes_tolerance",
+)
+@mutant(
+    "an-update-exceeds-a-batch-again",
+    "core.batches.update:_judged",
+    '[] if batch.exceeded else ["failures_exceeded"]',
+    '["failures_exceeded"]',
+)
+@mutant(
+    "an-update-exceeds-a-batch-without-an-event",
+    "core.batches.update:_judged",
+    '[] if batch.exceeded else ["failures_exceeded"]',
+    "[]",
+)
 def test_an_update_judges_the_failures_by_the_new_tolerance(service: Service) -> None:
     """As many as are tolerated are within it; one more passes it, once."""
     batch = open_batch(service, 5, tolerated_failures=3)
@@ -37,6 +62,12 @@ def test_an_update_judges_the_failures_by_the_new_tolerance(service: Service) ->
     assert service.batches.verify(batch).ok
 
 
+@mutant(
+    "a-child-that-an-update-cancels-owes-nothing",
+    "core.batches.update:_judged",
+    "None if batch.parent_batch is None else nesting.owed(succeeded=False)",
+    "None",
+)
 def test_a_child_that_an_update_cancels_fails_its_parents_item(service: Service) -> None:
     parent = open_batch(service, 1, sealed=True)
     batch = open_batch(service, 5, parent=ItemId(parent, 0, 0), tolerated_failures=1)
@@ -60,6 +91,12 @@ def test_an_overdue_batch_that_gets_a_later_deadline_does_not_expire(service: Se
     assert janitor.expire_overdue(service.database) == [batch]
 
 
+@mutant(
+    "an-update-judges-its-deadline-by-the-services-clock",
+    "core.batches.update:update",
+    "tables.clock(tx)",
+    "datetime.now().astimezone()",
+)
 def test_an_update_judges_its_deadline_by_the_databases_clock(database: Database) -> None:
     """This database's clock is in the past."""
     Clock(database)
@@ -72,6 +109,7 @@ def test_an_update_judges_its_deadline_by_the_databases_clock(database: Database
     assert service.batches.get(batch).deadline == deadline
 
 
+@mutant("an-earlier-release-may-ignore-an-updated-policy", "core.batches.update:update", "patch.sets_policy", "False")
 def test_a_release_that_would_ignore_a_policy_must_be_gone(database: Database, service: Service) -> None:
     """Labels are known to every release."""
     batch = open_batch(service, 3)
@@ -91,6 +129,42 @@ def _ends(database: Database, *types: str) -> list[tuple[int, str]]:
         return [(row.batch_id, row.type) for row in tx.execute(query) if row.type in types]
 
 
+@mutant(
+    "an-update-judges-the-tolerance-on-a-plain-read",
+    "core.batches.update:update",
+    "def update(database: Database, batch_id: int, patch: Patch, idempotency_key: str | None=None) -> "
+    'Updated:\n    """Apply the patch and append the event. The caller must pay the batch\'s debt to its '
+    "parent, if any. Raises\n    `errors.BatchNotFound`; `BatchEnded` unless the batch is open or "
+    "sealed; `InvalidRequest` for a deadline that has\n    passed, and as `Patch.applied_to`; "
+    '`IdempotencyKeyReused`; `UpgradeNotFinished`."""\n    content = json.dumps(patch.content(), '
+    "ensure_ascii=False, sort_keys=True)\n    request = once.Request.of('updated', batch_id, "
+    "idempotency_key, content)\n\n    def write(tx: Connection) -> Updated:\n        batch, _ = "
+    "batches.lock(tx, batch_id)\n        if request.event(tx) is not None:\n            return Updated("
+    "batch, replayed=True)\n        judge('update', batch_id, batch.state)\n        if "
+    "patch.sets_policy:\n            writing.check_policies(tx)\n        now = tables.clock(tx)\n        "
+    "if isinstance(patch.deadline, datetime):\n            writing.check_deadline(patch.deadline, now)\n "
+    "       after, names = _judged(replace(patch.applied_to(batch), updated_at=max(batch.updated_at, "
+    "now)), now)\n        batches.update(tx, batch_id, **_columns(batch, after))\n        updated = "
+    "batches.event(after, 'updated', patch=patch.content())\n        feed.append(tx, [replace(updated, "
+    "id=request.event_id), *batches.events(after, names)])\n        return Updated(after, "
+    "replayed=False)\n    return database.write(write)",
+    "def update(database: Database, batch_id: int, patch: Patch, idempotency_key: str | None=None) -> "
+    'Updated:\n    """Apply the patch and append the event. The caller must pay the batch\'s debt to its '
+    "parent, if any. Raises\n    `errors.BatchNotFound`; `BatchEnded` unless the batch is open or "
+    "sealed; `InvalidRequest` for a deadline that has\n    passed, and as `Patch.applied_to`; "
+    '`IdempotencyKeyReused`; `UpgradeNotFinished`."""\n    content = json.dumps(patch.content(), '
+    "ensure_ascii=False, sort_keys=True)\n    request = once.Request.of('updated', batch_id, "
+    "idempotency_key, content)\n\n    def write(tx: Connection) -> Updated:\n        batch = batches.get("
+    "tx, batch_id)\n        if request.event(tx) is not None:\n            return Updated(batch, "
+    "replayed=True)\n        judge('update', batch_id, batch.state)\n        if patch.sets_policy:\n      "
+    "      writing.check_policies(tx)\n        now = tables.clock(tx)\n        if isinstance("
+    "patch.deadline, datetime):\n            writing.check_deadline(patch.deadline, now)\n        after, "
+    "names = _judged(replace(patch.applied_to(batch), updated_at=max(batch.updated_at, now)), now)\n    "
+    "    batches.update(tx, batch_id, **_columns(batch, after))\n        updated = batches.event(after, "
+    "'updated', patch=patch.content())\n        feed.append(tx, [replace(updated, id=request.event_id), "
+    "*batches.events(after, names)])\n        return Updated(after, replayed=False)\n    return "
+    "database.write(write)",
+)
 @pytest.mark.slow
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
@@ -129,6 +203,13 @@ def test_a_failure_and_a_lower_tolerance_exceed_a_batch_once_in_either_order(ser
     assert ROUNDS // 50 < by_update < ROUNDS - ROUNDS // 50, f"the same call nearly always came first: {by_update}"
 
 
+@mutant(
+    "a-batch-expires-at-a-deadline-that-was-postponed",
+    "core.batches.expiry:expire",
+    "lock_wait is not None",
+    "False",
+    ("batches.lock(tx, batch_id)", "batches.get(tx, batch_id), tables.clock(tx)"),
+)
 @pytest.mark.slow
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
@@ -161,6 +242,12 @@ def test_an_overdue_batch_gets_a_later_deadline_or_expires(server_database: Data
     assert ROUNDS // 50 < postponed < ROUNDS - ROUNDS // 50, f"the same call nearly always came first: {postponed}"
 
 
+@mutant(
+    "a-key-redrives-again",
+    "core.batches.once:Request.of",
+    'f"{feed.BATCH}:{batch}:{verb}:{_digest(idempotency_key or str(uuid.uuid4()))}:"',
+    'f"{feed.BATCH}:{batch}:{verb}:{_digest(str(uuid.uuid4()))}:"',
+)
 @pytest.mark.slow
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)
@@ -188,6 +275,18 @@ def test_two_requests_with_one_key_append_one_event(server_database: Database, v
     assert sorted(_ends(server_database, type)) == [(batch, type) for batch in ids]
 
 
+@mutant(
+    "a-redrive-names-items-by-an-earlier-read",
+    "core.batches.redrive:_append",
+    "version is not None and version != _version(batch)",
+    "False",
+)
+@mutant(
+    "a-redrive-compares-the-counts-on-a-plain-read",
+    "core.batches.redrive:_append",
+    "batch, now = batches.lock(tx, batch_id)",
+    "batch = batches.get(tx, batch_id)\nnow = batch.updated_at",
+)
 @pytest.mark.slow
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)

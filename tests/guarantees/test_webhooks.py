@@ -41,6 +41,7 @@ from senders.webhooks import WebhookSender
 from tests.guarantees.drivers.rounds import nobody_pays
 from tests.guarantees.drivers.strangers import lock_waits, locked
 from tests.guarantees.programs.dying import Written, dispatch, mortals
+from tests.mutants import mutant
 from tests.support.clocks import Clock
 from tests.support.nursery import Child
 from tests.support.proxies import proxied
@@ -131,6 +132,28 @@ def wait_until_delivered(service: Service, webhook: int) -> None:
     raise AssertionError("not every delivery was made")
 
 
+@mutant(
+    "a-removal-leaves-an-attempt-that-is-logged-meanwhile",
+    "core.webhooks.subscriptions:remove",
+    """
+        def remove(tx: Connection, condition: sa.ColumnElement[bool]) -> bool:
+            \"\"\"Remove a chunk of the deliveries and their attempts. Return whether there may be more.\"\"\"
+            ids = list(tx.scalars(sa.select(_deliveries.id).where(condition).limit(CHUNK)))
+            for part in chunks(sorted(ids), LIST):
+                tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))
+                tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))
+            return len(ids) == CHUNK
+    """,
+    """
+        def remove(tx: Connection, condition: sa.ColumnElement[bool]) -> bool:
+            \"\"\"Remove a chunk of the deliveries and their attempts. Return whether there may be more.\"\"\"
+            ids = list(tx.scalars(sa.select(_deliveries.id).where(condition).limit(CHUNK)))
+            for part in chunks(sorted(ids), LIST):
+                tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))
+                tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))
+            return len(ids) == CHUNK
+    """,
+)
 def test_an_attempt_that_is_logged_during_a_removal_is_removed_too(server_service: Service) -> None:
     """The dispatcher records a send between two statements of the removal."""
     database = server_service.database
@@ -306,6 +329,7 @@ class SharingDispatcher:
         self.dispatcher.settle()
 
 
+@mutant("a-replica-claims-anothers-deliveries", "core.webhooks.deliveries:_shared", "partitions is None", "True")
 def test_replicas_share_due_deliveries(database: Database) -> None:
     """Each sends the deliveries in its own partitions, and each delivery is sent once; when one leaves, the other takes
     over at once."""
@@ -337,6 +361,12 @@ def test_replicas_share_due_deliveries(database: Database) -> None:
     assert service.consumer_groups.get("lastbit.dispatcher").workers == []
 
 
+@mutant(
+    "a-dead-replicas-deliveries-wait-for-its-lease",
+    "core.webhooks.deliveries:_shared",
+    "sa.or_(ours, _deliveries.due_at <= tables.clock(tx) - OVERDUE)",
+    "ours",
+)
 def test_no_delivery_waits_for_a_replica_that_is_dead(database: Database) -> None:
     """Any replica may send its deliveries a few seconds after they were due, before its lease has ended; no delivery
     depends on the consumer group."""
@@ -493,6 +523,12 @@ def test_a_round_pays_parents_of_ended_children(service: Service, monkeypatch: p
     assert service.batches.get(parent).succeeded
 
 
+@mutant(
+    "a-round-begins-with-the-sweep",
+    "core.dispatcher:Dispatcher._round",
+    "is_behind = self._prepare()",
+    "parents.sweep(self._database, stuck_parents=self._stuck, seconds=SWEEP)\nis_behind = self._prepare()",
+)
 @pytest.mark.mariadb
 def test_a_round_sends_and_fires_before_it_waits_for_a_locked_parent(
     server_service: Service, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ from core.writes import Append
 from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.strangers import locked
+from tests.mutants import mutant
 from tests.support import templates
 from tests.support.servers import sqlite_file
 
@@ -85,6 +86,13 @@ def test_many_callers_at_once_get_numbers_of_their_own(any_service: Service) -> 
     assert any_service.batches.get(batch).items == len(numbers)
 
 
+@mutant(
+    "a-servers-ids-of-new-batches-are-confused",
+    "core.storage.dialects.mariadb:MariaDB.batch_ids",
+    "sorted(row[0] for row in rows)",
+    "sorted((row[0] for row in rows), reverse=True)",
+    only="mariadb",
+)
 def test_many_callers_at_once_get_batches_of_their_own(any_service: Service) -> None:
     """Each batch has the key and the labels of its request, and the feed announces each once, without a gap."""
 
@@ -154,6 +162,9 @@ def test_operations_that_arrive_during_a_commit_share_the_next_one(database: Dat
         assert (len(ids), gate.sizes) == (9, [1, 8])
 
 
+@mutant(
+    "a-refused-extend-fails-its-neighbours", "core.batches.writing:_change", "errors.CoreError", "ZeroDivisionError"
+)
 def test_a_refused_operation_does_not_affect_its_neighbours(database: Database) -> None:
     sealed, large = open_batch(database, items=1, sealed=True), open_batch(database, items=MAX_ITEMS - 1)
     live = open_batch(database)
@@ -177,6 +188,12 @@ def test_a_refused_operation_does_not_affect_its_neighbours(database: Database) 
     assert [service.batches.get(batch).items for batch in (live, sealed, large)] == [6, 1, MAX_ITEMS]
 
 
+@mutant(
+    "a-shared-operation-is-judged-by-the-row-as-it-was-read",
+    "core.batches.writing:_change",
+    "current[batch.id] = result.batch",
+    "pass",
+)
 def test_operations_on_one_batch_take_place_in_their_order(database: Database) -> None:
     """An extend before the seal is accepted, one after it is refused, and a repeated one returns its numbers."""
     batch = open_batch(database)
@@ -209,6 +226,12 @@ def test_an_empty_batch_that_is_sealed_in_a_shared_transaction_completes_once(da
     assert types == ["batch.opened", "batch.sealed", "batch.completed", "batch.succeeded"]
 
 
+@mutant(
+    "a-key-that-comes-twice-opens-two-batches",
+    "core.batches.writing:_open",
+    "key is not None and key in first_of",
+    "False",
+)
 def test_opens_with_one_key_in_one_transaction_make_one_batch(database: Database) -> None:
     same, other = Opening(key="a", items=2), Opening(key="b")
     outcomes = merged(
@@ -222,6 +245,7 @@ def test_opens_with_one_key_in_one_transaction_make_one_batch(database: Database
     assert len(events_of(database)) == 2
 
 
+@mutant("an-event-that-two-callers-append-stands-twice", "core.feed:write", "event.id not in positions", "True")
 def test_an_event_that_two_callers_append_stands_once(database: Database) -> None:
     first, second = merged(
         database,
@@ -233,6 +257,24 @@ def test_an_event_that_two_callers_append_stands_once(database: Database) -> Non
     assert [(event.id, event.key, event.data) for event in events_of(database)][-1] == ("c", "ü", '"ü"')
 
 
+@mutant(
+    "a-merged-handling-does-not-see-the-version-before-it",
+    "core.processes.instances:LockedInstances.get",
+    "self._changed.get((process, instance)) or self._stored.get((process, instance))",
+    "self._stored.get((process, instance))",
+)
+@mutant(
+    "a-merged-handling-does-not-see-the-event-before-it",
+    "core.processes.inbox:LockedEvents._change",
+    "self._statuses[key] = status",
+    "pass",
+)
+@mutant(
+    "a-merged-handling-does-not-see-the-commands-before-it",
+    "core.processes.outbox:Issues.issue",
+    "self._issuers |= dict.fromkeys(new, event)",
+    "pass",
+)
 def test_handlings_of_one_instance_take_place_in_their_order(database: Database) -> None:
     """Each sees the version, the events, the commands and the end that the ones before it left."""
     service = with_process(database)
@@ -275,6 +317,12 @@ def test_handlings_of_one_instance_take_place_in_their_order(database: Database)
     assert service.processes.instance(PROCESS, "k").instance.version == 1
 
 
+@mutant(
+    "a-refused-handling-issues-its-first-commands",
+    "core.processes.outbox:Issues.issue",
+    "new: dict[str, _New] = {}",
+    "new = self._new",
+)
 def test_a_handling_that_reuses_a_step_issues_none_of_its_commands(database: Database) -> None:
     """Nor do the handlings before and after it in its transaction issue any for it, or see its state."""
     with_process(database)
@@ -291,6 +339,18 @@ def test_a_handling_that_reuses_a_step_issues_none_of_its_commands(database: Dat
     assert [event.id.partition(":")[0] for event in events_of(database)] == ["h1", "h2", "h3", "command"]
 
 
+@mutant(
+    "a-refused-handling-counts",
+    "core.processes.handling:Handlings._judge",
+    "if handling.version != version:\n    raise errors.VersionConflict(handling.process, "
+    "handling.instance, handling.version, version)",
+    """
+        self._inbox.record(key, handling.position, inbox.Status.LATE)
+        if handling.version != version:
+            raise errors.VersionConflict(handling.process, handling.instance, handling.version, version)
+    """,
+)
+@mutant("commands-get-the-positions-of-other-events", "core.writes:flush", "position + len(events)", "position")
 def test_a_refused_handling_does_not_affect_its_neighbours(database: Database) -> None:
     """Nor does an operation of another kind."""
     service = with_process(database)
@@ -319,6 +379,12 @@ def test_a_refused_handling_does_not_affect_its_neighbours(database: Database) -
     assert command.position == outcomes[6].value.commands[0].position == 5
 
 
+@mutant(
+    "a-conflict-without-end-fails-its-neighbours",
+    "core.commits.combiner:Combiner._flush",
+    "errors.LockTimeout | errors.Contended",
+    "errors.LockTimeout",
+)
 def test_a_transaction_that_meets_a_conflict_each_time_fails_alone(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +406,9 @@ def test_a_transaction_that_meets_a_conflict_each_time_fails_alone(
         assert gate.sizes[:2] == [1, 5]
 
 
+@mutant(
+    "a-call-of-many-handlings-has-one-outcome", "core.writes:flush", "outcomes[handle]", "outcomes[call.handles[0]]"
+)
 def test_each_handling_of_a_call_of_many_has_an_outcome_of_its_own(database: Database) -> None:
     """In their order, and with those of other calls in one transaction: a refused one affects no other."""
     service = with_process(database)
@@ -410,6 +479,9 @@ def entry(key: str, delta: int, offset: int, topic: str = "x") -> tallies.Entry:
     return tallies.Entry(key, delta, topic, 0, 0, offset, 0)
 
 
+@mutant(
+    "a-refused-call-leaves-some-entries", "core.tallies:_judge", "steps: dict[_Counter, _Row] = {}", "steps = after"
+)
 def test_a_refused_call_of_tally_entries_changes_nothing_and_affects_no_neighbour(database: Database) -> None:
     service = with_process(database)
     outcomes = merged(
@@ -433,6 +505,12 @@ def test_a_refused_call_of_tally_entries_changes_nothing_and_affects_no_neighbou
     assert totals == [("a", 8), ("k", 3)]
 
 
+@mutant(
+    "a-call-beyond-the-limit-is-written",
+    "core.tallies:write",
+    'pipeline.later("ROLLBACK TO SAVEPOINT tallies")',
+    "pass",
+)
 def test_of_calls_that_together_pass_the_limit_of_a_total_only_the_last_is_refused(database: Database) -> None:
     """It has other keys too, which stay unchanged, and so do its guards: a later call may repeat its entries."""
     service = Service(database)
@@ -453,6 +531,19 @@ def test_of_calls_that_together_pass_the_limit_of_a_total_only_the_last_is_refus
     assert totals == [("k", half - 1), ("l", 5)]
 
 
+@mutant(
+    "a-shared-commit-forgets-the-one-before-it",
+    "core.consumer_groups.positions:Commits.write",
+    "position = stored[place] = _merged(stored.get(place), commit)",
+    "position = _merged(stored.get(place), commit)",
+)
+@mutant(
+    "a-refused-position-refuses-its-neighbours",
+    "core.consumer_groups.positions:Commits.write",
+    "fence in refused",
+    "refused",
+    ("refused[fence]", "next(iter(refused.values()))"),
+)
 def test_commits_of_positions_share_a_transaction_and_a_stale_one_changes_nothing(database: Database) -> None:
     service = Service(database)
     service.consumer_groups.put("g", 3)
@@ -512,6 +603,17 @@ def test_a_locked_batch_does_not_delay_the_others(server_database: Database) -> 
         service.stop()
 
 
+@mutant(
+    "extend-looks-its-key-up-without-the-lock",
+    "core.batches.writing:_look",
+    "results = pipeline.ask(*texts) if texts else []",
+    "early = pipeline.ask(*looks) if looks else []\nresults = pipeline.ask(*texts) if texts else []",
+    (
+        "lock_records = [record for rows in results[: len(locks)] for record in dialect.records(rows)]",
+        "results[len(locks) : len(locks) + len(looks)] = early\nlock_records = [record for rows in "
+        "results[: len(locks)] for record in dialect.records(rows)]",
+    ),
+)
 @pytest.mark.mariadb
 def test_a_retried_extend_gets_its_numbers_though_the_batch_was_sealed_while_it_waited(
     server_database: Database,
@@ -676,6 +778,12 @@ def result_of(outcome: Done) -> Any:
     return type(value), facts, batch.id, batch.items, batch.state, batch.acked
 
 
+@mutant(
+    "the-ids-of-new-batches-are-confused",
+    "core.storage.dialects.sqlite:SQLite.batch_ids",
+    "sorted(row[0] for row in rows)",
+    "sorted((row[0] for row in rows), reverse=True)",
+)
 @given(OPERATIONS, st.integers(0, 3))
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_shared_transactions_have_the_outcomes_of_separate_ones(words: list[tuple[Any, ...]], prepared: int) -> None:

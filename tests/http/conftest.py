@@ -1,6 +1,6 @@
 """A real service on each kind of database, shared by the tests of a module; each test opens its own batches.
 
-When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `tests.guarantees.mutants`)."""
+When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `tests.mutants`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from core.storage.database import Database
+from tests import mutants
 from tests.conftest import KINDS
-from tests.guarantees import mutants
 from tests.support import templates
 from tests.support.servers import running_service, sqlite_file
 

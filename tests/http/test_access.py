@@ -32,6 +32,7 @@ from lastbit.tokens import Role, Token
 from tests.conftest import KINDS
 from tests.http.test_fast_path import JSON, Wire, chunked, request
 from tests.http.test_main import run
+from tests.mutants import mutant
 from tests.support.exposition import eventually
 from tests.support.servers import ROOT, ServiceProcess, running_service, sqlite_file
 
@@ -110,6 +111,12 @@ def ask(client: httpx.Client, route: str, **names: Any) -> httpx.Response:
 # Each role at each route
 
 
+@mutant(
+    "a-role-is-not-needed-on-the-fast-path",
+    "api.fast_path:FastProtocol._call",
+    "caller is None or not caller.has(verb.rule.roles) or caller.prefix is not None",
+    "caller is None or caller.prefix is not None",
+)
 @pytest.mark.parametrize(("route", "rule"), RULES, ids=[route for route, _ in RULES])
 def test_each_role_can_call_exactly_the_routes_that_allow_it(service: Service, route: str, rule: Rule) -> None:
     """Without a token or with a wrong one, 401; with a token that lacks the role, 403 and the name of the role. Nothing
@@ -199,6 +206,9 @@ def test_a_client_without_a_token_is_refused_before_its_body_is_read(service: Se
 # Limited tokens
 
 
+@mutant(
+    "trailers-are-read-as-headers", "api.server.upgrades:Http1Protocol._ignore_trailers", "self.headers = []", "pass"
+)
 def test_a_token_in_a_trailer_does_not_count(service: Service) -> None:
     """It comes after the body, which is read only for clients that may send it."""
     trailer = f"Authorization: Bearer {SECRETS['admin']}\r\n"
@@ -251,6 +261,12 @@ def others(each_service: Service) -> list[int]:
 LIMITED = [(route, rule) for route, rule in RULES if "{id}" in route and "/v1/batches" in route]
 
 
+@mutant(
+    "a-limited-token-opens-any-batch-on-the-fast-path",
+    "api.fast_path:FastProtocol._call",
+    "caller is None or not caller.has(verb.rule.roles) or caller.prefix is not None",
+    "caller is None or not caller.has(verb.rule.roles)",
+)
 @pytest.mark.parametrize("route", [route for route, _ in LIMITED])
 @pytest.mark.parametrize("name", ["shop", "shop-admin"])
 def test_another_clients_batch_looks_like_a_missing_one(
@@ -389,6 +405,7 @@ def test_a_limited_token_appends_only_its_own_events(service: Service, event: di
         assert client.post("/v1/events", json={"events": [valid_event]}).json()["events"][0]["repeated"] is False
 
 
+@mutant("a-limited-token-may-fence", "api.routes.events:_fence", "caller.prefix is not None", "False")
 @pytest.mark.parametrize("group", ["there", "not-there"])
 def test_a_fence_of_a_limited_token_shows_no_consumer_group(service: Service, group: str) -> None:
     """The same answer whether or not the group exists, even if the fence would hold."""

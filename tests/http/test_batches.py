@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.mutants import mutant
+
 
 def open_batch(http: httpx.Client, **body: Any) -> dict[str, Any]:
     response = http.post("/v1/batches", json=body)
@@ -193,6 +195,12 @@ def test_an_extend_with_another_digest_is_refused(http: httpx.Client) -> None:
     assert http.get(f"/v1/batches/{batch}").json()["items"] == 3
 
 
+@mutant(
+    "extend-compares-with-a-chunk-that-has-no-digest",
+    "core.batches.writing:_extend",
+    "None not in (digest, before_digest) and digest != before_digest",
+    "digest != before_digest",
+)
 def test_an_extend_without_a_digest_leaves_its_repeats_free(http: httpx.Client) -> None:
     """The call may have come from a client or through a process of an earlier release."""
     batch = open_batch(http)["id"]

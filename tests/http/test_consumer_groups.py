@@ -18,6 +18,7 @@ from core.webhooks.replicas import GROUP
 from lastbit.streams.snapshot import Snapshot
 from tests.http.test_bad_input import JSON
 from tests.http.test_batches import code
+from tests.mutants import mutant
 from tests.support.exposition import eventually, value
 from tests.support.servers import running_service
 
@@ -103,6 +104,12 @@ def test_two_workers_share_and_hand_over(http: httpx.Client) -> None:
     assert document["positions"][0]["lag"] is None
 
 
+@mutant(
+    "one-stale-position-refuses-the-call",
+    "api.routes.consumer_groups:many",
+    "isinstance(result, ConsumerGroupNotFound)",
+    "isinstance(result, CoreError)",
+)
 def test_many_positions_are_committed_with_one_call(http: httpx.Client) -> None:
     """Each entry has a result of its own, in order. Those that are refused change nothing, and don't affect the others;
     the entries of one partition are merged."""
@@ -260,6 +267,12 @@ def test_a_sync_shows_whether_the_group_was_created_again(http: httpx.Client) ->
     assert len(incarnations) == 4
 
 
+@mutant(
+    "a-report-about-a-deleted-group-ends-its-worker",
+    "core.consumer_groups.leases:sync",
+    "number >= group.partitions and not is_of_deleted_group",
+    "number >= group.partitions",
+)
 def test_reports_of_drained_partitions_of_a_deleted_group_are_ignored(http: httpx.Client) -> None:
     """Even if the group with this name has fewer partitions now. Otherwise, an unknown partition is refused."""
     create_group(http, "fewer", 4)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.http.test_batches import ack, code, open_batch
+from tests.mutants import mutant
 
 SIZE = 64
 
@@ -104,6 +105,12 @@ def test_a_redrive_names_failed_items(
     assert after["updated_at"] > before["updated_at"]
 
 
+@mutant(
+    "a-redrive-is-recognized-by-its-key-alone",
+    "core.batches.once:Request.event",
+    "row is not None and row.event_id != self.event_id",
+    "False",
+)
 def test_a_key_redrives_once(http: httpx.Client, batch: int) -> None:
     """Also from two connections at once, and when nothing is failed any more. With another body it is refused."""
     key = str(uuid.uuid4())

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.mutants import mutant
 from tests.support.servers import running_service, sqlite_file
 
 JSON = "Content-Type: application/json\r\n"
@@ -113,6 +114,12 @@ def test_pipelined_requests_are_answered_in_their_order(wire: Wire, batch: int) 
     assert wire.answer()[2]["repeated"] == 1
 
 
+@mutant(
+    "a-page-of-another-site-may-ack",
+    "api.acks.fast_path:AckProtocol._take",
+    "head.names_site and digest is None",
+    "False",
+)
 def test_another_sites_page_cannot_ack(wire: Wire, batch: int) -> None:
     """Repeatedly, on a connection that has acked before; a request with a token is always accepted."""
     plain = request([f"{batch}:0:20"])
@@ -163,6 +170,7 @@ def test_trailers_are_not_headers(wire: Wire, batch: int) -> None:
     assert [wire.answer()[0] for _ in range(2)] == [201, 200]
 
 
+@mutant("a-transfer-coding-is-ignored", "api.server.upgrades:Http1Protocol._is_coding_known", "not codings", "True")
 @pytest.mark.parametrize("path", ["/v1/acks", "/v1/batches"])
 @pytest.mark.parametrize(
     "coding", ["gzip, chunked", "gzip,chunked", "identity, chunked", "x\r\nTransfer-Encoding: chunked"]
@@ -181,6 +189,12 @@ def test_an_unknown_transfer_coding_is_refused(wire: Wire, batch: int, path: str
     assert wire.closed()
 
 
+@mutant(
+    "a-half-closed-connection-counts-as-closed",
+    "api.server.connection:WatchedProtocol.eof_received",
+    "not self.between",
+    "True",
+)
 def test_a_half_closed_connection_gets_its_answers(wire: Wire, port: int) -> None:
     """All of them, in order, including slow ones; then the connection is closed."""
     url = f"http://127.0.0.1:{port}/v1/batches"

@@ -14,6 +14,7 @@ import pytest
 
 from lastbit.streams.snapshot import Snapshot
 from tests.http.test_fast_path import JSON, Wire
+from tests.mutants import mutant
 from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
 KEY = "Idempotency-Key: k\r\n"
@@ -233,6 +234,12 @@ ORDINARY: list[tuple[str, str, Any, str]] = [
 ]
 
 
+@mutant(
+    "a-page-of-another-site-may-open-a-batch",
+    "api.fast_path:FastProtocol._call",
+    "head.names_site or number >= INTEGER_LIMIT or (head.length and not bodies.is_json(head.content_type))",
+    "number >= INTEGER_LIMIT or (head.length and not bodies.is_json(head.content_type))",
+)
 @pytest.mark.parametrize(
     ("case", "is_fast"), [*((case, True) for case in FAST), *((case, False) for case in ORDINARY)], ids=str
 )

@@ -12,6 +12,7 @@ import pytest
 
 from api.server.bodies import DEPTH
 from tests.http.test_batches import code
+from tests.mutants import mutant
 from tests.support.servers import running_service, sqlite_file
 
 JSON = {"Content-Type": "application/json"}
@@ -74,6 +75,7 @@ def outcome(place: str, text: str) -> dict[str, str]:
 PLACES = {"state": "body.state", "commands": "body.commands[0].data", "timers": "body.timers[0].data"}
 
 
+@mutant("json-of-any-depth-is-stored", "api.routes.free_json:text", "_is_deeper(value, DEPTH)", "False")
 @pytest.mark.parametrize("place", PLACES)
 def test_json_nested_too_deeply_is_refused_and_accepted_json_is_returned(worker: Worker, place: str) -> None:
     """Other parsers have other limits: pydantic's serializer fails at 255 levels, Python's near 1,000."""
@@ -116,6 +118,12 @@ def test_brackets_in_texts_do_not_count_as_levels(worker: Worker) -> None:
         assert worker.http.get(f"{PROCESS}/i").json()["state"] == state
 
 
+@mutant(
+    "stored-json-is-parsed-to-be-returned",
+    "api.routes.free_json:stored",
+    'msgspec.Raw(text or "null")',
+    'json.loads(text or "null")',
+)
 def test_stored_rows_with_deeper_json_are_returned(worker: Worker, database: str) -> None:
     """An earlier release stored them, and each page with such a row failed."""
     deep = nested(5000)
@@ -142,6 +150,7 @@ NOT_PORTABLE = {
 }
 
 
+@mutant("an-integer-beyond-all-floats-is-stored", "api.routes.free_json:text", "_LONG.search(content)", "False")
 @pytest.mark.parametrize("text", NOT_PORTABLE.values(), ids=NOT_PORTABLE.keys())
 def test_json_that_some_parsers_refuse_is_not_stored(worker: Worker, text: str) -> None:
     """Nested or not, in every place."""

@@ -25,6 +25,7 @@ from api.server.watchdog import IDLE_IN_CROWD, SILENT, Connections, raise_open_f
 from core.service.reads import Read
 from core.storage import schema
 from core.storage.database import Database
+from tests.mutants import mutant
 from tests.support.proxies import proxied
 from tests.support.servers import MariaDB, ServiceProcess, running_service
 
@@ -187,6 +188,46 @@ def test_idle_slow_and_unread_connections_are_closed_in_time() -> None:
         assert end_state == {"too idle": "end", "slow head": "end", "slow body": "end", "deaf": "abort"}
 
 
+@mutant(
+    "a-check-of-connections-that-raises-is-the-last",
+    "api.server.watchdog:Connections.watching",
+    """
+        @contextlib.contextmanager
+        def watching(self) -> Iterator[None]:
+            \"\"\"Check the connections each second while the context lasts.\"\"\"
+            loop = asyncio.get_running_loop()
+            timer: asyncio.TimerHandle | None = None
+
+            def check() -> None:
+                nonlocal timer
+                timer = loop.call_later(CHECK_EVERY, check)
+                self.check(loop.time())
+            check()
+            try:
+                yield
+            finally:
+                assert timer is not None
+                timer.cancel()
+    """,
+    """
+        @contextlib.contextmanager
+        def watching(self) -> Iterator[None]:
+            \"\"\"Check the connections each second while the context lasts.\"\"\"
+            loop = asyncio.get_running_loop()
+            timer: asyncio.TimerHandle | None = None
+
+            def check() -> None:
+                nonlocal timer
+                self.check(loop.time())
+                timer = loop.call_later(CHECK_EVERY, check)
+            check()
+            try:
+                yield
+            finally:
+                assert timer is not None
+                timer.cancel()
+    """,
+)
 def test_a_check_of_connections_that_raises_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Peer):
         def end(self) -> None:
@@ -208,6 +249,7 @@ def test_a_check_of_connections_that_raises_is_not_the_last(monkeypatch: pytest.
     asyncio.run(check_twice())
 
 
+@mutant("a-receiver-that-raises-keeps-the-answers-of-others", "api.server.wakeups:pass_on", "Exception", "KeyError")
 def test_a_receiver_that_raises_costs_no_other_request_its_answer() -> None:
     """Results are handed to the event loop together."""
 
@@ -279,6 +321,12 @@ def test_a_request_cut_off_before_its_body_has_no_effect(sqlite_url: str) -> Non
         assert states == ["open", "open"]
 
 
+@mutant(
+    "pipelined-requests-are-read-without-end",
+    "api.server.connection:WatchedProtocol.on_response_complete",
+    "self.pipeline",
+    "False",
+)
 @pytest.mark.parametrize(
     "request_",
     [

@@ -23,6 +23,7 @@ from lastbit._protocol import Service
 from lastbit._urllib import Connection
 from lastbit.tokens import Role
 from tests.http.test_limits import connect, everything, head, refused
+from tests.mutants import mutant
 from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
 MIB = 2**20
@@ -56,6 +57,12 @@ def pieces() -> Iterator[bytes]:
 BODIES = [pytest.param(lambda: b" " * LARGE, id="length"), pytest.param(pieces, id="chunks")]
 
 
+@mutant(
+    "a-refusal-is-lost-in-a-reset",
+    "api.server.lingering:LingeringTransport.close",
+    "not self._owner.is_client_sending",
+    "True",
+)
 @pytest.mark.parametrize("path", ["/v1/acks", "/v1/batches", "/v1/batches/1/seal"])
 @pytest.mark.parametrize("body", BODIES)
 def test_a_client_that_reads_late_gets_the_413(service: ServiceProcess, path: str, body: Callable[[], Any]) -> None:
@@ -132,6 +139,12 @@ def test_the_urllib_client_of_the_sdk_gets_the_413(service: ServiceProcess) -> N
         Connection.named(service.url).driver().run(Service.call, "POST", "/v1/acks", body={"items": ["x" * LARGE]})
 
 
+@mutant(
+    "an-endless-body-is-discarded-without-end",
+    "api.server.lingering:Discarding.data_received",
+    "self._discarded > MOST_DISCARDED",
+    "False",
+)
 def test_an_endless_body_is_cut_off(service: ServiceProcess) -> None:
     """A client that doesn't stop sending after the refusal can send a limited number of bytes."""
     with connect(service, head("/v1/acks", 2**40)) as connection:
@@ -174,6 +187,12 @@ class Lingerer:
         self.is_ended = True
 
 
+@mutant(
+    "any-number-of-connections-lingers",
+    "api.server.watchdog:Connections.add_lingering",
+    "len(self._lingering) >= MOST_LINGERING",
+    "False",
+)
 def test_few_connections_linger_and_not_for_long() -> None:
     watch = Connections(100, head_timeout=10, request_timeout=60)
     entries = [

@@ -19,6 +19,7 @@ import structlog
 
 from core import logs
 from tests.http.test_batches import open_batch
+from tests.mutants import mutant
 from tests.support.exposition import eventually
 from tests.support.servers import ServiceProcess, sqlite_file
 
@@ -149,6 +150,12 @@ def test_a_failed_ack_is_in_the_log_under_its_id(logged: Logged) -> None:
     assert f"batch {batch} is inconsistent" in logged.of("broken")[0]["error"]
 
 
+@mutant(
+    "a-log-that-cannot-be-written-ends-the-combiner",
+    "core.logs:_StandardError.flush",
+    "contextlib.suppress(OSError, ValueError)",
+    "contextlib.suppress(ValueError)",
+)
 def test_a_log_that_cannot_be_written_stops_nothing() -> None:
     """The disk with the log is full. Lines of the combiner, of requests and refusals are lost, and nothing else is."""
     with logging_to(Path("/dev/full")) as logged:

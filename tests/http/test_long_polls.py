@@ -26,6 +26,7 @@ from core.service import Service
 from core.storage import schema, tables
 from core.storage.database import Database
 from tests.conftest import Server
+from tests.mutants import mutant
 from tests.support.servers import running_service
 
 
@@ -281,6 +282,15 @@ def behind(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> CountingS
     return asked
 
 
+@mutant(
+    "a-follower-far-behind-waits-for-an-event", "api.routes.events:goes_on", "start < page.next < page.last", "False"
+)
+@mutant(
+    "a-follower-reads-on-at-the-end-of-the-feed",
+    "api.routes.events:goes_on",
+    "start < page.next < page.last",
+    "-1 < page.next <= page.last",
+)
 def test_a_follower_far_behind_reads_on_at_once_and_waits_at_the_end(behind: CountingService) -> None:
     """A long poll that finds nothing below the feed's end waits there for a new event."""
 
@@ -300,6 +310,7 @@ def test_a_follower_far_behind_reads_on_at_once_and_waits_at_the_end(behind: Cou
     asyncio.run(scene())
 
 
+@mutant("a-long-poll-far-behind-has-no-end", "api.routes.events:goes_on", "time.monotonic() < until", "True")
 def test_a_long_poll_far_behind_ends_with_its_time(behind: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
     """And tells how far it has read."""
     monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: behind.counts["events"]))
@@ -333,6 +344,12 @@ def test_a_stream_far_behind_reads_on_and_reports_how_far(
     asyncio.run(scene())
 
 
+@mutant(
+    "a-follower-reads-on-while-the-feed-is-in-doubt",
+    "api.routes.events:goes_on",
+    "start < page.next < page.last",
+    "start <= page.next < page.last",
+)
 def test_a_follower_far_behind_waits_while_the_feed_is_in_doubt(behind: CountingService) -> None:
     """Pages don't advance then."""
     is_certain = threading.Event()
@@ -377,6 +394,13 @@ def positions(message: bytes) -> list[int]:
     return [int(line[4:]) for line in message.splitlines() if line.startswith(b"id: ")]
 
 
+@mutant(
+    "followers-are-woken-all-at-once",
+    "api.routes.long_polls:Waiting._wake",
+    "await self._pause(len(chunk) * min(PAUSE, POLL / len(followers)))",
+    "abs(len(chunk) * min(PAUSE, POLL / len(followers)))",
+)
+@mutant("each-follower-makes-its-own-text", "api.routes.long_polls:text_of", "not isinstance(page, SharedPage)", "True")
 def test_many_followers_share_reads_and_encoding(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are woken in groups. Events appended until the last follower is awake are read once and encoded once for
     all."""
@@ -458,6 +482,12 @@ def test_followers_of_other_events_stay_asleep_at_no_cost(
     asyncio.run(scene())
 
 
+@mutant(
+    "a-followers-wanted-position-is-not-stored",
+    "api.routes.long_polls:Waiting._followers_of",
+    "follower.wanted_until = last",
+    "pass",
+)
 def test_each_follower_gets_its_events_once_and_in_order(
     asked: CountingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -535,6 +565,12 @@ def test_each_follower_gets_its_events_once_and_in_order(
     asyncio.run(scene())
 
 
+@mutant(
+    "a-trim-passes-a-follower-unseen",
+    "api.routes.long_polls:Waiting._read_on",
+    "follower.wanted_until = error.trimmed",
+    "pass",
+)
 def test_a_follower_that_sleeps_through_a_trim_gets_an_error(
     asked: CountingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -559,6 +595,7 @@ def test_a_follower_that_sleeps_through_a_trim_gets_an_error(
     asyncio.run(scene())
 
 
+@mutant("shared-pages-outlive-a-reading", "api.routes.long_polls:Waiting._keep", "self._pages.clear()", "pass")
 def test_followers_share_a_page_until_newer_events_are_read(
     asked: CountingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,6 +670,12 @@ def test_an_unexpected_error_of_the_reader_ends_no_wait(
     asyncio.run(scene())
 
 
+@mutant(
+    "followers-keep-the-events-of-another-server",
+    "core.service.feed:FeedService.on_doubt",
+    "self._database.on_doubt(react)",
+    "pass",
+)
 @pytest.mark.mariadb
 def test_followers_read_the_events_of_the_server_that_took_over(
     server: Server, server_database: Database, server_url: str

@@ -20,6 +20,7 @@ from core.storage.database import Database
 from lastbit.streams.partitions import partition_of
 from lastbit.streams.snapshot import Snapshot
 from tests.http.test_batches import code
+from tests.mutants import mutant
 from tests.support import templates
 from tests.support.proxies import proxied
 from tests.support.servers import MariaDB, running_service
@@ -154,6 +155,12 @@ def test_many_handlings_in_one_call_have_a_result_each(process: Process) -> None
     assert code(process.http.get(f"{process.path}/o2")) == (404, "instance_not_found")
 
 
+@mutant(
+    "a-call-for-many-succeeds-without-a-database",
+    "api.routes.processes:handled_many",
+    "results and all(result.error is not None for result in results)",
+    "False",
+)
 @pytest.mark.mariadb
 def test_a_call_for_many_is_a_503_while_the_database_is_away(mariadb: MariaDB, mariadb_url: str) -> None:
     """On both paths, as for a single one and for positions; also if another entry is malformed. An entry's 503 in a
@@ -218,6 +225,12 @@ def test_a_step_of_another_event_is_refused(process: Process) -> None:
     assert [command["id"] for command in details["commands"]] == [issued["id"]]
 
 
+@mutant(
+    "workers-of-earlier-releases-issue-commands-again",
+    "api.routes.processes:_commands",
+    "command.step is None and not command.once",
+    "command.step is None",
+)
 def test_a_command_without_a_step_is_issued_for_each_event_or_once(process: Process) -> None:
     """By default once; its step is its type then, as in earlier releases."""
     ids: list[str] = []
@@ -238,6 +251,12 @@ def test_a_command_without_a_step_is_issued_for_each_event_or_once(process: Proc
     ]
 
 
+@mutant(
+    "a-call-for-many-that-was-applied-in-part-fails",
+    "api.routes.processes:handled_many",
+    "all(result.error is not None for result in results)",
+    "any(result.error is not None for result in results)",
+)
 def test_a_call_for_many_that_was_applied_in_part_has_its_results() -> None:
     """A costly call is several transactions, and the database may go away between two of them. The results of the
     entries that were applied are known only from this response."""

@@ -16,6 +16,7 @@ from core.webhooks.addresses import NOT_PUBLIC, Unfit
 from core.webhooks.sender import SendResult
 from lastbit import __version__
 from senders.webhooks import WebhookSender
+from tests.mutants import mutant
 from tests.support.receivers import Got, Handler, Receiver, raw, receiving, status
 
 BODY = b'{"type":"x"}'
@@ -292,6 +293,12 @@ def test_a_connection_stays_open_for_the_next_request() -> None:
         assert (len(receiver.peers), len(receiver.requests), len(resolver.asked)) == (1, 3, 3)
 
 
+@mutant(
+    "an-open-connection-leads-to-any-address",
+    "senders.connection:Kept.take",
+    "connection.origin == origin and connection.address in addresses",
+    "connection.origin == origin",
+)
 def test_an_open_connection_to_an_address_that_the_host_has_no_more_is_not_used() -> None:
     """Nor is one to an address that is refused now."""
     sender = WebhookSender(

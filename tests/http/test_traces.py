@@ -21,6 +21,7 @@ from core.storage.database import Database
 from core.traces import TraceContext
 from senders.webhooks import WebhookSender
 from tests.guarantees.test_webhooks import once
+from tests.mutants import mutant
 from tests.support import templates, traces
 from tests.support.receivers import Receiver, status
 from tests.support.servers import ROOT
@@ -47,6 +48,13 @@ def open_batch(http: httpx.Client, body: str = "{}", *headers: tuple[str, str], 
     return response.json()
 
 
+@mutant(
+    "the-fast-path-forgets-the-context",
+    "api.fast_path:_open",
+    "opening_of(body.opening(), call.idempotency_key, trace=call.trace)",
+    "opening_of(body.opening(), call.idempotency_key, trace=None)",
+)
+@mutant("events-forget-the-context", "core.batches.batch:events", "trace.headers() if trace is not None else {}", "{}")
 @pytest.mark.parametrize("ordinary", [False, True])
 def test_the_context_of_an_open_is_stored_and_shown(http: httpx.Client, ordinary: bool) -> None:
     """By the open, by reads and lists, and in the data of each event; a batch without one has null, and its events
@@ -67,6 +75,19 @@ def test_the_context_of_an_open_is_stored_and_shown(http: httpx.Client, ordinary
     assert not {"traceparent", "tracestate"} & first_event["data"].keys()
 
 
+@mutant(
+    "a-replay-with-another-context-conflicts",
+    "core.batches.writing:_replayed",
+    "batch.open_hash != operation.opening.fingerprint()",
+    "batch.open_hash != operation.opening.fingerprint() or batch.trace != operation.trace",
+)
+@mutant(
+    "a-replay-shows-its-own-context",
+    "core.batches.writing:_replayed",
+    "Opened(batch, 0, batch.open_count, newly, replayed=True, callback=callback)",
+    "Opened(replace(batch, traceparent=operation.trace and operation.trace.traceparent), 0, "
+    "batch.open_count, newly, replayed=True, callback=callback)",
+)
 @pytest.mark.parametrize("ordinary", [False, True])
 def test_a_replay_keeps_the_first_context_and_never_conflicts(http: httpx.Client, ordinary: bool) -> None:
     """Every try of a producer may have another span, so the context is no part of the request that a key stands for."""

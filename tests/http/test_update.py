@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.http.test_batches import code, open_batch
+from tests.mutants import mutant
 
 DEADLINE = "2099-05-04T17:30:00Z"
 
@@ -122,6 +123,12 @@ def test_a_raised_tolerance_lets_the_batch_succeed(http: httpx.Client) -> None:
     assert (batch_state["succeeded"], batch_state["exceeded"]) == (True, True)
 
 
+@mutant(
+    "a-repeated-update-is-refused-as-the-batch-has-ended",
+    "core.batches.update:update",
+    "request.event(tx) is not None",
+    "batch.state in (State.OPEN, State.SEALED) and request.event(tx) is not None",
+)
 def test_a_key_updates_once(http: httpx.Client) -> None:
     """However many requests there are at once, whatever happened since, and although the batch has ended."""
     batch = open_batch(http, items=1, sealed=True)["id"]

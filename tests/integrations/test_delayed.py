@@ -7,10 +7,17 @@ import threading
 import pytest
 
 from lastbit.integrations._delayed import DelayedCalls
+from tests.mutants import mutant
 from tests.sdk.children import in_a_child
 from tests.support.threads import no_more_threads
 
 
+@mutant(
+    "a-thread-that-could-not-be-started-counts-as-running",
+    "lastbit.integrations._delayed:DelayedCalls.start",
+    "thread = threading.Thread(target=self._work, name=self._name, daemon=True)",
+    "self._thread = thread = threading.Thread(target=self._work, name=self._name, daemon=True)",
+)
 def test_a_thread_that_could_not_be_started_is_started_with_the_next_call(caplog: pytest.LogCaptureFixture) -> None:
     """Calls that wait are made then, in their order."""
     made: list[int] = []

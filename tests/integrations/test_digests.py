@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from lastbit import errors
 from lastbit.integrations._digests import Digest
+from tests.mutants import mutant
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ DISTINCT: list[list[Any]] = [
 ]
 
 
+@mutant(
+    "values-are-written-without-their-lengths",
+    "lastbit.integrations._digests:_measured",
+    'b"%b%d:%b" % (kind, len(content), content)',
+    "kind + content",
+)
 def test_other_messages_have_other_digests() -> None:
     """Also those that look alike in JSON, or when they are written one after the other."""
     digests = [Digest().after(messages) for messages in DISTINCT]
@@ -101,6 +108,12 @@ print(Digest().after(DISTINCT))
 """
 
 
+@mutant(
+    "a-digest-depends-on-the-process",
+    "lastbit.integrations._digests:_written",
+    "sorted(map(_written, value))",
+    "map(_written, value)",
+)
 def test_another_process_computes_the_same_digest() -> None:
     """With other hashes of texts, by which sets and mappings are ordered."""
     digests = {

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from lastbit import AsyncClient, Client, errors
 from lastbit.integrations import _fan_out, fan_out, fan_out_async
 from lastbit.retry import Retry
+from tests.mutants import mutant
 
 
 class Died(BaseException):
@@ -197,6 +198,30 @@ def test_a_rerun_may_have_more_messages_after_full_chunks(client: Client, run_ke
     assert broker.calls == [10, 10, 10, 10, 5]
 
 
+@mutant(
+    "a-rerun-is-not-compared",
+    "lastbit.integrations._fan_out:_steps",
+    "None if digest is None else digest.after(messages)",
+    "None",
+)
+@mutant(
+    "a-chunk-vouches-only-for-itself",
+    "lastbit.integrations._digests:Digest.after",
+    "for message in messages:\n    value = message if self._identify is None else self._identify("
+    "message)\n    try:\n        self._hash.update(_written(value))\n    except TypeError as error:\n      "
+    "  raise errors.InvalidArgument(f\"message {self._count} can't be compared with that of a rerun, "
+    "because {error}: pass identify=, a function that returns what stands for a message: text, bytes, "
+    'a number or a tuple of them") from None\n    self._count += 1',
+    "self._hash = hashlib.blake2b(digest_size=16)\nfor message in messages:\n    value = message if "
+    "self._identify is None else self._identify(message)\n    try:\n        self._hash.update(_written("
+    'value))\n    except TypeError as error:\n        raise errors.InvalidArgument(f"message '
+    "{self._count} can't be compared with that of a rerun, because {error}: pass identify=, a function "
+    'that returns what stands for a message: text, bytes, a number or a tuple of them") from None\n    '
+    "self._count += 1",
+)
+@mutant(
+    "a-rerun-sends-before-it-has-compared", "lastbit.integrations._fan_out:_steps", "number >= first_unsent", "True"
+)
 @settings(max_examples=60)
 @given(
     count=st.integers(1, 60),

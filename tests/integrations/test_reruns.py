@@ -29,6 +29,7 @@ from lastbit.integrations.celery import Lastbit
 from lastbit.integrations.dramatiq import LastbitMiddleware
 from lastbit.integrations.dramatiq import fan_out as dramatiq_fan_out
 from tests.integrations.kafka.conftest import records
+from tests.mutants import mutant
 
 
 class Died(BaseException):
@@ -318,6 +319,12 @@ def dying(numbers: Iterable[int], count: int) -> Iterator[int]:
         yield number
 
 
+@mutant(
+    "what-a-library-makes-for-each-message-is-compared",
+    "lastbit.integrations.dramatiq:_identity",
+    "message.queue_name, message.actor_name, message.args, message.kwargs",
+    "message.message_id, message.actor_name, message.args, message.kwargs",
+)
 def test_a_rerun_sends_what_was_not_sent(adapter: Adapter, run_key: str) -> None:
     """The messages are made again. Each has one item, and the last issued chunk is sent twice."""
     with pytest.raises(Died):

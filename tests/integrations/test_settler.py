@@ -10,6 +10,7 @@ from lastbit import Client, Retry
 from lastbit.integrations import _settler
 from lastbit.integrations._settler import Resolution, Settler
 from tests.integrations.workers import wait_until
+from tests.mutants import mutant
 from tests.support.servers import running_service, sqlite_file
 from tests.support.threads import no_more_threads, no_thread_left
 
@@ -39,6 +40,12 @@ def test_items_are_sent_again_by_one_thread(monkeypatch: pytest.MonkeyPatch, cap
     assert len(lines) < 100
 
 
+@mutant(
+    "a-held-item-alarms-people",
+    "lastbit.integrations._resolving:level_of",
+    'getattr(rejection, "reason", None) == HELD',
+    "False",
+)
 def test_the_message_of_a_held_item_is_removed(service_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """The nested batch resolves it, so nobody is warned."""
     removed: list[str] = []

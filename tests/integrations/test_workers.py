@@ -15,6 +15,7 @@ from lastbit.errors import Forbidden, ItemRejected
 from lastbit.integrations import _workers
 from lastbit.integrations._workers import Outcome, Workers
 from tests.integrations.workers import wait_until
+from tests.mutants import mutant
 from tests.support.servers import running_service, sqlite_file
 from tests.support.threads import no_more_threads, no_thread_left
 
@@ -108,6 +109,7 @@ def test_a_held_item_has_its_message_removed(service_url: str, caplog: pytest.Lo
         assert batch.refresh().succeeded
 
 
+@mutant("an-outage-needs-a-new-thread", "lastbit.integrations._workers:Workers.__init__", "self._again.start()", "pass")
 def test_acks_are_sent_again_though_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_stop_does_not_wait_for_an_outage_to_end(caplog: pytest.LogCaptureFixt
     assert "1 acks are not sent again" in caplog.text
 
 
+@mutant("a-worker-ends-without-a-word", "lastbit.integrations._workers:Workers._work", "BaseException", "_Raised")
 def test_an_error_of_the_end_of_a_message_ends_the_consumer() -> None:
     """Also if its handler has raised. The worker goes on until then."""
 

@@ -1,6 +1,6 @@
 """A real HTTP server with scripted replies, for lost answers and refusals that a healthy service does not show.
 
-When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `tests.guarantees.mutants`).
+When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `tests.mutants`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.guarantees import mutants
+from tests import mutants
 
 mutants.from_environment()
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lastbit import Acker, AsyncClient, Client, Completed, Retry, errors
 from lastbit._coalescer import Coalescer, Kind
 from lastbit.models import AckResult, Rejected
+from tests.mutants import mutant
 from tests.sdk.children import in_a_child
 
 ACK = Kind("acks", None)
@@ -489,6 +490,28 @@ class Falsy(Exception):
         return False
 
 
+@mutant(
+    "an-exit-in-a-callback-ends-the-acker",
+    "lastbit.acker:_report_to_each",
+    """
+        try:
+            if isinstance(outcome, BaseException):
+                receiver.set_exception(outcome)
+            else:
+                receiver.set_result(outcome)
+        except BaseException:
+            log.exception("a callback of an acker's future ended with an exception")
+    """,
+    """
+        try:
+            if isinstance(outcome, BaseException):
+                receiver.set_exception(outcome)
+            else:
+                receiver.set_result(outcome)
+        except Exception:
+            log.exception("a callback of an acker's future ended with an exception")
+    """,
+)
 @pytest.mark.parametrize("error", ANYTHING)
 def test_whatever_a_callback_raises_the_other_futures_finish(
     scripted_service: Any, gate: Gate, error: type[BaseException]
@@ -527,6 +550,30 @@ def test_whatever_on_completed_raises_reaches_the_futures_and_the_acker_continue
         assert acker.ack("8:0:0").result(20) is None
 
 
+@mutant(
+    "a-cancelled-future-ends-the-acker",
+    "lastbit.acker:AsyncAcker._notify",
+    """
+        try:
+            awaitable = self._on_completed(completion)
+            if inspect.isawaitable(awaitable):
+                await awaitable
+        except BaseException as error:
+            if self._is_ended():
+                raise
+            errors_by_batch[completion.batch] = error
+    """,
+    """
+        try:
+            awaitable = self._on_completed(completion)
+            if inspect.isawaitable(awaitable):
+                await awaitable
+        except Exception as error:
+            if self._is_ended():
+                raise
+            errors_by_batch[completion.batch] = error
+    """,
+)
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("exception", [*ANYTHING, Falsy])
 def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_acker_continues(
@@ -565,6 +612,7 @@ def test_whatever_an_awaited_on_completed_raises_reaches_the_futures_and_the_ack
     asyncio.run(consume())
 
 
+@mutant("a-thread-is-expected-after-a-fork", "lastbit._forks:is_forked", "process != _process", "False")
 def test_an_acker_of_the_parent_process_raises_in_the_child(scripted_service: Any, gate: Gate) -> None:
     """Its thread does not exist in the child, where futures would never finish. An exception that leaves the block
     there is not replaced."""
@@ -662,6 +710,12 @@ def test_cancelling_a_task_does_not_cancel_its_ack(scripted_service: Any, gate: 
     assert [items for _, items in gate.sent] == [["7:0:0"], ["7:0:1"]]
 
 
+@mutant(
+    "the-end-of-the-loop-is-taken-for-an-exception-of-on-completed",
+    "lastbit.acker:AsyncAcker._is_ended",
+    "task.cancelling() > 0",
+    "False",
+)
 def test_the_end_of_the_event_loop_leaves_no_future_waiting(scripted_service: Any, gate: Gate) -> None:
     """The futures of a call in flight are cancelled."""
     futures = []

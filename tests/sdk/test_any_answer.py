@@ -32,6 +32,7 @@ from lastbit import (
 )
 from lastbit.groups import Commit
 from lastbit.retry import retry_after_seconds
+from tests.mutants import mutant
 
 EXAMPLES = 400 * (20 if os.environ.get("LASTBIT_SOAK") == "1" or os.environ.get("LASTBIT_FUZZ") else 1)
 HASTY = Retry(attempts=2, deadline=0.001, base=0)
@@ -266,6 +267,7 @@ def test_the_unchanged_answers_are_valid(name: str) -> None:
         ask_once(call, 200, encoded(answer))
 
 
+@mutant("the-types-of-an-answer-are-trusted", "lastbit._protocol:Service.decoded", "_shapes.check(value)", "pass")
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_one_wrong_value_anywhere_is_a_lastbit_error_or_harmless(name: str) -> None:
     """Each value in turn is replaced by one of each type."""
@@ -330,6 +332,12 @@ BODIES = st.one_of(
 )
 
 
+@mutant(
+    "the-places-of-a-problem-are-trusted",
+    "lastbit._protocol:Service.error",
+    "[place for place in places if isinstance(place, dict)] if isinstance(places, list) else []",
+    "places or []",
+)
 @settings(max_examples=EXAMPLES)
 @given(
     st.sampled_from(sorted(CALLS)),
@@ -460,6 +468,12 @@ def test_an_answer_with_a_wrong_value_is_unexpected(name: str, path: tuple[Any, 
         ask_once(CALLS[name][0], 200, encoded(answer))
 
 
+@mutant(
+    "a-date-beyond-all-years-is-raised",
+    "lastbit.retry:_http_date",
+    "(ValueError, OverflowError, TypeError, IndexError)",
+    "ValueError",
+)
 @pytest.mark.parametrize(
     "text",
     [

@@ -15,6 +15,7 @@ import pytest
 
 from lastbit import AsyncClient, LastbitError, Retry, ServiceUnreachable
 from lastbit._in_flight import CONNECTIONS
+from tests.mutants import mutant
 
 ONCE = Retry(attempts=1)
 ACKED = json.dumps({"applied": 1, "repeated": 0, "completed": [], "rejected": []}).encode()
@@ -121,6 +122,8 @@ async def cancelled_after(count: int, call: Awaitable[None]) -> None:
         await task
 
 
+@mutant("a-request-is-cancelled-wherever-it-is", "lastbit._in_flight:_Exit.leave", "self._safe", "True")
+@mutant("a-request-outlives-its-caller", "lastbit._in_flight:_Exit.leave", "self._safe", "False")
 @pytest.mark.parametrize(
     ("call", "times", "transport"),
     [
@@ -162,6 +165,12 @@ def test_calls_cancelled_at_any_moment_cost_no_connection(
     asyncio.run(run())
 
 
+@mutant(
+    "a-handshake-is-cancelled-and-its-connection-forgotten",
+    "lastbit._in_flight:InFlight.close",
+    "way_out.stream is not None",
+    "False",
+)
 def test_calls_cancelled_while_connecting_hold_a_bounded_number_of_connections() -> None:
     """A handshake isn't cancelled: it keeps its place until it ends, and a call without a place fails. Closing the
     client ends all handshakes."""

@@ -28,6 +28,7 @@ from lastbit import (
     _calls,
 )
 from lastbit._protocol import Failure, Outcome, Request
+from tests.mutants import mutant
 from tests.sdk.test_protocol import World, answer, problem, script
 from tests.support.servers import running_service
 
@@ -249,6 +250,12 @@ def test_polls_answered_at_once_are_sent_once_a_second() -> None:
     assert world.pauses == [1.0, 1.0, 1.0]
 
 
+@mutant(
+    "a-poll-behind-is-followed-by-a-pause",
+    "lastbit._calls:poll_forever",
+    "not elements and not (start != after < last) and rest > 0",
+    "not elements  and rest > 0",
+)
 def test_a_poll_that_ended_before_the_end_of_the_feed_is_continued_at_once() -> None:
     """Its page is empty, as a filter excluded all the events that it examined."""
 

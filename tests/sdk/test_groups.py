@@ -44,6 +44,7 @@ from lastbit.streams import (
     WindowClosed,
     WindowFull,
 )
+from tests.mutants import mutant
 from tests.support.exposition import eventually, value
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 from tests.support.threads import no_more_threads, no_thread_left
@@ -165,6 +166,12 @@ def working(url: str, group: str, *names: str, **options: Any) -> Iterator[list[
         yield workers
 
 
+@mutant(
+    "a-partition-without-a-thread-is-not-released",
+    "lastbit.streams.group:ConsumerGroup._begin",
+    "self._do(step)",
+    "pass",
+)
 @pytest.mark.parametrize("started", [0, 1, 4, 8])
 def test_a_worker_that_may_start_too_few_threads_releases_its_partitions(
     client: Client, group: str, started: int
@@ -473,6 +480,12 @@ def created_again(client: Client, group: str) -> None:
     client.groups.create(group, partitions=6)
 
 
+@mutant(
+    "a-worker-works-in-another-group-of-the-name",
+    "lastbit.streams._membership:Membership._identified",
+    "self._incarnation not in {None, answer.incarnation}",
+    "False",
+)
 def test_a_group_that_is_created_again_ends_its_workers(url: str, client: Client, group: str) -> None:
     """And they leave the new group at once, which others need not wait for."""
     client.groups.create(group, partitions=6, ttl=600)
@@ -519,6 +532,12 @@ def test_a_group_that_is_created_again_ends_the_tasks_of_its_workers(url: str, c
     assert client.groups.get(group).workers == ()
 
 
+@mutant(
+    "a-worker-joins-a-group-that-is-divided-otherwise",
+    "lastbit.streams._membership:Membership._identified",
+    "self._partitions not in {None, answer.partitions}",
+    "False",
+)
 def test_a_worker_does_not_join_a_group_that_is_divided_otherwise(url: str, client: Client, group: str) -> None:
     """It says by how many partitions its code divides."""
 
@@ -599,6 +618,12 @@ def test_a_stale_epoch_loses_only_its_partition(url: str, client: Client, group:
         assert all(worker.working[partition].epoch > assignment.epoch for partition, assignment in before.items())
 
 
+@mutant(
+    "a-stale-one-of-many-commits-is-taken-for-committed",
+    "lastbit.streams._membership:Membership.committed",
+    "each.assignment in stale",
+    "False",
+)
 @pytest.mark.parametrize("count", [6, 1])
 def test_of_many_commits_a_stale_one_loses_only_its_partition(url: str, client: Client, group: str, count: int) -> None:
     """The windows of all others are committed."""
@@ -629,6 +654,12 @@ def test_of_many_commits_a_stale_one_loses_only_its_partition(url: str, client: 
         worker.until(lambda: worker.lost == [stale])
 
 
+@mutant(
+    "a-refused-commit-is-taken-as-stored",
+    "lastbit.streams._commits:commit_many",
+    "alone += [each for each, code in codes if code != STALE]",
+    "pass",
+)
 @pytest.mark.parametrize("count", [2, 1])
 def test_a_commit_that_is_refused_for_another_reason_loses_no_partition(url: str, client: Client, count: int) -> None:
     """Here for positions of a process that are beyond the end of the feed, as after a failover that lost its last

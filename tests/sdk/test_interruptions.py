@@ -16,6 +16,7 @@ from lastbit._protocol import Answer, Request, Service
 from lastbit.acker import ItemResult
 from lastbit.streams import AckWindow
 from lastbit.tallies.buffer import TallyBuffer
+from tests.mutants import mutant
 from tests.support.interruptions import Interrupter, interrupters
 
 SECONDS = 20
@@ -103,6 +104,12 @@ def waited_for(acker: Acker, service: Gated) -> list[Future[ItemResult]]:
     return [*busy(acker, service), acker.ack("7:0:2")]
 
 
+@mutant(
+    "an-interrupted-acker-keeps-an-empty-round",
+    "lastbit._coalescer:Coalescer.put",
+    "self._rounds.append(_Round({kind: Waiting({item: future})}, {item: kind}))\nreturn",
+    "self._rounds.append(_Round())",
+)
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("verb", ["ack", "fail"])
 @pytest.mark.parametrize("begin", [first, idle, busy, waited_for])
@@ -131,6 +138,12 @@ def test_an_interrupted_acker_finishes_every_future(
         assert ended_threads == [], interrupter.place
 
 
+@mutant(
+    "a-thread-whose-start-was-interrupted-works",
+    "lastbit.tallies.buffer:TallyBuffer._work",
+    "self._thread is not threading.current_thread()",
+    "False",
+)
 @pytest.mark.parametrize("is_busy", [True, False])
 @pytest.mark.parametrize("most", [1, 1000])
 def test_an_interrupted_buffer_flushes_everything(
@@ -166,6 +179,18 @@ def test_an_interrupted_buffer_flushes_everything(
         assert ended_threads == [], interrupter.place
 
 
+@mutant(
+    "an-interrupted-track-leaves-half-an-offset",
+    "lastbit.streams.window:AckWindow.track",
+    "del self._offsets[places:], self._since[places:], self._resolved[places:]",
+    "pass",
+)
+@mutant(
+    "an-interrupted-ack-holds-the-floor",
+    "lastbit.streams.window:AckWindow.ack",
+    "self._advance()\nraise",
+    "pass\nraise",
+)
 @pytest.mark.parametrize("acks", [(), (10,), (10, 11), (11,)])
 @pytest.mark.parametrize("verb", ["track", "ack"])
 def test_an_interrupted_window_stays_right(verb: str, acks: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
 from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
 from lastbit.streams.errors import GroupReplaced
+from tests.mutants import mutant
 
 TTL = 9.0
 RELEASE = 4.0
@@ -187,6 +188,12 @@ def test_a_drain_beyond_its_deadline_is_lost(worker: Worker) -> None:
     assert report.drained == ((0, 1),), "the service may still be waiting"
 
 
+@mutant(
+    "a-drain-counts-from-the-response-that-arrived",
+    "lastbit.streams._membership:Membership._answered",
+    "asked_since + answer.release_within",
+    "sync.sent + answer.release_within",
+)
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_drain_whose_request_was_lost_has_the_time_that_the_service_gives(worker: Worker, is_late: bool) -> None:
     """It counts from the first sync without a response, which may have got the request."""
@@ -201,6 +208,12 @@ def test_a_drain_whose_request_was_lost_has_the_time_that_the_service_gives(work
     assert call.assignment.lost
 
 
+@mutant(
+    "a-sync-that-failed-is-not-handled-any-more",
+    "lastbit.streams._membership:Membership._answered",
+    "sync.sent if self._now() < self._late_until else math.inf",
+    "math.inf",
+)
 def test_a_drain_counts_from_the_response_before_if_a_sync_has_failed(worker: Worker) -> None:
     """The service may handle the failed sync after that response, and its time begins then. A ttl after the failure
     that is over."""
@@ -271,6 +284,12 @@ def test_a_partition_missing_from_an_answer_is_lost(worker: Worker) -> None:
     assert (call.assigned, call.assignment, assignment.lost) == (False, assignment, True)
 
 
+@mutant(
+    "an-outdated-response-returns-a-refused-partition",
+    "lastbit.streams._membership:Membership._take",
+    "epoch <= refused_epoch and sent <= refused_at",
+    "False",
+)
 def test_a_stale_epoch_is_not_accepted_from_an_earlier_sync(worker: Worker) -> None:
     """Its answer may still list the partition; the next one does not."""
     (assignment,) = worker.joined((0, 1))
@@ -284,6 +303,12 @@ def test_a_stale_epoch_is_not_accepted_from_an_earlier_sync(worker: Worker) -> N
     assert [call.assigned for call in worker.answer(worker.sync(), (0, 2))] == [True]
 
 
+@mutant(
+    "a-refused-epoch-is-never-accepted-again",
+    "lastbit.streams._membership:Membership._take",
+    "epoch <= refused_epoch and sent <= refused_at",
+    "epoch <= refused_epoch",
+)
 def test_a_partition_is_accepted_again_if_the_service_forgot_that_another_worker_had_it(worker: Worker) -> None:
     """As after a failover to a replica that lacks the last commits."""
     (before,) = worker.joined((0, 5))
@@ -427,6 +452,12 @@ def test_another_group_of_the_same_name_ends_the_membership(worker: Worker) -> N
     assert isinstance(worker.membership.error, GroupReplaced)
 
 
+@mutant(
+    "a-worker-keeps-what-it-had-of-another-group",
+    "lastbit.streams._membership:Membership._identified",
+    "self._lose_all()",
+    "pass",
+)
 def test_a_worker_that_follows_a_name_loses_what_it_had_of_the_earlier_group() -> None:
     """Even at the same epochs, which are used again if a failover has lost the group that had them."""
     worker = Worker(follow=True)

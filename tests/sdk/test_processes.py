@@ -33,6 +33,7 @@ from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, pr
 from lastbit.processes import worker as worker_module
 from lastbit.processes.calls import Processes
 from lastbit.streams import ConsumerGroup, partition_of
+from tests.mutants import mutant
 from tests.support.exposition import eventually
 from tests.support.servers import ROOT, run_module, running_service, sqlite_file
 from tests.support.threads import no_more_threads, no_thread_left
@@ -199,6 +200,12 @@ def test_a_handling_that_the_service_refuses_is_parked(url: str, client: Client)
     )
 
 
+@mutant(
+    "a-worker-swallows-commands",
+    "lastbit.processes.definition:_decided",
+    '{"type": action.type, "step": action.step, "once": action.once, "data": action.data}',
+    '{"type": action.type, "step": action.step, "once": True, "data": action.data}',
+)
 def test_each_event_gets_its_command(url: str, client: Client) -> None:
     """By default. Or only the first one, if the function says that one is enough."""
 
@@ -250,6 +257,12 @@ def test_an_event_that_issues_a_step_of_another_event_is_parked(url: str, client
     ]
 
 
+@mutant(
+    "a-worker-parks-events-because-the-service-is-older",
+    "lastbit.processes._lane:Lane._send",
+    "BEYOND.fullmatch(place)",
+    "place == 'body.event'",
+)
 def test_a_worker_parks_nothing_because_the_service_is_older(url: str) -> None:
     """It doesn't know whether a command is issued once. The worker ends with its error, which names the field."""
     process = Process("newer", correlate("newer"), ship)
@@ -311,6 +324,12 @@ def test_events_of_many_instances_share_calls_and_those_of_one_keep_their_order(
         assert (details.state, details.version) == ([0, 1, 2, 3, 4], 5)
 
 
+@mutant(
+    "an-event-is-acked-though-its-entry-was-refused",
+    "lastbit.processes._lane:Lane._handle",
+    "task.is_over",
+    "setattr(task, 'is_handled', True) is None",
+)
 def test_a_refused_entry_of_a_shared_call_does_not_delay_the_others(url: str, client: Client) -> None:
     """Old instances are read again, and the others are done. No event is acked before it is handled."""
     process = Process("mixed", correlate("mixed"), ship)
@@ -357,6 +376,12 @@ class Busy:
         return Answer(200, {"content-type": "application/json"}, json.dumps({"results": body}).encode())
 
 
+@mutant(
+    "an-entry-that-is-refused-for-now-is-not-tried-again",
+    "lastbit.processes._lane:Lane._send",
+    "must_pause = True",
+    "task.is_over = True",
+)
 def test_an_entry_that_is_refused_for_now_is_tried_again(url: str, client: Client) -> None:
     """Each event is handled once, and those of an instance in their order; the other entries are not sent again."""
     calls: Counter[tuple[str, str]] = Counter()
@@ -444,6 +469,12 @@ def test_other_events_never_hold_the_floor(url: str, client: Client) -> None:
         )
 
 
+@mutant(
+    "a-full-window-ends-the-worker",
+    "lastbit.processes._partition:Partition.pass_over",
+    "suppress(WindowClosed, WindowFull)",
+    "suppress(WindowClosed)",
+)
 def test_a_full_window_does_not_end_the_worker(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """One event takes long. Meanwhile the worker reads more pages without events of the partition than the partition's
     window has places."""
@@ -488,6 +519,12 @@ def test_another_worker_takes_over_from_a_killed_process(url: str, client: Clien
         assert Counter(issued(client, process, 70)) == Counter(f"killed-{order}" for order in range(70))
 
 
+@mutant(
+    "a-worker-keeps-the-definition-of-an-earlier-process",
+    "lastbit.processes.worker:ProcessWorker._defined_after",
+    "self._defined is None or self._defined_since <= assigned",
+    "self._defined is None",
+)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("moment", ["starting", "working"])
 def test_a_worker_skips_no_event_of_a_process_that_was_defined_again(
@@ -537,6 +574,12 @@ def test_a_worker_skips_no_event_of_a_process_that_was_defined_again(
     assert len(calls) < 8, "partitions that are assigned at the same time share a read of the definition"
 
 
+@mutant(
+    "a-worker-goes-on-though-its-position-is-refused",
+    "lastbit.processes.worker:ProcessWorker._keep_floors",
+    "not error.is_temporary",
+    "False",
+)
 @pytest.mark.timeout(60)
 def test_a_worker_ends_when_its_position_is_refused(url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not seem to work: here the feed ends before the position, as after a failover that lost its end."""
@@ -557,6 +600,12 @@ def test_a_worker_ends_when_its_position_is_refused(url: str, client: Client, mo
         run(process, other, "w1", partitions=2, every=0.05)
 
 
+@mutant(
+    "a-worker-parks-an-event-that-the-feed-has-lost",
+    "lastbit.processes._lane:Lane._send",
+    "BEYOND.fullmatch(place)",
+    "False",
+)
 @pytest.mark.timeout(60)
 def test_a_worker_ends_when_the_feed_has_lost_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here another event has its position by now, as after a failover. Nothing is handled or parked in its place, and a

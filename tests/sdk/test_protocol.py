@@ -26,6 +26,7 @@ from lastbit.search import query
 from lastbit.streams._membership import Held, Membership, Sync
 from lastbit.streams.group import beat
 from lastbit.tallies import calls as tallies
+from tests.mutants import mutant
 
 BATCH = {
     "id": 7,
@@ -272,6 +273,12 @@ def test_an_answer_of_another_service_is_reported_as_such() -> None:
         assert excinfo.value.code == "http_404"
 
 
+@mutant(
+    "a-worker-reports-drained-partitions-without-an-epoch",
+    "lastbit.streams.group:beat",
+    "step.drained",
+    "[partition for partition, _ in step.drained]",
+)
 def test_a_worker_reports_the_epoch_that_it_has_drained() -> None:
     """A sync that arrives late must not drain a later epoch."""
     body = {"ttl": 10.0, "assigned": [], "release": [], "release_within": 30.0}

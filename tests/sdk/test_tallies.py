@@ -31,6 +31,7 @@ from lastbit import (
 )
 from lastbit.streams import AckWindow
 from lastbit.tallies.buffer import Gatherer, Message
+from tests.mutants import mutant
 from tests.sdk.children import in_a_child
 
 
@@ -267,6 +268,7 @@ def test_the_async_client_counts_the_same(service_url: str, scripted_service: An
     asyncio.run(run())
 
 
+@mutant("a-cancelled-buffer-hangs", "lastbit.tallies.buffer:AsyncTallyBuffer._work", "BaseException", "Exception")
 @pytest.mark.parametrize("moment", range(6))
 def test_a_buffer_whose_task_is_cancelled_never_hangs(scripted_service: Any, moment: int) -> None:
     """At any moment while an entry arrives. Added entries stay outstanding, and callers get the cause."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from core.bits import bitfield
 from core.bits.bitfield import Group
+from tests.mutants import mutant
 
 SIZE = 128
 indexes = st.sets(st.integers(0, SIZE - 1))
@@ -20,6 +21,12 @@ def bits_of(field: object) -> set[int]:
     return set() if field is None else {i for i in range(SIZE) if field[i]}
 
 
+@mutant(
+    "a-group-without-holes-in-front-is-full",
+    "core.bits.bitfield:Group._is_prefix",
+    "self.resolved.find(0) in (-1, self.resolved_count)",
+    "self.resolved.find(0) != 0",
+)
 @given(steps, st.integers(1, SIZE))
 def test_bits_behave_as_two_sets(steps: list[tuple[str, set[int]]], issued: int) -> None:
     """An ack overrides a failure, bits are never cleared, counts are exact, and a row read back is the same group."""

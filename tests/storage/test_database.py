@@ -28,6 +28,7 @@ from core.storage import continuity, faults, schema, tables
 from core.storage.database import Database
 from core.storage.dialects import mariadb
 from core.storage.engines import MOST_AGE, MOST_IDLE
+from tests.mutants import mutant
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL
 from tests.support.servers import MariaDB, sqlite_file
@@ -341,6 +342,12 @@ def test_nothing_is_written_to_an_sqlite_file_that_was_removed(sqlite_url: str) 
         assert [batch.key for batch in service.batches.page(Filter()).batches] == ["after", "before"]
 
 
+@mutant(
+    "a-file-that-replaces-the-open-one-is-opened",
+    "core.storage.continuity:identity",
+    "status.st_dev, status.st_ino",
+    "()",
+)
 def test_a_file_that_replaces_an_open_one_is_left_alone(sqlite_url: str) -> None:
     """The `-wal` file of the old one is still there, and SQLite would replay it into the new one."""
     with Database(sqlite_url) as database:
@@ -553,6 +560,7 @@ class Killed(BaseException):
     """Stands for the death of the migrating process."""
 
 
+@mutant("a-new-database-serves-earlier-releases", "core.storage.schema:_serve_only_this", "newest()", '"0002"')
 def test_a_migration_killed_after_any_statement_is_finished_by_the_next(mariadb_url: str) -> None:
     """Data definition statements commit by themselves there, so half of a migration stays; the next one detects it and
     continues."""
@@ -633,6 +641,12 @@ def test_new_connections_do_not_read_the_machines_certificates_again(
     assert len(read) <= 1
 
 
+@mutant(
+    "a-connections-first-use-drops-the-cache",
+    "core.storage.engines:replace_old_connections",
+    "record.info[_USED] == created",
+    "False",
+)
 @pytest.mark.mariadb
 def test_a_connection_opened_while_others_break_is_used(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier connections are replaced; this one is new, whatever the clock shows: here it stands still."""

@@ -35,6 +35,7 @@ from core.webhooks.deliveries import Claim, Record
 from core.webhooks.delivery_log import Delivery, Progress
 from core.webhooks.sender import SendResult
 from core.webhooks.subscriptions import State
+from tests.mutants import mutant
 from tests.support import plans
 from tests.support.clocks import Clock
 from tests.support.waits import freeze_before, waits_for_a_lock
@@ -147,6 +148,24 @@ def test_planning_works_in_pages(service: Service, monkeypatch: pytest.MonkeyPat
     assert [delivery.position for delivery in log(service, webhook)] == list(range(10, 0, -1))
 
 
+@mutant(
+    "a-backlog-is-planned-ahead-of-its-receiver",
+    "core.webhooks.deliveries:plan",
+    "row is None or row.state != State.ACTIVE or _is_ahead(tx, webhook, row.position)",
+    "row is None or row.state != State.ACTIVE",
+)
+@mutant(
+    "a-claimed-delivery-holds-planning-back",
+    "core.webhooks.deliveries:_is_ahead",
+    "row is not None and row.state == Progress.PENDING and not row.attempts and row.token is None",
+    "row is not None and row.state == Progress.PENDING and not row.attempts",
+)
+@mutant(
+    "a-failed-delivery-holds-planning-back",
+    "core.webhooks.deliveries:_is_ahead",
+    "row is not None and row.state == Progress.PENDING and not row.attempts and row.token is None",
+    "row is not None and row.state == Progress.PENDING and row.token is None",
+)
 def test_no_more_is_planned_for_a_receiver_that_is_far_behind(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +259,12 @@ def test_a_claimed_delivery_is_not_claimed_again(service: Service) -> None:
     )
 
 
+@mutant(
+    "a-merged-claim-takes-what-another-has-claimed",
+    "core.webhooks.deliveries:claim",
+    "f\"state = '{Progress.PENDING}' AND due_at <= {dialects.of(tx).now}\"",
+    "f\"state = '{Progress.PENDING}'\"",
+)
 def test_concurrent_claims_never_overlap(service: Service) -> None:
     """Each delivery is claimed by one of them, whichever is first."""
     hook(service)
@@ -550,6 +575,25 @@ def settle(dispatcher: Dispatcher) -> None:
     assert not settling.is_alive(), "claims are left that nothing will free"
 
 
+@mutant(
+    "a-dispatcher-claims-without-a-thread-to-record",
+    "core.dispatcher:Dispatcher._start_threads",
+    "self._records.start()",
+    "pass",
+)
+@mutant(
+    "a-dispatcher-counts-on-a-thread-that-did-not-start",
+    "core.dispatcher:Dispatcher._start_threads",
+    'self._claimer = threads.start(_run, self._claims, name="dispatcher-claims")',
+    "self._claimer = threading.main_thread()\nself._claimer = threads.start(_run, self._claims, "
+    'name="dispatcher-claims")',
+)
+@mutant(
+    "a-second-sender-that-cannot-start-ends-the-first",
+    "core.dispatcher:Dispatcher._take",
+    "errors.Unavailable",
+    "ZeroDivisionError",
+)
 @pytest.mark.parametrize("refused", ["combiner-deliveries", "dispatcher-claims", "dispatcher-0", "dispatcher-1"])
 def test_a_thread_that_cannot_start_can_start_later(
     service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch, refused: str
@@ -582,6 +626,9 @@ def test_a_thread_that_cannot_start_can_start_later(
         assert {delivery.state for delivery in log(service, webhook)} == {Progress.DELIVERED}
 
 
+@mutant(
+    "a-result-that-is-not-accepted-keeps-its-claim", "core.dispatcher:Dispatcher._record", "self._free([claim])", "pass"
+)
 def test_a_result_that_is_not_accepted_frees_its_claim(
     service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -688,6 +735,7 @@ def crowded(service: Service, sender: Crowd, count: int) -> tuple[Dispatcher, in
 SLOW = SendResult(204, None, 10_000)
 
 
+@mutant("a-quick-receiver-gets-every-thread", "core.dispatcher:Dispatcher._take", "free > self._threads // 2", "True")
 @pytest.mark.parametrize("late", [FAILED, SLOW])
 def test_a_quick_receiver_gets_half_of_the_threads(service: Service, late: SendResult) -> None:
     """While it is quick, and no more: another webhook's deliveries go on though all of its sends hang. After a failure
@@ -755,6 +803,12 @@ def test_a_receiver_that_is_gone_gets_nothing_that_waits(service: Service) -> No
     assert len(sender.sent) < 80
 
 
+@mutant(
+    "a-claim-is-sent-however-long-it-has-waited",
+    "core.dispatcher:Dispatcher._take",
+    "time.monotonic() - since < PATIENCE",
+    "True",
+)
 def test_a_claim_that_has_waited_too_long_is_not_sent(
     service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -796,6 +850,7 @@ LOST, REMOVED, LAST_TRY = 8, 9, 10
 """The places of deliveries that were claimed again, removed, and tried often before."""
 
 
+@mutant("a-merged-record-settles-anothers-claim", "core.webhooks.deliveries:record", "token != claim.token", "False")
 def test_results_that_share_a_transaction_count_as_if_alone(service: Service) -> None:
     """Each with its own answer, token and number of attempts; a lost or removed delivery affects no other."""
     columns = tables.deliveries.c
@@ -836,6 +891,14 @@ def test_results_that_share_a_transaction_count_as_if_alone(service: Service) ->
     assert outcomes[0][2] is State.DISABLED
 
 
+@mutant(
+    "a-record-reads-tokens-without-a-lock",
+    "core.webhooks.deliveries:_lock",
+    "f\"SELECT id, token, attempts, {dialect.now} FROM {dialect.by_primary_key('deliveries')} WHERE id "
+    "IN ({','.join(map(str, part))}) AND {condition} ORDER BY id{dialect.for_update()}{skip}\"",
+    "f\"SELECT id, token, attempts, {dialect.now} FROM {dialect.by_primary_key('deliveries')} WHERE id "
+    "IN ({','.join(map(str, part))}) AND {condition} ORDER BY id{skip}\"",
+)
 @pytest.mark.mariadb
 def test_a_record_waits_for_a_claim_that_is_about_to_commit(mariadb_database: Database, sender: Script) -> None:
     """The delivery was claimed again, as its lease was over: the earlier result doesn't settle it."""
@@ -899,6 +962,19 @@ def sent_in_a_round(dispatcher: Dispatcher, sender: Script) -> list[str]:
     return sorted(f"{url.removesuffix('.example/')} {headers['webhook-id']}" for url, headers, _ in calls)
 
 
+@mutant(
+    "a-locked-webhook-delays-all",
+    "core.webhooks.deliveries:plan",
+    "query.with_for_update(skip_locked=True)",
+    "query.with_for_update()",
+)
+@mutant(
+    "a-locked-timer-delays-everything",
+    "core.processes.timers:_fire",
+    "sa.select(_timers.token, _timers.data).where(*conditions, _timers.due_at <= tables.utc_now("
+    ")).with_for_update(skip_locked=True)",
+    "sa.select(_timers.token, _timers.data).where(*conditions, _timers.due_at <= tables.utc_now()).with_for_update()",
+)
 @pytest.mark.mariadb
 def test_a_locked_webhook_or_timer_does_not_delay_others(server_database: Database, sender: Script) -> None:
     """Other webhooks' deliveries are planned and sent, and other timers fire, meanwhile."""
@@ -925,6 +1001,7 @@ def test_a_locked_webhook_or_timer_does_not_delay_others(server_database: Databa
     assert {delivery.state for webhook in (held, free) for delivery in log(service, webhook)} == {Progress.DELIVERED}
 
 
+@mutant("a-round-plans-a-whole-backlog", "core.dispatcher:Dispatcher._prepare", "time.monotonic() >= until", "False")
 def test_a_backlog_is_prepared_in_turns(service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round sends before all of a long backlog is planned, for each webhook, and although many timers are due."""
     monkeypatch.setattr(core.dispatcher, "PREPARE", 0.0)
@@ -945,6 +1022,12 @@ def test_a_backlog_is_prepared_in_turns(service: Service, sender: Script, monkey
     dispatcher.stop()
 
 
+@mutant(
+    "a-round-with-a-backlog-is-the-last",
+    "core.dispatcher:Dispatcher._prepare",
+    "bool(plans) or fired >= timers.PAGE",
+    "fired >= timers.PAGE",
+)
 def test_a_round_with_something_left_to_plan_is_not_the_last(
     service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -961,6 +1044,18 @@ def test_a_round_with_something_left_to_plan_is_not_the_last(
     assert [headers["webhook-id"] for _, headers, _ in sender.sent] == ["4"]
 
 
+@mutant(
+    "all-due-times-are-looked-through-in-one-round",
+    "core.webhooks.due_times:DueTimes.correct",
+    "time.monotonic() >= until",
+    "False",
+)
+@mutant(
+    "a-page-of-due-times-ends-before-its-last",
+    "core.webhooks.due_times:DueTimes._look",
+    "_deliveries.due_at >= before",
+    "_deliveries.due_at > before",
+)
 def test_due_times_are_corrected_a_page_at_a_time(
     database: Database, sender: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -986,6 +1081,30 @@ def test_due_times_are_corrected_a_page_at_a_time(
     assert due_in() == [0] * 5
 
 
+@mutant(
+    "a-second-jump-of-the-clock-corrects-only-the-rest",
+    "core.webhooks.due_times:DueTimes.correct",
+    'def correct(self, seconds: float) -> None:\n    """Look whether the clock was set back, perhaps '
+    "before the first call, and correct the due times. This takes\n    about `seconds` at most, and "
+    'continues in the next call. Locked deliveries are left to a later call, too."""\n    until = '
+    "time.monotonic() + seconds\n    now = self._database.read(tables.clock)\n    if self._last is None "
+    "or now < self._last:\n        self._looking, self._before, self._were_locked = (True, None, "
+    "False)\n    self._last = now\n    while self._looking:\n        late, before = self._database.read("
+    "self._look)\n        for part in chunks(late, PAGE):\n            corrected = self._database.write("
+    "self._bring_closer, part)\n            self._were_locked |= corrected < len(part)\n        "
+    "self._before = before\n        if before is None:\n            self._looking, self._were_locked = ("
+    "self._were_locked, False)\n        if before is None or time.monotonic() >= until:\n            break",
+    'def correct(self, seconds: float) -> None:\n    """Look whether the clock was set back, perhaps '
+    "before the first call, and correct the due times. This takes\n    about `seconds` at most, and "
+    'continues in the next call. Locked deliveries are left to a later call, too."""\n    until = '
+    "time.monotonic() + seconds\n    now = self._database.read(tables.clock)\n    if self._last is None "
+    "or now < self._last:\n        self._looking = True\n    self._last = now\n    while self._looking:\n  "
+    "      late, before = self._database.read(self._look)\n        for part in chunks(late, PAGE):\n     "
+    "       corrected = self._database.write(self._bring_closer, part)\n            self._were_locked "
+    "|= corrected < len(part)\n        self._before = before\n        if before is None:\n            "
+    "self._looking, self._were_locked = (self._were_locked, False)\n        if before is None or "
+    "time.monotonic() >= until:\n            break",
+)
 def test_all_due_times_are_looked_through_again_after_a_second_jump(
     database: Database, sender: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1008,6 +1127,9 @@ def test_all_due_times_are_looked_through_again_after_a_second_jump(
     assert [seconds_until(service, delivery) for delivery in log(service, webhook)] == [86_400, 86_400]
 
 
+@mutant(
+    "due-times-are-corrected-all-at-once", "core.webhooks.due_times:DueTimes.correct", "chunks(late, PAGE)", "[late]"
+)
 def test_due_times_that_are_equal_are_corrected_by_short_transactions(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1031,6 +1153,30 @@ def _count_updates(counts: list[int], _: object, cursor: Any, text: str, *__: ob
         counts.append(cursor.rowcount)
 
 
+@mutant(
+    "the-position-of-the-callbacks-is-waited-for",
+    "core.webhooks.callbacks:plan",
+    "query.with_for_update(skip_locked=True)",
+    "query.with_for_update(skip_locked=False)",
+)
+@mutant(
+    "a-claim-waits-for-a-locked-delivery",
+    "core.webhooks.deliveries:claim",
+    "_lock(tx, chosen | dead, is_due, skip_locked=True)",
+    "_lock(tx, chosen | dead, is_due, skip_locked=False)",
+)
+@mutant(
+    "a-start-waits-for-a-locked-delivery",
+    "core.webhooks.due_times:DueTimes._bring_closer",
+    "query.with_for_update(skip_locked=True)",
+    "query.with_for_update(skip_locked=False)",
+)
+@mutant(
+    "a-locked-delivery-stays-far-in-the-future",
+    "core.webhooks.due_times:DueTimes.correct",
+    "self._were_locked |= corrected < len(part)",
+    "pass",
+)
 @pytest.mark.mariadb
 def test_a_locked_delivery_or_callback_does_not_delay_others(server_database: Database, sender: Script) -> None:
     """Not even when a dispatcher starts, which corrects due times after a jump of the clock; it is sent once it is
@@ -1065,6 +1211,7 @@ def test_a_locked_delivery_or_callback_does_not_delay_others(server_database: Da
     assert {delivery.state for webhook in (held, free) for delivery in log(service, webhook)} == {Progress.DELIVERED}
 
 
+@mutant("a-whole-backlog-is-read-under-the-feeds-lock", "core.feed:trim", "needed(tx, first_kept)", "needed(tx, None)")
 @pytest.mark.mariadb
 def test_the_backlog_of_a_disabled_webhook_does_not_hold_the_feed(mariadb_database: Database, sender: Script) -> None:
     """The janitor reads, under the feed's lock, no more of it than of the events that it may remove."""
@@ -1116,6 +1263,13 @@ def test_the_body_follows_the_specification() -> None:
     )
 
 
+@mutant(
+    "one-round-empties-the-backlog-of-a-disabled-webhook",
+    "core.dispatcher:Dispatcher._claim",
+    "time.monotonic() >= until",
+    "False",
+)
+@mutant("a-round-forgets-that-it-left-a-backlog", "core.dispatcher:Dispatcher._claim", "max(count, 1)", "count")
 def test_the_backlog_of_a_disabled_webhook_takes_many_rounds(
     service: Service, sender: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1153,6 +1307,12 @@ def test_dying_deliveries_do_not_delay_later_ones(service: Service, sender: Scri
     assert {delivery.state for delivery in log(service, dead_hook)} == {Progress.DEAD}
 
 
+@mutant(
+    "a-dispatcher-shortens-the-claims-of-others",
+    "core.webhooks.due_times:DueTimes._longest_wait",
+    "lease_of(row.token)",
+    "timedelta(seconds=60)",
+)
 def test_a_claim_has_the_lease_of_its_own_dispatcher(database: Database, sender: Script) -> None:
     """Another dispatcher, whose sends have a shorter timeout, doesn't send the event meanwhile: neither when it starts,
     which corrects due times, nor after the clock was set back."""
@@ -1194,6 +1354,9 @@ def test_a_claim_has_the_lease_of_its_own_dispatcher(database: Database, sender:
     assert [(delivery.state, len(delivery.log)) for delivery in log(service, webhook)] == [(Progress.DELIVERED, 1)]
 
 
+@mutant(
+    "the-claims-of-earlier-releases-are-shortened", "core.webhooks.deliveries:lease_of", "return UNKNOWN_LEASE", "pass"
+)
 @pytest.mark.parametrize("token_bytes", [16, 15])
 def test_a_claim_of_an_earlier_release_has_its_longest_lease(database: Database, token_bytes: int) -> None:
     """Its token doesn't contain the lease."""

@@ -29,6 +29,7 @@ from core.janitor import run_once
 from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
+from tests.mutants import mutant
 from tests.support import plans
 from tests.support.clocks import Clock
 from tests.support.servers import run_module
@@ -169,6 +170,18 @@ def test_batches_that_ended_long_ago_are_deleted(service: Service) -> None:
             assert connection.execute(sa.text(f"SELECT COUNT(*) FROM {table}")).scalar() == 0
 
 
+@mutant(
+    "a-batch-is-deleted-in-the-middle-of-a-redrive",
+    "core.batches.expiry:_last_change",
+    "max(batch.ended_at, batch.updated_at)",
+    "batch.ended_at",
+)
+@mutant(
+    "a-redrive-leaves-its-batch-to-the-janitor",
+    "core.batches.redrive:_append",
+    "batches.update(tx, batch_id, updated_at=batch.updated_at)",
+    "pass",
+)
 def test_a_batch_in_the_middle_of_a_redrive_is_kept(service: Service) -> None:
     """However long ago it ended: from the request for as long as `keep`, and again from each ack of a failed item."""
     batch = service.batches.open(Opening(items=2, sealed=True)).batch.id
@@ -190,6 +203,9 @@ def test_a_batch_in_the_middle_of_a_redrive_is_kept(service: Service) -> None:
     assert run_once(service.database, Policy()).deleted == [batch]
 
 
+@mutant(
+    "a-last-change-is-not-judged-under-the-lock", "core.batches.expiry:remove", "_last_change(batch)", "batch.ended_at"
+)
 def test_a_redrive_just_before_the_deletion_prevents_it(service: Service) -> None:
     """A pass has found the batch due, and the redrive has got its lock first."""
     batch = service.batches.open(Opening(items=1, sealed=True)).batch.id
@@ -270,6 +286,12 @@ def test_two_concurrent_janitors_do_everything_once(service: Service, monkeypatc
     assert {state(service, batch) for batch in batches} == {None}
 
 
+@mutant(
+    "the-janitor-looks-at-all-that-has-ended",
+    "core.batches.expiry:half_deleted_or_due",
+    "_table.ended_at <= latest",
+    "_table.ended_at.is_not(None)",
+)
 def test_a_pass_reads_due_batches_and_not_all_ended_ones(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of kept ended batches cost no statement and, by the server's count, no rows."""
     monkeypatch.setattr(expiry, "PAGE", 5)
@@ -293,6 +315,14 @@ def test_a_pass_reads_due_batches_and_not_all_ended_ones(service: Service, monke
     plans.finds_nothing_by(database, "batches_ended", look, values)
 
 
+@mutant(
+    "the-janitor-looks-at-all-live-batches",
+    "core.batches.expiry:_unseen",
+    "_table.seen_updated_at <= until",
+    "_table.seen_updated_at <= until + limit",
+)
+@mutant("the-janitor-looks-at-busy-batches-again", "core.batches.expiry:due", "active and not dry_run", "False")
+@mutant("a-dry-run-notes-what-it-saw", "core.batches.expiry:due", "active and not dry_run", "active")
 @pytest.mark.parametrize("expires_in", [None, 3600])
 def test_a_pass_reads_batches_that_may_be_idle_and_not_all_live_ones(
     service: Service, monkeypatch: pytest.MonkeyPatch, expires_in: int | None
@@ -329,6 +359,25 @@ def test_a_pass_reads_batches_that_may_be_idle_and_not_all_live_ones(
                 plans.finds_nothing_by(database, "batches_idle" if database.is_embedded else "", look, values)
 
 
+@mutant("the-time-of-a-look-counts-as-a-change", "core.batches.expiry:_see", "_table.updated_at", "tables.utc_now()")
+@mutant(
+    "batches-with-a-limit-of-their-own-are-not-looked-at",
+    "core.batches.expiry:due",
+    "(None, *_own_limits(database, state))",
+    "(None,)",
+)
+@mutant(
+    "the-longest-of-their-own-limits-is-left-out",
+    "core.batches.expiry:_own_limits",
+    "yield above",
+    "yield from () if above == 100 else (above,)",
+)
+@mutant(
+    "batches-that-were-seen-at-the-same-time-are-left-out",
+    "core.batches.expiry:_unseen",
+    "list(tx.execute(same.order_by(_table.id).limit(PAGE)))",
+    "[]",
+)
 @pytest.mark.parametrize("seed", range(8))
 def test_batches_expire_in_the_first_pass_after_their_limit(
     database: Database, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -372,6 +421,12 @@ def test_batches_expire_in_the_first_pass_after_their_limit(
     assert expired >= 10
 
 
+@mutant(
+    "a-look-waits-for-busy-batches",
+    "core.batches.expiry:_see",
+    "sa.select(_table.id).where(_table.id.in_(ids)).order_by(_table.id).with_for_update(skip_locked=True)",
+    "sa.select(_table.id).where(_table.id.in_(ids)).order_by(_table.id).with_for_update()",
+)
 @pytest.mark.mariadb
 def test_a_pass_notes_changes_without_waiting_for_busy_batches(server_database: Database) -> None:
     """An ack holds a batch's row; the next pass looks at this batch again, and not at the others."""
@@ -390,6 +445,12 @@ def test_a_pass_notes_changes_without_waiting_for_busy_batches(server_database: 
     assert server_database.read(lambda tx: tx.scalars(unseen).all()) == []
 
 
+@mutant(
+    "the-janitors-next-page-begins-too-late",
+    "core.batches.expiry:half_deleted_or_due",
+    "sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)",
+    "_table.ended_at > last.ended_at",
+)
 def test_batches_that_ended_at_the_same_time_are_deleted_in_pages(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +470,7 @@ def test_batches_that_ended_at_the_same_time_are_deleted_in_pages(
     assert {batch for batch in batches if state(service, batch)} == {batches[0]}
 
 
+@mutant("a-locked-batch-ends-the-pass", "core.janitor:run_once", "errors.LockTimeout", "ZeroDivisionError")
 @pytest.mark.mariadb
 def test_a_locked_batch_is_left_to_the_next_pass(mariadb_database: Database) -> None:
     """Others are processed, whether their ids are lower or higher, and the report names the locked ones."""

@@ -14,6 +14,7 @@ from core import errors
 from core.storage import commit_marks, tables
 from core.storage.database import Database
 from core.storage.statements import Pipeline
+from tests.mutants import mutant
 from tests.support.packets import COMMIT
 
 ROW = (
@@ -45,6 +46,12 @@ def refused(number: int) -> str:
     return f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {number}"
 
 
+@mutant(
+    "a-statement-refused-before-the-commit-leaves-the-outcome-unknown",
+    "core.storage.database:Database._judge",
+    "committing = committing and not faults.is_before_commit(error)",
+    "pass",
+)
 @pytest.mark.mariadb
 @pytest.mark.parametrize(
     ("number", "error"),
@@ -73,6 +80,12 @@ def test_a_duplicate_before_the_commit_begins_the_work_again(database: Database)
     assert (work.runs, rows(database)) == (2, 1)
 
 
+@mutant(
+    "a-refused-commit-is-taken-for-a-refused-statement",
+    "core.storage.faults:is_before_commit",
+    '(None, "COMMIT")',
+    "(None,)",
+)
 @pytest.mark.mariadb
 def test_the_database_is_asked_for_the_outcome_of_a_refused_commit(
     mariadb_database: Database, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +106,12 @@ def test_the_database_is_asked_for_the_outcome_of_a_refused_commit(
     assert (work.runs, rows(mariadb_database)) == (2, 1)
 
 
+@mutant(
+    "a-lost-answer-counts-as-a-commit",
+    "core.storage.database:Database._transaction",
+    "not self._was_committed(mark)",
+    "False",
+)
 @pytest.mark.mariadb
 def test_work_whose_connection_was_lost_before_the_commit_runs_again(mariadb_database: Database) -> None:
     work = Work("KILL CONNECTION_ID()")
@@ -100,6 +119,12 @@ def test_work_whose_connection_was_lost_before_the_commit_runs_again(mariadb_dat
     assert (work.runs, rows(mariadb_database)) == (2, 1)
 
 
+@mutant(
+    "a-packet-that-ends-early-is-taken-for-a-commit",
+    "core.storage.dialects.mariadb:MariaDB._send",
+    "len(rows) < len(texts)",
+    "False",
+)
 @pytest.mark.mariadb
 def test_work_whose_packet_ends_before_the_commit_runs_again(
     mariadb_database: Database, monkeypatch: pytest.MonkeyPatch
@@ -118,6 +143,12 @@ def test_work_whose_packet_ends_before_the_commit_runs_again(
     assert (work.runs, rows(mariadb_database)) == (2, 1)
 
 
+@mutant(
+    "the-last-statements-of-a-failed-transaction-are-executed-by-the-next",
+    "core.storage.database:Database._transaction",
+    "(APPENDED, _AFTER, statements.LAST)",
+    "(APPENDED, _AFTER)",
+)
 @pytest.mark.mariadb
 def test_a_transaction_has_ended_after_its_last_statements(mariadb_database: Database) -> None:
     """The next ones on the same connection are its own transactions. One that fails executes no last statements."""

@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from core import errors
 from core.storage import schema, tables
 from core.storage.database import Database
+from tests.mutants import mutant
 from tests.support import templates
 from tests.support.postgresql import PostgreSQL
 from tests.support.waits import waits_for_a_lock
@@ -122,6 +123,12 @@ def test_a_table_in_use_delays_a_migration(
         database.read(schema.check)
 
 
+@mutant(
+    "a-deadlock-ends-a-migration",
+    "core.storage.schema:_is_in_use",
+    "(errors.Fault.LOCK_WAIT, errors.Fault.CONFLICT)",
+    "(errors.Fault.LOCK_WAIT,)",
+)
 def test_a_migration_that_deadlocks_with_a_transaction_begins_again(
     postgresql: PostgreSQL, postgresql_url: str
 ) -> None:

@@ -15,6 +15,7 @@ from core.batches.lifecycle import Verb
 from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
+from tests.mutants import mutant
 
 SIZE = 64
 ITEMS = 5 * SIZE + 10
@@ -110,6 +111,7 @@ def test_the_full_prefix_catches_up_with_groups_that_were_filled_out_of_order(se
     assert service.batches.watermark(batch)[1] == 5 * SIZE
 
 
+@mutant("reasons-outlive-a-redrive", "core.acks.apply:_forget_reason", "state.redriven.append((batch, number))", "pass")
 def test_a_reason_is_removed_when_its_item_is_acked(service: Service) -> None:
     """Even if both come in one flush; the first reason that was given is kept."""
     batch = service.batches.open(Opening(group_size=SIZE, items=10)).batch.id
@@ -121,6 +123,18 @@ def test_a_reason_is_removed_when_its_item_is_acked(service: Service) -> None:
         assert connection.execute(sa.text("SELECT COUNT(*) FROM failures")).scalar() == 2
 
 
+@mutant(
+    "pending-is-read-in-no-snapshot",
+    "core.service.batches:BatchService.ranges",
+    "self._database.snapshot(read)",
+    "self._database.read(read)",
+)
+@mutant(
+    "the-watermark-is-read-in-no-snapshot",
+    "core.service.reads:ReadService._watermarks",
+    "self._database.snapshot(read)",
+    "self._database.read(read)",
+)
 @pytest.mark.parametrize(("kind", "statement"), [("pending", 1), ("watermark", 1), ("watermark", 2)])
 def test_a_batch_deleted_while_it_is_read_is_read_completely(service: Service, kind: str, statement: int) -> None:
     """Its groups are deleted before the reader's first or second statement that reads groups. Nothing of a complete

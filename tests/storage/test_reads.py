@@ -23,6 +23,7 @@ from core.service import Service
 from core.service.reads import Read, ReadService, SharedReads
 from core.storage import statements, tables
 from core.storage.database import Database
+from tests.mutants import mutant
 from tests.support import plans, templates
 
 UNSEEN = 10**9
@@ -63,6 +64,19 @@ class Reader:
             self.results.put(read)
 
 
+@mutant(
+    "a-read-is-answered-by-an-earlier-statement",
+    "core.service.reads:SharedReads._run",
+    "threads.deliver((deliver, read) for read, deliver in part)",
+    """
+        with self._wake:
+            late, self._waiting = (self._waiting, [])
+        for read, _ in late:
+            read.value = part[0][0].value
+        part += late
+        threads.deliver((deliver, read) for read, deliver in part)
+    """,
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_read_is_not_answered_by_a_transaction_that_began_before_it(
     database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -129,6 +143,7 @@ def test_no_more_pages_than_the_bound_share_a_transaction(database: Database, mo
     assert {reader.results.get(timeout=60).error for _ in range(6)} == {None}
 
 
+@mutant("readers-share-one-error", "core.service.reads:SharedReads._read", "errors.copy_of(error)", "error")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failed_transaction_fails_the_reads_that_share_it(
     database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -161,6 +176,7 @@ def test_a_failed_transaction_fails_the_reads_that_share_it(
     reader.service.stop()
 
 
+@mutant("a-receiver-that-raises-ends-the-reads", "core.threads:deliver", "Exception", "KeyError")
 def test_a_receiver_that_raises_costs_no_other_read_its_answer(database: Database) -> None:
     def fail(_: Sequence[Read[Any, Any]]) -> None:
         raise ZeroDivisionError
@@ -173,6 +189,12 @@ def test_a_receiver_that_raises_costs_no_other_read_its_answer(database: Databas
     service.stop()
 
 
+@mutant(
+    "a-damaged-row-fails-the-reads-of-its-neighbours",
+    "core.service.reads:SharedReads._read",
+    "len(questions) > 1",
+    "False",
+)
 @pytest.mark.parametrize("kind", ["batches", "watermarks"])
 def test_a_damaged_row_fails_only_the_reads_of_its_batch(
     database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -211,6 +233,12 @@ def test_the_copy_of_an_error_equals_it(error: Exception) -> None:
     assert copy.__cause__ is error
 
 
+@mutant(
+    "a-shared-page-begins-where-its-neighbour-does",
+    "core.feed:pages",
+    "(bisect.bisect_right(events, place, key=_position) for place in (start, end))",
+    "(bisect.bisect_right(events, place, key=_position) for place in (joined[0][0], end))",
+)
 def test_pages_that_share_a_transaction_are_those_that_are_read_alone(database: Database) -> None:
     """Ranges that overlap, touch, repeat, are apart, end with the feed, begin beyond it or before its first event."""
     service = Service(database, combiner=Inline)
@@ -244,6 +272,12 @@ def test_a_shared_page_ends_at_the_bound_of_bytes(database: Database, monkeypatc
     assert [page.next - start for page in pages.values() if isinstance(page, feed.EventPage)] == [2, 2, 6]
 
 
+@mutant(
+    "shared-pages-are-read-without-a-snapshot",
+    "core.feed:pages",
+    "begin = [text] if (text := dialects.of(tx).begin_snapshot) else []",
+    "begin: list[str] = []",
+)
 def test_a_page_trimmed_while_it_is_read_is_read_completely(database: Database) -> None:
     """Between the statement that reads the head, as the page begins before all events, and the one that reads them."""
     service = Service(database, combiner=Inline)
@@ -275,6 +309,7 @@ FILTERS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
 """Arguments of a read that finds nothing, a part of its plan, and the rows that it may read."""
 
 
+@mutant("a-filtered-page-reads-the-whole-feed", "core.feed:read", "min(position, start + EXAMINED)", "position")
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_filtered_page_examines_a_bounded_part_of_the_feed(
     database: Database, monkeypatch: pytest.MonkeyPatch, name: str
@@ -296,6 +331,9 @@ def test_a_filtered_page_examines_a_bounded_part_of_the_feed(
     )
 
 
+@mutant(
+    "a-page-of-commands-reads-the-whole-feed", "core.processes.outbox:read", "min(last, begin + feed.EXAMINED)", "last"
+)
 def test_a_filtered_page_of_commands_examines_a_bounded_part_of_the_feed(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +359,12 @@ def test_a_filtered_page_of_commands_examines_a_bounded_part_of_the_feed(
         plans.finds_nothing_by(database, "outbox_", *executions[-1], most_rows=110)
 
 
+@mutant(
+    "a-filtered-page-claims-the-whole-feed",
+    "core.feed:read",
+    "events[-1].position if has_more else end",
+    "events[-1].position if has_more else position",
+)
 def test_filtered_pages_continue_where_the_earlier_one_ended(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each matching event is on one page, also if pages end by their number of events."""
     monkeypatch.setattr(feed, "EXAMINED", 7)
@@ -342,6 +386,12 @@ def test_filtered_pages_continue_where_the_earlier_one_ended(sqlite_url: str, mo
             assert found == wanted
 
 
+@mutant(
+    "the-watermark-forgets-the-journal-of-the-first-groups",
+    "core.batches.ranges:_pieces",
+    "_touched(first_recent, first_rows, start)",
+    "_touched({}, first_rows, start)",
+)
 def test_watermarks_of_many_batches_are_those_of_each(database: Database) -> None:
     """Nothing acked, a hole in the first or a later group, full groups before the hint moves, complete, journaled."""
     service = Service(database, combiner=Inline)

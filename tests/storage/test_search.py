@@ -17,6 +17,7 @@ from core.service import Service
 from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
+from tests.mutants import mutant
 from tests.support import plans
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -96,6 +97,7 @@ def test_a_period_is_found_though_the_clock_went_back(
         assert (counts.exact, sum(counts.by_state.values())) == (True, len(expected))
 
 
+@mutant("a-page-ends-where-the-lookup-ended", "core.batches.search:page", "span.batches <= most", "True")
 @pytest.mark.parametrize("chosen", [Filter(key="same"), Filter(parent=1), Filter(key="same", parent=1)])
 @pytest.mark.parametrize("narrower", [{}, {"state": State.OPEN}, {"labels": {"team": "1"}}])
 @pytest.mark.parametrize(("most", "few"), [(4, 3), (100, 3), (100, 100)])
@@ -126,6 +128,12 @@ def test_batches_with_a_key_or_a_parent_are_found_however_many_there_are(
     assert _all_pages(service, replace(chosen, **narrower), limit) == expected[::-1]
 
 
+@mutant(
+    "a-few-batches-are-looked-for-along-all-ids",
+    "core.batches.search:page",
+    "tables.without_index(_table.id) if are_few else _table.id",
+    "_table.id",
+)
 def test_the_children_of_an_old_batch_are_found_without_reading_newer_batches(service: Service) -> None:
     """Also those with its children's key. One of them is new, all the others are as old as the batch."""
     database = service.database

@@ -1,8 +1,8 @@
 """When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see
-`tests.guarantees.mutants`)."""
+`tests.mutants`)."""
 
 from __future__ import annotations
 
-from tests.guarantees import mutants
+from tests import mutants
 
 mutants.from_environment()

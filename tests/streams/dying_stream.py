@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lastbit.streams import AckWindow, Snapshot, run_ordered
-from tests.guarantees import mutants
+from tests import mutants
 
 COUNT = 300
 KEYS = 7

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lastbit.streams import Snapshot
+from tests.mutants import mutant
 from tests.streams.dying_stream import KEYS, LOG, read_snapshot
 from tests.support.servers import ROOT
 
@@ -45,6 +46,12 @@ def check(folder: Path, before: list[int], snapshot_before: Snapshot) -> None:
     assert handled_so_far.issuperset(offset for offset in LOG if snapshot_after.done(offset)), "a record was skipped"
 
 
+@mutant(
+    "records-of-a-key-go-to-any-lane",
+    "lastbit.streams._progress:Progress.lane_of",
+    "hash(self._options.key(record))",
+    "(self._options.key(record), self.window.high)[1]",
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stream_whose_process_dies_at_any_point_is_handled_at_least_once_and_in_order(
     tmp_path: Path, seed: int

@@ -27,6 +27,7 @@ from lastbit.streams import (
     run_ordered_async,
 )
 from lastbit.streams._progress import Options, Progress
+from tests.mutants import mutant
 from tests.streams.runners import Run, in_tasks, in_threads, log_from, on_both_runners
 from tests.support.threads import no_more_threads, no_thread_left
 
@@ -45,6 +46,16 @@ def numbered(count: int) -> list[tuple[int, int]]:
     return [(offset, offset) for offset in range(count)]
 
 
+@mutant(
+    "a-record-is-acked-before-it-is-handled",
+    "lastbit.streams.ordered:_Run._work",
+    "if self._window.begins(entry.position):\n    self._handle(entry.record)",
+    """
+        if self._window.begins(entry.position):
+            self._window.ack(entry.position)
+        self._handle(entry.record)
+    """,
+)
 @on_both_runners
 def test_a_record_is_outstanding_while_it_is_handled(run: Run) -> None:
     """A snapshot stored in that time must not count it as done: the handler may still fail."""
@@ -58,6 +69,13 @@ def test_a_record_is_outstanding_while_it_is_handled(run: Run) -> None:
     assert outstanding == dict.fromkeys(range(20), True)
 
 
+@mutant(
+    "a-record-that-failed-is-acked",
+    "lastbit.streams.ordered:_Run._give_up",
+    "raise failed(entry.offset, error) from error",
+    "self._window.ack(entry.position)\nraise failed(entry.offset, error) from error",
+    case="in_threads",
+)
 @settings(max_examples=EXAMPLES)
 @given(data=st.data())
 @on_both_runners
@@ -145,6 +163,13 @@ class Life:
                     raise Broken(where)
 
 
+@mutant(
+    "the-end-is-not-committed",
+    "lastbit.streams.ordered:_Run._commit_at_the_end",
+    "due is None",
+    "True",
+    case="in_threads",
+)
 @on_both_runners
 def test_the_end_is_committed_and_no_commit_goes_back(run: Run) -> None:
     """Commits are combined, so there are far fewer than records; the last one is the end."""
@@ -193,6 +218,15 @@ def test_lanes_work_at_the_same_time(run: Run) -> None:
     asyncio.run(run_ordered_async(numbered(8), handle, key=same, lanes=4))
 
 
+@mutant(
+    "a-lane-goes-on-behind-the-record-that-failed",
+    "lastbit.streams.ordered:_Run._work",
+    "(entry := lane.get()) is not None and self._failure is None",
+    "(entry := lane.get()) is not None",
+    ("self._give_up(entry, error)", "self._fail(failed(entry.offset, error))"),
+    ("raise failed(entry.offset, error) from error", "self._fail(error)"),
+    case="in_threads",
+)
 @on_both_runners
 def test_a_failing_handler_stops_the_stream_after_acked_records_are_committed(run: Run) -> None:
     """The error has the record's offset and its cause; no later record of its key is handled."""
@@ -354,6 +388,13 @@ def wait_for(released: list[bool]) -> None:
         wait_a_little()
 
 
+@mutant(
+    "filtered-records-hold-the-floor",
+    "lastbit.streams.ordered:_Run._route",
+    "self._window.ack(entry.position)",
+    "pass",
+    case="in_threads",
+)
 @on_both_runners
 def test_eventuous_142_ignored_events_do_not_block_the_floor(run: Run) -> None:
     """eventuous #142: events of an unknown type never reached the consumer, their positions were never committed, and
@@ -576,6 +617,13 @@ def test_a_restored_window_skips_acked_records_and_replays_outstanding_ones(run:
     assert commits[-1] == 24
 
 
+@mutant(
+    "records-deleted-from-the-log-hold-the-floor",
+    "lastbit.streams._awaited:Awaited.pass_to",
+    "vanished < offset and self._window.ack(vanished)",
+    "False",
+    case="in_threads",
+)
 @on_both_runners
 def test_restored_offsets_missing_from_the_log_do_not_hold_the_floor(
     run: Run, caplog: pytest.LogCaptureFixture
@@ -594,6 +642,40 @@ def test_restored_offsets_missing_from_the_log_do_not_hold_the_floor(
     ]
 
 
+@mutant(
+    "an-offset-is-committed-with-an-older-floor",
+    "lastbit.streams._progress:Progress.due",
+    """
+        def due(self) -> Due | None:
+            \"\"\"The next commit; None if there is nothing to commit.\"\"\"
+            acks, floor = (self.window.acks, self.window.floor)
+            offset: Any = floor
+            if self._opaque:
+                with self._names_lock:
+                    self._settle_names()
+                    if self._at_floor is None:
+                        return None
+                    floor, offset = self._at_floor
+            if acks == self._acks or self._floor is None or (self._floor_alone and floor <= self._floor):
+                return None
+            return Due(acks, floor, offset)
+    """,
+    """
+        def due(self) -> Due | None:
+            \"\"\"The next commit; None if there is nothing to commit.\"\"\"
+            acks, floor = (self.window.acks, self.window.floor)
+            offset: Any = floor
+            if self._opaque:
+                with self._names_lock:
+                    self._settle_names()
+                    if self._at_floor is None:
+                        return None
+                    offset = self._at_floor[1]
+            if acks == self._acks or self._floor is None or (self._floor_alone and floor <= self._floor):
+                return None
+            return Due(acks, floor, offset)
+    """,
+)
 def test_an_ack_while_a_commit_is_computed_does_not_commit_an_opaque_offset_twice() -> None:
     """The floor moves between two reads of it. The commit names the floor to which its offset belongs."""
 
@@ -685,6 +767,9 @@ def test_a_given_window_records_acks_above_the_floor() -> None:
 # The asynchronous runner only.
 
 
+@mutant(
+    "a-cancelled-stream-commits-nothing", "lastbit.streams.ordered_async:_Run._commit_at_the_end", "due is None", "True"
+)
 def test_a_cancelled_stream_commits_acked_records() -> None:
     """Handlers are cancelled, their records stay outstanding, and the cancellation is raised."""
     window = AckWindow()
@@ -766,6 +851,13 @@ MOMENTS = range(6)
 """Iterations of the event loop after which something happens; each step of the stream takes fewer."""
 
 
+# Equivalent from Python 3.12 on.
+@mutant(
+    "a-reader-loses-its-cancellation",
+    "lastbit.streams.ordered_async:_set_within",
+    "async with asyncio.timeout(seconds):\n    return await event.wait()",
+    "return await asyncio.wait_for(event.wait(), seconds)",
+)
 @pytest.mark.parametrize("failure", MOMENTS)
 @pytest.mark.parametrize("ack", MOMENTS)
 def test_a_full_stream_ends_when_a_lane_fails_whenever_the_other_one_acks(failure: int, ack: int) -> None:
@@ -889,6 +981,16 @@ def test_a_commit_that_is_cancelled_from_within_is_tried_again() -> None:
     assert commits == [0, 0]
 
 
+@mutant(
+    "an-interrupt-at-the-end-skips-the-last-commit",
+    "lastbit.streams.ordered:_Run.run",
+    """
+        self._fail(error)
+        self._wait_for_lanes()
+        self._end(committer)
+    """,
+    "raise",
+)
 def test_an_interrupt_at_the_end_waits_for_the_commit_under_way_and_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -919,6 +1021,12 @@ def test_an_interrupt_at_the_end_waits_for_the_commit_under_way_and_the_last_one
     assert commits == [0, 9]
 
 
+@mutant(
+    "a-cancellation-at-the-end-skips-the-last-commit",
+    "lastbit.streams.ordered_async:_Run.run",
+    "asyncio.shield(end)",
+    "end",
+)
 def test_a_cancellation_at_the_end_waits_for_the_commit_under_way_and_the_last_one() -> None:
     commits: list[int] = []
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lastbit.streams import CorruptSnapshot, Snapshot
 from lastbit.streams.snapshot import MAX_OFFSET, MAX_OUTSTANDING, MIN_BYTES
+from tests.mutants import mutant
 
 KAFKA_METADATA = 4096
 """Bytes next to a committed offset, at the broker's default."""
@@ -95,6 +96,28 @@ def test_the_largest_snapshots_stay_small_and_decode() -> None:
         assert Snapshot.decode(data).outstanding == outstanding
 
 
+@mutant(
+    "a-damaged-snapshot-skips-a-record",
+    "lastbit.streams.snapshot:Snapshot.decode",
+    """
+        try:
+            return cls(floor, *_decode_rest(data, floor))
+        except _Damaged:
+            return cls(floor, floor)
+    """,
+    """
+        try:
+            return cls(floor, *_decode_rest(data, floor))
+        except _Damaged:
+            return cls(floor, floor + 1)
+    """,
+)
+@mutant(
+    "a-damaged-snapshot-is-believed",
+    "lastbit.streams.snapshot:_decode_rest",
+    "end <= MIN_BYTES or len(data) > MAX_BYTES or _SUM.unpack_from(data, end)[0] != zlib.crc32(data[:end])",
+    "end <= MIN_BYTES or len(data) > MAX_BYTES",
+)
 @settings(max_examples=25)
 @given(snapshots(), st.integers(1, 255))
 @example(Snapshot(9, 40, (11, 12, 30)), 1)
@@ -146,6 +169,12 @@ def sealed(floor: int, body: bytes, version: int = 1) -> bytes:
     return head + body + zlib.crc32(head + body).to_bytes(4, "big")
 
 
+@mutant(
+    "a-hostile-snapshot-is-not-bounded",
+    "lastbit.streams.snapshot:_decode_rest",
+    "len(outstanding) == MAX_OUTSTANDING",
+    "len(outstanding) == 100 * MAX_OUTSTANDING",
+)
 @pytest.mark.parametrize(
     "body",
     [
@@ -218,6 +247,12 @@ def test_parallel_consumer_647_metadata_over_its_limit_keeps_as_much_as_fits() -
     assert highs[0] == snapshot.floor
 
 
+@mutant(
+    "an-offset-is-narrowed-to-32-bits",
+    "lastbit.streams.snapshot:_read_varint",
+    "(byte & 127) << shift",
+    "(byte & 127) << shift & 0xFFFFFFFF",
+)
 def test_rocketmq_11180_no_offset_is_narrowed() -> None:
     """rocketmq #11180: a 64-bit offset went through 32 bits. Around each power of two, one outstanding offset between
     two acked ones stays unchanged."""
@@ -231,6 +266,23 @@ def test_rocketmq_11180_no_offset_is_narrowed() -> None:
             assert (decoded.floor, decoded.high) == (offset - 1, MAX_OFFSET)
 
 
+@mutant(
+    "a-merge-takes-the-bits-of-the-lower-one",
+    "lastbit.streams.snapshot:Snapshot.merge",
+    'def merge(self, other: Snapshot) -> Snapshot:\n    """The combined knowledge of two snapshots of '
+    'the same stream."""\n    low, top = (self, other) if self.high <= other.high else (other, self)\n   '
+    " low_outstanding = set(low.outstanding)\n    outstanding = tuple((offset for offset in "
+    "top.outstanding if offset > low.high or offset in low_outstanding))\n    return Snapshot(max("
+    "self.floor, other.floor), top.high, outstanding)",
+    """
+        def merge(self, other: Snapshot) -> Snapshot:
+            \"\"\"The combined knowledge of two snapshots of the same stream.\"\"\"
+            low, top = (self, other) if self.high <= other.high else (other, self)
+            low_outstanding = set(low.outstanding)
+            outstanding = tuple((offset for offset in low.outstanding))
+            return Snapshot(max(self.floor, other.floor), top.high, outstanding)
+    """,
+)
 @settings(max_examples=200)
 @given(of_one_stream(), of_one_stream(), of_one_stream())
 def test_merging_is_a_join(a: Snapshot, b: Snapshot, c: Snapshot) -> None:

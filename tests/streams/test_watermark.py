@@ -20,6 +20,7 @@ from core.storage import schema
 from core.storage.database import Database
 from lastbit.streams import AckWindow
 from lastbit.watermark import Piece, first_unresolved
+from tests.mutants import mutant
 from tests.support.servers import sqlite_file
 
 SIZE = 64
@@ -127,6 +128,12 @@ numbers = st.one_of(
 )
 
 
+@mutant(
+    "offsets-outside-all-pieces-are-resolved",
+    "lastbit.watermark:first_unresolved",
+    "position < start or position >= end",
+    "position >= end",
+)
 @settings(max_examples=40)
 @given(steps=st.lists(st.one_of(st.integers(0, 3 * SIZE), numbers), max_size=12))
 def test_the_watermark_is_the_first_pending_position_and_never_goes_back(

@@ -26,6 +26,7 @@ from lastbit.streams import (
     partition_of,
 )
 from lastbit.streams.snapshot import MAX_OFFSET, MAX_OUTSTANDING
+from tests.mutants import mutant
 
 KAFKA_METADATA = 4096
 
@@ -189,6 +190,18 @@ def test_outstanding_offsets_of_a_snapshot_can_be_acked_without_tracking() -> No
         restored.ack(15)
 
 
+@mutant(
+    "the-first-record-after-a-restore-is-skipped",
+    "lastbit.streams.window:AckWindow.track",
+    "offset <= self._restored",
+    "offset <= self._restored + 1",
+)
+@mutant(
+    "outstanding-offsets-are-not-handed-out-again",
+    "lastbit.streams.window:AckWindow._track_again",
+    "return True",
+    "return False",
+)
 def test_parallel_consumer_62_the_first_record_after_a_restore_is_not_skipped() -> None:
     """parallel-consumer #62: on resuming without encoded gaps, the first record was skipped. A floor is done and the
     next offset is not: with nothing tracked, one done, all done, after a gap, and after falling back to a floor."""
@@ -224,6 +237,12 @@ def test_parallel_consumer_647_metadata_over_its_limit_does_not_stop_consumption
     assert window.floor == 9
 
 
+@mutant(
+    "offsets-beyond-a-limit-count-as-done",
+    "lastbit.streams.snapshot:Snapshot.within",
+    "self.outstanding[count] - 1",
+    "self.high",
+)
 def test_pulsar_25540_a_truncated_set_of_gaps_is_logged_and_replays(caplog: pytest.LogCaptureFixture) -> None:
     """pulsar #25540: gaps beyond a number were dropped silently. Here it is logged once for as long as it lasts, and
     dropped offsets count as not done."""
@@ -250,6 +269,7 @@ def test_pulsar_25540_a_truncated_set_of_gaps_is_logged_and_replays(caplog: pyte
     assert len(caplog.records) == 1
 
 
+@mutant("a-closed-window-takes-acks", "lastbit.streams.window:AckWindow.ack", "self._closed", "False")
 def test_redpanda_connect_4477_a_late_ack_after_the_partition_was_revoked_is_refused() -> None:
     """redpanda connect #4477: an ack after the revocation was committed for a partition that another consumer owned. A
     closed window accepts no acks, and its snapshot stays as it was when it was closed."""

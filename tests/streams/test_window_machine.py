@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 
 from lastbit.streams import AckWindow, OffsetOutOfOrder, Snapshot, UnknownOffset, WindowFull
 from lastbit.streams.snapshot import MAX_OFFSET, MIN_BYTES
-from tests.guarantees import mutants
+from tests import mutants
+from tests.mutants import mutant
 
 CAPACITY = 6
 SETTINGS = hypothesis.settings(
@@ -157,6 +158,18 @@ class WindowMachine(RuleBasedStateMachine):
         self.floor = floor
 
 
+@mutant(
+    "the-floor-counts-what-was-tracked-and-not-acked",
+    "lastbit.streams.window:AckWindow._floor",
+    "self._offsets[self._first] - 1 if self._first < len(self._offsets) else self._high",
+    "self._high",
+)
+@mutant(
+    "a-full-window-takes-more",
+    "lastbit.streams.window:AckWindow.track",
+    "len(self._offsets) - self._first < self._capacity",
+    "True",
+)
 def test_a_window_matches_a_set_of_outstanding_offsets() -> None:
     """Offsets are tracked, acked, repeated, invented, lost and restored in any order."""
     run_state_machine_as_test(WindowMachine, settings=SETTINGS)

@@ -37,7 +37,7 @@ from core.storage.database import Database
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
 from lastbit.streams.snapshot import Snapshot
-from tests.guarantees import mutants
+from tests import mutants
 from tests.guarantees.drivers import journaled
 from tests.guarantees.models import orders
 from tests.guarantees.models.service import Request, perform

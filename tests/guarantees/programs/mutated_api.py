@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from api.__main__ import main
-from tests.guarantees import mutants
+from tests import mutants
 
 if __name__ == "__main__":
     mutants.from_environment()

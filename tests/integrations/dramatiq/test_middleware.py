@@ -20,6 +20,7 @@ from lastbit import Client, Completed, Retry, errors
 from lastbit.integrations import _settler
 from lastbit.integrations.dramatiq import LastbitMiddleware, fan_out
 from tests.integrations.workers import wait_until
+from tests.mutants import mutant
 from tests.support.servers import ServiceProcess, sqlite_file
 from tests.support.threads import no_more_threads
 
@@ -109,6 +110,12 @@ def test_a_skipped_message_acks_or_fails_its_item(
     assert (info.acked, info.failed) == counts
 
 
+@mutant(
+    "a-worker-removes-messages-whose-items-it-cannot-resolve",
+    "lastbit.integrations.dramatiq:LastbitMiddleware.before_worker_boot",
+    'MiddlewareError(f"the worker can\'t resolve items: {error}")',
+    'RuntimeError(f"the worker can\'t resolve items: {error}")',
+)
 def test_a_worker_that_can_resolve_no_items_does_not_start(
     broker: Make, start: Callable[[], Worker], client: Client
 ) -> None:

@@ -27,6 +27,7 @@ from tests.integrations.kafka.conftest import committed, consumer, records
 from tests.integrations.rabbitmq.conftest import running
 from tests.integrations.redrives import redriven
 from tests.integrations.workers import wait_until
+from tests.mutants import mutant
 from tests.streams.kafka_broker import Attributes, Broker, RecordedClient
 from tests.support.servers import running_service, sqlite_file
 from tests.support.threads import no_more_threads
@@ -127,6 +128,12 @@ def test_wrong_arguments_are_reported_at_once(address: str, producer: confluent_
         adapter.consume(unused, ["values"], print, workers=0)
 
 
+@mutant(
+    "a-record-is-given-up-at-its-first-error",
+    "lastbit.integrations.kafka._consumer:Attempts.__call__",
+    "attempt == self._options.attempts",
+    "True",
+)
 def test_every_outcome_resolves_its_item(
     address: str, producer: confluent_kafka.Producer, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,6 +250,21 @@ def test_offsets_stay_behind_while_lastbit_is_away(
     assert committed(address, "away", "away") == 20
 
 
+@mutant(
+    "an-offset-passes-an-item-that-is-pending",
+    "lastbit.integrations._workers:Workers._resolve",
+    """
+        if item is None:
+            delivery.settle(_outcome(failure))
+            return
+    """,
+    """
+        delivery.settle(_outcome(failure))
+        if item is None:
+            delivery.settle(_outcome(failure))
+            return
+    """,
+)
 @pytest.mark.slow
 def test_a_stop_commits_no_offset_while_lastbit_is_away(address: str, producer: confluent_kafka.Producer) -> None:
     """The handled record is read again by the next consumer, and its item is acked."""

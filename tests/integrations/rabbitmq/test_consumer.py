@@ -21,6 +21,7 @@ from lastbit.integrations.rabbitmq._messages import Tags
 from lastbit.tokens import Role
 from tests.integrations.rabbitmq.conftest import Consuming, left, over, running
 from tests.integrations.workers import wait_until
+from tests.mutants import mutant
 from tests.support.brokers import RabbitMQ, Wire
 from tests.support.exposition import eventually
 from tests.support.servers import running_service, sqlite_file
@@ -52,6 +53,12 @@ def test_messages_that_succeed_are_acked(
     assert batch.verify().ok
 
 
+@mutant(
+    "an-unhandled-message-is-acked",
+    "lastbit.integrations._workers:Workers._process",
+    "delivery.settle(Outcome.ERROR)",
+    "delivery.settle(Outcome.DONE)",
+)
 def test_a_message_whose_handler_raises_is_requeued(
     rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
 ) -> None:
@@ -197,6 +204,12 @@ def test_the_header_comes_before_the_message_id(client: Client, channel: Any, qu
         assert batch.wait(30).succeeded
 
 
+@mutant(
+    "a-rejected-item-ends-the-consumer",
+    "lastbit.integrations._workers:Workers._not_resolved",
+    'is_rejection(error, delivery.item or "")',
+    "False",
+)
 def test_the_message_of_a_rejected_item_does_not_come_back(
     rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -239,6 +252,21 @@ def test_messages_stay_unacked_while_lastbit_is_away(
     assert left(channel, queue) == 0
 
 
+@mutant(
+    "a-message-is-acked-before-its-item",
+    "lastbit.integrations._workers:Workers._resolve",
+    """
+        if item is None:
+            delivery.settle(_outcome(failure))
+            return
+    """,
+    """
+        delivery.settle(_outcome(failure))
+        if item is None:
+            delivery.settle(_outcome(failure))
+            return
+    """,
+)
 def test_a_stop_leaves_messages_to_their_redelivery_while_lastbit_is_away(
     rabbitmq: RabbitMQ, channel: Any, queue: str, consuming: Consuming
 ) -> None:
@@ -395,6 +423,7 @@ def test_wrong_arguments_are_reported_at_once(rabbitmq: RabbitMQ, monkeypatch: p
         adapter.consume(rabbitmq.url, "work", handle)
 
 
+@mutant("an-ack-names-a-settled-tag", "lastbit.integrations.rabbitmq._messages:Tags.acks", "tag > self._floor", "True")
 @given(st.permutations(range(1, 30)), st.data())
 def test_acks_name_no_tag_twice(order: list[int], data: st.DataObject) -> None:
     """The broker closes the channel for a tag that is settled already. All tags are settled in the end, whether acked

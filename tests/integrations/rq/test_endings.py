@@ -36,6 +36,7 @@ from lastbit.retry import Retry as ClientRetry
 from tests.integrations.redrives import redriven
 from tests.integrations.rq.conftest import StartWorker
 from tests.integrations.workers import wait_until
+from tests.mutants import mutant
 from tests.support.servers import ServiceProcess, sqlite_file
 from tests.support.threads import no_more_threads
 
@@ -208,6 +209,12 @@ def test_a_work_horse_does_not_wait_for_a_worker_that_can_start_no_thread() -> N
         horse.kill()
 
 
+@mutant(
+    "what-a-killed-worker-noted-is-not-acked", "lastbit.integrations.rq:reconcile", "_ack_noted(queue, client)", "0"
+)
+@mutant(
+    "cancelled-jobs-are-overlooked", "lastbit.integrations.rq:reconcile", "canceled.get_job_ids(cleanup=False)", "[]"
+)
 def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client: Client) -> None:
     """Cancelled jobs, jobs that another worker class has run, and what a killed worker has noted, though its job has
     expired meanwhile. It does not touch jobs that wait."""
@@ -231,6 +238,12 @@ def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client:
     assert waiting.refresh().complete
 
 
+@mutant(
+    "a-job-that-failed-in-the-producer-is-left",
+    "lastbit.integrations.rq:_resolve",
+    "status == JobStatus.FAILED",
+    "False",
+)
 def test_a_queue_without_workers_resolves_at_once(app: ModuleType, client: Client) -> None:
     """As in tests, with `is_async=False`."""
     queue = Queue(is_async=False, connection=app.store)
@@ -271,6 +284,12 @@ def test_the_job_of_a_held_item_ends(app: ModuleType, client: Client, caplog: py
     assert batch.refresh().succeeded
 
 
+@mutant(
+    "a-finished-job-is-saved-without-a-note",
+    "lastbit.integrations.rq:LastbitMixin.handle_job_success",
+    "_unacked.note(self.connection, job.origin, item)",
+    "pass",
+)
 def test_jobs_go_on_while_the_service_is_away(app: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their items are acked when it is back. A worker that stops waits for that."""
     monkeypatch.setattr(_settler, "PAUSE", 0.05)

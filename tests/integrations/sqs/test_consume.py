@@ -16,6 +16,7 @@ from lastbit.integrations import Failed, sqs
 from lastbit.integrations.sqs import _settler
 from tests.integrations.sqs.conftest import Consume
 from tests.integrations.workers import wait_until
+from tests.mutants import mutant
 from tests.support.aws import Moto, sqs_client
 from tests.support.brokers import Wire
 from tests.support.servers import ServiceProcess, running_service, sqlite_file
@@ -283,6 +284,9 @@ def test_acks_are_sent_again_though_no_thread_can_be_started(
     assert "lastbit-sqs-again" not in {thread.name for thread in threading.enumerate()}
 
 
+@mutant(
+    "a-consumer-goes-on-with-some-of-its-threads", "lastbit._threads:join_started", "thread.ident is not None", "True"
+)
 @pytest.mark.parametrize("started", range(7))
 def test_a_consumer_that_may_start_too_few_threads_ends(moto: Moto, lastbit: Client, started: int) -> None:
     """With an error. Those that were started handle nothing more."""

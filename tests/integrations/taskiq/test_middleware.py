@@ -18,6 +18,7 @@ from lastbit import AsyncClient, Completed, Retry, errors
 from lastbit.batch import AsyncBatchHandle
 from lastbit.integrations import taskiq as adapter
 from lastbit.integrations.taskiq import LastbitMiddleware, fan_out
+from tests.mutants import mutant
 from tests.support.servers import ServiceProcess, sqlite_file
 
 Scenario = Callable[[InMemoryBroker], Coroutine[Any, Any, AsyncBatchHandle]]
@@ -70,6 +71,12 @@ def test_tasks_on_the_in_memory_broker_resolve_their_items(service_url: str) -> 
     assert [completion.newly for completion in completed].count(True) <= 1
 
 
+@mutant(
+    "a-retried-task-is-resolved",
+    "lastbit.integrations.taskiq:LastbitMiddleware.post_execute",
+    "run is not None and run.was_sent",
+    "False",
+)
 @pytest.mark.parametrize("no_result_on_retry", [True, False])
 def test_a_retried_task_stays_pending_until_its_last_run(service_url: str, no_result_on_retry: bool) -> None:
     """Also if the middleware that retries keeps the error as the result: the message that it sent is a sign."""
@@ -118,6 +125,12 @@ def test_a_task_that_sends_another_one_resolves_its_item(service_url: str, in_pl
     assert in_memory(service_url, scenario, SimpleRetryMiddleware(), in_place=in_place) == (2, 1, 0)
 
 
+@mutant(
+    "a-task-without-a-result-fails",
+    "lastbit.integrations.taskiq:LastbitMiddleware.post_execute",
+    "isinstance(result.error, NoResultError)",
+    "False",
+)
 def test_a_task_without_result_stays_pending(service_url: str) -> None:
     """Something else must send it again."""
 
@@ -167,6 +180,12 @@ def test_a_task_that_opens_a_batch_for_its_item_leaves_it_to_that(
     assert "rejected" not in caplog.text
 
 
+@mutant(
+    "a-task-ends-before-its-item",
+    "lastbit.integrations.taskiq:LastbitMiddleware._resolve",
+    "await asyncio.sleep(PAUSE)",
+    "return",
+)
 def test_a_task_ends_only_when_the_service_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs once, and its end waits, so the message would not be acked. `on_completed` that raises is repeated."""
     monkeypatch.setattr(adapter, "PAUSE", 0.05)
@@ -210,6 +229,12 @@ def test_a_task_ends_only_when_the_service_is_back(monkeypatch: pytest.MonkeyPat
             service.remove()
 
 
+@mutant(
+    "a-task-that-the-worker-cancels-fails",
+    "lastbit.integrations.taskiq:LastbitMiddleware.post_execute",
+    "_is_cancelled()",
+    "False",
+)
 def test_a_task_that_the_worker_cancels_is_not_resolved(service_url: str) -> None:
     """Its message is not acked, as the cancellation continues. A task that cancels itself has failed."""
 
