@@ -30,7 +30,7 @@ from uvicorn.supervisors import Multiprocess
 
 from api.access.tokens import Tokens
 from api.fast_path import FastProtocol
-from api.server.watchdog import raise_open_files
+from api.limits.connections import raise_open_files
 from core import errors, logs, programs
 from core.settings import Settings, settings_of
 from core.storage import checks, schema

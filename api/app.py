@@ -20,9 +20,8 @@ from api import page, problems
 from api.access.rules import Access
 from api.access.sessions import Sessions
 from api.access.tokens import LOOK_EVERY, Tokens
-from api.acks.parse_budget import ParseBudget
-from api.acks.refusals import Pause
 from api.acks.routes import AckRoutes
+from api.limits import Limits
 from api.metrics import DatabaseGauges
 from api.openapi import VERSION, openapi
 from api.probe import Probe
@@ -42,8 +41,6 @@ from api.routes import (
 from api.routes.long_polls import Waiting
 from api.routes.route import guarded
 from api.routes.writes import Reads, Writes
-from api.server.bodies import Room
-from api.server.watchdog import Connections
 from core import janitor, logs, traces
 from core.batches import expiry
 from core.commits.admission import Admission
@@ -109,15 +106,10 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.gauges = DatabaseGauges(database)
         app.state.readiness = Probe("readiness", service.check_ready, patience=READINESS_PATIENCE)
         app.state.loop = loop = asyncio.get_running_loop()
-        app.state.parse_budget = ParseBudget(settings.shed_after, loop.call_soon)
-        app.state.pause = Pause(loop)
+        app.state.limits = Limits(settings, loop)
         app.state.waiting = Waiting(service)
         app.state.writes = Writes(service, loop)
         app.state.reads = Reads(service, loop)
-        app.state.room = Room(settings.max_waiting_bytes)
-        app.state.connections = Connections(
-            settings.max_connections, head_timeout=settings.head_timeout, request_timeout=settings.request_timeout
-        )
         with contextlib.ExitStack() as running:
             if settings.tokens_file is not None:
                 running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))
@@ -140,7 +132,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
                 overdue = functools.partial(janitor.expire_overdue, database)
                 running.enter_context(ticking("deadlines", overdue, janitor.DEADLINES_EVERY))
-            running.enter_context(app.state.connections.watching())
+            running.enter_context(app.state.limits.connections.watching())
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))
             # All objects that exist now stay in use. Without this, each full collection would scan them and stop the
             # process for a tenth of a second.
@@ -179,7 +171,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
     app.include_router(sign_in.router)
     app.mount("/docs/assets", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.openapi = functools.partial(openapi, app)  # type: ignore[method-assign]
-    return AckRoutes(app, most_waiting=settings.max_waiting_requests)
+    return AckRoutes(app)
 
 
 def _loop_first(shedding: bool) -> None:

@@ -168,7 +168,7 @@ class Call(Exchange):
 
         async def respond() -> None:
             try:
-                acks.app.admit()
+                acks.limits.threads.admit()
                 self.answer(reply(await work(acks.state)))
             except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
                 self.refuse(error)

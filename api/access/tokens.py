@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from api.access.rate_limits import Rates
+from api.limits.rates import Rates
 from core import errors
 from core.settings import Settings
 from lastbit import tokens

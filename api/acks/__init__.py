@@ -2,8 +2,7 @@
 
 `routes` is the ASGI application in front of FastAPI. `fast_path` serves plain requests in uvicorn's protocol, without
 ASGI. Both use `bodies`, which decodes requests and encodes responses, and `refusals`, which makes the responses to
-failed calls and delays them under overload. `parse_budget` limits the time that parsing takes from the event loop.
-`document` describes the routes for OpenAPI.
+failed calls. `document` describes the routes for OpenAPI.
 
 Both paths must send the same responses: if you change one, change the other.
 """

@@ -27,6 +27,7 @@ from api.access.rules import SITE, digest_of
 from api.acks.bodies import Check, encode
 from api.acks.refusals import refusal
 from api.acks.routes import PATHS, AckRoutes
+from api.limits import sizes
 from api.metrics import REFUSED_BY_OVERLOAD, SHED
 from api.problems import Problem
 from api.server import bodies
@@ -302,7 +303,7 @@ class AckProtocol(WatchedProtocol):
                 names_site = True
             elif name in traces.HEADERS:
                 has_trace = True
-        if not length.isdigit() or int(length) > bodies.LIMIT:
+        if not length.isdigit() or int(length) > sizes.BODY:
             return None
         return Plain(int(length), content_type, key, authorization, request_id, names_site, has_trace)
 
@@ -312,7 +313,7 @@ class AckProtocol(WatchedProtocol):
             if cycle.response_complete:
                 return
             try:
-                self.acks.state.room.take(len(body))
+                self.acks.limits.room.take(len(body))
             except Problem as problem:
                 self.give_room(cycle)
                 cycle.refuse(problem)
@@ -331,13 +332,13 @@ class AckProtocol(WatchedProtocol):
         exchange.begin(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def give_room(self, exchange: Exchange) -> None:
-        self.acks.state.room.give(exchange.held)
+        self.acks.limits.room.give(exchange.held)
         exchange.held = 0
         exchange.parts = []
 
     def _begin(self, exchange: _Exchange, content: bytes) -> None:
         """Queue the complete request, or refuse it."""
-        room = self.acks.state.room
+        room = self.acks.limits.room
         size, exchange.held = exchange.held, 0
         try:
             if self.acks.is_full():
@@ -377,7 +378,7 @@ class AckProtocol(WatchedProtocol):
             self.transport.close()
             raise
         finally:
-            self.acks.state.room.give(size)
+            self.acks.limits.room.give(size)
 
     def answered(self) -> None:
         """Like `on_response_complete`, for a response on this path. It doesn't reset the timer of idle connections,

@@ -17,10 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from api import problems
 from api.access.rules import Access, first_headers
-from api.acks import refusals
 from api.acks.bodies import Check, encode, parse
-from api.acks.parse_budget import ParseBudget
-from api.acks.refusals import Pause, refusal
+from api.acks.refusals import refusal
+from api.limits import Limits, pause
 from api.metrics import ACK_REQUESTS, ACKS, RESULTS
 from api.problems import Problem
 from api.server import bodies, queries
@@ -40,14 +39,19 @@ PATHS: Final = {"/v1/acks": Verb.ACK, "/v1/failures": Verb.FAIL}
 class AckRoutes:
     """Serves the ack routes, and passes all other requests to FastAPI."""
 
-    def __init__(self, app: FastAPI, *, most_waiting: int) -> None:
-        self.app = Requests(app, most_waiting=most_waiting)
+    def __init__(self, app: FastAPI) -> None:
+        self.app = Requests(app)
         self.fastapi = app
         self.state = app.state
         self.access: Access = app.state.access
         self._receive = self._deliver  # one bound method, so that the combiner can group calls by it
         self.finished: deque[Sequence[Pending]] = deque()
         """Finished calls whose responses are not written yet."""
+
+    @property
+    def limits(self) -> Limits:
+        limits: Limits = self.state.limits
+        return limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         verb = PATHS.get(scope["path"]) if scope["type"] == "http" else None
@@ -82,9 +86,9 @@ class AckRoutes:
         if scope["query_string"]:
             queries.check_names(scope, {})
         if self.is_full():
-            await asyncio.sleep(refusals.SECONDS)
+            await asyncio.sleep(pause.SECONDS)
             raise errors.Overloaded(TOO_MANY)
-        async with bodies.reading(scope, receive, self.state.room) as content:
+        async with bodies.reading(scope, receive, self.limits.room) as content:
             call, check = self.parse(verb, key, content, caller)
             if traces.has_sdk():
                 call.trace = traces.in_headers(scope["headers"])
@@ -108,7 +112,7 @@ class AckRoutes:
     ) -> tuple[Call, Check | None]:
         """As `bodies.parse`, and also charges the items to the caller's rate. Writes responses first where parsing
         would delay them (see `ParseBudget.has_large_calls`)."""
-        budget: ParseBudget = self.state.parse_budget
+        budget = self.limits.parse_budget
         if self.finished and budget.has_large_calls():
             self.answer_finished()
         start = budget.begin()
@@ -123,8 +127,7 @@ class AckRoutes:
     def is_full(self) -> bool:
         """Whether the next call must be refused: more acks arrive than can be committed, or parsed."""
         service: Service = self.state.service
-        budget: ParseBudget = self.state.parse_budget
-        return service.acks.is_full() or budget.is_full()
+        return service.acks.is_full() or self.limits.parse_budget.is_full()
 
     def submit(self, call: Call, recipient: Callable[[Pending], object]) -> None:
         """Queue the call. `recipient` is called in the event loop when it is finished. Raises `errors.Overloaded`."""
@@ -133,8 +136,7 @@ class AckRoutes:
     def refuse_later(self, refuse: Callable[[], object]) -> None:
         """Call `refuse` after a delay. Writes the responses of finished calls now, not after all ready sockets were
         read."""
-        pause: Pause = self.state.pause
-        pause.before(refuse)
+        self.limits.pause.before(refuse)
         if self.finished:
             self.answer_finished()
 

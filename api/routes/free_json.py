@@ -15,7 +15,7 @@ import msgspec
 from fastapi import Response
 from pydantic import AfterValidator
 
-from api.server.bodies import DEPTH
+from api.limits.sizes import DEPTH
 
 MAX_DATA: Final = 65_536
 """Maximum bytes of the data of an event, a command or a timer."""

@@ -22,6 +22,7 @@ from pydantic import (
 
 from api import expectations, patterns, problems
 from api.access.rules import ANY, needs
+from api.limits.sizes import DEPTH
 from api.problems import BODY, documented
 from api.routes import cursors, free_json
 from api.routes.commands import Command, Limit, command_json
@@ -33,7 +34,6 @@ from api.routes.free_json import DATA, MAX_STATE, Data, State
 from api.routes.reply import Reply
 from api.routes.route import JsonRoute, PrefixedRouter
 from api.routes.writes import Writes
-from api.server.bodies import DEPTH
 from core import errors
 from core.commits.operation import Done
 from core.consumer_groups import groups

@@ -15,6 +15,7 @@ from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from api.access.rules import CALLER, Access, rule_of
+from api.limits import sizes
 from api.problems import Problem
 from api.server import bodies, queries
 
@@ -114,10 +115,10 @@ class JsonRoute(GuardedRoute):
         inner = super().get_route_handler()
         if self.body_field is None:
             return inner
-        limit = bodies.LIMIT_OF_STRANGERS if rule_of(self.endpoint).everybody else bodies.LIMIT
+        limit = sizes.BODY_OF_STRANGERS if rule_of(self.endpoint).everybody else sizes.BODY
 
         async def handler(request: Request) -> Response:
-            async with bodies.reading(request.scope, request.receive, request.app.state.room, limit) as body:
+            async with bodies.reading(request.scope, request.receive, request.app.state.limits.room, limit) as body:
                 content = bodies.parsed(body)
 
                 async def receive() -> Message:

@@ -138,7 +138,7 @@ _BODY: Final = {
 async def apply_entries(tally: TallyName, request: Request) -> Response:
     """Add each entry once, all in one transaction. An entry at or below the last added position of its source is a
     repeat, so the entries of one source must reach a key in order."""
-    async with bodies.reading(request.scope, request.receive, request.app.state.room) as content:
+    async with bodies.reading(request.scope, request.receive, request.app.state.limits.room) as content:
         operation = operation_of(tally, content)
     access: Access = request.app.state.access
     access.rates.charge_items(caller_of(request), len(operation.entries))

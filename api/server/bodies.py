@@ -12,48 +12,17 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from api import expectations, problems
-from api.metrics import REFUSED
+from api.limits import sizes
+from api.limits.room import Room
 from api.problems import Place, Problem, invalid
 
 JSON: Final = b"application/json"
 MERGE_PATCH: Final = b"application/merge-patch+json"
 """Also the type of the JSON of a PATCH (RFC 7396)."""
-LIMIT: Final = 8 * 1024 * 1024
-"""Maximum bytes of a body."""
-LIMIT_OF_STRANGERS: Final = 64 * 1024
-"""The same for a route that is open to all, so that strangers can't occupy the room of the others."""
-DEPTH: Final = 100
-"""Maximum levels of nested arrays and objects in JSON that the service stores for a caller. Every JSON parser has a
-limit (Python's is near 1,000), and this one is below all of them."""
-
-
-class Room:
-    """The memory for bodies that are being read or wait to be handled. It is limited, so that many large bodies can't
-    fill the process's memory. Belongs to one event loop."""
-
-    def __init__(self, limit: int) -> None:
-        """`limit`: bytes."""
-        self.limit = limit
-        self.used = 0
-
-    def take(self, size: int) -> None:
-        """Reserve `size` bytes. Raises `Problem` (`unavailable`) if there is no room. A single body always has room."""
-        if self.used and self.used + size > self.limit:
-            REFUSED.labels("bytes").inc()
-            raise Problem(
-                "unavailable",
-                "too many large bodies are being read at the moment",
-                headers={"Retry-After": "1", "Connection": "close"},
-            )
-        self.used += size
-
-    def give(self, size: int) -> None:
-        """Release `size` bytes."""
-        self.used -= size
 
 
 @contextlib.asynccontextmanager
-async def reading(scope: Scope, receive: Receive, room: Room, limit: int = LIMIT) -> AsyncIterator[bytes]:
+async def reading(scope: Scope, receive: Receive, room: Room, limit: int = sizes.BODY) -> AsyncIterator[bytes]:
     """The whole body, of at most `limit` bytes, which occupies `room` until the context ends. Raises `Problem`:
     `too_large`, `unavailable`, `invalid_request` if it is incomplete, or `unsupported_media_type` if its Content-Type
     isn't JSON."""
@@ -123,7 +92,7 @@ def parsed(content: bytes) -> Any:
 
 
 def _not_json(error: Exception) -> Problem:
-    expected = f"of at most {DEPTH} levels of nesting" if isinstance(error, RecursionError) else str(error)
+    expected = f"of at most {sizes.DEPTH} levels of nesting" if isinstance(error, RecursionError) else str(error)
     return problems.invalid([Place("body", f"expected JSON: {expected}")])
 
 

@@ -12,29 +12,25 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from api import problems
+from api.limits.connections import Connections
+from api.limits.sizes import HEAD, WHOLE
 from api.metrics import REFUSED
 from api.problems import Problem
-from api.server import bodies
 from api.server.lingering import LingeringTransport
 from api.server.middleware import USUAL
 from api.server.upgrades import Http1Protocol
-from api.server.watchdog import Connections
 
-HEAD: Final = 65_536
-"""Maximum bytes of a request's head, not counting the read that contained its first byte."""
-WHOLE: Final = 8 * bodies.LIMIT
-"""Maximum bytes of a request, including the framing of its chunks, counted as for `HEAD`."""
 _CODING: Final = "header Transfer-Encoding: expected chunked alone; other transfer codings are not supported"
 USUAL_LINES: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())
 
 
 class WatchedProtocol(Http1Protocol):
-    """See the module. The application's `state.connections` enforces its time limits."""
+    """See the module. The application's `state.limits.connections` enforces its time limits."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         application: Any = self.app
-        self._watch: Connections = application.state.connections
+        self._watch: Connections = application.state.limits.connections
         self.transport: LingeringTransport = None  # type: ignore[assignment]  # as uvicorn has it
         self.between = True
         """The parser is not in the middle of a request."""
@@ -54,7 +50,7 @@ class WatchedProtocol(Http1Protocol):
         self._headers_of: object = None
         self._headers = b""
 
-    # State for the watchdog.
+    # State for `Connections`.
 
     @property
     def at_rest(self) -> bool:

@@ -12,13 +12,10 @@ connection is closed as usual.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from api.server import bodies
-from api.server.watchdog import Connections
-
-MOST_DISCARDED: Final = 8 * bodies.LIMIT
-"""Bytes that are discarded on one connection."""
+from api.limits.connections import Connections
+from api.limits.sizes import DISCARDED
 
 
 class _Owner(Protocol):
@@ -103,7 +100,7 @@ class Discarding(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._discarded += len(data)
         self.last_read = self._loop.time()
-        if self._discarded > MOST_DISCARDED:
+        if self._discarded > DISCARDED:
             self.end()
 
     def end(self) -> None:

@@ -1,20 +1,21 @@
-"""Middleware for all routes but the ack routes: request ids, log lines, durations, and a limit of waiting requests."""
+"""Middleware for all routes but the ack routes: request ids, log lines and durations. It refuses requests while too
+many wait for a thread."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 import uuid
 from collections.abc import Iterable
 from typing import Final
 
-import anyio.to_thread
 import structlog
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.types import Message, Receive, Scope, Send
 
 from api import problems
-from api.metrics import REFUSED, REQUESTS
+from api.limits import Limits
+from api.metrics import REQUESTS
 from api.patterns import name_of
 from api.problems import Problem
 
@@ -53,26 +54,8 @@ ALWAYS_ANSWERED: Final = frozenset({"/healthz", "/metrics"})
 class Requests:
     """The middleware. It wraps FastAPI, so that the response to an unexpected error has a request id too."""
 
-    def __init__(self, app: ASGIApp, *, most_waiting: int) -> None:
+    def __init__(self, app: FastAPI) -> None:
         self.app = app
-        self.most_waiting = most_waiting
-        self._admitted = 0
-        """Requests admitted in this event-loop iteration. They request a thread in the next one."""
-
-    def admit(self) -> None:
-        """Admit a request that may need a thread, in the task that will request it. Raises `Problem` if too many wait
-        for one. The request is counted until the next event-loop iteration: many may arrive in one iteration, and the
-        thread pool's statistics don't include them yet."""
-        threads = anyio.to_thread.current_default_thread_limiter().statistics()
-        free = threads.total_tokens - threads.borrowed_tokens
-        if threads.tasks_waiting + self._admitted - free >= self.most_waiting:
-            REFUSED.labels("requests").inc()
-            raise Problem("unavailable", "too many requests are waiting", headers={"Retry-After": "1"})
-        self._admitted += 1
-        asyncio.get_running_loop().call_soon(self._forget_admitted)
-
-    def _forget_admitted(self) -> None:
-        self._admitted -= 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,6 +63,7 @@ class Requests:
             return
         name = request_id(given_id(scope["headers"]))
         method, path = scope["method"], scope["path"]
+        limits: Limits = self.app.state.limits
         status = 500
         start = time.perf_counter()
 
@@ -98,9 +82,9 @@ class Requests:
         with structlog.contextvars.bound_contextvars(request_id=name):
             try:
                 if path not in ALWAYS_ANSWERED:
-                    self.admit()
+                    limits.threads.admit()
                 await self.app(scope, receive, send_named)
-            except Problem as refusal:  # from `admit`: FastAPI answers those of the routes
+            except Problem as refusal:  # from the limit: FastAPI answers those of the routes
                 await problems.response(refusal)(scope, receive, send_named)
             except Exception:  # logged, not raised again: FastAPI has already sent the 500
                 log.exception("request_failed", method=method, path=path)

@@ -3,10 +3,9 @@
 If only the length of the queue is bounded, every caller waits as long as it takes to empty a full queue. That helps
 nobody: acks are committed late, and callers that gave up send them again. So the bound is one of time. While waits are
 short, or long only for a short time, no caller is refused (neither a burst nor a thousand consumers that each wait for
-a response). If waits are longer than the `target`, flushes are kept short. If they also exceed `CROWD` for `after`
-seconds without interruption, the queue is cut to the units that can be committed within the target. From then on the
-bound is adjusted after each flush to keep the wait at the target. It is removed when no caller was refused for a while.
-(CoDel, by Nichols and Jacobson, is the model for distinguishing a burst from a standing queue.)
+a response). If waits are longer than the `target`, flushes are kept short. If they also exceed `CROWD` for a while (see
+`shedding`), the queue is cut to the units that can be committed within the target. From then on the bound is adjusted
+after each flush to keep the wait at the target, until refusals end.
 
 The target depends on the disk: large flushes make acks cheap, so a slow disk needs larger ones. The measure is a lone
 flush, of one unit, which shows the minimum cost of a transaction. While waits are long, there is a lone flush each
@@ -20,22 +19,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-AFTER: Final = 0.3
-"""Seconds for which waits may be long before callers are refused."""
+from core.commits.shedding import AFTER, CROWD, LEAST, Shedding
+
 LONES: Final = 6
 """The target in lone flushes: in a flush of this length, five sixths of the time are spent on units."""
 SHORT: Final = 0.01
 """The minimum of the target, in seconds."""
-CROWD: Final = 0.1
-"""Seconds of waiting below which callers are never refused. It takes this long to commit the acks of a thousand
-consumers of one batch that each wait for a response. Their number doesn't grow, so to refuse them would not help."""
 LONG: Final = 0.5
 """The maximum of the target, in seconds."""
-LEAST: Final = 64
-"""Units that may always wait. This many consumers that each wait for a response are no overload, however slowly they
-are served: their number doesn't grow."""
-CALM: Final = 1.0
-"""Seconds without a refusal after which the bound is removed."""
 LOOK_EVERY: Final = 1.0
 """Seconds between two lone flushes."""
 
@@ -49,13 +40,11 @@ class Admission:
         self._on_change = on_change
         self.limit: int | None = None
         """The number of units that may wait; None: no bound."""
-        self._after = after
+        self._shedding = Shedding(after)
         self._lone: deque[float] = deque(maxlen=5)
         self._looked = float("-inf")
         self._late = False
-        """Waits are longer than the target: flushes are kept short, and callers are not yet refused."""
-        self._late_since: float | None = None
-        self._refused_at = float("-inf")
+        """Waits are longer than the target, so flushes are kept short."""
         self._last = (1, SHORT)
         """Units and seconds of the last flush."""
 
@@ -66,28 +55,22 @@ class Admission:
 
     def refused(self, now: float) -> None:
         """A caller was refused, as the queue has reached its limit."""
-        self._refused_at = now
+        self._shedding.refused(now)
 
     def taking(self, now: float, wait: float) -> None:
         """Set the limit before a flush whose oldest unit has waited for `wait` seconds."""
         target = self.target
-        if self.limit is not None:
-            if now - self._refused_at > max(CALM, self._after):
-                self.limit = self._late_since = None
-                self._late = False
-                self._on_change(False)
-            else:
-                factor = min(1.25, max(0.5, target / wait)) if wait > 0 else 1.25
-                self.limit = max(LEAST, round(self.limit * factor), self.limit + 1 if factor > 1 else 0)
+        has_changed = self._shedding.measured(wait > max(target, CROWD), now, now)
+        self._late = self._shedding.is_on or wait > target
+        if not self._shedding.is_on:
+            self.limit = None
+        elif self.limit is None:
+            self.limit = max(LEAST, self._within_target())
         else:
-            self._late = wait > target
-            if wait <= max(target, CROWD):
-                self._late_since = None
-            elif self._late_since is None:
-                self._late_since = now
-            elif now - self._late_since >= self._after:
-                self.limit = max(LEAST, self._within_target())
-                self._on_change(True)
+            factor = min(1.25, max(0.5, target / wait)) if wait > 0 else 1.25
+            self.limit = max(LEAST, round(self.limit * factor), self.limit + 1 if factor > 1 else 0)
+        if has_changed:
+            self._on_change(self._shedding.is_on)
 
     def flush_limit(self, now: float, limit: int) -> int:
         """The number of units of the next flush: at most `limit`, and fewer while waits are long. Then a flush takes no

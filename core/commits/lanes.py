@@ -17,8 +17,9 @@ from typing import Any, Final, TypeAlias
 import structlog
 
 from core import metrics, threads
-from core.commits.admission import LEAST, Admission
+from core.commits.admission import Admission
 from core.commits.operation import Call, Outcome, Unit
+from core.commits.shedding import LEAST
 
 UNIT_GROUPS: Final = 512
 """The maximum number of groups that one flush locks."""

@@ -13,10 +13,11 @@ import pytest
 
 from core.acks.call import Call, Outcome, Unit
 from core.batches.lifecycle import Verb
-from core.commits.admission import AFTER, CALM, CROWD, LEAST, LONES, LONG, SHORT, Admission
+from core.commits.admission import LONES, LONG, SHORT, Admission
 from core.commits.combiner import Combiner
 from core.commits.lanes import FLUSH_COST, FLUSH_UNITS, Pending
 from core.commits.operation import Done
+from core.commits.shedding import AFTER, CALM, CROWD, LEAST
 from core.writes import Append
 from tests.mutants import mutant
 

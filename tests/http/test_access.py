@@ -21,6 +21,7 @@ from api.__main__ import _check_access
 from api.access.rules import REFUSED, Rule
 from api.access.sessions import SECONDS, Sessions, cookie
 from api.app import create
+from api.limits import Limits
 from api.openapi import rules
 from api.routes.route import GuardedRoute
 from core import errors
@@ -157,6 +158,7 @@ def test_a_route_without_a_rule_is_refused_to_everyone() -> None:
     app.fastapi.add_api_route("/other", lambda: calls.append("other"), methods=["POST"])
 
     async def answers() -> list[httpx.Response]:
+        app.state.limits = Limits(Settings(), asyncio.get_running_loop())
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://lastbit") as client:
             return [await client.post("/usual"), await client.post("/other")]

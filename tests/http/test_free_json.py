@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.server.bodies import DEPTH
+from api.limits.sizes import DEPTH
 from tests.http.test_batches import code
 from tests.mutants import mutant
 from tests.support.servers import running_service, sqlite_file

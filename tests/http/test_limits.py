@@ -17,11 +17,10 @@ from itertools import islice
 import httpx
 import pytest
 
-from api.server import watchdog
-from api.server.connection import HEAD
-from api.server.lingering import MOST_DISCARDED
+from api.limits import connections
+from api.limits.connections import IDLE_IN_CROWD, SILENT, Connections, raise_open_files
+from api.limits.sizes import DISCARDED, HEAD
 from api.server.wakeups import Wakeups
-from api.server.watchdog import IDLE_IN_CROWD, SILENT, Connections, raise_open_files
 from core.service.reads import Read
 from core.storage import schema
 from core.storage.database import Database
@@ -150,7 +149,7 @@ def test_connections_beyond_the_bound_are_refused_with_retry_after(sqlite_url: s
 
 
 class Peer:
-    """A connection as the watchdog sees it."""
+    """A connection as the limits see it."""
 
     def __init__(self, **since: float) -> None:
         self.idle_since = since.get("idle")
@@ -190,7 +189,7 @@ def test_idle_slow_and_unread_connections_are_closed_in_time() -> None:
 
 @mutant(
     "a-check-of-connections-that-raises-is-the-last",
-    "api.server.watchdog:Connections.watching",
+    "api.limits.connections:Connections.watching",
     """
         @contextlib.contextmanager
         def watching(self) -> Iterator[None]:
@@ -245,7 +244,7 @@ def test_a_check_of_connections_that_raises_is_not_the_last(monkeypatch: pytest.
                 reported.clear()
                 watch.remove(peer)
 
-    monkeypatch.setattr(watchdog, "CHECK_EVERY", 0.01)
+    monkeypatch.setattr(connections, "CHECK_EVERY", 0.01)
     asyncio.run(check_twice())
 
 
@@ -276,7 +275,7 @@ def test_a_head_without_an_end_is_refused(sqlite_url: str) -> None:
                         sending += endless.send(b"X: y\r\n" * 2000 if start.endswith(b"\n") else b"x" * 12_000)
                 except (ConnectionResetError, BrokenPipeError):
                     pass
-                assert sending < MOST_DISCARDED + 50 * 2**20  # it discards some before it closes
+                assert sending < DISCARDED + 50 * 2**20  # it discards some before it closes
         assert httpx.get(f"{running.url}/readyz").status_code == 200
         with connect(running, b"GET / HTTP/1.1\r\nX-Long: ") as long:
             # The service has read the header so far once it answers this; the next byte exceeds the limit.

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.server.lingering import MOST_DISCARDED
-from api.server.watchdog import LINGERING, LINGERING_SILENT, MOST_LINGERING, Connections
+from api.limits.connections import LINGERING, LINGERING_SILENT, MOST_LINGERING, Connections
+from api.limits.sizes import DISCARDED
 from lastbit import errors, tokens
 from lastbit._protocol import Service
 from lastbit._urllib import Connection
@@ -142,7 +142,7 @@ def test_the_urllib_client_of_the_sdk_gets_the_413(service: ServiceProcess) -> N
 @mutant(
     "an-endless-body-is-discarded-without-end",
     "api.server.lingering:Discarding.data_received",
-    "self._discarded > MOST_DISCARDED",
+    "self._discarded > DISCARDED",
     "False",
 )
 def test_an_endless_body_is_cut_off(service: ServiceProcess) -> None:
@@ -150,9 +150,9 @@ def test_an_endless_body_is_cut_off(service: ServiceProcess) -> None:
     with connect(service, head("/v1/acks", 2**40)) as connection:
         sent = 0
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            while sent < 4 * MOST_DISCARDED:
+            while sent < 4 * DISCARDED:
                 sent += connection.send(b" " * MIB)
-        assert MOST_DISCARDED // 2 < sent < 2 * MOST_DISCARDED
+        assert DISCARDED // 2 < sent < 2 * DISCARDED
 
 
 def test_a_stopping_service_still_delivers_the_refusal() -> None:
@@ -176,7 +176,7 @@ def test_a_stopping_service_still_delivers_the_refusal() -> None:
 
 
 class Lingerer:
-    """A connection that lingers, as the watchdog sees it."""
+    """A connection that lingers, as the limits see it."""
 
     def __init__(self, began: float, last_read: float) -> None:
         self.began = began
@@ -189,7 +189,7 @@ class Lingerer:
 
 @mutant(
     "any-number-of-connections-lingers",
-    "api.server.watchdog:Connections.add_lingering",
+    "api.limits.connections:Connections.add_lingering",
     "len(self._lingering) >= MOST_LINGERING",
     "False",
 )

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import structlog
 
-from api.acks import refusals
 from api.acks.fast_path import AckProtocol
-from api.acks.parse_budget import FEWEST, LARGE, SHARES, ParseBudget
+from api.limits import pause
+from api.limits.parse_budget import FEWEST, LARGE, SHARES, ParseBudget
 from bench import load
-from core.commits.admission import CALM, CROWD, LEAST
+from core.commits.shedding import CALM, CROWD, LEAST
 from tests.fuzz.wire import Connection, Served, answers, served
 from tests.http.test_overload import Answer, answer
 from tests.support.servers import ServiceProcess
@@ -226,7 +226,7 @@ class Flooded:
 
     def parse_takes(self, seconds: float) -> None:
         """Each call takes this long by the budget's clock."""
-        self.app.state.parse_budget = ParseBudget(AFTER, self.loop.call_soon, itertools.count(0, seconds).__next__)
+        self.app.limits.parse_budget = ParseBudget(AFTER, self.loop.call_soon, itertools.count(0, seconds).__next__)
 
     def connect(self) -> Connection:
         return self._running.connect(AckProtocol)
@@ -275,7 +275,7 @@ def test_a_refusal_is_sent_after_a_delay(flooded: Flooded, request_: bytes) -> N
     assert first.transport.written == b""
     assert len(first.until_answered()) == 1
     pause_start = flooded.loop.time()
-    assert pause_start - start >= refusals.SECONDS
+    assert pause_start - start >= pause.SECONDS
     second.feed(request_)
     for connection, count in ((second, 1), (first, 2)):
         replies = connection.until_answered(count)
@@ -283,7 +283,7 @@ def test_a_refusal_is_sent_after_a_delay(flooded: Flooded, request_: bytes) -> N
         for entry in replies:
             assert entry.headers["retry-after"] == "1"
             assert (entry.headers["x-request-id"] == "mine") is (b"mine" in request_)
-        assert flooded.loop.time() - pause_start >= refusals.SECONDS
+        assert flooded.loop.time() - pause_start >= pause.SECONDS
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["admitted", "refused"])

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from api import app
-from api.access.rate_limits import Bucket, Rates
+from api.limits.rates import Bucket, Rates
 from lastbit import AsyncClient, Client, RateLimited, Retry, tokens
 from lastbit.tokens import Role, Token
 from tests.http.test_fast_path import JSON, Wire, request

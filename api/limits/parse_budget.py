@@ -3,11 +3,11 @@
 Acks don't only wait in the combiner's queue (see `core.commits.admission`). Parsing large calls takes longer than
 committing them. Then the queue stays short, and admission control refuses no call, but clients wait seconds until the
 loop reads their sockets: an iteration serves all sockets that are ready, and data that arrives meanwhile waits for its
-end. So this module measures iterations as admission control measures waits, and follows the same rule. A burst is
-parsed completely, and so are the calls of any number of clients that each wait for their response. Once iterations have
-been long for `after` seconds, or a single one for half of that, each iteration parses some calls and refuses the rest
-unparsed, until no call had to be refused for a while. The fewer calls an iteration parses, the earlier clients get
-their responses, as long as refusals leave time for parsing.
+end. So this module measures iterations as admission control measures waits, and follows the same rule (see
+`core.commits.shedding`). A burst is parsed completely, and so are the calls of any number of clients that each wait for
+their response. Once iterations have been long for `after` seconds, or a single one for half of that, each iteration
+parses some calls and refuses the rest unparsed, until no call had to be refused for a while. The fewer calls an
+iteration parses, the earlier clients get their responses, as long as refusals leave time for parsing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from core.commits.admission import CALM, CROWD, LEAST
+from core.commits.shedding import CROWD, LEAST, Shedding
 
 SHARES: Final = (CROWD / 10, CROWD / 2)
 """The minimum and maximum seconds for parsing in an iteration, while iterations are long. Between them it is half of
@@ -62,9 +62,7 @@ class ParseBudget:
         self._spent = 0.0
         """Seconds of this iteration that were spent on parsing."""
         self._start = 0.0
-        self._long_since: float | None = None
-        self._is_overloaded = False
-        self._refused_at = 0.0
+        self._shedding = Shedding(after)
         self._logged = False
         """Whether the refusals are logged. Iterations of many small calls may be long without refusals."""
         self._long = (0.0, 0)
@@ -75,12 +73,12 @@ class ParseBudget:
         however long parsing takes: that many consumers, each waiting for its response, are no overload. If more arrive,
         the first `FEWEST` are never refused."""
         self._received += 1
-        limit = FEWEST if self._is_overloaded and self._received_before > LEAST else LEAST
+        limit = FEWEST if self._shedding.is_on and self._received_before > LEAST else LEAST
         if self._parsed < limit or self._spent < self._share:
             return False
-        if not self._is_overloaded and not self._is_too_long():
+        if not self._shedding.is_on and not self._is_too_long():
             return False
-        self._refused_at = self._clock()
+        self._shedding.refused(self._clock())
         if not self._logged:
             self._logged = True
             log.warning("acks_shed", **_log_fields(*self._long))
@@ -94,10 +92,11 @@ class ParseBudget:
 
     def _is_too_long(self) -> bool:
         """Whether this iteration alone is so long that calls must be refused, starting in this iteration."""
-        seconds = self._clock() - self._start
+        now = self._clock()
+        seconds = now - self._start
         if not self._after or seconds <= max(CROWD, ALONE * self._after):
             return False
-        self._is_overloaded = True
+        self._shedding.begin(now)
         self._long = seconds, self._parsed
         return True
 
@@ -119,21 +118,13 @@ class ParseBudget:
         self._share = min(max(SHARES[0], (seconds - self._spent) / 2), SHARES[1])
         self._received_before, self._received = self._received, 0
         self._parsed, self._spent = 0, 0.0
-        if self._is_overloaded:
-            if now - self._refused_at > max(CALM, self._after):
-                self._is_overloaded = False
-                self._long_since = None
-                if self._logged:
-                    self._logged = False
-                    log.warning("acks_shed_no_more", **_log_fields(seconds, calls))
-        elif seconds <= CROWD or calls <= LEAST or not self._after:
-            self._long_since = None
-        elif self._long_since is None:
-            self._long_since = self._start
-        elif now - self._long_since >= self._after:
-            self._is_overloaded = True
+        if not self._shedding.measured(seconds > CROWD and calls > LEAST, self._start, now):
+            return
+        if self._shedding.is_on:
             self._long = seconds, calls
-            self._refused_at = now
+        elif self._logged:
+            self._logged = False
+            log.warning("acks_shed_no_more", **_log_fields(seconds, calls))
 
 
 def _log_fields(seconds: float, calls: int) -> dict[str, float]:

@@ -35,7 +35,7 @@ LINGERING_SILENT: Final = 5.0
 
 
 class Connection(Protocol):
-    """A connection's state for the watchdog. Times are loop times. None: the connection is not in that state."""
+    """A connection's state, by which it is judged. Times are loop times. None: the connection is not in that state."""
 
     @property
     def idle_since(self) -> float | None: ...

@@ -1,0 +1,48 @@
+"""The limits by which a process keeps serving, whatever its clients send. Those of one event loop are in `Limits`.
+
+| what | limit | where | a client beyond it |
+|---|---|---|---|
+| calls and items per second of a token | its rate, one second's worth at once | `rates` | 429 |
+| calls whose parsing takes the event loop's time | `shed_after` | `parse_budget` | 503 after a `pause` |
+| calls that wait for a commit, in seconds | `shed_after` | `core.commits.admission` | 503, acks after a `pause` |
+| the same, in units and in bytes | `max_waiting_acks`, `max_waiting_bytes` | `core.commits.combiner` | 503 |
+| reads that share a transaction, of each kind | `max_waiting_requests` | `core.service.reads` | 503 |
+| other requests that wait for a thread | `max_waiting_requests` | `threads` | 503 |
+| bytes of bodies in memory | `max_waiting_bytes` | `room` | 503 |
+| bytes of a head, a body, a whole request | `HEAD`, `BODY`, `WHOLE` | `sizes` | 413 |
+| ids and masks of an ack, entries of other calls | the routes' models | `acks.bodies`, `routes` | 413, 422 |
+| connections | `max_connections` | `connections` | 503, or the end if they are idle |
+| seconds for a head, a request, a response | `head_timeout`, `request_timeout` | `connections` | the end |
+| connections that linger, their bytes and seconds | `DISCARDED` and others | `connections`, `sizes` | the end |
+
+What a client gets is refused before it costs much: a 503 or 429 has `Retry-After` and no effect, and each refusal is
+counted in `api.metrics.REFUSED`. The two that follow the load, not a number, begin and end by the same rule:
+`core.commits.shedding`.
+
+A new limit becomes a module here, a line above and, if it belongs to the event loop, an attribute of `Limits`. All
+limits but the rates are the same for all clients; one for each token belongs into the module of its resource.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from api.limits.connections import Connections
+from api.limits.parse_budget import ParseBudget
+from api.limits.pause import Pause
+from api.limits.room import Room
+from api.limits.threads import Threads
+from core.settings import Settings
+
+
+class Limits:
+    """The limits of one event loop. Only its thread may use them."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self.parse_budget = ParseBudget(settings.shed_after, loop.call_soon)
+        self.pause = Pause(loop)
+        self.threads = Threads(settings.max_waiting_requests)
+        self.room = Room(settings.max_waiting_bytes)
+        self.connections = Connections(
+            settings.max_connections, head_timeout=settings.head_timeout, request_timeout=settings.request_timeout
+        )

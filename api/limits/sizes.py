@@ -1,0 +1,19 @@
+"""The size of one request."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BODY: Final = 8 * 1024 * 1024
+"""Maximum bytes of a body."""
+BODY_OF_STRANGERS: Final = 64 * 1024
+"""The same for a route that is open to all, so that strangers can't occupy the room of the others."""
+DEPTH: Final = 100
+"""Maximum levels of nested arrays and objects in JSON that the service stores for a caller. Every JSON parser has a
+limit (Python's is near 1,000), and this one is below all of them."""
+HEAD: Final = 65_536
+"""Maximum bytes of a request's head, not counting the read that contained its first byte."""
+WHOLE: Final = 8 * BODY
+"""Maximum bytes of a request, including the framing of its chunks, counted as for `HEAD`."""
+DISCARDED: Final = 8 * BODY
+"""Maximum bytes that are discarded of a request that was refused before its end."""
