@@ -22,7 +22,7 @@ TEST_SERVERS := mariadb-server mariadb-backup postgresql sqlite3 rabbitmq-server
 QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-celery serve venv lint format prose openapi openapi-lint docs screenshots constraints clean test test-slow test-postgresql test-spark test-spark-connect test-spark-35 \
+.PHONY: help demo demo-celery serve venv lint format prose twins openapi openapi-lint docs screenshots constraints clean test test-slow test-postgresql test-spark test-spark-connect test-spark-35 \
 	test-airflow test-recipes test-howtos test-typescript test-sdk-versions test-oldest coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
@@ -111,6 +111,9 @@ format: $(READY) ## let ruff fix and format the code
 
 prose: $(READY) ## measure the prose; LIST=1: what to rewrite, COMPARE=1
 	$(BIN)/python -m scripts.prose $(if $(LIST),--list,) $(if $(COMPARE),--compare,)
+
+twins: $(READY) ## write the SDK's awaited classes after its others
+	$(BIN)/python -m scripts.async_twins
 
 openapi: $(READY) ## write openapi.yaml from the application
 	$(BIN)/python -m scripts.openapi

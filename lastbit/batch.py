@@ -271,7 +271,12 @@ class AsyncBatchHandle(_Handle):
     status = refresh
 
     async def wait(self, timeout: float | None = None, *, progress: bool | Watcher = False) -> Batch:
-        """Wait until the batch is complete, expired or cancelled; see `BatchHandle.wait`."""
+        """Wait until the batch is complete, expired or cancelled, for `timeout` seconds or without limit. Goes on while
+        the service is restarted.
+
+        `progress=True` draws a bar with rate and estimate on standard error (needs `lastbit[cli]`); a function is
+        called with the batch about once a second instead. Raises `WaitTimeout`.
+        """
         with _watching(progress) as watcher:
             hold = _calls.LONGEST_HOLD if watcher is None else 1
             async for batch in self._driver.iterate(_calls.wait, self.id, timeout, hold):
@@ -318,7 +323,9 @@ class AsyncBatchHandle(_Handle):
         return await self._driver.run(_calls.verify, self.id)
 
     async def repair(self, *, dry_run: bool = False) -> Repair:
-        """Restore the counts and the state of the batch from its bits; see `BatchHandle.repair`."""
+        """Restore the counts and the state of the batch from its bits, if `verify` finds that they disagree. Items
+        whose bits were lost become pending again and must be redelivered. `dry_run` changes nothing. Requires the role
+        admin."""
         return await self._driver.run(_calls.repair, self.id, dry_run)
 
     async def watermark(self) -> Watermark:

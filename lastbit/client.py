@@ -225,7 +225,7 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Client {self._driver.service.address}>"
+        return f"<{type(self).__name__} {self._driver.service.address}>"
 
 
 class AsyncClient:
@@ -291,7 +291,24 @@ class AsyncClient:
         deadline: datetime | timedelta | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncBatchHandle:
-        """Open a batch; see `Client.open`."""
+        """Open a batch and return its handle. `key`: your name for it, up to 255 characters, which need not be unique.
+        `group_size`: items per bitfield, a multiple of 8 from 64 to 32,768; by default 8,192. `items`: number of ids to
+        issue at once (`.ids`). `sealed`: also seal the batch, in the same transaction. `parent`: the item of another
+        batch that this batch resolves. `expires_in`: seconds of idleness, or a timedelta, after which it expires. With
+        the same `idempotency_key`, the call returns the same batch with the same ids (`.replayed`).
+
+        `tolerated_failures` and `tolerated_failure_percentage` (0 to 100) are the tolerance: the failed items with
+        which the batch succeeds; by default none. `on_exceeded`: whether the batch continues or is cancelled when its
+        failures exceed the tolerance.
+
+        `callback`: a URL that gets a signed webhook with each event that tells how the batch ended, or a `Callback`
+        with other types. The handle's `callback` has its secret.
+
+        `deadline`: when the batch expires if it is unfinished, however busy it is. A timedelta counts from now, by this
+        machine's clock; with an `idempotency_key` that another process repeats, give both the same datetime.
+
+        Raises `InvalidRequest`, `IdempotencyKeyReused`, `BatchEnded` (of the parent).
+        """
         opened, replayed = await self._driver.run(
             _calls.open_batch,
             key,
@@ -311,25 +328,32 @@ class AsyncClient:
         return AsyncBatchHandle(self._driver, opened.id, opened, replayed)
 
     def batch(self, batch: int) -> AsyncBatchHandle:
-        """A handle for an existing batch. Sends no request; not awaited."""
+        """A handle for an existing batch. Sends no request."""
         return AsyncBatchHandle(self._driver, batch)
 
     def batches(
         self, *, state: str | None = None, page_size: int = 100, **filters: Unpack[Filters]
     ) -> AsyncIterator[Batch]:
-        """The batches, newest first, fetched page by page; see `Client.batches`."""
+        """The batches, newest first, fetched page by page. Filters: `key`, `key_prefix`, `labels`, `opened_after`,
+        `opened_before`, `outcome`, `parent`; see `lastbit.search.Filters`. Raises `InvalidRequest` if they contradict
+        each other."""
         return self._driver.iterate(_calls.batches, query(filters, state), page_size)
 
     async def counts(self, **filters: Unpack[Filters]) -> StateCounts:
-        """The number of batches in each state; see `Client.counts`."""
+        """The number of batches in each state, with the filters of `batches`."""
         return await self._driver.run(_calls.counts, query(filters))
 
     async def ack(self, ids: Ids) -> AckResult:
-        """Ack items; see `Client.ack`."""
+        """Ack items: one id, an iterable of ids, or `ItemIds` (sent as bitfields, any number).
+
+        Large calls are split and the results merged. If a later part fails, earlier ones are applied (`error.partial`);
+        it is safe to send all of it again. A collection is checked before anything is sent, and each id counts once. An
+        iterator is read, checked and deduplicated 10,000 ids at a time. Raises `MalformedItem`.
+        """
         return await self._driver.run(_calls.resolve, "acks", _masks.pieces(ids), None)
 
     async def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
-        """Mark items as failed; see `Client.fail`."""
+        """Mark items as failed; otherwise like `ack`. An acked item stays acked; a failed item can still be acked."""
         return await self._driver.run(_calls.resolve, "failures", _masks.pieces(ids), reason)
 
     async def events(
@@ -341,21 +365,29 @@ class AsyncClient:
         wait: float = 0,
         limit: int | None = None,
     ) -> EventPage:
-        """One page of the feed; see `Client.events`."""
+        """One page of the feed in commit order: the events after the position `after`, or all that are stored. `types`:
+        one or several event types; default all. `wait`: seconds to wait, up to 60, if there is no event yet. `limit`:
+        maximum number of events, up to 1,000; by default 100. Raises `PositionTrimmed`."""
         return await self._driver.run(_calls.events, after, types, batch, wait, limit)
 
     def follow(
         self, *, after: int | None = None, types: str | Iterable[str] = (), batch: int | None = None
     ) -> AsyncIterator[Event]:
-        """The events, as they arrive, without end; see `Client.follow`."""
+        """The events after the position `after`, or all that are stored, and then new ones as they arrive, without end.
+        If the service is unreachable for up to a minute, it continues at the same position. Store the `position` of the
+        last event you finished, and pass it as `after` next time. Raises `PositionTrimmed`."""
         return self._driver.iterate(_calls.follow, after, types, batch)
 
     def redrives(self, *, after: int | None = None, batch: int | None = None) -> AsyncIterator[Redrive]:
-        """The redrives, as they arrive, without end; see `Client.redrives`."""
+        """The redrives after the position `after`, or all that are stored, and then new ones as they arrive, without
+        end. Send the items of each again, with the ids that `BatchHandle.redriven` gives, then store its `position` for
+        the next `after`. `batch`: only those of this one. Raises `PositionTrimmed`."""
         return self._driver.iterate(_calls.redrives, after, batch)
 
     async def append(self, events: Iterable[Mapping[str, Any]], *, fence: Fence | None = None) -> tuple[Appended, ...]:
-        """Append events of your own; see `Client.append`."""
+        """Append up to 1,000 events of your own in one transaction: mappings with `id`, `type` and optionally `key` and
+        `data` (any JSON). An event whose id exists is a repeat, even if its content differs. With the `fence` of an
+        assignment, the events are written only while the worker owns the partition; otherwise raises `StaleEpoch`."""
         return await self._driver.run(_calls.append, events, fence)
 
     async def append_event(
@@ -365,7 +397,7 @@ class AsyncClient:
         return (await self.append([{"id": id, "type": type, "key": key, "data": data}], fence=fence))[0]
 
     def tally(self, name: str) -> AsyncTally:
-        """A tally; see `Client.tally`. Nothing is awaited."""
+        """A tally: sums that count each message once, however often it is replayed. Sends no request."""
         return AsyncTally(self._driver, name)
 
     def acker(
@@ -393,4 +425,4 @@ class AsyncClient:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<AsyncClient {self._driver.service.address}>"
+        return f"<{type(self).__name__} {self._driver.service.address}>"

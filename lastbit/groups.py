@@ -366,11 +366,12 @@ class AsyncGroups:
     async def create(
         self, name: str, *, partitions: int, ttl: float | None = None, release: float | None = None
     ) -> Group:
-        """Create a consumer group; see `Groups.create`."""
+        """Create a consumer group, or change the times of an existing one; every worker may do so at startup. Defaults
+        for a new one: `ttl` 10 seconds, `release` 30 seconds. Raises `PartitionsFixed`."""
         return await self._driver.run(_create, name, partitions, ttl, release)
 
     async def get(self, name: str) -> GroupDetails:
-        """A consumer group's details; see `Groups.get`."""
+        """The consumer group with its workers, partitions, owners and positions."""
         return await self._driver.run(_get, name)
 
     def list(self, *, page_size: int = 100) -> AsyncIterator[GroupSummary]:
@@ -378,13 +379,15 @@ class AsyncGroups:
         return self._driver.iterate(_list, page_size)
 
     async def delete(self, name: str) -> None:
-        """Delete a consumer group; see `Groups.delete`."""
+        """Delete a consumer group and its positions. Raises `ConsumerGroupInUse` while it has workers."""
         await self._driver.run(_delete, name)
 
     async def sync(
         self, name: str, worker: str, session: str, *, drained: Iterable[Drained] = (), capacity: int | None = None
     ) -> Synced:
-        """Join or renew the lease; see `Groups.sync`."""
+        """Join the group or renew the lease, release the `drained` partitions, and receive the worker's share.
+        `drained`: pairs of a partition and the epoch at which it was owned. `session`: random, new for each process.
+        `capacity`: maximum partitions. The lease starts when this call is sent. Raises `SessionReplaced`."""
         return await self._driver.run(sync, name, worker, session, drained, capacity)
 
     async def commit(
@@ -398,13 +401,15 @@ class AsyncGroups:
         token: str | None = None,
         head: int | None = None,
     ) -> Committed:
-        """Commit a partition's position; see `Groups.commit`."""
+        """Merge the `snapshot` of an `AckWindow` into the partition's position. `token`: the source's own name for the
+        floor; `head`: the source's last offset. Commits may be repeated and reordered. Raises `StaleEpoch`."""
         return await self._driver.run(commit, Fence(name, partition, worker, epoch), snapshot, token, head)
 
     async def commit_many(self, name: str, commits: Iterable[Commit], *, worker: str) -> tuple[CommitResult, ...]:
-        """Commit the positions of many partitions; see `Groups.commit_many`."""
+        """`commit` for up to 1,000 partitions, in one transaction. The results are in the order of the `commits`; a
+        refused one doesn't affect the others."""
         return await self._driver.run(commit_many, name, worker, tuple(commits))
 
     async def leave(self, name: str, worker: str, *, session: str | None = None) -> None:
-        """Release all partitions of the worker; see `Groups.leave`."""
+        """Release all partitions of the worker at once; with `session`, only if that is still its current session."""
         await self._driver.run(leave, name, worker, session)

@@ -251,7 +251,8 @@ class AsyncWebhooks:
         self._driver = driver
 
     async def create(self, url: str, *, types: Sequence[str] | None = None, label: str | None = None) -> CreatedWebhook:
-        """Create a webhook; see `Webhooks.create`."""
+        """Send `url` all new events, or those of these types. Only this result contains the `secret`. A repeat creates
+        another webhook, so a call that fails is not retried: look at `list` before you repeat it."""
         return await self._driver.run(_create, url, types, label)
 
     async def get(self, webhook: int) -> Webhook:
@@ -271,7 +272,8 @@ class AsyncWebhooks:
         return self._driver.iterate(_deliveries, webhook, state, page_size)
 
     async def redeliver(self, webhook: int, *, position: int | None = None, event: str | None = None) -> int:
-        """Send events again; see `Webhooks.redeliver`."""
+        """Send one event again, by its position or id; with neither, all dead deliveries. Returns the number of
+        deliveries."""
         return await self._driver.run(_redeliver, webhook, position, event)
 
     async def test(self, webhook: int) -> Tested:
@@ -281,5 +283,6 @@ class AsyncWebhooks:
     async def rotate_secret(
         self, webhook: int, *, overlap: int | timedelta | None = None, idempotency_key: str | None = None
     ) -> RotatedWebhook:
-        """Give the webhook a new secret; see `Webhooks.rotate_secret`."""
+        """Give the webhook a new secret. The earlier ones sign too for `overlap` seconds, by default for a day, so that
+        the receiver can change its own meanwhile; with 0 they end at once."""
         return await self._driver.run(_rotate_secret, webhook, overlap, idempotency_key)

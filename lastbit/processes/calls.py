@@ -226,7 +226,9 @@ class AsyncProcesses:
         release: float | None = None,
         after: int | None = None,
     ) -> Definition:
-        """Define a process; see `Processes.define`."""
+        """Define a process, or change its workers' `ttl` and `release` times (as for a consumer group). A new process
+        has 32 `partitions` by default; it starts with all stored events, or above the position `after`. Raises
+        `PartitionsFixed`, `PositionTrimmed`."""
         return await self._driver.run(_define, name, partitions, ttl, release, after)
 
     async def list(self) -> tuple[ProcessSummary, ...]:
@@ -234,19 +236,22 @@ class AsyncProcesses:
         return await self._driver.run(_list)
 
     def instances(self, name: str, *, status: str | None = None, page_size: int = 100) -> AsyncIterator[Instance]:
-        """The instances by name; see `Processes.instances`."""
+        """The instances by name, fetched page by page: all of them, or by `status` those that are `running` or
+        `finished`, or that have `parked` events."""
         return self._driver.iterate(_instances, name, status, page_size)
 
     async def get(self, name: str, instance: str) -> InstanceDetails:
-        """One instance; see `Processes.get`."""
+        """One instance: its state, the events that it received, its timers and commands."""
         return await self._driver.run(_get, name, instance)
 
     async def retry(self, name: str, instance: str, *, event: str | None = None) -> int:
-        """Retry parked events; see `Processes.retry`."""
+        """Retry the instance's parked events, or only the event with this id. Returns their number; if a response was
+        lost and the call repeated, without those that the first attempt retried."""
         return await self._driver.run(_retry, name, instance, event)
 
     async def delete(self, name: str) -> None:
-        """Delete a process; see `Processes.delete`."""
+        """Delete a process with its instances. The commands that it issued can be read as long as the feed keeps their
+        events. Raises `ConsumerGroupInUse`."""
         await self._driver.run(_delete, name)
 
     async def commands(
@@ -258,13 +263,16 @@ class AsyncProcesses:
         wait: float = 0,
         limit: int | None = None,
     ) -> CommandPage:
-        """One page of the commands; see `Processes.commands`."""
+        """One page of issued commands above the position `after`; 0 for all that are stored. `wait`: seconds to wait,
+        up to 60, if there is none yet. `limit`: maximum number, up to 1,000; by default 100. Raises
+        `PositionTrimmed`."""
         return await self._driver.run(_commands, after, types, process, wait, limit)
 
     def follow(
         self, *, after: int = 0, types: str | Iterable[str] = (), process: str | None = None
     ) -> AsyncIterator[IssuedCommand]:
-        """The commands above `after`, without end; see `Processes.follow`."""
+        """The commands above `after`, and then new ones as they arrive, without end. Store the `position` of the last
+        one you finished, and execute each `id` once. Raises `PositionTrimmed`."""
         return self._driver.iterate(_follow, after, types, process)
 
     async def handle(
@@ -279,12 +287,15 @@ class AsyncProcesses:
         version: int,
         outcome: Mapping[str, Any],
     ) -> Handled:
-        """Store the outcome of an event; see `Processes.handle`."""
+        """Store the outcome of an event; `outcome` is the result of `Process.decide`. Raises `StaleEpoch`,
+        `VersionConflict`."""
         body = handling(event, position, worker, epoch, version, outcome)
         return await self._driver.run(_handle, name, instance, body)
 
     async def handle_many(
         self, name: str, handlings: Sequence[Mapping[str, Any]]
     ) -> tuple[Handled | errors.ServiceError, ...]:
-        """Store the outcomes of several events; see `Processes.handle_many`."""
+        """Store the outcomes of up to 100 events, with one call. Each handling has the fields of the body of `POST
+        /v1/processes/{process}/handle`. The results are in the same order; a refused handling has its error as its
+        result, and does not affect the others."""
         return await self._driver.run(_handle_many, name, handlings)

@@ -59,7 +59,7 @@ class Tally:
         return TallyBuffer(self._driver, self.name, window, every, most)
 
     def __repr__(self) -> str:
-        return f"<Tally {self.name} at {self._driver.service.url}>"
+        return f"<{type(self).__name__} {self.name} at {self._driver.service.url}>"
 
 
 class AsyncTally:
@@ -72,11 +72,13 @@ class AsyncTally:
         self.name = name
 
     async def apply(self, entries: Iterable[Entry], *, fence: Fence | None = None) -> TallyApplied:
-        """Add each entry once; see `Tally.apply`."""
+        """Add each entry (key, delta, source) once: at most 10,000 in one transaction, in the order of their messages.
+        Commit the messages to the broker afterwards. With the `fence` of an assignment, only while the worker owns the
+        partition. Raises `OutOfOrder` or `StaleEpoch`; then nothing was added."""
         return await self._driver.run(_apply, self.name, entries, fence)
 
     async def value(self, key: str) -> int:
-        """The total of a key."""
+        """The total of a key; 0 if nothing was ever added."""
         return (await self.get(key)).value
 
     async def get(self, key: str) -> TallyValue:
@@ -84,18 +86,19 @@ class AsyncTally:
         return await self._driver.run(calls.value, self.name, key)
 
     def totals(self, *, prefix: str = "", page_size: int = 1000) -> AsyncIterator[TallyTotal]:
-        """The totals of the keys that begin with `prefix`; see `Tally.totals`."""
+        """The totals of the keys that begin with `prefix`, in byte order, fetched page by page."""
         return self._driver.iterate(calls.totals, self.name, prefix, page_size)
 
     async def delete(self) -> None:
-        """Delete the tally and its guards; see `Tally.delete`."""
+        """Delete the tally and its guards. Messages that are applied again count again."""
         await self._driver.run(calls.delete, self.name)
 
     def buffer(
         self, window: Window | None = None, *, every: float = DEFAULT_EVERY, most: int = DEFAULT_MOST
     ) -> AsyncTallyBuffer:
-        """A context manager that combines entries into few calls; see `TallyBuffer`."""
+        """A context manager that combines entries into few calls, and acks messages in `window`, an `AckWindow`, after
+        their entries were applied; see `TallyBuffer`."""
         return AsyncTallyBuffer(self._driver, self.name, window, every, most)
 
     def __repr__(self) -> str:
-        return f"<AsyncTally {self.name} at {self._driver.service.url}>"
+        return f"<{type(self).__name__} {self.name} at {self._driver.service.url}>"
