@@ -20,6 +20,7 @@ from api import page, problems
 from api.access.rules import Access
 from api.access.sessions import Sessions
 from api.access.tokens import LOOK_EVERY, Tokens
+from api.acks.queue import AckQueue
 from api.acks.routes import AckRoutes
 from api.limits import Limits
 from api.metrics import DatabaseGauges
@@ -110,6 +111,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.waiting = Waiting(service)
         app.state.writes = Writes(service, loop)
         app.state.reads = Reads(service, loop)
+        app.state.acks = AckQueue(service, app.state.limits, tokens.rates, loop)
         with contextlib.ExitStack() as running:
             if settings.tokens_file is not None:
                 running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))

@@ -13,6 +13,7 @@ route's model refuses, a limited token or a token with rates, or an item as the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -37,6 +38,7 @@ from api.server.middleware import WIRE_HEADER, request_id
 from core import errors, feed, traces
 from core.batches.writing import Extend
 from core.commits.operation import Done
+from core.commits.pending import Pending
 from core.consumer_groups import groups
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
@@ -124,21 +126,20 @@ class Call(Exchange):
 
     def write(self, operation: Operation, reply: Callable[[Any], Reply]) -> None:
         """Queue the operation, and respond with what `reply` makes of its result, or with the error that it raises."""
-
-        def receive(pending: Any) -> None:
-            if pending.error is not None:
-                self.refuse(pending.error)
-            else:
-                self._reply(reply, pending.answer.value)
-
-        writes: Writes = self._protocol.acks.state.writes
-        writes.submit(operation, receive)
+        writes: Writes = self._protocol.state.writes
+        writes.submit(operation, functools.partial(self._receive, reply))
 
     def write_all(self, operations: Sequence[Operation], reply: Callable[[list[Done]], Reply]) -> None:
         """Queue the operations, and respond with what `reply` makes of their results, or with the error that it
         raises."""
-        writes: Writes = self._protocol.acks.state.writes
+        writes: Writes = self._protocol.state.writes
         writes.submit_all(operations, lambda results: self._reply(reply, results))
+
+    def _receive(self, reply: Callable[[T], Reply], pending: Pending[T]) -> None:
+        if pending.error is not None:
+            self.refuse(pending.error)
+        else:
+            self._reply(reply, pending.answer)
 
     def _reply(self, reply: Callable[[T], Reply], value: T) -> None:
         try:
@@ -152,24 +153,17 @@ class Call(Exchange):
         """Queue a read of this kind, and respond with what `reply` makes of its value."""
         if self.content:
             raise _NotPlain
-
-        def receive(result: Any) -> None:
-            if result.error is not None:
-                self.refuse(result.error)
-            else:
-                self.answer(reply(result.value))
-
-        kind(self._protocol.acks.state.reads).submit(question, receive)
+        kind(self._protocol.state.reads).submit(question, functools.partial(self._receive, reply))
 
     def wait_for(self, work: Callable[[Any], Coroutine[Any, Any, T]], reply: Callable[[T], Reply]) -> None:
         """Respond later, with what `reply` makes of the result of `work`, which gets the application's state and may
         need a thread."""
-        acks = self._protocol.acks
+        state = self._protocol.state
 
         async def respond() -> None:
             try:
-                acks.limits.threads.admit()
-                self.answer(reply(await work(acks.state)))
+                state.limits.threads.admit()
+                self.answer(reply(await work(state)))
             except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
                 self.refuse(error)
             except asyncio.CancelledError:
@@ -238,7 +232,7 @@ class FastProtocol(AckProtocol):
             return None
         if head.key is not None and not _KEY.fullmatch(head.key):
             return None
-        tokens = self.acks.access.tokens
+        tokens = self.access.tokens
         digest = digest_of(head.authorization)
         if digest is None and (tokens.required or head.authorization is not None):
             return None

@@ -37,15 +37,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import structlog
 
 from core import errors, metrics, threads, traces
 from core.acks import parents
 from core.commits.combiner import Combiner
-from core.commits.lanes import Pending
 from core.commits.operation import Done
+from core.commits.pending import Mailbox, Pending, call_receiver
 from core.processes import timers
 from core.storage.database import Database
 from core.webhooks import callbacks, deliveries, message
@@ -130,6 +130,7 @@ class Dispatcher:
         self._claims: _Jobs = queue.SimpleQueue()
         self._claimer: threading.Thread | None = None
         self._records = Combiner(self._commit, what="deliveries")
+        self._recorded = _Recorded(self._free)
         self._claiming = threading.Lock()
         """Held during a claim, so that no webhook exceeds its room."""
         self._lock = threading.Lock()
@@ -378,7 +379,7 @@ class Dispatcher:
     def _record(self, claim: Claim, answer: SendResult | None) -> None:
         record = Record(batch=claim.delivery, claim=claim, answer=answer, chance=self._chance())
         try:
-            self._records.submit(record, self._recorded)
+            self._records.submit(record, _log, self._recorded)
         except Exception as error:  # noqa: BLE001  # the claim expires; without this, it would count forever
             log.warning("delivery_not_recorded", delivery=claim.delivery, error=str(error))
             self._free([claim])
@@ -396,15 +397,6 @@ class Dispatcher:
             lock_wait=None if lock_waits else LOCK_WAIT,
         )
         return [Done(result) for result in results]
-
-    def _recorded(self, calls: Sequence[Pending]) -> None:
-        self._free([call.call.claim for call in calls])
-        for call in calls:
-            record: Record = call.call
-            if call.error is not None:  # the claim expires
-                log.warning("delivery_not_recorded", delivery=record.claim.delivery, error=str(call.error))
-            elif record.answer is not None:
-                _log(record.claim, record.answer, call.answer.value)
 
     def _free(self, claims: Sequence[Claim]) -> None:
         """End these claims, and claim more if there is room."""
@@ -427,7 +419,25 @@ def _run(jobs: _Jobs) -> None:
         job()
 
 
-def _log(claim: Claim, answer: SendResult, state: Progress | None) -> None:
+class _Recorded(Mailbox):
+    """Ends the claims of finished records together, and then calls their receivers."""
+
+    def __init__(self, free: Callable[[Sequence[Claim]], None]) -> None:
+        self._free = free
+
+    def put(self, finished: Sequence[Pending[Any]]) -> None:
+        call_receiver(self._free, [pending.call.claim for pending in finished], len(finished))
+        super().put(finished)
+
+
+def _log(pending: Pending[Progress | None]) -> None:
+    record: Record = pending.call
+    claim, answer, state = record.claim, record.answer, pending.answer
+    if pending.error is not None:  # the claim expires
+        log.warning("delivery_not_recorded", delivery=claim.delivery, error=str(pending.error))
+        return
+    if answer is None:
+        return
     log.log(
         logging.INFO if state is Progress.DELIVERED else logging.WARNING,
         "delivery",

@@ -319,5 +319,10 @@ def batches_of(error: Exception) -> frozenset[int]:
     return frozenset([error.batch]) if isinstance(error, InconsistentBatch) else frozenset()
 
 
+def is_outage(error: Exception) -> bool:
+    """Whether no batch causes the error, so that no other call would succeed either."""
+    return isinstance(error, Unavailable) and not isinstance(error, LockTimeout | Contended)
+
+
 class Misconfigured(CoreError):
     pass

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-import structlog
+from collections.abc import Callable
 
 from core import errors
-
-log = structlog.get_logger(__name__)
 
 
 def start(run: Callable[..., object], *args: object, name: str) -> threading.Thread:
@@ -23,14 +19,29 @@ def start(run: Callable[..., object], *args: object, name: str) -> threading.Thr
     return thread
 
 
-def deliver(results: Iterable[tuple[Callable[[Sequence[Any]], object], Any]]) -> None:
-    """Call each receiver once, with all its results. `results` are pairs of receiver and result. A receiver that raises
-    has a bug: it is logged, and neither the others nor this thread fail."""
-    by_receiver: dict[Callable[[Sequence[Any]], object], list[Any]] = {}
-    for receiver, result in results:
-        by_receiver.setdefault(receiver, []).append(result)
-    for receiver, part in by_receiver.items():
-        try:
-            receiver(part)
-        except Exception:  # a bug of the receiver: its own results are lost, no others
-            log.exception("receiver_failed", results=len(part))
+class QueueThread(abc.ABC):
+    """A queue, and the thread that serves it. The thread starts when it is first needed."""
+
+    def __init__(self, name: str, lock: threading.Lock | None = None) -> None:
+        self.wake = threading.Condition(lock)
+        """Its lock protects the queue. Notify it when something was added."""
+        self.stopping = False
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    @abc.abstractmethod
+    def _serve(self) -> None:
+        """Runs in the thread. Ends when the queue is empty and the thread is `stopping`."""
+
+    def start(self) -> None:
+        """Start the thread, unless it is running. Called under the lock. Raises `errors.Unavailable`."""
+        if self._thread is None:
+            self._thread = start(self._serve, name=self._name)
+
+    def stop(self) -> None:
+        """Serve what waits, and end the thread. Nothing may be added any more."""
+        with self.wake:
+            self.stopping = True
+            self.wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()

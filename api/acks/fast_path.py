@@ -25,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from api import problems
 from api.access.rules import SITE, digest_of
 from api.acks.bodies import Check, encode
+from api.acks.queue import AckQueue
 from api.acks.refusals import refusal
 from api.acks.routes import PATHS, AckRoutes
 from api.limits import sizes
@@ -34,10 +35,10 @@ from api.server import bodies
 from api.server.connection import USUAL_LINES, WatchedProtocol
 from api.server.middleware import WIRE_HEADER
 from core import errors, traces
-from core.acks.call import Call
+from core.acks.call import AckResult, Call
 from core.batches.lifecycle import Verb
 from core.commits.combiner import TOO_MANY
-from core.commits.lanes import Pending
+from core.commits.pending import Pending
 from core.traces import TraceContext
 from lastbit.tokens import Token
 
@@ -116,7 +117,7 @@ class _Exchange(Exchange):
         super().__init__(protocol, caller, key)
         self.verb = verb
 
-    def __call__(self, result: Pending) -> None:
+    def __call__(self, result: Pending[AckResult]) -> None:
         """Respond to the finished call."""
         if result.error is not None:
             self.refuse(result.error)
@@ -204,7 +205,11 @@ class AckProtocol(WatchedProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.acks: AckRoutes = self.app
+        routes: AckRoutes = self.app
+        self.state = routes.state
+        self.access = routes.access
+        self.acks: AckQueue = self.state.acks
+        self.room = self.state.limits.room
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -221,7 +226,7 @@ class AckProtocol(WatchedProtocol):
         head = data[:end]
         cached = _heads.get(head)
         if cached is not None and len(data) == end + cached.length:
-            caller = self.acks.access.consumer(cached.digest)
+            caller = self.access.consumer(cached.digest)
             if caller is not None:
                 exchange = _Exchange(self, cached.verb, caller, None)
                 self.cycle = exchange  # type: ignore[assignment]  # has the attributes that uvicorn uses
@@ -257,7 +262,7 @@ class AckProtocol(WatchedProtocol):
         digest = digest_of(head.authorization)
         if head.names_site and digest is None:
             return False
-        caller = self.acks.access.consumer(digest)
+        caller = self.access.consumer(digest)
         if caller is None:
             return False
         exchange = _Exchange(self, verb, caller, head.key)
@@ -313,7 +318,7 @@ class AckProtocol(WatchedProtocol):
             if cycle.response_complete:
                 return
             try:
-                self.acks.limits.room.take(len(body))
+                self.room.take(len(body))
             except Problem as problem:
                 self.give_room(cycle)
                 cycle.refuse(problem)
@@ -332,20 +337,19 @@ class AckProtocol(WatchedProtocol):
         exchange.begin(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def give_room(self, exchange: Exchange) -> None:
-        self.acks.limits.room.give(exchange.held)
+        self.room.give(exchange.held)
         exchange.held = 0
         exchange.parts = []
 
     def _begin(self, exchange: _Exchange, content: bytes) -> None:
         """Queue the complete request, or refuse it."""
-        room = self.acks.limits.room
         size, exchange.held = exchange.held, 0
         try:
             if self.acks.is_full():
                 self.acks.refuse_later(exchange.refuse_overload)
                 return
             if exchange.caller.requests is not None:
-                self.acks.access.rates.charge_call(exchange.caller)
+                self.access.rates.charge_call(exchange.caller)
             call, check = self.acks.parse(exchange.verb, exchange.key, content, exchange.caller)
             call.trace = exchange.trace
             if check is None:
@@ -353,14 +357,14 @@ class AckProtocol(WatchedProtocol):
                 return
             # The call waits for a thread, and its content stays in memory.
             if not size:
-                room.take(len(content))
+                self.room.take(len(content))
                 size = len(content)
             self.run(self._check_first(exchange, call, check, size))
             size = 0
         except Exception as error:  # noqa: BLE001  # the outermost place: every error becomes a problem
             exchange.refuse(error)
         finally:
-            room.give(size)
+            self.room.give(size)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the work in a task. The server waits for it when it stops."""
@@ -378,7 +382,7 @@ class AckProtocol(WatchedProtocol):
             self.transport.close()
             raise
         finally:
-            self.acks.limits.room.give(size)
+            self.room.give(size)
 
     def answered(self) -> None:
         """Like `on_response_complete`, for a response on this path. It doesn't reset the timer of idle connections,

@@ -5,54 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import structlog
-
-log = structlog.get_logger(__name__)
+from core.commits.pending import Mailbox, Pending
 
 
-class Result(Protocol):
-    """`to` is called with the result itself, in the event loop."""
+class Wakeups(Mailbox):
+    """The mailbox of an event loop, which calls the receivers. One call into the loop, which wakes it, serves all
+    results that were put together."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        note: Callable[[Sequence[Pending[Any]]], None] = lambda finished: None,
+    ) -> None:
+        """`note` is called in the loop too, once for all results that were put together."""
+        self._loop = loop
+        self._note = note
+        self._finished: deque[Sequence[Pending[Any]]] = deque()
+
+    def put(self, finished: Sequence[Pending[Any]]) -> None:
+        self._finished.append(finished)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so are all connections
+            self._loop.call_soon_threadsafe(self.empty)
 
     @property
-    def to(self) -> Any: ...
+    def is_empty(self) -> bool:
+        return not self._finished
 
-
-class Wakeups:
-    """Passes results to their receivers. One call into the loop serves all results of a delivery."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._finished: deque[Sequence[Result]] = deque()
-        self.deliver = self._deliver
-        """One bound method, so that senders can group results by it. It may be called in any thread."""
-
-    def _deliver(self, results: Sequence[Result]) -> None:
-        self._finished.append(results)
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and so are all connections
-            self._loop.call_soon_threadsafe(self._pass_on)
-
-    def _pass_on(self) -> None:
+    def empty(self) -> None:
+        """Call the receivers of all results. Only the loop's thread may call this."""
         while self._finished:
-            pass_on(self._finished.popleft())
-
-
-def pass_on(results: Sequence[Result]) -> None:
-    """Pass results to their receivers. One that raises has a bug: it is logged, and the others get theirs."""
-    for result in results:
-        try:
-            result.to(result)
-        except Exception:  # a bug of the receiver: its own result is lost, no others
-            log.exception("receiver_failed", results=1)
-
-
-def settle(future: asyncio.Future[Any], error: Exception | None, value: Any) -> None:
-    """End the future, unless its request was cancelled."""
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
+            finished = self._finished.popleft()
+            super().put(finished)
+            self._note(finished)

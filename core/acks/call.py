@@ -357,6 +357,10 @@ class Call:
     def new_answer(self) -> AckResult:
         return AckResult()
 
+    def add(self, answer: AckResult, outcome: Outcome) -> AckResult:
+        answer.add(outcome)
+        return answer
+
     def unit(self, batch: int) -> Unit:
         unit = self.units.get(batch)
         if unit is None:

@@ -16,7 +16,6 @@ some time: the remaining debts are in the database, and the next sweep continues
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +25,7 @@ from typing import Final
 
 import structlog
 
-from core import errors, threads
+from core import errors
 from core.acks import commit
 from core.acks.call import Call, Unit
 from core.acks.flush import Flushed
@@ -34,8 +33,10 @@ from core.batches import nesting
 from core.batches.lifecycle import State, Verb
 from core.batches.nesting import Due
 from core.bits.cache import BitfieldCache
+from core.commits import apart
 from core.storage.database import Database
 from core.storage.statements import chunks
+from core.threads import QueueThread
 
 LOCK_WAIT: Final = 0.05
 """Seconds that a payment waits for a lock."""
@@ -99,30 +100,27 @@ def pay(database: Database, flush: Flush, dues: Sequence[Due]) -> PaymentResult:
     """Pay these debts, but not debts that result from the payments. Raises `errors.Unavailable` if the database is
     unreachable."""
     result = PaymentResult()
-    parts = [list(part) for part in chunks(list(dues), nesting.PAGE)]
-    while parts:
-        part = parts.pop()
+
+    def flush_merged(merged: Sequence[Due]) -> Exception | None:
         try:
-            flush_result = flush([unit for due in part for unit in payment(due).chunks()])
-        except Exception as error:  # even a bug here must not delay the response for acks that are committed
-            if isinstance(error, errors.Unavailable) and not isinstance(error, errors.LockTimeout | errors.Contended):
-                raise
-            is_locked = isinstance(error, errors.LockTimeout)
-            parents = errors.batches_of(error).intersection([due.item.batch for due in part])
-            if not parents and len(part) == 1:
-                parents = frozenset([part[0].item.batch])
-            if not parents:
-                parts += [part[: len(part) // 2], part[len(part) // 2 :]]
-                continue
-            (result.locked if is_locked else result.broken).extend(due for due in part if due.item.batch in parents)
-            if not is_locked:
-                log.warning("parents_left_to_the_sweep", parents=sorted(parents), error=str(error))
-            rest = [due for due in part if due.item.batch not in parents]
-            parts += [rest] if rest else []
-            continue
-        _strike_out(database, part)
+            flush_result = flush([unit for due in merged for unit in payment(due).chunks()])
+        except Exception as error:  # noqa: BLE001  # even a bug must not delay the response for acks that are committed
+            return error
+        _strike_out(database, merged)
         ended_parents = set(flush_result.owing)
-        result.owing += [(due.child, due.item.batch) for due in part if due.item.batch in ended_parents]
+        result.owing += [(due.child, due.item.batch) for due in merged if due.item.batch in ended_parents]
+        return None
+
+    for page in chunks(list(dues), nesting.PAGE):
+        for failed_dues, error in apart.attempt(flush_merged, page, lambda due: due.item.batch):
+            if errors.is_outage(error):
+                raise error
+            if isinstance(error, errors.LockTimeout):
+                result.locked += failed_dues
+            else:
+                result.broken += failed_dues
+                parents = sorted({due.item.batch for due in failed_dues})
+                log.warning("parents_left_to_the_sweep", parents=parents, error=str(error))
     return result
 
 
@@ -178,17 +176,16 @@ class _Bill:
     paid: Future[None] = field(default_factory=Future)
 
 
-class Payer:
-    """Pays in a separate thread, which starts with the first payment. Call `stop` only after its users have stopped."""
+class Payer(QueueThread):
+    """Pays in a separate thread. Call `stop` only after its users have stopped: it pays the debts that can be paid now,
+    and leaves the rest to the sweep."""
 
     def __init__(self, database: Database, flush: Flush) -> None:
+        super().__init__("payments")
         self._database = database
         self._flush = flush
-        self._wake = threading.Condition()
         self._bills: list[_Bill] = []
         self._new: list[_Bill] = []
-        self._stopping = False
-        self._thread: threading.Thread | None = None
         self._locked: dict[int, Due] = {}
         """The debts to locked parents, by child."""
         self._check_at = 0.0
@@ -198,38 +195,29 @@ class Payer:
         """Pay the debts of the children, then those of parents that end as a result, and so on. The future is done when
         no more debts can be paid. It never fails: the remaining debts are left to the sweep."""
         bill = _Bill(set(children), time.monotonic() + PATIENCE)
-        with self._wake:
-            if self._stopping or not children:
+        with self.wake:
+            if self.stopping or not children:
                 bill.paid.set_result(None)
                 return bill.paid
-            if self._thread is None:
-                try:
-                    self._thread = threads.start(self._run, name="payments")
-                except errors.Unavailable as error:  # the child's end is committed
-                    log.warning("parents_left_to_the_sweep", children=sorted(children)[:10], error=str(error))
-                    bill.paid.set_result(None)
-                    return bill.paid
+            try:
+                self.start()
+            except errors.Unavailable as error:  # the child's end is committed
+                log.warning("parents_left_to_the_sweep", children=sorted(children)[:10], error=str(error))
+                bill.paid.set_result(None)
+                return bill.paid
             self._new.append(bill)
-            self._wake.notify()
+            self.wake.notify()
         return bill.paid
 
-    def stop(self) -> None:
-        """Pay the debts that can be paid now, and leave the rest to the sweep."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
+    def _serve(self) -> None:
         while True:
-            with self._wake:
-                if not self._new and not self._stopping:
+            with self.wake:
+                if not self._new and not self.stopping:
                     # All remaining bills wait for locked parents.
-                    self._wake.wait(max(0.0, self._check_at - time.monotonic()) if self._bills else None)
+                    self.wake.wait(max(0.0, self._check_at - time.monotonic()) if self._bills else None)
                 self._bills += self._new
                 self._new.clear()
-                if not self._bills and self._stopping:
+                if not self._bills and self.stopping:
                     return
             try:
                 self._pay_level()
@@ -266,7 +254,7 @@ class Payer:
                 bill.until = time.monotonic() + PATIENCE
             bill.owing.update(parent for child in tried_children for parent in parents.get(child, ()))
             waits = bill.owing <= self._locked.keys()
-            if not bill.owing or time.monotonic() >= bill.until or (self._stopping and waits):
+            if not bill.owing or time.monotonic() >= bill.until or (self.stopping and waits):
                 finished.append(bill)
         self._settle(finished)
 

@@ -19,11 +19,12 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from core import errors, threads
-from core.commits.lanes import FLUSH_COST, FLUSH_UNITS, Backlog, Load, Pending, Waiting
-from core.commits.operation import Unit
+from core.commits.lanes import FLUSH_COST, FLUSH_UNITS, Backlog, Load, Waiting
+from core.commits.operation import MergeableUnit
+from core.commits.pending import Pending
 
 THREADS: Final = 4
 TRIES: Final = 4
@@ -82,7 +83,7 @@ class Aside:
             self._wake.notify()
         return True
 
-    def put(self, unit: Unit, pending: Pending) -> None:
+    def put(self, unit: MergeableUnit, pending: Pending[Any]) -> None:
         batch = self._batches[unit.batch]
         batch.queue.append((unit, pending))
         if not batch.busy:

@@ -16,10 +16,12 @@ from typing import Any, Final, TypeAlias
 
 import structlog
 
-from core import metrics, threads
+from core import errors, metrics
 from core.commits.admission import Admission
-from core.commits.operation import Call, Outcome, Unit
+from core.commits.operation import MergeableUnit
+from core.commits.pending import Pending
 from core.commits.shedding import LEAST
+from core.threads import QueueThread
 
 UNIT_GROUPS: Final = 512
 """The maximum number of groups that one flush locks."""
@@ -41,56 +43,33 @@ GATHER: Final = 0.002
 log = structlog.get_logger(__name__)
 
 
-class Pending:
-    """A call in progress. It is finished when its last unit is, or when the first unit fails: then `answer` is
-    complete, or `error` is set. Units of one call may be in several lanes, so calls are settled under the combiner's
-    lock."""
-
-    __slots__ = ("answer", "call", "deliver", "error", "left", "queued", "to")
-
-    def __init__(self, call: Call, units: int, deliver: Deliver, receiver: Any) -> None:
-        self.call: Any = call
-        self.answer: Any = call.new_answer()
-        self.error: Exception | None = None
-        self.left = units
-        """The number of units and pieces that are not settled yet."""
-        self.queued = 0
-        """The number of those that wait in the main lane."""
-        self.deliver = deliver
-        self.to = receiver
-        """The receiver of the answer; opaque here."""
-
-    def settle(self, outcome: Outcome) -> bool:
-        """Add the outcome of a unit. Returns whether the call is finished now."""
-        if self.error is not None:
-            return False
-        if outcome.error is not None:
-            return self.fail(outcome.error)
-        self.answer.add(outcome)
-        self.left -= 1
-        return not self.left
-
-    def fail(self, error: Exception) -> bool:
-        """Fail the call. Returns whether it was still in progress."""
-        if self.error is not None:
-            return False
-        self.error = error
-        return True
+Waiting: TypeAlias = tuple[MergeableUnit, Pending[Any]]
 
 
-Deliver = Callable[[Sequence[Pending]], None]
-"""Receives finished calls, many at a time: a flush finishes a thousand calls, and waking another thread for each would
-cost more than the flush. Called from the combiner's threads; it must not block or raise."""
-
-Waiting: TypeAlias = tuple[Unit, Pending]
+def too_many(what: str) -> str:
+    """Why a call is refused; `what` is the plural of what the combiner commits."""
+    return f"more {what} arrive than can be committed"
 
 
 class Backlog:
-    """The work of all lanes: the number of units that wait or are in a flush, and the bytes of the large ones."""
+    """The work of all lanes: the number of units that wait or are in a flush, and the bytes of the large ones. Both are
+    bounded, but one call is always admitted."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_units: int, most_bytes: int, what: str) -> None:
         self.units = 0
         self.bytes = 0
+        self._most_units = most_units
+        self._most_bytes = most_bytes
+        self._what = what
+
+    def enter(self, units: int, size: int) -> None:
+        """Add the units of a call, of `size` bytes. Raises `errors.Overloaded`."""
+        if self.units and self.units + units > self._most_units:
+            raise errors.Overloaded(f"{self.units:,} {self._what} are waiting already")
+        if self.bytes and self.bytes + size > self._most_bytes:
+            raise errors.Overloaded(f"{self.bytes:,} bytes of {self._what} are waiting already")
+        self.units += units
+        self.bytes += size
 
     def leave(self, units: Sequence[Waiting]) -> None:
         self.units -= len(units)
@@ -114,7 +93,7 @@ class Load:
     def is_full(self) -> bool:
         return len(self.taken) >= self._units or self._count >= UNIT_GROUPS or self.cost >= self._most_cost
 
-    def add(self, unit: Unit, pending: Pending) -> bool:
+    def add(self, unit: MergeableUnit, pending: Pending[Any]) -> bool:
         """Add the unit, or a piece of it. False if it must wait for the next flush."""
         groups = self._groups.setdefault(unit.batch, set())
         new_groups = len(unit.groups() - groups)
@@ -136,7 +115,40 @@ class Load:
         return True
 
 
-class Lane:
+class Arrivals:
+    """The age of the oldest waiting unit, accurate to one flush. To read the clock for each unit would cost too much,
+    so a time is noted for the first unit that arrives after each flush."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        """The number of units that have left."""
+        self._times: deque[tuple[int, float]] = deque()
+        """(number of earlier units, arrival time) of the noted units that may still wait. The first one, or a unit that
+        came after it and before the next one, is the oldest."""
+        self.is_due = True
+        """Whether the next unit that arrives is to be noted."""
+
+    def note(self, waiting: int) -> None:
+        """A unit arrives, and `waiting` others wait."""
+        self.is_due = False
+        self._times.append((self._left + waiting, time.monotonic()))
+
+    def leave(self, count: int, waiting: int) -> None:
+        """`count` units leave, and `waiting` remain."""
+        self._left += count
+        self.is_due = True
+        while len(self._times) > 1 and self._times[1][0] <= self._left:
+            self._times.popleft()
+        if not waiting:
+            self._times.clear()
+
+    @property
+    def oldest(self) -> float | None:
+        """The arrival time of the oldest waiting unit; None if none waits."""
+        return self._times[0][1] if self._times else None
+
+
+class MainLane(QueueThread):
     """A queue for each batch, and one thread that flushes them in turn. All state is protected by `lock`."""
 
     def __init__(
@@ -148,22 +160,14 @@ class Lane:
         admission: Admission | None = None,
         what: str = "acks",
     ) -> None:
+        super().__init__(f"combiner-{what}", lock)
         self._what = what
         self.queues: OrderedDict[int, deque[Waiting]] = OrderedDict()
-        self.wake = threading.Condition(lock)
-        self.stopping = False
         self.waiting = 0
         """Units in the queues."""
         self.waiting_calls = 0
         """The calls of these units."""
-        self._left = 0
-        """The number of units that have left the queues."""
-        self._came: deque[tuple[int, float]] = deque()
-        """(number of earlier units, arrival time) of the first unit that arrived after each flush. An entry is dropped
-        when all units that arrived before the next entry's have left. To read the clock for each unit would cost too
-        much."""
-        self._noted = False
-        """Whether a unit has arrived since the last flush."""
+        self._arrivals = Arrivals()
         self.wake_at: int | None = None
         """The number of waiting units at which the thread wakes up; None: it is not asleep."""
         self._most_cost = FLUSH_COST
@@ -171,21 +175,14 @@ class Lane:
         self._flush = flush
         self._send_away = send_away
         self.admission = admission
-        self.thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread, unless it is running. Raises `errors.Unavailable`."""
-        if self.thread is None:
-            self.thread = threads.start(self._run, name=f"combiner-{self._what}")
-
-    def put(self, unit: Unit, pending: Pending) -> None:
+    def put(self, unit: MergeableUnit, pending: Pending[Any]) -> None:
         queue = self.queues.get(unit.batch)
         if queue is None:
             queue = self.queues[unit.batch] = deque()
         queue.append((unit, pending))
-        if not self._noted:
-            self._noted = True
-            self._came.append((self._left + self.waiting, time.monotonic()))
+        if self._arrivals.is_due:
+            self._arrivals.note(self.waiting)
         self.waiting += 1
         self.waiting_calls += not pending.queued
         pending.queued += 1
@@ -239,23 +236,14 @@ class Lane:
         self._leave(excess)
         return excess
 
-    def oldest(self) -> float | None:
-        """The arrival time of the oldest waiting unit, accurate to one flush."""
-        return self._came[0][1] if self._came else None
-
     def _leave(self, units: Collection[Waiting]) -> None:
         for _, pending in units:
             pending.queued -= 1
             self.waiting_calls -= not pending.queued
         self.waiting -= len(units)
-        self._left += len(units)
-        self._noted = False
-        while len(self._came) > 1 and self._came[1][0] <= self._left:
-            self._came.popleft()
-        if not self.waiting:
-            self._came.clear()
+        self._arrivals.leave(len(units), self.waiting)
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         last_units = 0
         while True:
             with self.wake:
@@ -263,7 +251,7 @@ class Lane:
                     self._sleep(self.waiting + last_units, GATHER)
                 self._sleep(1, None)
                 start = time.monotonic()
-                oldest = self.oldest()
+                oldest = self._arrivals.oldest
                 load, surplus = self._admitted(start, 0.0 if oldest is None else start - oldest)
             if surplus:
                 self._send_away(surplus)

@@ -7,12 +7,14 @@ import zlib
 from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
+
+Answer = TypeVar("Answer")
 
 _numbers: Final = itertools.count(1)
 
 
-class Unit(Protocol):
+class MergeableUnit(Protocol):
     """The part of a call that one queue holds. Units of one `batch` are applied in the order of their arrival."""
 
     @property
@@ -41,7 +43,7 @@ class Unit(Protocol):
         """Whether all of it was taken."""
 
 
-class Outcome(Protocol):
+class UnitOutcome(Protocol):
     """The outcome of one unit in a committed flush."""
 
     @property
@@ -50,19 +52,16 @@ class Outcome(Protocol):
 
     @property
     def rest(self) -> Any:
-        """The part of the unit for another transaction, as this one would have taken too long; a `Unit` or None."""
+        """The part of the unit for another transaction, as this one would have taken too long: a unit or None."""
 
     @property
     def paid(self) -> Future[None] | None:
         """Only if the unit ended a nested batch. Done when the parent's item is resolved, or left to the sweep."""
 
 
-class Answer(Protocol):
-    def add(self, outcome: Any) -> None:
-        """Add the outcome of a unit that had an effect."""
+class Mergeable(Protocol[Answer]):
+    """A call whose units may share transactions with those of others."""
 
-
-class Call(Protocol):
     def measured(self) -> Sequence[Any]:
         """The call's units, on which `take` may be called."""
 
@@ -72,26 +71,19 @@ class Call(Protocol):
     def new_answer(self) -> Answer:
         """An answer without outcomes."""
 
+    def add(self, answer: Answer, outcome: Any) -> Answer:
+        """The answer with the outcome of another unit, which had an effect."""
+
 
 def new_number() -> int:
-    """A `Unit.batch` for a call that locks no existing batch."""
+    """A `MergeableUnit.batch` for a call that locks no existing batch."""
     return -next(_numbers)
 
 
 def shared_number(kind: str, name: str) -> int:
-    """A `Unit.batch` for calls that lock the rows of one name, such as a tally. They are in one queue; if these rows
-    stay locked, they are set aside together. Two names may have the same number."""
+    """A `MergeableUnit.batch` for calls that lock the rows of one name, such as a tally. They are in one queue; if
+    these rows stay locked, they are set aside together. Two names may have the same number."""
     return -(2**62) - zlib.crc32(f"{kind}:{name}".encode())
-
-
-@dataclass(slots=True)
-class Result:
-    """The answer to a call of a single unit: the value of its outcome."""
-
-    value: Any = None
-
-    def add(self, outcome: Done) -> None:
-        self.value = outcome.value
 
 
 @dataclass(slots=True)
@@ -106,10 +98,10 @@ class Done:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Operation:
-    """A call that is one unit, of one writing verb."""
+    """A call that is one unit, of one writing verb. Its answer is the value of its outcome."""
 
     batch: int = field(default_factory=new_number)
-    """The batch that it changes; see `Unit.batch`."""
+    """The batch that it changes; see `MergeableUnit.batch`."""
     size: int = 0
     cost: int = 1
     divisible: ClassVar[bool] = False
@@ -134,5 +126,8 @@ class Operation:
     def chunks(self) -> list[Operation]:
         return [self]
 
-    def new_answer(self) -> Result:
-        return Result()
+    def new_answer(self) -> Any:
+        return None
+
+    def add(self, answer: Any, outcome: Done) -> Any:
+        return outcome.value

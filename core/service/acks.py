@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
 from core.acks import commit, parents
 from core.acks.call import AckResult, Call, Outcome, Unit, check_width
@@ -12,7 +13,7 @@ from core.acks.flush import Flushed
 from core.batches.batch import Batch
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Commit, GroupCommit
-from core.commits.lanes import Deliver, Pending
+from core.commits.pending import HERE, Mailbox, Receiver, settle
 from core.service.batch_facts import BatchFacts
 from core.storage.database import Database
 
@@ -21,14 +22,6 @@ LOCK_WAIT: Final = 0.25
 
 MaskPlaces = Sequence[tuple[str, int, bytes]]
 """(place in the request, batch, bits) of each mask."""
-
-
-def _settle(calls: Sequence[Pending]) -> None:
-    for pending in calls:
-        if pending.error is not None:
-            pending.to.set_exception(pending.error)
-        else:
-            pending.to.set_result(pending.answer)
 
 
 class AckService:
@@ -44,13 +37,13 @@ class AckService:
         """Queue the call. Raises `errors.Overloaded`; the future raises `errors.Unavailable`."""
         future: Future[AckResult] = Future()
         future.set_running_or_notify_cancel()
-        self._combiner.submit(call, _settle, future)
+        self._combiner.submit(call, functools.partial(settle, future))
         return future
 
-    def submit(self, call: Call, deliver: Deliver, recipient: Any) -> None:
-        """Queue the call. `deliver` is called once for all calls that ended in the same commit, in another thread; each
-        has its `recipient`. Raises `errors.Overloaded`."""
-        self._combiner.submit(call, deliver, recipient)
+    def submit(self, call: Call, receiver: Receiver[AckResult], mailbox: Mailbox = HERE) -> None:
+        """Queue the call. When it is finished, it is put into the mailbox, with all calls that ended in the same
+        commit. Raises `errors.Overloaded`."""
+        self._combiner.submit(call, receiver, mailbox)
 
     def is_full(self) -> bool:
         """Whether `submit` would raise `errors.Overloaded` now."""

@@ -9,17 +9,20 @@ its own (see `FeedService.read`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy.engine import Connection
 
-from core import errors, feed, threads
+from core import errors, feed
 from core.batches import batch as batches
 from core.batches import ranges
 from core.batches.batch import Batch
+from core.commits import apart
+from core.commits.pending import HERE, Mailbox, Pending, Receiver, deliver
 from core.storage.database import Database
+from core.threads import QueueThread
 
 MAX_WAITING: Final = 2000
 """Reads of each kind that may wait before callers are refused."""
@@ -32,103 +35,70 @@ Question = TypeVar("Question", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Read(Generic[Question, Value]):
-    """One read. When it is finished, it has either a `value` or an `error`."""
-
-    __slots__ = ("error", "question", "to", "value")
-
-    def __init__(self, question: Question, receiver: Any) -> None:
-        self.question = question
-        self.to = receiver
-        """The receiver of the result; opaque here."""
-        self.value: Value | None = None
-        self.error: Exception | None = None
-
-
-Deliver = Callable[[Sequence[Read[Any, Any]]], None]
-"""Receives finished reads. Called in the thread that has read; it must not block or raise."""
-
-
-class SharedReads(Generic[Question, Value]):
-    """One thread reads for all callers. `answer` returns the value of each question, or the error that the question has
-    by itself."""
+class SharedReads(QueueThread, Generic[Question, Value]):
+    """One thread reads for all callers. `answers` returns the value of each question, or the error that the question
+    has by itself."""
 
     def __init__(
         self,
         kind: str,
-        answer: Callable[[Collection[Question]], Mapping[Question, Value | errors.CoreError]],
+        answers: Callable[[Collection[Question]], Mapping[Question, Value | errors.CoreError]],
         *,
         at_once: int,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self._kind = kind
-        self._answer = answer
+        super().__init__(f"reads-{kind}")
+        self._answers = answers
         self._at_once = at_once
         self._max_waiting = max_waiting
-        self._wake = threading.Condition()
-        self._waiting: list[tuple[Read[Question, Value], Deliver]] = []
-        self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._waiting: list[Pending[Any]] = []
+        """Each `call` is a question."""
 
     def get(self, question: Question) -> Value:
         """Read in this thread, shared with nobody. Raises the error of the question, `errors.Unavailable`."""
-        value = self._answer({question})[question]
+        value = self._answers({question})[question]
         if isinstance(value, errors.CoreError):
             raise value
         return value
 
-    def submit(self, read: Read[Question, Value], deliver: Deliver) -> None:
-        """Queue the read; `deliver` is called when it is finished, perhaps with others. Raises `errors.Overloaded` and
-        `errors.Unavailable`."""
-        with self._wake:
-            if self._stopping:
+    def submit(self, question: Question, receiver: Receiver[Value], mailbox: Mailbox = HERE) -> None:
+        """Queue the question. When it is answered, the read is put into the mailbox, perhaps with others. Raises
+        `errors.Overloaded` and `errors.Unavailable`."""
+        with self.wake:
+            if self.stopping:
                 raise errors.Unavailable("the service is stopping")
             if len(self._waiting) >= self._max_waiting:
                 raise errors.Overloaded("too many requests are waiting")
-            if self._thread is None:
-                self._thread = threads.start(self._run, name=f"reads-{self._kind}")
-            self._waiting.append((read, deliver))
+            self.start()
+            self._waiting.append(Pending(question, None, 1, receiver, mailbox))
             if len(self._waiting) == 1:
-                self._wake.notify()
+                self.wake.notify()
 
-    def stop(self) -> None:
-        """Finish the waiting reads, and accept no more."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
+    def _serve(self) -> None:
         while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._waiting or self._stopping)
-                part, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
-            if not part:
+            with self.wake:
+                self.wake.wait_for(lambda: self._waiting or self.stopping)
+                reads, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
+            if not reads:
                 return
-            self._read([read for read, _ in part])
-            threads.deliver((deliver, read) for read, deliver in part)
+            # Perhaps a single question fails, such as that for a damaged row: the others are answered without it.
+            for failed_reads, error in apart.attempt(self._attempt, reads, attrgetter("call")):
+                for read in failed_reads:
+                    read.error = errors.copy_of(error)
+            deliver(reads)
 
-    def _read(self, reads: Sequence[Read[Question, Value]]) -> None:
-        questions = list({read.question for read in reads})
+    def _attempt(self, reads: Sequence[Pending[Any]]) -> Exception | None:
         try:
-            values = self._answer(questions)
+            values = self._answers({read.call for read in reads})
         except Exception as error:  # noqa: BLE001  # it is passed to the callers
-            if len(questions) > 1 and not isinstance(error, errors.Unavailable):
-                # Perhaps a single question fails, such as that for a damaged row: the others are answered without it.
-                half = set(questions[: len(questions) // 2])
-                for is_first in (True, False):
-                    self._read([read for read in reads if (read.question in half) is is_first])
-                return
-            for read in reads:
-                read.error = errors.copy_of(error)
-            return
+            return error
         for read in reads:
-            value = values[read.question]
+            value = values[read.call]
             if isinstance(value, errors.CoreError):
                 read.error = errors.copy_of(value)
             else:
-                read.value = value
+                read.answer = value
+        return None
 
 
 class ReadService:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
@@ -9,8 +10,8 @@ from typing import Any, Final
 from core import writes
 from core.batches.batch import Opened, Sealed
 from core.commits.combiner import Commit, GroupCommit, Inline
-from core.commits.lanes import Deliver, Pending
 from core.commits.operation import Done
+from core.commits.pending import HERE, Mailbox, Receiver, settle
 from core.processes import handling
 from core.processes.handling import Handle, HandleMany
 from core.service.acks import AckService
@@ -18,14 +19,6 @@ from core.storage.database import Database
 
 LOCK_WAIT: Final = 0.25
 """Seconds that a merged transaction waits for a lock. Other transactions usually take less."""
-
-
-def _settle(calls: Sequence[Pending]) -> None:
-    for pending in calls:
-        if pending.error is not None:
-            pending.to.set_exception(pending.error)
-        else:
-            pending.to.set_result(pending.answer.value)
 
 
 class WriteService:
@@ -39,14 +32,14 @@ class WriteService:
         """Queue the operation, and return its result after the commit. Raises its error, `errors.Overloaded`,
         `errors.Unavailable`."""
         future: Future[Any] = Future()
-        self.submit(operation, _settle, future)
+        self.submit(operation, functools.partial(settle, future))
         return future.result()
 
-    def submit(self, operation: writes.Operation, deliver: Deliver, recipient: Any) -> None:
-        """Queue the operation. `deliver` is called once for all operations that ended in the same commit, in another
-        thread. One that must have a transaction of its own is committed by the caller's thread, which then waits.
-        Raises `errors.Overloaded`."""
-        (self._alone if operation.must_be_alone else self._combiner).submit(operation, deliver, recipient)
+    def submit(self, operation: writes.Operation, receiver: Receiver[Any], mailbox: Mailbox = HERE) -> None:
+        """Queue the operation. When it is finished, it is put into the mailbox, with all that ended in the same commit.
+        One that must have a transaction of its own is committed by the caller's thread, which then waits. Raises
+        `errors.Overloaded`."""
+        (self._alone if operation.must_be_alone else self._combiner).submit(operation, receiver, mailbox)
 
     def is_full(self) -> bool:
         """Whether `submit` would raise `errors.Overloaded` now."""

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from core.acks.call import Call, Outcome, Unit
+from core.acks.call import AckResult, Call, Outcome, Unit
 from core.batches.lifecycle import Verb
 from core.commits.admission import LONES, LONG, SHORT, Admission
 from core.commits.combiner import Combiner
-from core.commits.lanes import FLUSH_COST, FLUSH_UNITS, Pending
+from core.commits.lanes import FLUSH_COST, FLUSH_UNITS
 from core.commits.operation import Done
+from core.commits.pending import Pending
 from core.commits.shedding import AFTER, CALM, CROWD, LEAST
 from core.writes import Append
 from tests.mutants import mutant
@@ -218,7 +219,7 @@ def test_the_start_and_the_end_of_refusals_are_reported() -> None:
 
 @mutant(
     "the-units-of-a-call-are-taken-for-a-crowd",
-    "core.commits.lanes:Lane._admitted",
+    "core.commits.lanes:MainLane._admitted",
     "self.waiting_calls > LEAST",
     "self.waiting > LEAST",
 )
@@ -234,15 +235,15 @@ def test_a_call_for_many_batches_is_no_crowd() -> None:
     combiner = Combiner(commit, admission=Admission(after=0.05, on_change=changes.append))
 
     def call(first: int) -> Exception | None:
-        finished: list[Pending] = []
+        finished: list[Pending[AckResult]] = []
         done = threading.Event()
         items = [(batch, 0, 0) for batch in range(first, first + 5000)]
 
-        def deliver(calls: Sequence[Pending]) -> None:
-            finished.extend(calls)
+        def receive(pending: Pending[AckResult]) -> None:
+            finished.append(pending)
             done.set()
 
-        combiner.submit(Call.of(Verb.ACK, items), deliver)
+        combiner.submit(Call.of(Verb.ACK, items), receive)
         assert done.wait(60)
         return finished[0].error
 
@@ -254,7 +255,7 @@ def test_a_call_for_many_batches_is_no_crowd() -> None:
 
 @mutant(
     "a-few-large-calls-that-wait-long-are-an-overload",
-    "core.commits.lanes:Lane._admitted",
+    "core.commits.lanes:MainLane._admitted",
     "wait if self.waiting_calls > LEAST else 0.0",
     "wait",
 )
@@ -273,7 +274,7 @@ def test_a_few_large_calls_that_wait_long_are_no_overload() -> None:
     def call(_: int) -> float:
         start = time.monotonic()
         done = threading.Event()
-        combiner.submit(Append(events=[], cost=FLUSH_COST // 2), lambda finished: done.set())
+        combiner.submit(Append(events=[], cost=FLUSH_COST // 2), lambda pending: done.set())
         assert done.wait(30)
         return time.monotonic() - start
 

@@ -28,7 +28,8 @@ from core.bits.cache import BitfieldCache
 from core.commits import aside, lanes
 from core.commits.admission import Admission
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
-from core.commits.lanes import FLUSH_COST, LEAST_COST, UNIT_GROUPS, Pending
+from core.commits.lanes import FLUSH_COST, LEAST_COST, UNIT_GROUPS
+from core.commits.pending import HERE, Pending
 from core.service import Service
 from core.storage import database, schema, tables
 from core.storage.database import Database
@@ -258,8 +259,8 @@ def test_an_item_in_several_merged_calls_counts_for_the_first(database: Database
 
 @mutant(
     "the-queue-has-no-bound",
-    "core.commits.combiner:Combiner.submit",
-    "backlog.units + len(units) > self._max_waiting",
+    "core.commits.lanes:Backlog.enter",
+    "self.units + units > self._most_units",
     "False",
 )
 def test_calls_above_the_bound_are_refused_and_waiting_calls_are_answered(database: Database) -> None:
@@ -287,7 +288,7 @@ class TwoUnits(Admission):
     before = False
 
 
-@mutant("refused-acks-are-committed", "core.commits.lanes:Lane.shorten", "queue.popleft()", "queue[0]")
+@mutant("refused-acks-are-committed", "core.commits.lanes:MainLane.shorten", "queue.popleft()", "queue[0]")
 @mutant(
     "acks-in-excess-are-queued",
     "core.commits.combiner:Combiner.is_full",
@@ -332,8 +333,8 @@ def test_a_shortened_queue_refuses_the_oldest_calls_and_every_batch_keeps_its_sh
 
 @mutant(
     "large-calls-have-no-bound",
-    "core.commits.combiner:Combiner.submit",
-    "backlog.bytes + size > self._max_bytes",
+    "core.commits.lanes:Backlog.enter",
+    "self.bytes + size > self._most_bytes",
     "False",
 )
 def test_large_calls_are_refused_before_they_fill_the_memory(database: Database) -> None:
@@ -355,7 +356,7 @@ def test_large_calls_are_refused_before_they_fill_the_memory(database: Database)
 
 @mutant(
     "a-broken-batch-fails-its-neighbours",
-    "core.commits.combiner:Combiner._flush",
+    "core.commits.apart:attempt",
     "errors.batches_of(error).intersection",
     "frozenset",
 )
@@ -373,7 +374,9 @@ def test_one_broken_batch_in_a_merged_flush_fails_alone(database: Database) -> N
         assert [gate.service.batches.get(batch).acked for batch in (ids[0], ids[2])] == [1, 1]
 
 
-@mutant("batches-take-no-turns", "core.commits.lanes:Lane.take", "len(queue) if not self.queues else 1", "len(queue)")
+@mutant(
+    "batches-take-no-turns", "core.commits.lanes:MainLane.take", "len(queue) if not self.queues else 1", "len(queue)"
+)
 def test_a_hot_batch_does_not_delay_other_batches(database: Database) -> None:
     """Batches take turns: a call of a quiet batch is in the next flush, however many calls of a hot batch came before
     it."""
@@ -490,20 +493,8 @@ def test_a_mask_that_is_rejected_in_pieces_is_rejected_once(database: Database) 
 @mutant(
     "a-broken-batch-is-merged-again",
     "core.commits.combiner:Combiner._set_aside",
-    """
-        for batch in culprits:
-            retries = [waiting for waiting in part if waiting[0].batch == batch] if is_locked else []
-            units = [*retries, *self._main.give_up(batch)]
-            if not self._aside.set_aside(batch, units, is_broken=not is_locked):
-                refused += units
-    """,
-    """
-        for batch in culprits if is_locked else ():
-            retries = [waiting for waiting in part if waiting[0].batch == batch] if is_locked else []
-            units = [*retries, *self._main.give_up(batch)]
-            if not self._aside.set_aside(batch, units, is_broken=not is_locked):
-                refused += units
-    """,
+    "retries.items()",
+    "retries.items() if is_locked else ()",
 )
 def test_a_broken_batch_stays_out_of_merged_flushes(database: Database) -> None:
     """Once it has failed, its redelivered items make no merged flush fail; once it was repaired, it is treated like any
@@ -548,24 +539,24 @@ def test_a_broken_batch_is_retried_with_pauses(database: Database) -> None:
         assert time.monotonic() - locks >= 3 * aside.PAUSE
 
 
-@mutant("a-receiver-that-raises-ends-the-combiner", "core.threads:deliver", "Exception", "KeyError")
+@mutant("a-receiver-that-raises-ends-the-combiner", "core.commits.pending:call_receiver", "Exception", "KeyError")
 def test_a_receiver_that_raises_costs_no_other_call_its_answer(database: Database) -> None:
     """Neither the calls of its flush nor those of later ones."""
 
-    def fail(_: Sequence[Pending]) -> None:
+    def fail(_: Pending[AckResult]) -> None:
         raise ZeroDivisionError
 
     with gated(database) as gate:
         batch = new(gate.service, 3)
         gate.occupy()
-        gate.service.acks.submit(Call.of(Verb.ACK, [(batch, 0, 0)]), fail, None)
+        gate.service.acks.submit(Call.of(Verb.ACK, [(batch, 0, 0)]), fail)
         neighbour = gate.service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)]))
         gate.gate.opened.set()
         assert neighbour.result(30).applied == 1
         assert ack(gate.service, (batch, 0, 2)).completed[batch].newly
 
 
-@mutant("stop-loses-waiting-calls", "core.commits.lanes:Lane._run", "not units", "not units or self.stopping")
+@mutant("stop-loses-waiting-calls", "core.commits.lanes:MainLane._serve", "not units", "not units or self.stopping")
 def test_stop_answers_waiting_calls_and_refuses_new_ones(database: Database) -> None:
     """Calls that wait when the service stops are committed and answered; later calls are refused."""
     with gated(database) as gate:
@@ -863,7 +854,7 @@ def test_nothing_waits_when_all_is_answered(most_cost: int) -> None:
         done = threading.Event()
         masks = [(1, group, b"\xff" * size) for group in range(groups)]
         items = [(1, groups, index) for index in range(3000)] if size < 1024 else []
-        combiner.submit(Call.of(verb, items, masks, reason=reason), lambda calls, done=done: done.set())  # type: ignore[misc]
+        combiner.submit(Call.of(verb, items, masks, reason=reason), lambda pending, done=done: done.set())  # type: ignore[misc]
         assert done.wait(60)
         assert (combiner._backlog.units, combiner._backlog.bytes) == (0, 0)
         assert (combiner._main.waiting, combiner._main.waiting_calls) == (0, 0)
@@ -872,17 +863,17 @@ def test_nothing_waits_when_all_is_answered(most_cost: int) -> None:
 
 @mutant(
     "a-flush-tries-each-unit-that-does-not-fit",
-    "core.commits.lanes:Lane.take",
+    "core.commits.lanes:MainLane.take",
     "len(passed_over) < PASSED_OVER",
     "True",
 )
 def test_a_flush_tries_few_units_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the lock meanwhile, for which the event loop waits."""
-    lane = lanes.Lane(threading.Lock(), lanes.Backlog(), lambda units: None, lambda units: None)
+    lane = lanes.MainLane(threading.Lock(), lanes.Backlog(1, 1, "acks"), lambda units: None, lambda units: None)
     lane._most_cost = 1234
     calls = [Append(events=[], batch=batch, cost=8) for batch in range(5000)]
     for call in calls:
-        lane.put(call, lanes.Pending(call, 1, lambda calls: None, None))
+        lane.put(call, Pending(call, None, 1, lambda pending: None, HERE))
     tries = 0
     add = lanes.Load.add
 

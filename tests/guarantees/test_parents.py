@@ -15,7 +15,6 @@ from core.batches import nesting
 from core.batches.lifecycle import Verb
 from core.commits.combiner import Combiner
 from core.service import Service
-from core.service.reads import Read
 from core.storage.database import Database
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays
@@ -163,9 +162,9 @@ def test_a_stop_answers_calls_whose_parents_are_still_to_be_paid(database: Datab
 
 @mutant(
     "a-combiner-counts-on-a-thread-that-did-not-start",
-    "core.commits.lanes:Lane.start",
-    'self.thread = threads.start(self._run, name=f"combiner-{self._what}")',
-    'self.thread = threading.main_thread()\nself.thread = threads.start(self._run, name=f"combiner-{self._what}")',
+    "core.threads:QueueThread.start",
+    "self._thread = start(self._serve, name=self._name)",
+    "self._thread = threading.main_thread()\nself._thread = start(self._serve, name=self._name)",
 )
 @mutant("a-payment-fails-a-committed-flush", "core.acks.parents:Payer.pay", "errors.Unavailable", "ZeroDivisionError")
 def test_calls_go_on_after_the_system_allowed_no_more_threads(
@@ -190,10 +189,9 @@ def test_calls_go_on_after_the_system_allowed_no_more_threads(
     assert [due.child for due in debts(service)] == children[:1]
     assert service.acks.ack(Call.of(Verb.ACK, second)).result(60).completed[children[1]].newly
     assert sweep(database) == 1
-    read: Read[int, batches.Batch] = Read(children[0], None)
     with pytest.raises(errors.Unavailable):
-        service.reads.batches.submit(read, lambda _: None)
+        service.reads.batches.submit(children[0], lambda _: None)
     finished = threading.Event()
-    service.reads.batches.submit(read, lambda _: finished.set())
+    service.reads.batches.submit(children[0], lambda _: finished.set())
     assert finished.wait(60)
     service.stop()

@@ -381,9 +381,9 @@ def test_a_refused_handling_does_not_affect_its_neighbours(database: Database) -
 
 @mutant(
     "a-conflict-without-end-fails-its-neighbours",
-    "core.commits.combiner:Combiner._flush",
-    "errors.LockTimeout | errors.Contended",
-    "errors.LockTimeout",
+    "core.errors:is_outage",
+    "LockTimeout | Contended",
+    "LockTimeout",
 )
 def test_a_transaction_that_meets_a_conflict_each_time_fails_alone(
     database: Database, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from api.limits import connections
 from api.limits.connections import IDLE_IN_CROWD, SILENT, Connections, raise_open_files
 from api.limits.sizes import DISCARDED, HEAD
 from api.server.wakeups import Wakeups
-from core.service.reads import Read
+from core.commits.pending import Pending
 from core.storage import schema
 from core.storage.database import Database
 from tests.mutants import mutant
@@ -248,7 +248,9 @@ def test_a_check_of_connections_that_raises_is_not_the_last(monkeypatch: pytest.
     asyncio.run(check_twice())
 
 
-@mutant("a-receiver-that-raises-keeps-the-answers-of-others", "api.server.wakeups:pass_on", "Exception", "KeyError")
+@mutant(
+    "a-receiver-that-raises-keeps-the-answers-of-others", "core.commits.pending:call_receiver", "Exception", "KeyError"
+)
 def test_a_receiver_that_raises_costs_no_other_request_its_answer() -> None:
     """Results are handed to the event loop together."""
 
@@ -257,8 +259,9 @@ def test_a_receiver_that_raises_costs_no_other_request_its_answer() -> None:
         received: asyncio.Future[object] = loop.create_future()
         broken: asyncio.Future[object] = loop.create_future()
         broken.cancel()
-        results = [Read(1, broken.set_result), Read(2, received.set_result)]
-        Wakeups(loop).deliver(results)
+        wakeups = Wakeups(loop)
+        results = [Pending(None, None, 1, future.set_result, wakeups) for future in (broken, received)]
+        wakeups.put(results)
         assert await asyncio.wait_for(received, 10) is results[1]
 
     asyncio.run(receive())

@@ -222,18 +222,20 @@ class Flooded:
         self.full(False)
 
     def full(self, full: bool) -> None:
-        self.app.is_full = lambda: full
+        self.app.state.acks.is_full = lambda: full
 
     def parse_takes(self, seconds: float) -> None:
         """Each call takes this long by the budget's clock."""
-        self.app.limits.parse_budget = ParseBudget(AFTER, self.loop.call_soon, itertools.count(0, seconds).__next__)
+        self.app.state.limits.parse_budget = ParseBudget(
+            AFTER, self.loop.call_soon, itertools.count(0, seconds).__next__
+        )
 
     def connect(self) -> Connection:
         return self._running.connect(AckProtocol)
 
     def until_committed(self) -> None:
         """Wait for the commit, which the event loop hasn't noticed yet."""
-        while not self.app.finished:
+        while self.app.state.acks.finished.is_empty:
             time.sleep(0)
 
 

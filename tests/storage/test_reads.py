@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import re
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
@@ -18,9 +18,10 @@ from core.acks.call import Call
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.commits.combiner import Inline
+from core.commits.pending import Pending
 from core.processes import outbox
 from core.service import Service
-from core.service.reads import Read, ReadService, SharedReads
+from core.service.reads import ReadService, SharedReads
 from core.storage import statements, tables
 from core.storage.database import Database
 from tests.mutants import mutant
@@ -35,16 +36,28 @@ KINDS: dict[str, Callable[[ReadService], SharedReads[Any, Any]]] = {
 }
 
 
+class Read:
+    """A question, and what its receiver gets."""
+
+    def __init__(self, question: Any) -> None:
+        self.question = question
+        self.value: Any = None
+        self.error: Exception | None = None
+
+    def receive(self, pending: Pending[Any]) -> None:
+        self.value, self.error = pending.answer, pending.error
+
+
 class Reader:
     """A `ReadService` whose transactions stop after they have read, until `go_on` is set."""
 
     def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch, kind: str, **options: Any) -> None:
         self.transactions: queue.SimpleQueue[set[Any]] = queue.SimpleQueue()
         self.go_on = threading.Event()
-        self.results: queue.SimpleQueue[Read[Any, Any]] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[Read] = queue.SimpleQueue()
         self.service = ReadService(database, **options)
         self.kind = KINDS[kind](self.service)
-        answer = self.kind._answer
+        answer = self.kind._answers
 
         def answer_and_wait(questions: Collection[Any]) -> Any:
             values = answer(questions)
@@ -52,29 +65,29 @@ class Reader:
             assert self.go_on.wait(60)
             return values
 
-        monkeypatch.setattr(self.kind, "_answer", answer_and_wait)
+        monkeypatch.setattr(self.kind, "_answers", answer_and_wait)
 
-    def read(self, question: Any) -> Read[Any, Any]:
-        read: Read[Any, Any] = Read(question, None)
-        self.kind.submit(read, self._deliver)
-        return read
+    def read(self, question: Any) -> Read:
+        read = Read(question)
 
-    def _deliver(self, reads: Sequence[Read[Any, Any]]) -> None:
-        for read in reads:
+        def receive(pending: Pending[Any]) -> None:
+            read.receive(pending)
             self.results.put(read)
+
+        self.kind.submit(question, receive)
+        return read
 
 
 @mutant(
     "a-read-is-answered-by-an-earlier-statement",
-    "core.service.reads:SharedReads._run",
-    "threads.deliver((deliver, read) for read, deliver in part)",
+    "core.service.reads:SharedReads._serve",
+    "deliver(reads)",
     """
-        with self._wake:
+        with self.wake:
             late, self._waiting = (self._waiting, [])
-        for read, _ in late:
-            read.value = part[0][0].value
-        part += late
-        threads.deliver((deliver, read) for read, deliver in part)
+        for read in late:
+            read.answer = reads[0].answer
+        deliver(reads + late)
     """,
 )
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,7 +156,7 @@ def test_no_more_pages_than_the_bound_share_a_transaction(database: Database, mo
     assert {reader.results.get(timeout=60).error for _ in range(6)} == {None}
 
 
-@mutant("readers-share-one-error", "core.service.reads:SharedReads._read", "errors.copy_of(error)", "error")
+@mutant("readers-share-one-error", "core.service.reads:SharedReads._serve", "errors.copy_of(error)", "error")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failed_transaction_fails_the_reads_that_share_it(
     database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -156,13 +169,13 @@ def test_a_failed_transaction_fails_the_reads_that_share_it(
     reader = Reader(database, monkeypatch, kind)
     reader.read(question)
     reader.transactions.get(timeout=60)
-    answer = reader.kind._answer
+    answer = reader.kind._answers
 
     def fail(questions: Collection[Any]) -> Any:
-        monkeypatch.setattr(reader.kind, "_answer", answer)
+        monkeypatch.setattr(reader.kind, "_answers", answer)
         raise errors.Unavailable("gone")
 
-    monkeypatch.setattr(reader.kind, "_answer", fail)
+    monkeypatch.setattr(reader.kind, "_answers", fail)
     failing = [reader.read(question) for _ in range(2)]
     reader.go_on.set()
     assert reader.results.get(timeout=60).error is None
@@ -176,24 +189,24 @@ def test_a_failed_transaction_fails_the_reads_that_share_it(
     reader.service.stop()
 
 
-@mutant("a-receiver-that-raises-ends-the-reads", "core.threads:deliver", "Exception", "KeyError")
+@mutant("a-receiver-that-raises-ends-the-reads", "core.commits.pending:call_receiver", "Exception", "KeyError")
 def test_a_receiver_that_raises_costs_no_other_read_its_answer(database: Database) -> None:
-    def fail(_: Sequence[Read[Any, Any]]) -> None:
+    def fail(_: Pending[Any]) -> None:
         raise ZeroDivisionError
 
     service = ReadService(database)
-    results: queue.SimpleQueue[Sequence[Read[Any, Any]]] = queue.SimpleQueue()
-    service.batches.submit(Read(UNSEEN, None), fail)
-    service.batches.submit(Read(UNSEEN, None), results.put)
-    assert isinstance(results.get(timeout=30)[0].error, errors.BatchNotFound)
+    results: queue.SimpleQueue[Pending[Any]] = queue.SimpleQueue()
+    service.batches.submit(UNSEEN, fail)
+    service.batches.submit(UNSEEN, results.put)
+    assert isinstance(results.get(timeout=30).error, errors.BatchNotFound)
     service.stop()
 
 
 @mutant(
     "a-damaged-row-fails-the-reads-of-its-neighbours",
-    "core.service.reads:SharedReads._read",
-    "len(questions) > 1",
-    "False",
+    "core.commits.apart:attempt",
+    "len(keys) == 1",
+    "True",
 )
 @pytest.mark.parametrize("kind", ["batches", "watermarks"])
 def test_a_damaged_row_fails_only_the_reads_of_its_batch(
@@ -418,7 +431,7 @@ def test_watermarks_of_many_batches_are_those_of_each(database: Database) -> Non
     assert service.batches.get(wide).journal_next
     expected[wide] = 2
     reads = ReadService(database)
-    results = reads.watermarks._answer({*expected, UNSEEN})
+    results = reads.watermarks._answers({*expected, UNSEEN})
     assert isinstance(results.pop(UNSEEN), errors.BatchNotFound)
     assert {id: result[1] for id, result in results.items() if isinstance(result, tuple)} == expected
     assert all(reads.watermarks.get(id)[1] == number for id, number in expected.items())
