@@ -19,10 +19,11 @@ TEST_PROCESSES ?= 3
 PYTHONS ?= python3.11 python3.12 python3.13
 TEST_SERVERS := mariadb-server mariadb-backup postgresql sqlite3 rabbitmq-server redis-server default-jre-headless chromium \
 	nginx openssl prometheus systemd curl jq
-QUICK_TESTS := pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadgroup
+XDIST := -n $(TEST_PROCESSES) --dist loadgroup
+QUICK_TESTS := pytest -m "not slow and not nightly" $(XDIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-celery serve venv lint format prose twins openapi openapi-lint docs screenshots constraints clean test test-slow test-postgresql test-spark test-spark-connect test-spark-35 \
+.PHONY: help demo demo-celery serve venv lint format prose twins openapi openapi-lint docs screenshots constraints clean test test-slow test-postgresql test-nightly test-spark test-spark-connect test-spark-35 \
 	test-airflow test-recipes test-howtos test-typescript test-sdk-versions test-oldest coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
@@ -143,11 +144,16 @@ test: $(READY) ## run all tests but the slow ones, on real servers
 
 test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
 	@scripts/need.sh $(TEST_SERVERS) galera-4 rsync faketime
-	$(BIN)/pytest -m slow -n $(TEST_PROCESSES) --dist loadgroup --durations 10
+	$(BIN)/pytest -m "slow and not nightly" $(XDIST) --durations 10
 
 test-postgresql: $(READY) ## run the tests that use a server on PostgreSQL, not MariaDB
 	@scripts/need.sh $(TEST_SERVERS) faketime
-	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --durations 10
+	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -m "not nightly" $(XDIST) --durations 10
+
+test-nightly: $(READY) ## run what repeats other tests, and takes long
+	@scripts/need.sh $(TEST_SERVERS) faketime
+	$(BIN)/pytest -m nightly $(XDIST) --durations 10
+	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -m nightly $(XDIST) --durations 10
 
 test-spark: $(READY) ## run only the tests of lastbit.spark and its job
 	@scripts/need.sh default-jre-headless
@@ -200,13 +206,13 @@ test-soak: $(READY) ## run the races and the state machine for much longer
 	@scripts/need.sh mariadb-server mariadb-backup galera-4 rsync sqlite3 faketime
 	LASTBIT_SOAK=1 $(BIN)/pytest -n $(TEST_PROCESSES) --timeout 7200 tests/guarantees
 
-explore: $(READY) ## try each interleaving; can be interrupted; DATABASE=D
+explore: $(READY) ## try each interleaving, and resume; DATABASE=D, MINUTES
 	@scripts/need.sh $(or $(filter postgresql,$(DATABASE)),mariadb-server)
 ifdef DATABASE
-	$(BIN)/python -m tests.explorer --database $(DATABASE) all --of 2 --progress .explored-$(DATABASE)
+	$(BIN)/python -m tests.explorer --database $(DATABASE) all --of 2 --progress .explored-$(DATABASE) $(MINUTES:%=--minutes %)
 else
-	$(BIN)/python -m tests.explorer all --progress .explored
-	$(BIN)/python -m tests.explorer --database sqlite all --of 2 --progress .explored-sqlite
+	$(BIN)/python -m tests.explorer all --progress .explored $(MINUTES:%=--minutes %)
+	$(BIN)/python -m tests.explorer --database sqlite all --of 2 --progress .explored-sqlite $(MINUTES:%=--minutes %)
 endif
 
 chaos: $(READY) ## kill everything at random; MINUTES, SEED, DATABASE, LOSE=N

@@ -183,6 +183,11 @@ def postgresql_url(postgresql: PostgreSQL) -> Iterator[str]:
 
 KINDS: Final = os.environ.get("LASTBIT_TEST_DATABASES", "sqlite,mariadb").split(",")
 """The databases on which tests run that run on several; `make test-postgresql` sets it."""
+KINDS_OF_CONTRACT: Final = [
+    kind if kind == "sqlite" else pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS
+]
+"""The databases of tests of the HTTP contract. The tests of storage and of the guarantees show that databases don't
+differ; each night the contract is tried on all."""
 _ON_SERVERS: Final = {
     "server_url",
     "server",

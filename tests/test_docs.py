@@ -380,7 +380,7 @@ def test_the_receiver_acts_once_on_signed_events(capsys: pytest.CaptureFixture[s
             namespace["receive"](*forgery)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_spark_snippet_acks_a_dataframe(service_url: str, tmp_path: Path) -> None:
     """Every row twice, in several partitions, over two groups: each item counts once."""
     if shutil.which("java") is None:
@@ -402,7 +402,7 @@ done = numbers.selectExpr("concat('{batch_["id"]}:', id div 8192, ':', id % 8192
     assert httpx.get(f"{service_url}/v1/batches/{batch_['id']}/verify").json()["ok"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_on_spark_runs(service_url: str, tmp_path: Path) -> None:
     """docs/spark.md, as one script, with the output that it shows. Only the service's address differs."""
     if shutil.which("java") is None:

@@ -13,7 +13,7 @@ from examples.groups.ledger import Ledger, Move, Step, equal_shares, most_moves_
 from tests.support.examples import Example
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_moves_match_the_arithmetic_of_equal_shares(tmp_path: Path) -> None:
     """Six workers join one by one, and one is killed; each step prints the moves, and all of them are right."""
     output = Example("groups", tmp_path).run()

@@ -14,7 +14,7 @@ from lastbit import Event
 from tests.support.examples import Example
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_order_ships_once_though_a_worker_is_killed(tmp_path: Path) -> None:
     """Every permutation, repeated events, one command for each order, and the output confirms it."""
     output = Example("orders", tmp_path).run()

@@ -142,7 +142,7 @@ def test_the_servers_wheel_ships_its_programs_in_one_package(wheels: list[Path])
     assert "Requires-Dist: sqlalchemy<3,>=2.0.30" in metadata
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_installed_server_runs_next_to_packages_with_the_same_names(
     wheels: list[Path], tmp_path: Path, workers: str
@@ -189,7 +189,7 @@ def test_the_installed_server_runs_next_to_packages_with_the_same_names(
     assert all(line.startswith("{") for line in log.splitlines()), log
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_installed_server_names_its_own_commands(wheels: list[Path], tmp_path: Path) -> None:
     """Help and hints name commands that this user can type."""
     python = install(tmp_path / "environment", *wheels)
@@ -221,7 +221,7 @@ def index(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 def test_an_empty_environment_gets_both_commands_and_runs_the_readmes_lines(
     index: Path, tmp_path: Path, tool: str
@@ -342,7 +342,7 @@ def commands() -> Iterator[list[str]]:
                 yield service["command"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_command_that_a_container_runs_exists_and_takes_its_arguments() -> None:
     """Each is the service or one of its commands, and answers to --help."""
     commands_: set[tuple[str, ...]] = set()

@@ -1,6 +1,7 @@
-"""The files for contributors agree with each other: the Makefile, .ci/run, the workflow and pre-commit."""
+"""The files for contributors agree with each other: the Makefile, .ci, the workflows and pre-commit."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,22 @@ def test_make_alone_prints_every_target_within_eighty_columns() -> None:
     assert max(map(len, output.splitlines())) <= 80
 
 
-def test_the_workflow_runs_the_commands_of_ci_run() -> None:
-    commands = re.findall(r"^make (.+)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-    assert load(ROOT / ".github/workflows/ci.yml")["jobs"]["run"]["strategy"]["matrix"]["command"] == commands
+@pytest.mark.parametrize(("script", "workflow"), [("run", "ci.yml"), ("nightly", "nightly.yml")])
+def test_the_workflow_runs_the_commands_of_the_script(script: str, workflow: str) -> None:
+    commands = re.findall(r"^(?:run )?make (.+)$", (ROOT / ".ci" / script).read_text(), re.MULTILINE)
+    assert load(ROOT / ".github/workflows" / workflow)["jobs"]["run"]["strategy"]["matrix"]["command"] == commands
+
+
+def test_each_night_all_commands_run_and_the_failed_ones_are_named(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/nightly", tmp_path / ".ci")
+    (tmp_path / "Makefile").write_text("test-howtos bench:\n\tfalse\n%:\n\t@echo did $@ $(MINUTES)\n")
+    process = subprocess.run([tmp_path / ".ci/nightly"], capture_output=True, text=True)
+    assert process.returncode == 1
+    assert process.stdout.splitlines()[-2:] == ["failed: make test-howtos", "failed: make bench QUICK=1"]
+    commands = re.findall(r"^run make (\S+)", (ROOT / ".ci/nightly").read_text(), re.MULTILINE)
+    done = re.findall(r"^did (\S+)", process.stdout, re.MULTILINE)
+    assert done == [command for command in commands if command not in ("test-howtos", "bench")]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -50,7 +50,7 @@ def commands(page: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", [PAGES[0], *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])])
+@pytest.mark.parametrize("page", [PAGES[0], *(pytest.param(page, marks=pytest.mark.nightly) for page in PAGES[1:])])
 def test_the_commands_of_a_page_succeed(page: str, sqlite_url: str, tmp_path: Path) -> None:
     """On a service with the batches 1 to 7, the last one called catalog-42 for docs/runbook.md."""
     bin_folder = tmp_path / "bin"

@@ -67,7 +67,7 @@ def test_the_generated_types_name_all_operations() -> None:
     assert sorted(re.findall(r"^    (\w+): \{$", operations, re.MULTILINE)) == sorted(expected)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_generated_types_are_current(package: Path, tmp_path: Path) -> None:
     """After a change of openapi.yaml: `npm run generate` in clients/typescript."""
     command = json.loads((package / "package.json").read_text())["scripts"]["generate"].split()
@@ -83,7 +83,7 @@ def service_url() -> Iterator[str]:
         yield service.url
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_clients_own_tests_pass(package: Path, service_url: str) -> None:
     """With a live service: the flow, retries, the acker, and the programs of its README."""
     result = run("npm", "test", LASTBIT_URL=service_url)
@@ -102,7 +102,7 @@ export const empty: Acks = {};
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_package_works_in_an_empty_project(package: Path, service_url: str, tmp_path: Path) -> None:
     """It has only the built files; and the strict compiler refuses a misspelt body."""
     packed = run("npm", "pack", "--silent", "--pack-destination", str(tmp_path))
@@ -155,7 +155,7 @@ async () => {
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_client_runs_in_a_browser(package: Path, service_url: str) -> None:
     """In Chromium, on a page of the service's own origin."""
     path = program()

@@ -1,4 +1,5 @@
-"""A real service on each kind of database, shared by the tests of a module; each test opens its own batches.
+"""A real service on SQLite, and each night on each kind of database, shared by the tests of a module; each test opens
+its own batches.
 
 When LASTBIT_MUTANT names a mutant, the code is broken before the tests import it (see `tests.mutants`)."""
 
@@ -12,14 +13,14 @@ import pytest
 
 from core.storage.database import Database
 from tests import mutants
-from tests.conftest import KINDS
+from tests.conftest import KINDS_OF_CONTRACT
 from tests.support import templates
 from tests.support.servers import running_service, sqlite_file
 
 mutants.from_environment()
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=KINDS_OF_CONTRACT)
 def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     with contextlib.ExitStack() as stack:
         if request.param == "sqlite":

@@ -138,14 +138,14 @@ def test_a_service_accepts_the_examples() -> None:
     assert asked == {name for name, (_, _, operation) in OPERATIONS.items() if "requestBody" in operation}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_linters_report_nothing() -> None:
     """Redocly and Spectral, with their recommended rules."""
     lint = subprocess.run([sys.executable, "-m", "scripts.openapi_lint"], capture_output=True, text=True)
     assert lint.returncode == 0, lint.stdout + lint.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_linters_report_a_missing_field(tmp_path: Path) -> None:
     """Both linters."""
     path = tmp_path / "openapi.yaml"

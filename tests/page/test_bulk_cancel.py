@@ -20,7 +20,7 @@ from lastbit.tokens import Role
 from tests.page.test_page import PHONE, ack, open_batch
 from tests.support.servers import running_service, sqlite_file
 
-pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.nightly]
 
 
 def state(api: httpx.Client, batch: int) -> str:

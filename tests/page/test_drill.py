@@ -25,7 +25,7 @@ from lastbit import BatchHandle, Client
 from tests.page.test_page import panel, row
 from tests.support.receivers import Got, Receiver
 
-pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.nightly]
 
 ITEMS = 20_000
 CAUSES = {

@@ -24,7 +24,7 @@ from tests.page.test_page import HOSTILE, PHONE, ack, fail, open_batch, process
 from tests.support.receivers import Receiver, status
 from tests.support.servers import running_service, sqlite_file
 
-pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.nightly]
 
 
 def test_a_webhook_that_may_have_been_created_is_not_created_again(

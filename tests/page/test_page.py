@@ -599,7 +599,7 @@ def test_without_the_service_nothing_looks_current(page: Page, complaints: list[
     complaints.clear()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_request_that_is_never_answered_ends(
     page: Page, api: httpx.Client, service_url: str, complaints: list[str]
 ) -> None:
@@ -923,8 +923,8 @@ def test_a_phone_needs_no_scrolling_sideways(
     "settings",
     [
         {"color_scheme": "light", "bypass_csp": True},
-        pytest.param({"color_scheme": "dark", "bypass_csp": True}, marks=pytest.mark.slow),
-        pytest.param({"color_scheme": "light", "bypass_csp": True, **PHONE}, marks=pytest.mark.slow),
+        pytest.param({"color_scheme": "dark", "bypass_csp": True}, marks=pytest.mark.nightly),
+        pytest.param({"color_scheme": "light", "bypass_csp": True, **PHONE}, marks=pytest.mark.nightly),
     ],
     ids=["light", "dark", "phone"],
 )

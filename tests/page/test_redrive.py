@@ -21,7 +21,7 @@ from tests.page.test_operations import SECRETS, guarded_url  # noqa: F401
 from tests.page.test_page import HOSTILE, PHONE, ack, fail, open_batch, panel
 from tests.support.receivers import Receiver, status
 
-pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.nightly]
 
 FORMULA = '=HYPERLINK("x", "y")'
 

@@ -16,7 +16,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.page.test_page import ack, fail, open_batch, row
 
-pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.nightly]
 
 
 def tab(page: Page, state: str) -> Locator:

@@ -22,7 +22,7 @@ from tests.fuzz.sizes import LONG, examples
 from tests.spark.conftest import PYSPARK_35
 from tests.support.servers import running_service, sqlite_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(3600 if LONG else 300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("spark"), pytest.mark.timeout(3600 if LONG else 300)]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from lastbit.spark import item_id
 from tests.spark.conftest import BULK_ACK, PYSPARK_35, submit
 from tests.support.servers import ROOT, free_port, wait_until_it_prints
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("spark")]
 
 # Even small stages keep their tasks: a task is copied once another task of its stage has ended.
 SPECULATION = {

@@ -14,7 +14,7 @@ from lastbit import Client
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_text_json_and_orc_can_be_read(spark: Any, client: Client, tmp_path: Path, capsys: Any) -> None:
     """Each line of text is an id; several inputs are read as one."""
     batch = client.open(items=6, sealed=True)

@@ -32,7 +32,7 @@ def partitions(frame: Any) -> int:
     return frame.select(sf.spark_partition_id()).distinct().count()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_written_frame_acks_and_the_rest_is_read_back(session: Any, client: Client) -> None:
     """Pending items come back as ids, split by groups, and a join runs exactly the missing ones."""
     batch = client.open(items=30_000)
@@ -51,7 +51,7 @@ def test_a_written_frame_acks_and_the_rest_is_read_back(session: Any, client: Cl
     assert pending.count() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_failed_rows_fail_and_are_read_back(session: Any, client: Client) -> None:
     """With a boolean column next to the ids; null counts as not failed."""
     batch = client.open(items=20_000, group_size=64)

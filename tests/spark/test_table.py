@@ -21,7 +21,7 @@ from lastbit import spark as functions
 from tests.spark.conftest import CONNECT
 from tests.support.servers import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("spark")]
 
 SESSION = f"{'Connect' if CONNECT else 'classic'} {'3.5' if pyspark.__version__.startswith('3.5.') else '4'}"
 MESSAGES = """SELECT 'k' AS key, 2 AS delta, 't' AS topic, 0 AS partition, id AS offset FROM range(3)"""

@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 from lastbit import Client, InvalidArgument
 from lastbit.spark import ack, ack_stream, delta_rows, iceberg_rows, item_id
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("spark")]
 
 
 def rows(batch: Any, numbers: range, **columns: str) -> pa.Table:

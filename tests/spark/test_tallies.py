@@ -17,7 +17,7 @@ from lastbit.spark import TallyReport, apply_tally, tally_stream
 from lastbit.spark.tallies import _roots
 from tests.spark.conftest import CONNECT
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("spark")]
 
 SCHEMA = "topic string, partition int, offset bigint, robot string, screws array<string>"
 ENTRY = "key string, delta int, topic string, partition int, offset int"
