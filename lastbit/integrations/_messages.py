@@ -1,14 +1,10 @@
-"""Item ids and reasons, as adapters find them in messages and exceptions."""
+"""Item ids, as adapters find them in messages."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from lastbit.ids import InvalidItemId, ItemId
-from lastbit.integrations._resolving import reason_of as described
-
-MOST_REASON: Final = 500
-"""Maximum characters of a reason that comes from an exception. The rest is in the worker's log."""
 
 
 def item_of(message_id: Any) -> str | None:
@@ -18,8 +14,3 @@ def item_of(message_id: Any) -> str | None:
     except InvalidItemId:
         return None
     return str(message_id)
-
-
-def reason_of(error: BaseException) -> str:
-    """The reason for an item that failed with this exception."""
-    return (described(error) or "failed")[:MOST_REASON]

@@ -1,16 +1,7 @@
-"""Threads that handle messages, and resolve each item before its message is settled with the broker.
+"""Threads that handle messages and pass them to a resolver, which settles them with the broker.
 
-A handler's thread does not wait for its ack. It passes the item to an acker, which gathers, and takes the next message;
-the message is settled when the service has answered. Things that could go wrong, and why they can't:
+Things that could go wrong, and why they can't:
 
-* A message is removed and its item stays pending. Only an answer of the service settles a message as done. If the
-  process dies before that, the broker delivers the message again, and its item counts once.
-* Lastbit is away. Acks are sent again until there is an answer. Messages stay unacked meanwhile, and the broker's
-  limit of unacked messages bounds them.
-* A message comes back forever because its batch was cancelled. A rejection is final: it is logged, and the message is
-  settled.
-* A broken configuration looks like an idle queue. Errors of Lastbit that no repetition can mend, such as a wrong token,
-  end the consumer, which raises them.
 * Deliveries that can no longer be settled, after a lost connection for example, keep the workers from those that can.
   They are skipped if no handler has begun.
 * A stop loses work. It waits for running handlers and for their acks; messages that no handler has begun are left to
@@ -23,19 +14,17 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from lastbit import errors
 from lastbit._threads import join_started
-from lastbit.acker import Acker, ItemResult
+from lastbit.acker import GATHERED
 from lastbit.client import Client
-from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import is_rejection, level_of, marking_errors, reason_of
+from lastbit.integrations._reasons import reason_of
+from lastbit.integrations._resolver import Resolver
 from lastbit.models import Completed
 
 log = logging.getLogger("lastbit.integrations")
@@ -44,10 +33,6 @@ ITEM: Final = "lastbit-item"
 """The name of the header with the item's id."""
 LINGER: Final = 0.01
 """Seconds that an ack may wait for others; no handler waits for it."""
-GATHERED: Final = 100
-"""The number of waiting acks that are sent at once."""
-PAUSE: Final = 1.0
-"""Seconds before acks are sent again that failed, in addition to the client's own retries."""
 
 
 class Outcome(Enum):
@@ -59,8 +44,6 @@ class Outcome(Enum):
     """Its item has failed."""
     ERROR = "error"
     """The handler has raised; the item is pending."""
-    AGAIN = "again"
-    """The completion could not be processed: deliver the message again."""
     STALE = "stale"
     """It was not begun, as it is delivered elsewhere, or again: forget it."""
 
@@ -119,18 +102,17 @@ class Workers(Generic[D]):
         """`settle` gets deliveries whose items one call to Lastbit has resolved; it must not block."""
         self._handle = handle
         self._settle = settle
-        completed = marking_errors(on_completed)
-        self._acker = Acker(client.driver, completed, linger=LINGER, gathered=gathered, report=self._answered)
+        self._resolver: Resolver[D] = Resolver(
+            client, self._resolved, self._end, on_completed, linger=LINGER, gathered=gathered
+        )
         self._inbox: SimpleQueue[D | None] = SimpleQueue()
         self._stopping = False
-        self._again = DelayedCalls("lastbit-again", PAUSE)
-        """Acks to send again."""
         self.failure: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"lastbit-worker-{number}", daemon=True) for number in range(count)
         ]
         try:
-            self._again.start()
+            self._resolver.start()
             for thread in self._threads:
                 thread.start()
         except BaseException:  # such as a thread that can't be started
@@ -147,13 +129,11 @@ class Workers(Generic[D]):
         for _ in self._threads:
             self._inbox.put(None)
         join_started(self._threads)
-        if count := self._again.close():
-            log.warning("%d acks are not sent again, and their messages return", count)
-        self._acker.close()
+        self._resolver.close()
 
     def _work(self) -> None:
         while (delivery := self._inbox.get()) is not None:
-            if self._stopping:
+            if self._stopping or self._resolver.refusal is not None:
                 continue
             try:
                 self._process(delivery)
@@ -187,62 +167,18 @@ class Workers(Generic[D]):
         return None
 
     def _resolve(self, delivery: D, failure: Failed | None) -> None:
-        item = delivery.item
-        if item is None:
-            delivery.settle(_outcome(failure))
-            return
-        try:
-            if failure is None:
-                # The acker passes it to `_answered`, and calls no method of it.
-                self._acker.ack_for(delivery, item)  # type: ignore[arg-type]
-            else:
-                self._acker.fail_for(_Failing(delivery, failure), item, reason_of(failure))  # type: ignore[arg-type]
-        except errors.MalformedItem as error:
-            log.error("the message was handled, but no item was resolved: its header %s: %s", ITEM, error)
-            delivery.settle(_outcome(failure))
-        except errors.AckerClosed:
-            pass  # it was to be sent again; the message returns
+        if delivery.item is None:
+            delivery.settle(Outcome.DONE if failure is None else Outcome.FAILED)
+        elif failure is None:
+            self._resolver.ack(delivery)
+        else:
+            self._resolver.fail(delivery, reason_of(failure))
 
-    def _answered(self, receivers: list[D | _Failing[D]], outcome: ItemResult | BaseException) -> None:
-        """Called in the acker's thread."""
-        acked = [receiver for receiver in receivers if not isinstance(receiver, _Failing)]
-        failed = [receiver for receiver in receivers if isinstance(receiver, _Failing)]
-        if isinstance(outcome, BaseException):
-            for delivery in acked:
-                self._not_resolved(delivery, None, outcome)
-            for failing in failed:
-                self._not_resolved(failing.delivery, failing.failure, outcome)
-            return
-        if acked:
-            self._settle(acked, Outcome.DONE)
-        if failed:
-            self._settle([failing.delivery for failing in failed], Outcome.FAILED)
-
-    def _not_resolved(self, delivery: D, failure: Failed | None, error: BaseException) -> None:
-        if is_rejection(error, delivery.item or ""):
-            log.log(level_of(error), "%s; its message is removed", error)
-            settle_each([delivery], Outcome.DONE)
-        elif not isinstance(error, errors.LastbitError):
-            log.error("on_completed raised; the message of item %s is handled again", delivery.item, exc_info=error)
-            settle_each([delivery], Outcome.AGAIN)
-        elif not error.is_temporary:
-            self._end(error)
-        elif not self._stopping:
-            is_first = self._again.add(partial(self._resolve, delivery, failure))
-            if is_first:
-                log.warning("acks are sent again, and their messages stay unacked until then: %s", error)
+    def _resolved(self, deliveries: Sequence[D], are_failed: bool) -> None:
+        self._settle(deliveries, Outcome.FAILED if are_failed else Outcome.DONE)
 
     def _end(self, error: BaseException) -> None:
         self.failure = self.failure or error
-
-
-@dataclass(frozen=True, slots=True)
-class _Failing(Generic[D]):
-    """A delivery whose item is being failed. Those whose items are being acked are passed to the acker as they are: one
-    more object for each message would cost more than all that is done with it."""
-
-    delivery: D
-    failure: Failed
 
 
 class LeftToRedelivery(Exception):
@@ -251,7 +187,3 @@ class LeftToRedelivery(Exception):
 
 class _Raised(Exception):
     """The handler has raised."""
-
-
-def _outcome(failure: Failed | None) -> Outcome:
-    return Outcome.DONE if failure is None else Outcome.FAILED

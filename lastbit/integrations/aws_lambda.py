@@ -14,8 +14,11 @@ reporting it. The acks are committed before.
 *A FIFO queue's order is broken, because an ack failed and a later one didn't.* `LastbitSqsFifoPartialProcessor` reports
 the later records of the group too.
 
-*A batch is complete, and `on_completed` is never called for it*, because it raised or the function ended. The messages
-are deleted after it returned. When they come again, their acks are repeats, whose results name the batch as well.
+*A batch is complete, and `on_completed` is never called for it*, because it raised or the function ended. It is called
+again here, a few times. The messages are deleted after it returned. When they come again, their acks are repeats, whose
+results name the batch as well.
+
+*A wrong token makes dead letters without a word.* The invocation raises the error, and all of its messages come again.
 
 *The function times out while Lastbit is away*, and the messages that it handled are delivered again with all others.
 The client made here gives up after ten seconds, and the records are reported. The function's timeout must have room for
@@ -25,8 +28,11 @@ that.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import random
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -34,8 +40,9 @@ from lastbit import errors
 from lastbit.client import Client
 from lastbit.ids import InvalidItemId, ItemId
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import level_of, reason_of
-from lastbit.models import AckResult, Completed
+from lastbit.integrations._reasons import reason_of
+from lastbit.integrations._verdicts import Verdict, log_rejections, verdict_of
+from lastbit.models import Completed
 from lastbit.retry import Retry
 
 try:
@@ -58,7 +65,7 @@ ITEM: Final = "lastbit-item"
 TIMEOUT: Final = 5.0
 """Seconds for one request of the client made here."""
 RETRY: Final = Retry(attempts=4, deadline=10)
-"""The retries of that client: few, since an invocation is short."""
+"""The retries of that client, and of `on_completed`: few, since an invocation is short."""
 
 Record = dict[str, Any]
 """A record as it is in Lambda's event."""
@@ -173,22 +180,34 @@ class _Resolving(BasePartialBatchProcessor):
             try:
                 result = self._lastbit.fail(items, reason) if is_failed else self._lastbit.ack(items)
             except errors.LastbitError as error:
+                if verdict_of(error) is Verdict.END:
+                    raise
                 log.warning("records are reported as failed, as their items are not resolved: %s", error)
                 return {position for items_left in waiting.values() for position in items_left}, sys.exc_info()
-            for rejection in result.rejected:
-                log.log(level_of(rejection), "item %s was rejected: %s", rejection.item, rejection.reason)
+            log_rejections(result)
             try:
-                self._announce(result)
+                for completion in result.completed:
+                    self._announce(completion)
             except Exception:
-                log.exception("records are reported as failed, as on_completed has raised")
+                log.exception("records are reported as failed, as on_completed raises")
                 return {position for items_left in waiting.values() for position in items_left}, sys.exc_info()
             waiting[is_failed, reason] = {}
         return set(), None
 
-    def _announce(self, result: AckResult) -> None:
-        if self._on_completed is not None:
-            for completion in result.completed:
-                self._on_completed(completion)
+    def _announce(self, completion: Completed) -> None:
+        """Call `on_completed` until it returns. Raises its exception after the attempts of `RETRY`."""
+        begin = time.monotonic()
+        for attempt in itertools.count(1):
+            try:
+                if self._on_completed is not None:
+                    self._on_completed(completion)
+                return
+            except Exception:
+                pause = RETRY.pause(attempt, time.monotonic() - begin, None, random.random())  # noqa: S311  # jitter
+                if pause is None:
+                    raise
+                log.warning("on_completed is called again", exc_info=True)
+            time.sleep(pause)
 
     def _valid_item(self, record: Record) -> str | None:
         item = self._item_of(record)
@@ -208,8 +227,8 @@ class LastbitBatchProcessor(_Resolving, BatchProcessor):
     and LASTBIT_TOKEN that retries for ten seconds; `item`, a function that gets a record as it is in the event and
     returns its item's id or None. Without `item`, the id is the message attribute `lastbit-item` of SQS, or that header
     of Kafka; Kinesis and DynamoDB need the function; `on_completed`, called with a `Completed` for each batch that the
-    call for these records finds complete. If it raises, the records are reported, and it is called again when they are
-    delivered again. Raises `InvalidArgument`.
+    call for these records finds complete. If it raises, it is called again, up to four times; then the records are
+    reported, and handled again. Raises `InvalidArgument`.
 
     A handler that raises `Failed(reason)` fails the item, and the record is not delivered again.
     """

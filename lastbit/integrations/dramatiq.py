@@ -14,6 +14,9 @@ notes. The message is settled where Dramatiq acks it, in `ConsumerThread.post_pr
 thread gets replaced when it starts. First the item is resolved, then Dramatiq's own method runs. No worker thread waits
 for that (see `_settler`).
 
+*The service refuses the token.* A worker process of Dramatiq's command ends, with exit code 1, and returns its
+messages. A worker inside of another program can't be ended by its middleware: it is paused.
+
 *An ack removes another message*, as RabbitMQ's consumer has connected again, and the new connection uses the same
 delivery tags. A message of an earlier connection is not acked: it is delivered again.
 
@@ -25,6 +28,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -35,7 +40,8 @@ from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
 from lastbit.integrations import _fan_out
-from lastbit.integrations._messages import item_of, reason_of
+from lastbit.integrations._messages import item_of
+from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._settler import Resolution, Settler
 from lastbit.models import Completed
 
@@ -126,6 +132,7 @@ class LastbitMiddleware(Middleware):
         self._shutdown_timeout = shutdown_timeout
         self._notes = _Notes()
         self._settler: Settler | None = None
+        self._is_stopping = False
 
     @property
     def client(self) -> Client:
@@ -140,8 +147,10 @@ class LastbitMiddleware(Middleware):
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         try:
-            acker = self.client.acker(self._on_completed, linger=self._linger)
-            self._settler = Settler(acker, threads=REMOVERS)
+            self._settler = Settler(
+                self.client, partial(self._end, worker), self._on_completed, threads=REMOVERS, linger=self._linger
+            )
+            self._settler.start()
         except Exception as error:
             # Dramatiq only logs other exceptions. The worker would go on and remove messages whose items are pending.
             raise MiddlewareError(f"the worker can't resolve items: {error}") from error
@@ -160,6 +169,23 @@ class LastbitMiddleware(Middleware):
         if self._settler is not None and (messages := self._settler.abandon(thread)):
             log.warning("%d messages end unsettled, and return to %s", len(messages), thread.queue_name)
             thread.requeue_messages(messages)
+
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        self._is_stopping = True
+
+    def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        if self._settler is not None and self._settler.refusal is not None and _is_worker_command():
+            sys.exit(1)
+
+    def _end(self, worker: Worker, error: BaseException) -> None:
+        if self._is_stopping:
+            return  # a second signal would kill the process before it returns its messages
+        if _is_worker_command():
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            threads: list[ConsumerThread | WorkerThread] = [*worker.consumers.values(), *worker.workers]
+            for thread in threads:
+                thread.pause()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self._notes.start(message)
@@ -204,7 +230,7 @@ class LastbitMiddleware(Middleware):
             post_process(message)
             message.clear_exception()
 
-        self._settler.settle(resolution, remove, message, thread)
+        self._settler.settle([resolution], remove, message, thread)
         if len(self._settler) < MOST_UNSETTLED:
             _make_room(thread, message)
 
@@ -283,6 +309,12 @@ def resend(redrive: Redrive, messages: Iterable[Sendable], *, broker: Broker | N
     """
     broker = broker or get_broker()
     return _fan_out.resend(_middleware(broker).client, redrive, _checked(messages), partial(_send, broker))
+
+
+def _is_worker_command() -> bool:
+    """Whether this process stops its worker, and ends, after a SIGTERM."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return getattr(handler, "__module__", None) == "dramatiq.cli"
 
 
 def _keep_tags_apart(thread: ConsumerThread) -> None:

@@ -12,6 +12,9 @@ not told otherwise, and sends a message with the same task id. Either is a sign:
 of the type WHEN_SAVED, taskiq's default. It does not return before the service has responded, however long that takes.
 No thread waits meanwhile, only a coroutine. If the worker ends first, the message is not acked, and comes again.
 
+*The service refuses the token.* taskiq would start another worker process at once, which would run more tasks in vain.
+So the worker is paused: it runs no more items, and holds their messages until it is stopped.
+
 *The worker cancels a task when it ends.* taskiq would ack its message. So the cancellation continues, which leaves the
 message in the queue.
 """
@@ -19,9 +22,11 @@ message in the queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import sys
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,9 +38,19 @@ from lastbit.acker import AsyncAcker
 from lastbit.batch import AsyncBatchHandle
 from lastbit.client import AsyncClient
 from lastbit.failures import Redrive
-from lastbit.integrations import _fan_out
-from lastbit.integrations._messages import item_of, reason_of
-from lastbit.integrations._resolving import is_rejection, level_of
+from lastbit.integrations import _fan_out, _verdicts
+from lastbit.integrations._messages import item_of
+from lastbit.integrations._reasons import reason_of
+from lastbit.integrations._resolver import PAUSE
+from lastbit.integrations._verdicts import (
+    Verdict,
+    log_raising,
+    log_refusal,
+    log_rejection,
+    log_removal,
+    marking_errors_async,
+    verdict_of,
+)
 from lastbit.models import Completed
 
 try:
@@ -57,8 +72,6 @@ log = logging.getLogger("lastbit.integrations")
 
 LINGER: Final = 0.02
 """Seconds for which resolutions are gathered. No thread waits meanwhile."""
-PAUSE: Final = 1.0
-"""Seconds until a failed resolution is repeated, in addition to the client's own retries."""
 SAVED: Final = "when_saved"
 
 Task: TypeAlias = "AsyncTaskiqDecoratedTask[Any, Any] | AsyncKicker[Any, Any]"
@@ -108,9 +121,13 @@ class LastbitMiddleware(TaskiqMiddleware):
             raise errors.InvalidArgument("url and token are for a new client: give either these or client")
         self._url, self._token = url, token
         self._given_client = client
-        self._on_completed = on_completed
+        self._on_completed = marking_errors_async(on_completed)
         self._linger = linger
         self._session: _Session | None = None
+        self._refusal: BaseException | None = None
+        """The error with which the service refuses acks for good."""
+        self._calling: set[asyncio.Task[None]] = set()
+        """Tasks that call `on_completed` without holding a message. The event loop holds no reference to them."""
 
     @property
     def client(self) -> AsyncClient:
@@ -137,7 +154,9 @@ class LastbitMiddleware(TaskiqMiddleware):
             if self._given_client is None:
                 await session.client.close()
 
-    def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+    async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        if self._refusal is not None and item_of(message.task_id) is not None:
+            await self._refuse(self._refusal)
         _current.set(_Run(message.task_id))
         return message
 
@@ -155,23 +174,59 @@ class LastbitMiddleware(TaskiqMiddleware):
             return
         if isinstance(result.error, asyncio.CancelledError) and _is_cancelled():
             raise result.error
-        await self._resolve(item, None if result.error is None else reason_of(result.error))
+        await self._resolve(item, None if result.error is None else reason_of(result.error) or "failed")
 
     async def _resolve(self, item: str, reason: str | None) -> None:
+        """Return when the item's message may be removed. Raises `AckerClosed`."""
+        raises_since: float | None = None
+        while (error := await self._outcome(item, reason)) is not None:
+            match verdict_of(error):
+                case Verdict.END:
+                    await self._refuse(error)
+                case Verdict.SEND_AGAIN:
+                    log.warning("item %s is not resolved yet, and is sent again: %s", item, error)
+                case Verdict.CALL_AGAIN:
+                    if raises_since is None:
+                        log_raising(error)
+                        raises_since = time.monotonic()
+                    elif time.monotonic() - raises_since >= _verdicts.PATIENCE:
+                        log_removal(error)
+                        self._go_on(item, reason)
+                        return
+            await asyncio.sleep(PAUSE)
+
+    async def _outcome(self, item: str, reason: str | None) -> BaseException | None:
+        """The error of one attempt; None if the item is resolved, or was rejected."""
         acker = self._in_this_loop().acker
-        while True:
-            try:
-                await (await acker.ack(item) if reason is None else await acker.fail(item, reason))
-            except errors.AckerClosed:
-                raise  # the message is not acked
-            except Exception as error:  # noqa: BLE001  # also one of `on_completed`
-                if is_rejection(error, item):
-                    log.log(level_of(error), "%s; its message is removed", error)
-                    return
-                log.warning("item %s is not resolved yet, and is sent again: %s", item, error)
-                await asyncio.sleep(PAUSE)
-            else:
-                return
+        try:
+            await (await acker.ack(item) if reason is None else await acker.fail(item, reason))
+        except errors.AckerClosed:
+            raise  # the message is not acked
+        except errors.ItemRejected as error:
+            log_rejection(error)
+        except Exception as error:  # noqa: BLE001  # its verdict decides
+            return error
+        return None
+
+    async def _refuse(self, error: BaseException) -> None:
+        """Pause a worker until it is stopped. Raises the error if this process is no worker, as in tests."""
+        if self._refusal is None:
+            self._refusal = error
+            log_refusal(error)
+        if not self.broker.is_worker_process:
+            raise error
+        await asyncio.Event().wait()
+
+    def _go_on(self, item: str, reason: str | None) -> None:
+        """Call `on_completed` again without holding the message."""
+
+        async def resolve() -> None:
+            with contextlib.suppress(errors.AckerClosed):
+                await self._resolve(item, reason)
+
+        task = asyncio.create_task(resolve())
+        self._calling.add(task)
+        task.add_done_callback(self._calling.discard)
 
 
 def _is_cancelled() -> bool:

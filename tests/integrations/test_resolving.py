@@ -89,7 +89,7 @@ def test_an_item_of_a_cancelled_batch_is_logged(client: Client, caplog: pytest.L
     batch.cancel()
     with caplog.at_level(logging.WARNING, "lastbit.integrations"), resolving(client, batch.ids[0]):
         pass
-    assert caplog.messages == [f"item {batch.ids[0]} was rejected: cancelled"]
+    assert caplog.messages == [f"item {batch.ids[0]} was rejected: its batch was cancelled (cancelled)"]
 
 
 def test_an_item_under_which_the_block_opens_a_batch_is_left_to_it(

@@ -1,4 +1,4 @@
-"""What Dramatiq and RQ share: items are resolved before their messages are removed."""
+"""What the adapters of task queues share, and with it the resolver of all adapters: outages without new threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from lastbit import Client, Retry
-from lastbit.integrations import _settler
+from lastbit.integrations import _resolver
 from lastbit.integrations._settler import Resolution, Settler
 from tests.integrations.workers import wait_until
 from tests.mutants import mutant
@@ -15,10 +15,14 @@ from tests.support.servers import running_service, sqlite_file
 from tests.support.threads import no_more_threads, no_thread_left
 
 
+def new_settler(client: Client, threads: int = 1) -> Settler:
+    return Settler(client, lambda error: pytest.fail(str(error)), threads=threads, linger=0.02)
+
+
 def test_items_are_sent_again_by_one_thread(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """However many wait while the service is away. A thread for each might not be startable. All are resolved when it
     is back."""
-    monkeypatch.setattr(_settler, "PAUSE", 0.5)
+    monkeypatch.setattr(_resolver, "PAUSE", 0.5)
     removed: list[str] = []
     with (
         sqlite_file() as url,
@@ -27,10 +31,11 @@ def test_items_are_sent_again_by_one_thread(monkeypatch: pytest.MonkeyPatch, cap
     ):
         batch = client.open(items=300, sealed=True)
         service.stop(9)
-        settler = Settler(client.acker(linger=0.02), threads=1)
+        settler = new_settler(client)
+        settler.start()
         threads = threading.active_count()
         for item in batch.ids:
-            settler.settle(Resolution(item), lambda: removed.append("message"), None, None)
+            settler.settle([Resolution(item)], lambda: removed.append("message"))
         wait_until(lambda: "sent again" in caplog.text, "a call has failed")
         assert threading.active_count() <= threads + 1  # the acker's
         service.start()
@@ -40,24 +45,33 @@ def test_items_are_sent_again_by_one_thread(monkeypatch: pytest.MonkeyPatch, cap
     assert len(lines) < 100
 
 
-@mutant(
-    "a-held-item-alarms-people",
-    "lastbit.integrations._resolving:level_of",
-    'getattr(rejection, "reason", None) == HELD',
-    "False",
-)
-def test_the_message_of_a_held_item_is_removed(service_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The nested batch resolves it, so nobody is warned."""
+@mutant("an-outage-needs-a-new-thread", "lastbit.integrations._resolver:Resolver.start", "self._again.start()", "pass")
+def test_items_are_sent_again_though_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the first item ends, and in each of two outages."""
+    monkeypatch.setattr(_resolver, "PAUSE", 0.05)
     removed: list[str] = []
-    with Client(service_url) as client, client.acker() as acker:
-        batch = client.open(items=2, sealed=True)
-        for item in batch.ids:
-            client.open(items=1, sealed=True, parent=item)
-        settler = Settler(acker, threads=1)
-        for resolution in (Resolution(batch.ids[0]), Resolution(batch.ids[1], failed=True, reason="late")):
-            settler.settle(resolution, lambda: removed.append("message"), None, None)
-        assert settler.drain(30)
-        assert (len(removed), batch.refresh().pending, caplog.messages) == (2, 2, [])
+    with (
+        sqlite_file() as url,
+        running_service(url) as service,
+        Client(service.url, retry=Retry(attempts=1)) as client,
+    ):
+        batch = client.open(items=3, sealed=True)
+        settler = new_settler(client)
+        settler.start()
+        for number, item in enumerate(batch.ids):
+            if number:
+                service.stop(9)
+            caplog.clear()
+            with no_more_threads():
+                settler.settle([Resolution(item)], lambda item=item: removed.append(item))  # type: ignore[misc]
+                wait_until(lambda: "sent again" in caplog.text, "a call has failed")
+            if number:
+                service.start()
+            assert settler.drain(10)
+        assert batch.refresh().acked == 3
+    assert removed == list(batch.ids)
 
 
 @pytest.mark.parametrize("started", range(3))
@@ -68,4 +82,4 @@ def test_a_settler_that_may_start_too_few_threads_ends(started: int) -> None:
         pytest.raises(RuntimeError, match="can't start new thread"),
         no_more_threads(after=started),
     ):
-        Settler(client.acker(), threads=2)
+        new_settler(client, threads=2).start()

@@ -27,6 +27,10 @@ class Workers:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(60)
 
+    def wait(self) -> int:
+        """Wait until the main process ends by itself, and return its exit code."""
+        return self._process.wait(60)
+
     def stop(self) -> int:
         """Ask the main process to stop, as a supervisor does, and return its exit code."""
         self._process.terminate()

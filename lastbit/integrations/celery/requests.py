@@ -36,10 +36,9 @@ from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceed
 from celery.utils.serialization import get_pickled_exception
 from celery.worker.request import Request
 
-from lastbit.integrations import _messages
-from lastbit.integrations._settler import Resolution
+from lastbit.integrations import _reasons
+from lastbit.integrations._settler import Resolution, Settler
 from lastbit.integrations.celery.items import is_item, later_items
-from lastbit.integrations.celery.resolver import Resolver
 
 log = logging.getLogger("lastbit.celery")
 
@@ -62,8 +61,8 @@ def reason_of(exception: BaseException, retries: int = 0) -> str:
     """A failure's reason, like `ValueError: no such product (after 3 retries)`."""
     if isinstance(exception, TimeLimitExceeded):
         return f"hard time limit of {exception.args[0]:g} s exceeded"
-    text = _messages.reason_of(exception)
-    return f"{text} (after {retries} {'retry' if retries == 1 else 'retries'})" if retries else text
+    text = _reasons.reason_of(exception) or "failed"
+    return _reasons.accepted(f"{text} (after {retries} {'retry' if retries == 1 else 'retries'})" if retries else text)
 
 
 def is_replaced(exception: BaseException) -> bool:
@@ -73,7 +72,7 @@ def is_replaced(exception: BaseException) -> bool:
 class ItemRequest(Request):
     """A message with items that depend on it. Mixed in before the `Request` class of its task."""
 
-    resolver: ClassVar[Resolver]
+    settler: ClassVar[Settler]
     when_ignored: ClassVar[WhenIgnored]
 
     _resolutions: list[Resolution] | None = None
@@ -153,7 +152,7 @@ class ItemRequest(Request):
     def _settle(self, remove: Callable[[], None]) -> None:
         if not self._is_settled:
             self._is_settled = True
-            self.resolver.resolve(self._resolutions or [], remove)
+            self.settler.settle(self._resolutions or [], remove)
 
     # What happens to the items.
 

@@ -1,4 +1,4 @@
-"""Connects a resolver to a worker's consumer, as a bootstep, which is Celery's interface for extensions of a worker.
+"""Connects a settler to a worker's consumer, as a bootstep, which is Celery's interface for extensions of a worker.
 
 A consumer has a *strategy* for each registered task, a function that receives its messages. The step gives each task a
 second one, whose requests resolve items, and passes it the messages with an item. So all other messages take Celery's
@@ -16,19 +16,24 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from celery import Celery, bootsteps
+from celery.platforms import EX_FAILURE
 from celery.utils.imports import symbol_by_name
+from celery.worker import state
 
 from lastbit.client import Client
 from lastbit.errors import InvalidArgument
-from lastbit.integrations._settler import Resolution
+from lastbit.integrations._settler import Resolution, Settler
 from lastbit.integrations.celery import settings
 from lastbit.integrations.celery.items import items_of_message
 from lastbit.integrations.celery.requests import ItemRequest, WhenIgnored, reason_of
-from lastbit.integrations.celery.resolver import Resolver
 from lastbit.models import Completed
 
 log = logging.getLogger("lastbit.celery")
 
+LINGER: Final = 0.1
+"""Seconds that acks are gathered, if that cannot leave the worker without work."""
+LARGE_PREFETCH: Final = 200
+"""Messages. An acker gathers at most a hundred items, so a worker with this prefetch has as many other tasks to run."""
 PATIENCE: Final = 10.0
 """Seconds for which a worker that stops waits for the service. Messages that it can't remove are redelivered."""
 
@@ -45,7 +50,9 @@ def install(
         raise InvalidArgument(f"{app!r} has a Lastbit already: make one per app")
     attributes = {
         "__module__": __name__,
-        "resolver": Resolver(client, on_completed),
+        "new_settler": staticmethod(
+            lambda linger: Settler(client(), _end_worker, on_completed, threads=1, linger=linger)
+        ),
         "when_ignored": when_ignored,
     }
     steps.add(type("Tracking", (LastbitStep,), attributes))
@@ -56,12 +63,17 @@ class LastbitStep(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    resolver: ClassVar[Resolver]
+    new_settler: ClassVar[Callable[[float], Settler]]
+    """Makes a settler that gathers acks for this many seconds."""
     when_ignored: ClassVar[WhenIgnored]
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
         self._consumer = consumer
+        # With fewer messages, those that wait for their ack would soon be all that the broker gives to this worker. 0:
+        # it gives any number.
+        is_large = consumer.initial_prefetch_count == 0 or consumer.initial_prefetch_count >= LARGE_PREFETCH
+        self._settler = type(self).new_settler(LINGER if is_large else 0.0)
         update_strategies = consumer.update_strategies
 
         def update_and_track() -> None:
@@ -79,7 +91,8 @@ class LastbitStep(bootsteps.StartStopStep):
         )
 
     def start(self, consumer: Any) -> None:
-        self.resolver.start(consumer.initial_prefetch_count)
+        # At the first connection: after the pool has forked its first children.
+        self._settler.start()
         for line in settings.warnings(consumer):
             log.warning(line)
         if consumer.hub is not None:
@@ -98,13 +111,13 @@ class LastbitStep(bootsteps.StartStopStep):
             self._flush()
 
     def _flush(self) -> None:
-        if not self.resolver.flush(PATIENCE):
+        if not self._settler.drain(PATIENCE):
             log.error("the worker stops before all items are resolved: their messages will be redelivered")
 
     def _track(self, consumer: Any, name: str) -> None:
         task = consumer.app.tasks[name]
         original = task.Request
-        attributes = {"resolver": self.resolver, "when_ignored": self.when_ignored}
+        attributes = {"settler": self._settler, "when_ignored": self.when_ignored}
         # A strategy reads the class when it is made, so the task has ours only meanwhile.
         task.Request = type("ItemRequest", (ItemRequest, symbol_by_name(original)), attributes)
         try:
@@ -124,9 +137,14 @@ class LastbitStep(bootsteps.StartStopStep):
         reason = f"no task for it: {reason_of(error)}"
         failures = [Resolution(item, failed=True, reason=reason) for item in items_of_message(message.headers, payload)]
         if failures:
-            self.resolver.resolve(failures, partial(consumer.call_soon, remove, body, message, error))
+            self._settler.settle(failures, partial(consumer.call_soon, remove, body, message, error))
         else:
             remove(body, message, error)
+
+
+def _end_worker(error: BaseException) -> None:
+    """As a signal does: the worker's loop looks at this, waits for running tasks, and returns the messages."""
+    state.should_stop = EX_FAILURE
 
 
 def _divided(plain: Callable[..., Any], tracked: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from typing import Any, Final
 from lastbit.errors import InvalidArgument
 from lastbit.integrations import Failed
 from lastbit.integrations._delayed import DelayedCalls
-from lastbit.integrations._resolving import reason_of
+from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._workers import LeftToRedelivery, Outcome, Workers
 from lastbit.integrations.kafka._records import item_of
 from lastbit.streams.errors import CommitFailed, SessionEnded, WindowFull

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lastbit.errors import InvalidArgument
-from lastbit.integrations._resolving import LONGEST_REASON
 from lastbit.integrations._workers import ITEM
 
 REASONS: Final = ("lastbit-reason", "kafka_dlt-exception-message", "__connect.errors.exception.message")
@@ -63,5 +62,5 @@ def death_of(record: Any) -> str:
     headers = headers_of(record)
     for name in REASONS:
         if text := headers.get(name):
-            return f"dead-lettered: {text.decode(errors='replace')}"[:LONGEST_REASON]
+            return f"dead-lettered: {text.decode(errors='replace')}"
     return "dead-lettered"

@@ -25,7 +25,7 @@ from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
 from lastbit.integrations import CHUNK, Failed
-from lastbit.integrations._resolving import reason_of
+from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations._workers import ITEM, Workers, checked_workers
 from lastbit.integrations.rabbitmq._consumer import Delivery, OnError, Options, run, settle_together

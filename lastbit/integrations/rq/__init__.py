@@ -14,6 +14,9 @@ while the next jobs run (`_unacked`).
 No hook sees all of these. So workers also compare: at each maintenance, `reconcile` resolves the pending items of jobs
 that have ended, and acks those that were noted by a worker that died.
 
+*The service refuses the token.* The worker ends with that error, and takes no more jobs. Finished jobs are noted, so a
+later worker acks their items.
+
 *A work-horse inherits a lock* that a thread of its worker held at the fork, and waits for it forever. redis-py's pool
 has such a lock, so no note is removed during a fork; and imports have locks, so the first ack of a worker, which
 imports modules, is made while its work-horse waits.
@@ -26,6 +29,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,15 +43,16 @@ from lastbit.client import Client
 from lastbit.failures import Redrive
 from lastbit.ids import ItemId
 from lastbit.integrations import _fan_out
-from lastbit.integrations._messages import MOST_REASON, item_of
-from lastbit.integrations._resolving import level_of
+from lastbit.integrations._messages import item_of
+from lastbit.integrations._reasons import accepted
 from lastbit.integrations._settler import Resolution, Settler
+from lastbit.integrations._verdicts import Verdict, log_refusal, log_rejections, verdict_of
 from lastbit.integrations.rq._relay import Ack, Fail, Relay
-from lastbit.models import AckResult
 
 try:
     import redis
     from rq import Queue, SimpleWorker, Worker
+    from rq.exceptions import StopRequested
     from rq.job import Job, JobStatus
     from rq.registry import CanceledJobRegistry
 
@@ -93,6 +98,9 @@ class LastbitMixin:
     _own_client: Client | None = None
     _settler: Settler | None = None
     _has_acked = False
+    _is_ending = False
+    _refusal: BaseException | None = None
+    """The error with which the service refuses calls for good."""
     _relay: Relay | None = None
 
     def lastbit_client(self) -> Client:
@@ -103,6 +111,18 @@ class LastbitMixin:
         if self._own_client is None:
             self._own_client = self.lastbit_client()
         return self._own_client
+
+    def work(self, *args: Any, **kwargs: Any) -> bool:
+        """Raises the error with which the service refuses calls for good."""
+        worked = False
+        try:
+            worked = super().work(*args, **kwargs)  # type: ignore[misc]
+        except StopRequested:
+            if self._refusal is None:
+                raise
+        if self._refusal is not None:
+            raise self._refusal
+        return worked
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         self._prepare()
@@ -146,12 +166,19 @@ class LastbitMixin:
                 reconcile(queue, self._client())
             except errors.LastbitError as error:
                 log.warning("jobs of %s are not compared with their items: %s", queue.name, error)
+                if verdict_of(error) is Verdict.END:
+                    self._refusal = error
+                    log_refusal(error)
+                    raise StopRequested from error
 
     def teardown(self) -> None:
+        self._is_ending = True
         is_worker = not self.is_horse  # type: ignore[attr-defined]
-        if is_worker and self._settler is not None and not self._settler.drain(PATIENCE):
-            log.warning("%d items of finished jobs are not acked yet; a later worker acks them", len(self._settler))
-        super().teardown()  # type: ignore[misc]
+        try:
+            if is_worker and self._settler is not None and not self._settler.drain(PATIENCE):
+                log.warning("%d items of finished jobs are not acked yet; a later worker acks them", len(self._settler))
+        finally:
+            super().teardown()  # type: ignore[misc]
 
     def _fail(self, job: Job, exc_string: str) -> None:
         item = item_of_job(job.id)
@@ -193,14 +220,26 @@ class LastbitMixin:
                 self._resolve_now(request)
                 return
         self._room.acquire()
-        settler.settle(Resolution(request.item), partial(self._acked, request), request, self)
+        settler.settle([Resolution(request.item)], partial(self._acked, request))
 
     def _prepare(self) -> Settler:
         if self._settler is None:
             self._room = threading.Semaphore(MOST_UNACKED)
             self._removing = threading.Lock()
-            self._settler = Settler(self._client().acker(linger=LINGER), threads=1)
+            settler = Settler(self._client(), self._end, threads=1, linger=LINGER)
+            settler.start()
+            self._settler = settler
         return self._settler
+
+    def _end(self, error: BaseException) -> None:
+        """Stop the worker after its current job, as RQ's own command to shut down does."""
+        if self._refusal is not None:
+            return
+        self._refusal = error
+        self._room.release()  # for the job that may wait
+        # Not if it stops already: a second signal would kill the job.
+        if not self._is_ending and signal.getsignal(signal.SIGINT) == self.request_stop:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGINT)
 
     def _acked(self, request: Ack) -> None:
         try:
@@ -213,12 +252,18 @@ class LastbitMixin:
             _unacked.remove(self.connection, request.queue, [request.item])  # type: ignore[attr-defined]
 
     def _resolve_now(self, request: Ack | Fail) -> None:
-        if isinstance(request, Fail):
-            _warn(self._client().fail(request.item, request.reason))
-        else:
-            _warn(self._client().ack(request.item))
-            with suppress(*_UNREACHABLE):  # the next maintenance removes it
-                self._remove(request)
+        try:
+            if isinstance(request, Fail):
+                log_rejections(self._client().fail(request.item, request.reason))
+                return
+            log_rejections(self._client().ack(request.item))
+        except errors.LastbitError as error:
+            if verdict_of(error) is Verdict.END and not self.is_horse:  # type: ignore[attr-defined]
+                log_refusal(error)
+                self._end(error)
+            raise
+        with suppress(*_UNREACHABLE):  # the next maintenance removes it
+            self._remove(request)
 
 
 class LastbitWorker(LastbitMixin, Worker):
@@ -265,7 +310,7 @@ def _ack_noted(queue: Queue, client: Client) -> int:
     if not items:
         return 0
     result = client.ack(items)
-    _warn(result)
+    log_rejections(result)
     _unacked.remove(queue.connection, queue.name, items)
     return result.applied
 
@@ -300,12 +345,7 @@ def _stored_error(job: Job) -> str:
 def _reason(exc_string: str) -> str:
     """The last line of a traceback, which names the exception."""
     lines = exc_string.strip().splitlines()
-    return (lines[-1] if lines else "the job failed")[:MOST_REASON].encode(errors="replace").decode()
-
-
-def _warn(result: AckResult) -> None:
-    for rejection in result.rejected:
-        log.log(level_of(rejection), "%s", errors.ItemRejected(rejection.item or "", rejection.reason))
+    return accepted(lines[-1] if lines else "the job failed")
 
 
 def fan_out(
@@ -433,9 +473,9 @@ def _resolve(client: Client, item: str, job: Job) -> None:
     """Resolve the item of a job, if it has run in this process."""
     status = job.get_status(refresh=False)
     if status == JobStatus.FAILED:
-        _warn(client.fail(item, _reason(_stored_error(job))))
+        log_rejections(client.fail(item, _reason(_stored_error(job))))
     elif job.ended_at is not None:  # with result_ttl=0, the job is deleted, and its status is not "finished"
-        _warn(client.ack(item))
+        log_rejections(client.ack(item))
 
 
 _clients: dict[int, Client] = {}

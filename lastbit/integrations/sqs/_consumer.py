@@ -26,7 +26,6 @@ from lastbit import errors
 from lastbit._threads import join_started
 from lastbit.client import Client
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import marking_errors
 from lastbit.integrations.sqs._inbox import Inbox, Run, runs
 from lastbit.integrations.sqs._leases import Leases
 from lastbit.integrations.sqs._queue import LONGEST_POLL, LONGEST_VISIBILITY, MOST_ENTRIES, Message, Queue, passes
@@ -37,8 +36,6 @@ log = logging.getLogger("lastbit.sqs")
 
 MOST_HELD: Final = 1000
 """Received messages that are not deleted, beyond which nothing is received. They wait for their acks."""
-LINGER: Final = 0.05
-"""Seconds that an ack may wait for others. No handler waits for it."""
 PAUSE: Final = 1.0
 """Seconds after a receive that failed."""
 
@@ -88,8 +85,7 @@ class Consumer:
         self._error: BaseException | None = None
         # One receive at a time on FIFO queues keeps deletions in order, and shows reliably that a queue is empty.
         parallel = 1 if queue.is_fifo or options.until_empty else options.receivers
-        acker = lastbit.acker(marking_errors(options.on_completed), linger=LINGER)
-        self._settler = Settler(queue, acker, self._leases, parallel, self._end)
+        self._settler = Settler(queue, lastbit, self._leases, parallel, options.on_completed, self._end)
         self._receivers = [self._thread(self._receive, "receive") for _ in range(parallel)]
         self._workers = [self._thread(self._work, "work") for _ in range(options.workers)]
         self._extender = self._thread(self._leases.run, "extend")

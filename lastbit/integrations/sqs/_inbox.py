@@ -20,25 +20,22 @@ class Run:
     together. SQS delivers no other messages of the group until all of them are deleted or visible again."""
 
     messages: list[Message]
-    _ended: dict[int, bool] = field(default_factory=dict)
-    """By position: whether the outcome of an ended message is stored."""
+    _ended: set[int] = field(default_factory=set)
+    """The positions of messages whose outcomes are stored."""
     _next: int = 0
-    _is_broken: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def end(self, position: int, is_stored: bool) -> tuple[list[Message], list[Message]]:
-        """The message at `position` has ended, and its outcome is stored or is not. Returns the messages that may be
-        deleted now, and those that must be left to their redelivery. A message waits for its predecessors: if one of
-        them is delivered again, it must be too, or they would be handled out of order."""
+    def end(self, position: int) -> list[Message]:
+        """The outcome of the message at `position` is stored. Returns the messages that may be deleted now. A message
+        waits for its predecessors: if one of them is delivered again, it must be too, or they would be handled out of
+        order."""
         deletable: list[Message] = []
-        undeletable: list[Message] = []
         with self._lock:
-            self._ended[position] = is_stored
+            self._ended.add(position)
             while self._next in self._ended:
-                self._is_broken = self._is_broken or not self._ended[self._next]
-                (undeletable if self._is_broken else deletable).append(self.messages[self._next])
+                deletable.append(self.messages[self._next])
                 self._next += 1
-        return deletable, undeletable
+        return deletable
 
 
 def runs(messages: Sequence[Message], is_fifo: bool) -> list[Run]:

@@ -1,43 +1,48 @@
-"""Stores outcomes with Lastbit, then deletes the messages.
+"""Passes outcomes to a resolver, then deletes the messages.
 
 Things that could go wrong, and why they can't:
 
-*A message is deleted and its item stays pending.* A message is deleted only after its ack was committed. If the process
-dies in between, the message is delivered again, and its ack is a repeat.
-
 *Messages whose work is done become dead letters because Lastbit is away.* If each of them were left to its redelivery,
-it would be handled again each time, until it was received too often. So the message stays held, and the ack is sent
-again until there is an answer. Consumers receive no more than a limited number of messages meanwhile.
+it would be handled again each time, until it was received too often. So the message stays held while the resolver
+sends its ack again. Consumers receive no more than a limited number of messages meanwhile.
 
-*A message comes back forever because its batch was cancelled.* A rejection is final: the message is deleted.
+*A FIFO queue's order is broken.* A message is deleted only after its predecessors in its run.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from lastbit import errors
 from lastbit._threads import join_started
-from lastbit.acker import Acker, ItemResult
-from lastbit.integrations._delayed import DelayedCalls
+from lastbit.client import Client
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._resolving import is_rejection, level_of, reason_of
+from lastbit.integrations._reasons import reason_of
+from lastbit.integrations._resolver import Resolver
 from lastbit.integrations.sqs._inbox import Run
 from lastbit.integrations.sqs._leases import Leases
 from lastbit.integrations.sqs._queue import MOST_ENTRIES, Message, Queue, item_of
+from lastbit.models import Completed
 from lastbit.retry import Retry
 
 log = logging.getLogger("lastbit.sqs")
 
-PAUSE: Final = 1.0
-"""Seconds before acks are sent again whose calls have failed, in addition to the client's own retries."""
+LINGER: Final = 0.05
+"""Seconds that an ack may wait for others. No handler waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The message at a position of a run, which has ended for good."""
+
+    run: Run
+    position: int
+    item: str | None
 
 
 class Settler:
@@ -45,15 +50,18 @@ class Settler:
     impossible."""
 
     def __init__(
-        self, queue: Queue, acker: Acker, leases: Leases, deleters: int, on_error: Callable[[BaseException], None]
+        self,
+        queue: Queue,
+        lastbit: Client,
+        leases: Leases,
+        deleters: int,
+        on_completed: Callable[[Completed], object] | None,
+        on_error: Callable[[BaseException], None],
     ) -> None:
         self._queue = queue
-        self._acker = acker
         self._leases = leases
         self._on_error = on_error
-        self._closing = False
-        self._again = DelayedCalls("lastbit-sqs-again", PAUSE)
-        """Acks that must be sent again."""
+        self._resolver: Resolver[_Ended] = Resolver(lastbit, self._resolved, on_error, on_completed, linger=LINGER)
         self._deletions: SimpleQueue[Message | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._delete, name="lastbit-sqs-delete", daemon=True) for _ in range(deleters)
@@ -61,69 +69,32 @@ class Settler:
 
     def start(self) -> None:
         """Start the threads. Raises `RuntimeError` if there can be no more; `close` ends those that were started."""
-        self._again.start()
+        self._resolver.start()
         for thread in self._threads:
             thread.start()
 
     def settle(self, run: Run, position: int, failure: Failed | None) -> None:
         """The message at this position of a run has ended, for good: ack or fail its item, and delete it."""
-        message = run.messages[position]
-        item = item_of(message)
-        if item is None:
-            self._end(run, position, is_stored=True)
-            return
-        try:
-            if failure is None:
-                future = self._acker.ack(item)
-            else:
-                future = self._acker.fail(item, reason_of(failure))
-        except errors.MalformedItem as error:
-            log.error(
-                "message %s of %s is deleted, no item was acked: %s", message["MessageId"], self._queue.name, error
-            )
-            self._end(run, position, is_stored=True)
-        except errors.AckerClosed:
-            self._end(run, position, is_stored=False)
+        ended = _Ended(run, position, item_of(run.messages[position]))
+        if ended.item is None:
+            self._resolved([ended], failure is not None)
+        elif failure is None:
+            self._resolver.ack(ended)
         else:
-            future.add_done_callback(partial(self._answered, run, position, failure))
+            self._resolver.fail(ended, reason_of(failure))
 
     def close(self) -> None:
         """Send all waiting acks, delete the messages, and return. If Lastbit is away, messages are left to their
         redelivery."""
-        self._closing = True
-        if count := self._again.close():
-            log.warning("%d messages of %s will be delivered again: they are not acked yet", count, self._queue.name)
-        self._acker.close()
+        self._resolver.close()
         for _ in self._threads:
             self._deletions.put(None)
         join_started(self._threads)
 
-    def _answered(self, run: Run, position: int, failure: Failed | None, future: Future[ItemResult]) -> None:
-        """Called in the acker's thread."""
-        message = run.messages[position]
-        error = future.exception()
-        is_temporary = isinstance(error, errors.LastbitError) and error.is_temporary
-        if error is None:
-            self._end(run, position, is_stored=True)
-        elif is_rejection(error, item_of(message) or ""):
-            text = "message %s of %s is deleted: %s"
-            log.log(level_of(error), text, message["MessageId"], self._queue.name, error)
-            self._end(run, position, is_stored=True)
-        elif is_temporary and not self._closing:
-            if self._again.add(partial(self.settle, run, position, failure)):
-                log.warning("acks are sent again, and messages of %s are held until then: %s", self._queue.name, error)
-        else:
-            self._end(run, position, is_stored=False)
-            log.warning("message %s of %s will be delivered again: %s", message["MessageId"], self._queue.name, error)
-            if isinstance(error, errors.LastbitError) and not is_temporary:
-                self._on_error(error)
-
-    def _end(self, run: Run, position: int, *, is_stored: bool) -> None:
-        deletable, undeletable = run.end(position, is_stored)
-        for message in deletable:
-            self._deletions.put(message)
-        for message in undeletable:
-            self._leases.release(message)
+    def _resolved(self, messages: Sequence[_Ended], are_failed: bool) -> None:
+        for ended in messages:
+            for message in ended.run.end(ended.position):
+                self._deletions.put(message)
 
     def _delete(self) -> None:
         """Delete messages, ten at a time if as many wait, until there is a None."""

@@ -208,5 +208,5 @@ def test_the_ending_resolves_the_item(started: Started, name: str) -> None:
     for item, pattern in zip(ids, case.expected, strict=True):
         if pattern is not ACKED:
             assert re.search(pattern, reasons[item]), reasons[item]
-            assert len(reasons[item]) < 700
+            assert len(reasons[item]) <= 4000
     assert started.place.runs(ids[0]) == case.runs

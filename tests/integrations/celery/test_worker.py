@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from lastbit import Client, Retry
-from lastbit.integrations._settler import Resolution
-from lastbit.integrations.celery import resolver
+from lastbit import Client
 from tests.integrations.celery.workers import PATIENCE, Place, Worker, outcomes
-from tests.integrations.workers import wait_until
-from tests.support.servers import ServiceProcess, running_service, sqlite_file
-from tests.support.threads import no_more_threads
+from tests.integrations.conftest import TOKEN
+from tests.support.servers import ServiceProcess, sqlite_file
 
 BROKERS = ["redis", pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq"))]
 
@@ -59,29 +55,6 @@ def test_a_task_that_is_terminated_while_it_runs_fails(place: Place, worker: Wor
     assert outcomes(batch) == {item: "terminated"}
 
 
-def test_a_message_whose_item_is_rejected_is_removed(place: Place, worker: Worker) -> None:
-    """Its batch was cancelled while the task ran. The fixture checks that the message is gone."""
-    batch, (item,) = place.open()
-    place.task("wait").apply_async(task_id=item)
-    place.wait_until_started(item)
-    batch.cancel()
-    place.let_go(item)
-
-
-def test_the_message_of_a_held_item_is_removed(place: Place, worker: Worker, client: Client) -> None:
-    """A batch was opened under it while the task ran, and resolves it. The fixture checks that the message is gone."""
-    batch, (item,) = place.open()
-    place.task("wait").apply_async(task_id=item)
-    place.wait_until_started(item)
-    child = client.open(items=1, sealed=True, parent=item)
-    place.let_go(item)
-    place.publish("succeed").wait(PATIENCE)  # its ack comes later
-    assert batch.refresh().pending == 1
-    assert f"item {item} was rejected" not in worker.output
-    client.ack(child.ids)
-    assert outcomes(batch) == {}
-
-
 def test_an_ignored_task_fails_if_the_option_says_so(place: Place, worker: Worker) -> None:
     batch = place.publish("ignore")
     assert list(outcomes(batch).values()) == ["ignored"]
@@ -119,6 +92,16 @@ def test_a_short_visibility_timeout_is_reported_at_the_start(new_place: Any) -> 
             "the visibility timeout is 100.0 s, but 2 prefetched messages per process may take longer" in worker.output
         )
         assert "acks_late" not in worker.output
+
+
+def test_a_refused_token_ends_the_worker(new_place: Any, tokens_url: str) -> None:
+    """With an exit code that a supervisor sees. The message returns."""
+    place: Place = new_place(service_url=tokens_url)
+    with Client(tokens_url, token=TOKEN) as client, place.worker() as worker:
+        batch = client.open(items=1)
+        place.task("succeed").apply_async(task_id=batch.ids[0])
+        assert worker.process.wait(PATIENCE) == 1
+        assert (place.messages(), batch.refresh().pending) == (1, 1)
 
 
 def new_worker_place(new_place: Any, broker: str, **arguments: Any) -> Place:
@@ -190,76 +173,3 @@ def test_while_the_service_is_away_messages_stay(new_place: Any, broker: str) ->
         assert [place.runs(item) for item in items] == [1] * 10
         assert place.messages() == 0
         service.remove()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("broker", BROKERS)
-def test_a_worker_that_stops_without_its_service_leaves_the_message(new_place: Any, broker: str) -> None:
-    with sqlite_file() as database:
-        service = ServiceProcess(database).start()
-        place: Place = new_place(broker, service_url=service.url)
-        batch, (item,) = place.open()
-        place.task("succeed").apply_async(task_id=item)
-        service.stop(9)
-        with place.worker() as worker:
-            place.wait_until_started(item)
-            assert worker.stop() == 0
-        assert place.messages() == 1
-        service.start()
-        with place.worker():
-            assert outcomes(batch) == {}
-        assert place.runs(item) == 2
-        service.remove()
-
-
-def test_resolutions_that_failed_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service is away for longer than the client retries."""
-    monkeypatch.setattr(resolver, "PAUSE", 0.05)
-    with sqlite_file() as database:
-        service = ServiceProcess(database).start()
-        with Client(service.url, retry=Retry(attempts=1)) as client:
-            batch = client.open(items=2, sealed=True)
-            assert batch.ids is not None
-            service.stop(9)
-            tested = resolver.Resolver(lambda: client, None)
-            is_removed = threading.Event()
-            resolutions = [
-                Resolution(batch.ids[0]),
-                Resolution(batch.ids[1], failed=True, reason="too late"),
-            ]
-            tested.resolve(resolutions, is_removed.set)
-            assert not tested.flush(0.3)
-            assert not is_removed.is_set()
-            service.start()
-            assert tested.flush(PATIENCE)
-            assert is_removed.is_set()
-            assert outcomes(batch) == {batch.ids[1]: "too late"}
-        service.remove()
-
-
-def test_resolutions_are_sent_again_though_no_thread_can_be_started(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """When the first item ends, and in each of two outages."""
-    monkeypatch.setattr(resolver, "PAUSE", 0.05)
-    removed: list[str] = []
-    with (
-        sqlite_file() as database,
-        running_service(database) as service,
-        Client(service.url, retry=Retry(attempts=1)) as client,
-    ):
-        batch = client.open(items=3, sealed=True)
-        tested = resolver.Resolver(lambda: client, None)
-        tested.start(prefetch=1)
-        for number, item in enumerate(batch.ids):
-            if number:
-                service.stop(9)
-            caplog.clear()
-            with no_more_threads():
-                tested.resolve([Resolution(item)], lambda item=item: removed.append(item))  # type: ignore[misc]
-                wait_until(lambda: "items are not resolved" in caplog.text, "a call has failed")
-            if number:
-                service.start()
-            assert tested.flush(10)
-        assert batch.refresh().acked == 3
-        assert removed == list(batch.ids)

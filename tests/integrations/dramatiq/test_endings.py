@@ -12,6 +12,7 @@ from dramatiq.results import ResultFailure
 from lastbit import Client
 from lastbit.batch import BatchHandle
 from lastbit.integrations.dramatiq import fan_out, resend
+from tests.integrations.conftest import TOKEN
 from tests.integrations.dramatiq.conftest import StartWorker
 from tests.integrations.redrives import redriven
 from tests.integrations.workers import wait_until
@@ -85,6 +86,15 @@ def test_redriven_messages_run_again(app: ModuleType, worker: StartWorker, clien
         assert resend(redriven(client, batch), iter(messages)) == 2
         wait_until(lambda: batch.refresh().succeeded, "the failed items are acked")
     assert [int(store.hget("runs", f"{batch.id}:0:{number}")) for number in range(4)] == [2, 1, 2, 1]
+
+
+def test_a_refused_token_ends_the_workers(app: ModuleType, worker: StartWorker, tokens_url: str, store: Any) -> None:
+    """With an exit code that a supervisor sees. The message returns to the queue."""
+    with Client(tokens_url, token=TOKEN) as client, worker(LASTBIT_URL=tokens_url) as running:
+        batch = client.open(items=1)
+        app.broker.enqueue(app.succeeds.message(1).copy(message_id=batch.ids[0]))
+        assert running.wait() == 1
+        assert (queued(store), batch.refresh().pending) == (1, 1)
 
 
 @pytest.mark.slow

@@ -16,12 +16,9 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import GroupCallbacks, Middleware, MiddlewareError, SkipMessage
 from dramatiq.rate_limits.backends import StubBackend as RateLimits
 
-from lastbit import Client, Completed, Retry, errors
-from lastbit.integrations import _settler
+from lastbit import Client, Completed, errors
 from lastbit.integrations.dramatiq import LastbitMiddleware, fan_out
-from tests.integrations.workers import wait_until
 from tests.mutants import mutant
-from tests.support.servers import ServiceProcess, sqlite_file
 from tests.support.threads import no_more_threads
 
 Make = Callable[..., StubBroker]
@@ -220,72 +217,6 @@ def test_the_messages_of_a_group_are_items_and_its_callback_is_not(
     assert batch.wait(30).acked == 3
     stub.join("default")
     assert called == [True]
-
-
-def test_a_message_of_a_cancelled_batch_does_not_come_back(
-    broker: Make, start: Callable[[], Worker], client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its rejection is logged, and the message is acked."""
-    stub = broker(LastbitMiddleware(client=client))
-    actor = declared(stub)
-    batch = fan_out([actor.message(1)], seal=False)
-    batch.cancel()
-    start()
-    stub.join("default", timeout=30_000)
-    assert f"item {batch.id}:0:0 was rejected: its batch was cancelled" in caplog.text
-
-
-def test_messages_stay_in_the_queue_while_the_service_is_down(
-    broker: Make, start: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their work is done once, and they are acked when the service is back. `on_completed` that raises is repeated."""
-    monkeypatch.setattr(_settler, "PAUSE", 0.05)
-    reported: list[int] = []
-
-    def report(completed: Completed) -> None:
-        reported.append(completed.batch)
-        if len(reported) == 1:
-            raise RuntimeError("publishing failed")
-
-    with sqlite_file() as url:
-        service = ServiceProcess(url).start()
-        try:
-            quick = lastbit_client(service.url)
-            stub = broker(LastbitMiddleware(client=quick, on_completed=report))
-            runs: list[int] = []
-
-            @dramatiq.actor(broker=stub)
-            def run(number: int) -> None:
-                runs.append(number)
-
-            batch = fan_out((run.message(number) for number in range(3)), seal=True)
-            service.stop()
-            start()
-            wait_until(lambda: len(runs) == 3, "all have run")
-            assert stub.queues["default"].unfinished_tasks == 3
-            service.start()
-            stub.join("default", timeout=60_000)
-            assert batch.refresh().succeeded
-            assert sorted(runs) == [0, 1, 2]
-            assert len(reported) >= 2
-        finally:
-            service.remove()
-
-
-def lastbit_client(url: str) -> Client:
-    return Client(url, retry=Retry(attempts=2, base=0.01))
-
-
-def test_a_stopping_worker_does_not_wait_for_an_absent_service_forever(broker: Make) -> None:
-    """The message is not acked: a broker delivers it again."""
-    stub = broker(LastbitMiddleware(client=lastbit_client("http://127.0.0.1:9"), shutdown_timeout=0.1))
-    actor = declared(stub)
-    stub.enqueue(actor.message(1).copy(message_id="7:0:1"))
-    worker = Worker(stub, worker_timeout=50, worker_threads=2)
-    worker.start()
-    worker.join()
-    worker.stop()
-    assert stub.queues["default"].unfinished_tasks == 1
 
 
 def test_a_message_that_ends_late_in_a_stop_is_settled_too(broker: Make, client: Client) -> None:

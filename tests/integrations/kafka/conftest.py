@@ -38,6 +38,8 @@ def consumer(address: str, group: str) -> Confluent:
         "group.id": group,
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
+        "session.timeout.ms": 6000,  # the mock cluster keeps the partitions of a closed consumer for so long
+        "heartbeat.interval.ms": 1000,
     }
     return Confluent(confluent_kafka.Consumer(settings))
 

@@ -29,7 +29,6 @@ from tests.integrations.redrives import redriven
 from tests.integrations.workers import wait_until
 from tests.mutants import mutant
 from tests.streams.kafka_broker import Attributes, Broker, RecordedClient
-from tests.support.servers import running_service, sqlite_file
 from tests.support.threads import no_more_threads
 
 
@@ -217,73 +216,6 @@ def test_a_dead_letter_fails_its_item(address: str, producer: confluent_kafka.Pr
         batch.wait(30)
     assert [completion.batch for completion in completed if completion.newly] == [batch.id]
     assert reasons(batch) == {batch.ids[0]: "dead-lettered: no schema", batch.ids[1]: "dead-lettered"}
-
-
-@pytest.mark.slow
-def test_offsets_stay_behind_while_lastbit_is_away(
-    address: str, producer: confluent_kafka.Producer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Handled records are not committed. Once it is back, they are, without being handled again."""
-    monkeypatch.setattr(_workers, "PAUSE", 0.05)
-    handled: Counter[bytes] = Counter()
-    all_handled = threading.Event()
-
-    def handle(record: confluent_kafka.Message) -> None:
-        handled[record.value()] += 1
-        if len(handled) == 20:
-            all_handled.set()
-
-    with (
-        sqlite_file() as url,
-        running_service(url) as service,
-        Client(service.url, retry=Retry(attempts=1)) as patient,
-    ):
-        batch = adapter.fan_out(producer, "away", map(str, range(20)), lastbit=patient)
-        service.stop(9)
-        with running(adapter.consume, consumer(address, "away"), ["away"], handle, every=0.05, lastbit=patient):
-            assert all_handled.wait(30)
-            assert committed(address, "away", "away") == 0
-            service.start()
-            with Client(service.url) as other:
-                assert other.batch(batch.id).wait(30).succeeded
-    assert set(handled.values()) == {1}
-    assert committed(address, "away", "away") == 20
-
-
-@mutant(
-    "an-offset-passes-an-item-that-is-pending",
-    "lastbit.integrations._workers:Workers._resolve",
-    """
-        if item is None:
-            delivery.settle(_outcome(failure))
-            return
-    """,
-    """
-        delivery.settle(_outcome(failure))
-        if item is None:
-            delivery.settle(_outcome(failure))
-            return
-    """,
-)
-@pytest.mark.slow
-def test_a_stop_commits_no_offset_while_lastbit_is_away(address: str, producer: confluent_kafka.Producer) -> None:
-    """The handled record is read again by the next consumer, and its item is acked."""
-    is_handled = threading.Event()
-    with (
-        sqlite_file() as url,
-        running_service(url) as service,
-        Client(service.url, retry=Retry(attempts=1)) as client,
-    ):
-        batch = adapter.fan_out(producer, "stopped", ["x"], lastbit=client)
-        service.stop(9)
-        with running(
-            adapter.consume, consumer(address, "stopped"), ["stopped"], lambda record: is_handled.set(), lastbit=client
-        ):
-            assert is_handled.wait(30)
-        assert committed(address, "stopped", "stopped") == 0
-        service.start()
-        with running(adapter.consume, consumer(address, "stopped"), ["stopped"], lambda record: None, lastbit=client):
-            assert batch.wait(60).succeeded
 
 
 PLACE = Place("work", 0)

@@ -12,19 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastbit import BatchHandle, Client, Completed, MissingExtra, Retry, Unauthorized, tokens
+from lastbit import BatchHandle, Client, Completed, MissingExtra
 from lastbit.errors import InvalidArgument
-from lastbit.integrations import Failed, _workers
+from lastbit.integrations import Failed
 from lastbit.integrations import rabbitmq as adapter
 from lastbit.integrations.rabbitmq import Message
 from lastbit.integrations.rabbitmq._messages import Tags
-from lastbit.tokens import Role
 from tests.integrations.rabbitmq.conftest import Consuming, left, over, running
 from tests.integrations.workers import wait_until
 from tests.mutants import mutant
 from tests.support.brokers import RabbitMQ, Wire
 from tests.support.exposition import eventually
-from tests.support.servers import running_service, sqlite_file
 
 pytestmark = pytest.mark.xdist_group("rabbitmq")
 
@@ -51,33 +49,6 @@ def test_messages_that_succeed_are_acked(
     assert [(completion.key, completion.newly) for completion in completed] == [("catalog", True)]
     assert left(channel, queue) == 0
     assert batch.verify().ok
-
-
-@mutant(
-    "an-unhandled-message-is-acked",
-    "lastbit.integrations._workers:Workers._process",
-    "delivery.settle(Outcome.ERROR)",
-    "delivery.settle(Outcome.DONE)",
-)
-def test_a_message_whose_handler_raises_is_requeued(
-    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
-) -> None:
-    """The item stays pending until the message succeeds."""
-    batch = sent(rabbitmq, client, 3)
-    attempts: Counter[bytes] = Counter()
-    pending: list[int] = []
-
-    def handle(message: Message) -> None:
-        attempts[message.body] += 1
-        if message.body == b"1" and attempts[b"1"] <= 2:
-            raise ConnectionError("the database is away")
-        if message.body == b"1":
-            pending.append(batch.refresh().pending)
-
-    with consuming(queue, handle):
-        assert batch.wait(30).succeeded
-    assert attempts == {b"0": 1, b"1": 3, b"2": 1}
-    assert pending[0] >= 1
 
 
 @pytest.mark.parametrize("reject", [False, True])
@@ -204,102 +175,6 @@ def test_the_header_comes_before_the_message_id(client: Client, channel: Any, qu
         assert batch.wait(30).succeeded
 
 
-@mutant(
-    "a-rejected-item-ends-the-consumer",
-    "lastbit.integrations._workers:Workers._not_resolved",
-    'is_rejection(error, delivery.item or "")',
-    "False",
-)
-def test_the_message_of_a_rejected_item_does_not_come_back(
-    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The batch was cancelled."""
-    batch = sent(rabbitmq, client, 1, seal=False)
-    batch.cancel()
-    is_handled = threading.Event()
-    with consuming(queue, lambda message: is_handled.set()):
-        assert is_handled.wait(30)
-    assert left(channel, queue) == 0
-    assert "its batch was cancelled" in caplog.text
-
-
-def test_messages_stay_unacked_while_lastbit_is_away(
-    rabbitmq: RabbitMQ, channel: Any, queue: str, consuming: Consuming, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are acked once it is back, and handled once."""
-    monkeypatch.setattr(_workers, "PAUSE", 0.05)
-    handled: Counter[bytes] = Counter()
-    all_handled = threading.Event()
-
-    def handle(message: Message) -> None:
-        handled[message.body] += 1
-        if len(handled) == 20:
-            all_handled.set()
-
-    with (
-        sqlite_file() as url,
-        running_service(url) as service,
-        Client(service.url, retry=Retry(attempts=1)) as patient,
-    ):
-        batch = sent(rabbitmq, patient, 20)
-        service.stop(9)
-        with consuming(queue, handle, lastbit=patient):
-            assert all_handled.wait(30)
-            service.start()
-            with Client(service.url) as other:
-                assert other.batch(batch.id).wait(30).succeeded
-    assert set(handled.values()) == {1}
-    assert left(channel, queue) == 0
-
-
-@mutant(
-    "a-message-is-acked-before-its-item",
-    "lastbit.integrations._workers:Workers._resolve",
-    """
-        if item is None:
-            delivery.settle(_outcome(failure))
-            return
-    """,
-    """
-        delivery.settle(_outcome(failure))
-        if item is None:
-            delivery.settle(_outcome(failure))
-            return
-    """,
-)
-def test_a_stop_leaves_messages_to_their_redelivery_while_lastbit_is_away(
-    rabbitmq: RabbitMQ, channel: Any, queue: str, consuming: Consuming
-) -> None:
-    """It doesn't wait for Lastbit to come back."""
-    is_handled = threading.Event()
-    with (
-        sqlite_file() as url,
-        running_service(url) as service,
-        Client(service.url, retry=Retry(attempts=1)) as client,
-    ):
-        sent(rabbitmq, client, 1)
-        service.stop(9)
-        with consuming(queue, lambda message: is_handled.set(), lastbit=client):
-            assert is_handled.wait(30)
-    eventually(lambda: left(channel, queue), 1)
-
-
-def test_a_wrong_token_ends_the_consumer(
-    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
-) -> None:
-    """It is reported, instead of trying again forever. The message returns."""
-    sent(rabbitmq, client, 1)
-    line = tokens.known(tokens.new(), "ci", [Role.CONSUME]).line()
-    with (
-        sqlite_file() as url,
-        running_service(url, LASTBIT_TOKENS=line) as service,
-        Client(service.url, token="wrong") as wrong,
-        pytest.raises(Unauthorized),
-    ):
-        adapter.consume(rabbitmq.url, queue, lambda message: None, lastbit=wrong)
-    eventually(lambda: left(channel, queue), 1)
-
-
 def test_redelivered_messages_count_once(
     rabbitmq: RabbitMQ, client: Client, channel: Any, classic: str, consuming: Consuming, wire: Wire
 ) -> None:
@@ -375,26 +250,6 @@ def test_a_stop_finishes_what_has_begun_and_returns_the_rest(
         threading.Timer(0.3, may_end.set).start()
     assert batch.refresh().acked == 1
     eventually(lambda: left(channel, queue), 9)
-
-
-def test_a_completion_that_can_not_be_processed_is_reported_again(
-    rabbitmq: RabbitMQ, client: Client, channel: Any, queue: str, consuming: Consuming
-) -> None:
-    """`on_completed` raises: the message is delivered again, and its ack reports the completion again."""
-    batch = sent(rabbitmq, client, 1)
-    reports = []
-    is_published = threading.Event()
-
-    def publish(completion: Any) -> None:
-        reports.append((completion.batch, completion.newly))
-        if len(reports) == 1:
-            raise ConnectionError("the catalog is away")
-        is_published.set()
-
-    with consuming(queue, lambda message: None, on_completed=publish):
-        assert is_published.wait(30)
-    assert reports == [(batch.id, True), (batch.id, False)]
-    assert left(channel, queue) == 0
 
 
 def test_wrong_arguments_are_reported_at_once(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:

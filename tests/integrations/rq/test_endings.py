@@ -19,7 +19,6 @@ from rq.command import send_stop_job_command
 
 from lastbit import Client, errors
 from lastbit.batch import BatchHandle
-from lastbit.integrations import _settler
 from lastbit.integrations.rq import (
     LastbitMixin,
     LastbitSimpleWorker,
@@ -32,7 +31,7 @@ from lastbit.integrations.rq import (
 )
 from lastbit.integrations.rq._relay import Ack, Fail, Relay
 from lastbit.integrations.rq._unacked import note, noted, remove
-from lastbit.retry import Retry as ClientRetry
+from tests.integrations.conftest import TOKEN
 from tests.integrations.redrives import redriven
 from tests.integrations.rq.conftest import StartWorker
 from tests.integrations.workers import wait_until
@@ -140,6 +139,15 @@ def test_the_job_of_a_killed_worker_is_retried_or_fails_its_item(
         batch.wait(30)
     assert batch.info.succeeded == bool(retries)
     assert reasons(batch).keys() == (set() if retries else {0})
+
+
+def test_a_refused_token_ends_the_worker(app: ModuleType, worker: StartWorker, tokens_url: str) -> None:
+    """With an exit code that a supervisor sees. The item is noted for the next worker."""
+    with Client(tokens_url, token=TOKEN) as client, worker(LASTBIT_URL=tokens_url) as running:
+        (item,) = client.open(items=1).ids
+        app.queue.enqueue(app.succeeds, job_id=job_id_of(item))
+        assert running.wait() == 1
+    assert noted(app.store, "default") == [item]
 
 
 def test_a_work_horse_outlives_its_worker(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
@@ -263,15 +271,6 @@ def test_a_job_whose_result_is_not_kept_is_resolved_in_the_producer(app: ModuleT
     assert batch.refresh().pending == 1
 
 
-def test_a_job_of_a_cancelled_batch_ends(app: ModuleType, client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    """Its rejection is logged."""
-    batch = fan_out(app.queue, app.succeeds, [()], client=client, seal=False)
-    batch.cancel()
-    LastbitSimpleWorker([app.queue], connection=app.store).work(burst=True)
-    assert f"item {batch.id}:0:0 was rejected: its batch was cancelled" in caplog.text
-    assert app.queue.fetch_job(job_id_of(f"{batch.id}:0:0")).is_finished
-
-
 def test_the_job_of_a_held_item_ends(app: ModuleType, client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """A nested batch resolves the item, so nobody is warned, also at the next maintenance."""
     batch = fan_out(app.queue, app.succeeds, [()], client=client)
@@ -282,47 +281,6 @@ def test_the_job_of_a_held_item_ends(app: ModuleType, client: Client, caplog: py
     assert (batch.refresh().pending, "rejected" in caplog.text) == (1, False)
     client.ack(child.ids)
     assert batch.refresh().succeeded
-
-
-@mutant(
-    "a-finished-job-is-saved-without-a-note",
-    "lastbit.integrations.rq:LastbitMixin.handle_job_success",
-    "_unacked.note(self.connection, job.origin, item)",
-    "pass",
-)
-def test_jobs_go_on_while_the_service_is_away(app: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their items are acked when it is back. A worker that stops waits for that."""
-    monkeypatch.setattr(_settler, "PAUSE", 0.05)
-    statuses: list[Any] = []
-    with sqlite_file() as url:
-        service = ServiceProcess(url).start()
-        try:
-            client = Client(service.url, retry=ClientRetry(attempts=1))
-
-            class Worker(LastbitSimpleWorker):
-                def lastbit_client(self) -> Client:
-                    return client
-
-                def handle_job_success(self, job: Any, **options: Any) -> None:  # type: ignore[override]
-                    if job.id == first:
-                        service.stop()
-                    super().handle_job_success(job, **options)
-                    statuses.append(job.get_status(refresh=True))
-
-                def teardown(self) -> None:
-                    statuses.append(sorted(noted(app.store, "default")))
-                    service.start()
-                    super().teardown()
-
-            batch = fan_out(app.queue, app.succeeds, [(), ()], client=client)
-            items = [f"{batch.id}:0:{index}" for index in range(2)]
-            first = job_id_of(items[0])
-            Worker([app.queue], connection=app.store).work(burst=True)
-            assert statuses == ["finished", "finished", items]
-            assert batch.refresh().succeeded
-            assert noted(app.store, "default") == []
-        finally:
-            service.remove()
 
 
 def test_a_job_that_succeeded_does_not_fail_its_item(app: ModuleType, client: Client) -> None:

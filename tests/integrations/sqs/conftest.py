@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from lastbit import Client
@@ -10,6 +11,15 @@ from lastbit.integrations import sqs
 from tests.support.aws import TestQueue
 
 Consume = Callable[..., None]
+
+
+class FailuresLost(httpx.HTTPTransport):
+    """The network loses requests that store failures, and no others."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/failures":
+            raise httpx.ConnectError("lost")
+        return super().handle_request(request)
 
 
 @pytest.fixture

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from queue import Queue
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from lastbit import Client, Forbidden, InvalidArgument, NotFound, Retry
+from lastbit import Client, InvalidArgument, NotFound
 from lastbit.integrations import Failed, sqs
-from lastbit.integrations.sqs import _settler
 from tests.integrations.sqs.conftest import Consume
-from tests.integrations.workers import wait_until
 from tests.mutants import mutant
 from tests.support.aws import Moto, sqs_client
 from tests.support.brokers import Wire
-from tests.support.servers import ServiceProcess, running_service, sqlite_file
 from tests.support.threads import no_more_threads, no_thread_left
 
 
@@ -64,39 +60,6 @@ def test_a_message_whose_handler_raised_stays_for_its_redelivery(moto: Moto, las
     assert (batch.refresh().acked, batch.info.pending, queue.count()) == (1, 1, 1)
 
 
-def test_a_redelivered_message_is_acked_once(moto: Moto, lastbit: Client, consume: Consume) -> None:
-    """`retry_delay` is the time until then."""
-    queue = moto.queue(most_receives=5)
-    batch = sqs.fan_out(queue.client, queue.url, ["a"], lastbit=lastbit)
-    counts: list[int] = []
-
-    def handle(message: Any) -> None:
-        counts.append(receives(message))
-        if len(counts) < 3:
-            raise ValueError("not yet")
-
-    consume(queue, handle, retry_delay=0)
-    assert counts == [1, 2, 3]
-    assert batch.refresh().succeeded
-    assert queue.count() == 0
-
-
-def test_a_message_that_failed_for_good_is_deleted(moto: Moto, lastbit: Client, consume: Consume) -> None:
-    """Its item has failed, with the reason, however long that is."""
-    queue = moto.queue(most_receives=5)
-    batch = sqs.fan_out(queue.client, queue.url, ["no picture", "x" * 5000, "fine"], lastbit=lastbit)
-
-    def handle(message: Any) -> None:
-        if message["Body"] != "fine":
-            raise Failed(message["Body"])
-
-    consume(queue, handle)
-    reasons = [reason for failure in batch.failed() for reason in failure.reasons.values()]
-    assert reasons == ["no picture", "x" * 4000]
-    assert (batch.refresh().complete, batch.info.succeeded, batch.info.acked) == (True, False, 1)
-    assert queue.count() == 0
-
-
 def test_messages_without_an_item_are_handled_and_deleted(
     moto: Moto, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,32 +79,6 @@ def test_messages_without_an_item_are_handled_and_deleted(
     assert queue.count() == 0
     (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "'7:0' is not an item id" in error.getMessage()
-
-
-def test_the_message_of_a_rejected_item_is_deleted(
-    moto: Moto, lastbit: Client, consume: Consume, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It would be rejected each time."""
-    queue = moto.queue(most_receives=5)
-    batch = sqs.fan_out(queue.client, queue.url, ["a", "b"], lastbit=lastbit)
-    batch.cancel()
-    consume(queue, ignore)
-    assert queue.count() == 0
-    assert Counter("cancelled" in record.getMessage() for record in caplog.records)[True] == 2
-
-
-def test_the_message_of_a_held_item_is_deleted(
-    moto: Moto, lastbit: Client, consume: Consume, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its handler has opened a batch for it, which resolves it. So nobody is warned."""
-    queue = moto.queue(most_receives=5)
-    batch = sqs.fan_out(queue.client, queue.url, ["a"], lastbit=lastbit)
-    child = lastbit.open(items=1, sealed=True, parent=f"{batch.id}:0:0")
-    consume(queue, ignore)
-    assert queue.count() == 0
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    lastbit.ack(child.ids)
-    assert batch.refresh().succeeded
 
 
 def test_a_deletion_that_sqs_refuses_is_sent_again(moto: Moto, lastbit: Client, consume: Consume) -> None:
@@ -204,86 +141,6 @@ def test_a_stop_gives_back_what_no_handler_has_begun(moto: Moto, lastbit: Client
     assert len(queue.drain()) == 30 - len(bodies), "they are visible at once"
 
 
-@pytest.mark.slow
-def test_messages_stay_while_lastbit_is_away(moto: Moto, caplog: pytest.LogCaptureFixture) -> None:
-    """They are handled once, held, and deleted when it is back. None gets near the dead-letter queue."""
-    queue = moto.queue(visibility=1, most_receives=1)
-    counts: Counter[str] = Counter()
-    handled = threading.Event()
-    with sqlite_file() as url:
-        service = ServiceProcess(url).start()
-        try:
-            hasty = Retry(attempts=2, deadline=1)
-            with Client(service.url, retry=hasty) as lastbit:
-                batch = sqs.fan_out(queue.client, queue.url, ["a", "b"], lastbit=lastbit)
-                service.stop()
-
-                def handle(message: Any) -> None:
-                    counts[message["Body"]] += 1
-                    if len(counts) == 2:
-                        handled.set()
-
-                consumer = threading.Thread(
-                    target=sqs.consume,
-                    args=(queue.client, queue.url, handle),
-                    kwargs={"wait_seconds": 1, "until_empty": True, "lastbit": lastbit},
-                )
-                consumer.start()
-                assert handled.wait(20)
-                message_list = queue.client.receive_message(QueueUrl=queue.url, WaitTimeSeconds=2).get("Messages")
-                assert not message_list, "longer than the visibility timeout"
-                service.start()
-                consumer.join(30)
-                assert not consumer.is_alive()
-                assert batch.refresh().succeeded
-        finally:
-            service.remove()
-    assert counts == {"a": 1, "b": 1}
-    assert (queue.count(), queue.dead_letters()) == (0, 0)
-    assert any("are sent again" in record.getMessage() for record in caplog.records)
-
-
-def test_acks_are_sent_again_though_no_thread_can_be_started(
-    moto: Moto, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """In each of two outages. No thread is left in the end."""
-    monkeypatch.setattr(_settler, "PAUSE", 0.05)
-    queue = moto.queue()
-    stop = threading.Event()
-    with (
-        sqlite_file() as url,
-        running_service(url) as service,
-        Client(service.url, retry=Retry(attempts=1)) as lastbit,
-    ):
-        batch = lastbit.open(items=3, sealed=True)
-
-        def send(item: str) -> None:
-            queue.send(item, MessageAttributes={sqs.ITEM: {"DataType": "String", "StringValue": item}})
-
-        consumer = threading.Thread(
-            target=sqs.consume,
-            args=(queue.client, queue.url, ignore),
-            kwargs={"wait_seconds": 1, "stop": stop, "lastbit": lastbit},
-        )
-        consumer.start()
-        try:
-            send(batch.ids[0])
-            wait_until(lambda: batch.refresh().acked == 1, "the acker's thread runs")
-            for acked in (2, 3):
-                service.stop(9)
-                caplog.clear()
-                with no_more_threads():
-                    send(batch.ids[acked - 1])
-                    wait_until(lambda: "acks are sent again" in caplog.text, "a call has failed")
-                service.start()
-                wait_until(lambda acked=acked: lastbit.batch(batch.id).refresh().acked == acked, "it is acked", 10)
-        finally:
-            stop.set()
-            consumer.join(30)
-    assert queue.count() == 0
-    assert "lastbit-sqs-again" not in {thread.name for thread in threading.enumerate()}
-
-
 @mutant(
     "a-consumer-goes-on-with-some-of-its-threads", "lastbit._threads:join_started", "thread.ident is not None", "True"
 )
@@ -293,30 +150,6 @@ def test_a_consumer_that_may_start_too_few_threads_ends(moto: Moto, lastbit: Cli
     queue = moto.queue()
     with no_thread_left(), pytest.raises(RuntimeError, match="can't start new thread"), no_more_threads(after=started):
         sqs.consume(queue.client, queue.url, ignore, workers=3, wait_seconds=1, lastbit=lastbit)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("error", [OSError("the disk is full"), Forbidden(403, "forbidden", "")], ids=["os", "lastbit"])
-def test_an_exception_of_on_completed_leaves_the_message(
-    moto: Moto, lastbit: Client, consume: Consume, error: Exception
-) -> None:
-    """It is called again with the redelivery. An error of Lastbit doesn't end the consumer, unlike that of an ack."""
-    queue = moto.queue(visibility=1, most_receives=5)
-    sqs.fan_out(queue.client, queue.url, ["a"], lastbit=lastbit)
-    completed: list[int] = []
-    stop = threading.Event()
-
-    def publish(completion: Any) -> None:
-        completed.append(completion.batch)
-        if len(completed) == 1:
-            raise error
-        stop.set()
-
-    consume(queue, ignore, on_completed=publish)
-    assert queue.count() == 1
-    consume(queue, ignore, on_completed=publish, wait_seconds=1, until_empty=False, stop=stop)
-    assert len(completed) == 2
-    assert queue.count() == 0
 
 
 def test_what_no_retry_can_mend_is_raised(moto: Moto, lastbit: Client, consume: Consume) -> None:

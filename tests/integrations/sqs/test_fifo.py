@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lastbit import Client, InvalidArgument
+from lastbit import Client, InvalidArgument, Retry
 from lastbit.integrations import Failed, sqs
 from tests.integrations.redrives import redriven
-from tests.integrations.sqs.conftest import Consume
+from tests.integrations.sqs.conftest import Consume, FailuresLost
 from tests.support.aws import Moto
 
 
@@ -120,21 +120,21 @@ def test_an_outcome_that_is_not_stored_leaves_the_later_messages_too(
         sqs.fan_out(queue.client, queue.url, [body], group="a", lastbit=lastbit)
     handled: list[str] = []
     completed: list[int] = []
-    stop = threading.Event()
-
-    def publish(completion: Any) -> None:
-        completed.append(completion.batch)
-        if len(completed) == 1:
-            raise OSError("the disk is full")
-        if len(completed) == 4:
-            stop.set()
+    stops = [threading.Event(), threading.Event()]
 
     def handle(message: Any) -> None:
         handled.append(message["Body"])
+        if message["Body"] == "a 0":
+            raise Failed("no picture")
 
-    consume(queue, handle, on_completed=publish)
-    assert handled == ["a 0", "a 1"]
-    assert queue.count() == 2
-    consume(queue, handle, on_completed=publish, wait_seconds=1, until_empty=False, stop=stop)
-    assert handled == ["a 0", "a 1", "a 0", "a 1"]
-    assert queue.count() == 0
+    def publish(completion: Any) -> None:
+        completed.append(completion.batch)
+        if len(completed) != 2:
+            stops[len(completed) // 2].set()
+
+    options: dict[str, Any] = {"on_completed": publish, "wait_seconds": 1, "until_empty": False}
+    with Client(lastbit.url, retry=Retry(attempts=1), transport=FailuresLost()) as client:
+        consume(queue, handle, **options, stop=stops[0], lastbit=client)
+    assert (handled, queue.count()) == (["a 0", "a 1"], 2)
+    consume(queue, handle, **options, stop=stops[1])
+    assert (handled, queue.count()) == (["a 0", "a 1", "a 0", "a 1"], 0)

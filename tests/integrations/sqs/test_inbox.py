@@ -27,21 +27,12 @@ def test_without_prefetch_a_receive_is_made_for_idle_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("endings", "results"),
-    [
-        ([(0, True), (1, True)], [([0], []), ([1], [])]),
-        ([(1, True), (0, True), (2, True)], [([], []), ([0, 1], []), ([2], [])]),
-        ([(1, True), (0, False), (2, True)], [([], []), ([], [0, 1]), ([], [2])]),
-        ([(0, True), (1, False), (2, True)], [([0], []), ([], [1]), ([], [2])]),
-    ],
+    ("endings", "deletable"),
+    [([0, 1, 2], [[0], [1], [2]]), ([1, 0, 2], [[], [0, 1], [2]]), ([2, 1], [[], []])],
 )
-def test_a_message_of_a_run_waits_for_its_predecessors(
-    endings: list[tuple[int, bool]], results: list[tuple[list[int], list[int]]]
-) -> None:
+def test_a_message_of_a_run_waits_for_its_predecessors(endings: list[int], deletable: list[list[int]]) -> None:
     """It is deleted after them, or left with them."""
     run = Run(list(MESSAGES[:3]))
-    for (position, is_stored), (deletable, undeletable) in zip(endings, results, strict=True):
-        assert run.end(position, is_stored) == (
-            [MESSAGES[number] for number in deletable],
-            [MESSAGES[number] for number in undeletable],
-        )
+    assert [run.end(position) for position in endings] == [
+        [MESSAGES[number] for number in numbers] for numbers in deletable
+    ]

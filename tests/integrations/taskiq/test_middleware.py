@@ -14,12 +14,11 @@ import taskiq
 from taskiq import InMemoryBroker, NoResultError, SimpleRetryMiddleware
 from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
-from lastbit import AsyncClient, Completed, Retry, errors
+from lastbit import AsyncClient, Completed, errors
 from lastbit.batch import AsyncBatchHandle
-from lastbit.integrations import taskiq as adapter
 from lastbit.integrations.taskiq import LastbitMiddleware, fan_out
+from tests.integrations.conftest import TOKEN
 from tests.mutants import mutant
-from tests.support.servers import ServiceProcess, sqlite_file
 
 Scenario = Callable[[InMemoryBroker], Coroutine[Any, Any, AsyncBatchHandle]]
 
@@ -144,91 +143,6 @@ def test_a_task_without_result_stays_pending(service_url: str) -> None:
     assert in_memory(service_url, scenario) == (0, 0, 1)
 
 
-def test_a_task_of_a_cancelled_batch_ends(service_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Its rejection is logged."""
-
-    async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
-        @broker.task
-        async def task() -> None:
-            async with AsyncClient(service_url) as client:
-                await client.batch(batches[0].id).cancel()
-
-        async with AsyncClient(service_url) as client:
-            batches = [await client.open()]
-        return await fan_out(task, [()], batch=batches[0].id, seal=False)
-
-    in_memory(service_url, scenario)
-    assert "was rejected: its batch was cancelled" in caplog.text
-
-
-def test_a_task_that_opens_a_batch_for_its_item_leaves_it_to_that(
-    service_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody is warned."""
-
-    async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
-        @broker.task
-        async def task(item: str) -> None:
-            async with AsyncClient(service_url) as client:
-                await client.open(items=1, sealed=True, parent=item)
-
-        async with AsyncClient(service_url) as client:
-            opened = await client.open()
-        return await fan_out(task, [(f"{opened.id}:0:0",)], batch=opened.id)
-
-    assert in_memory(service_url, scenario) == (0, 0, 1)
-    assert "rejected" not in caplog.text
-
-
-@mutant(
-    "a-task-ends-before-its-item",
-    "lastbit.integrations.taskiq:LastbitMiddleware._resolve",
-    "await asyncio.sleep(PAUSE)",
-    "return",
-)
-def test_a_task_ends_only_when_the_service_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs once, and its end waits, so the message would not be acked. `on_completed` that raises is repeated."""
-    monkeypatch.setattr(adapter, "PAUSE", 0.05)
-    reported: list[int] = []
-
-    def report(completion: Completed) -> None:
-        reported.append(completion.batch)
-        if len(reported) == 1:
-            raise RuntimeError("publishing failed")
-
-    async def run(service: ServiceProcess) -> None:
-        broker = InMemoryBroker()
-        client = AsyncClient(service.url, retry=Retry(attempts=2, base=0.01))
-        broker.add_middlewares(LastbitMiddleware(client=client, on_completed=report))
-        runs: list[int] = []
-        sealed, down = asyncio.Event(), asyncio.Event()
-
-        @broker.task
-        async def task() -> None:
-            runs.append(1)
-            await sealed.wait()
-            service.stop()
-            down.set()
-
-        batch = await fan_out(task, [()])
-        sealed.set()
-        await down.wait()
-        assert len(broker._running_tasks) == 1
-        service.start()
-        await broker.wait_all()
-        assert (await batch.refresh()).succeeded
-        assert len(runs) == 1
-        assert len(reported) == 2
-        await client.close()
-
-    with sqlite_file() as url:
-        service = ServiceProcess(url).start()
-        try:
-            asyncio.run(run(service))
-        finally:
-            service.remove()
-
-
 @mutant(
     "a-task-that-the-worker-cancels-fails",
     "lastbit.integrations.taskiq:LastbitMiddleware.post_execute",
@@ -264,6 +178,32 @@ def test_a_task_that_the_worker_cancels_is_not_resolved(service_url: str) -> Non
         info = await batch.refresh()
         assert (info.pending, info.failed) == (1, 1)
         await lastbit.shutdown()
+
+    asyncio.run(run())
+
+
+def test_a_refused_token_is_an_error_outside_of_a_worker(tokens_url: str) -> None:
+    """As in tests, where a pause would have no end. No more tasks run."""
+
+    async def run() -> None:
+        broker = InMemoryBroker()
+        async with AsyncClient(tokens_url, token=TOKEN) as producer, AsyncClient(tokens_url) as client:
+            lastbit = LastbitMiddleware(client=client)
+            broker.add_middlewares(lastbit)
+            batch = await producer.open(items=2)
+            runs: list[int] = []
+
+            @broker.task
+            async def task(number: int) -> None:
+                runs.append(number)
+
+            for number, item in enumerate(batch.ids):
+                await task.kicker().with_task_id(item).kiq(number)
+                with pytest.raises(errors.Unauthorized):
+                    await broker.wait_all()
+                broker._running_tasks.clear()
+            assert runs == [0]
+            await lastbit.shutdown()
 
     asyncio.run(run())
 

@@ -1,0 +1,85 @@
+"""What `tests.integrations.test_outcomes` needs of an adapter: a module with a class `Driver` for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Protocol, Self
+
+import httpx
+import pytest
+
+from lastbit import AsyncClient, BatchHandle, Client, Completed, Retry
+
+Handle = Callable[[str], None]
+OnCompleted = Callable[[Completed], object]
+Until = Callable[[], object]
+
+
+class Driver(Protocol):
+    """A queue of the adapter's library, and workers in this process."""
+
+    pauses: ClassVar[bool]
+    """Whether a worker in this process can't be ended, and pauses instead."""
+    holds: ClassVar[bool]
+    """Whether a worker holds a message while the service is away, so that its handler doesn't run again."""
+    reports: ClassVar[bool]
+    """Whether the adapter has `on_completed`."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None: ...
+
+    def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
+        """Fan out a message for each body."""
+
+    def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
+        """Run a worker that calls `handle` with bodies, until `until()` is true or the worker has ended itself; then it
+        is stopped in order. Returns the error with which it has ended itself, else None. A message whose handler has
+        raised `Failed` has failed for good; after a `ConnectionError` it is tried once more at once."""
+
+    def left(self) -> int:
+        """The number of messages that the broker would deliver again."""
+
+
+class Link:
+    """The way to the service, of a producer or a worker. A test cuts it."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self.is_cut = False
+        self._options: dict[str, Any] = {"url": url, "token": token, "retry": Retry(attempts=1)}
+
+    @cached_property
+    def client(self) -> Client:
+        return Client(**self._options, transport=_Cuttable(self))
+
+    def async_client(self) -> AsyncClient:
+        return AsyncClient(**self._options, transport=_AsyncCuttable(self))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    def check(self) -> None:
+        if self.is_cut:
+            raise httpx.ConnectError("the link is cut")
+
+
+class _Cuttable(httpx.HTTPTransport):
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self._link.check()
+        return super().handle_request(request)
+
+
+class _AsyncCuttable(httpx.AsyncHTTPTransport):
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self._link.check()
+        return await super().handle_async_request(request)

@@ -1,0 +1,48 @@
+"""AWS Lambda: invocations with messages of moto's server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+from aws_lambda_powertools.utilities.batch import EventType, process_partial_response
+
+from lastbit import BatchHandle
+from lastbit.errors import LastbitError
+from lastbit.integrations import sqs
+from lastbit.integrations.aws_lambda import LastbitBatchProcessor
+from tests.integrations.aws_lambda.poller import poll
+from tests.integrations.drivers import Handle, Link, OnCompleted, Until
+from tests.support.aws import Moto
+
+
+class Driver:
+    pauses: ClassVar = False
+    holds: ClassVar = False
+    reports: ClassVar = True
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        moto: Moto = request.getfixturevalue("moto")
+        self._queue = moto.queue(visibility=1)
+
+    def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
+        return sqs.fan_out(self._queue.client, self._queue.url, bodies, seal=seal, lastbit=link.client)
+
+    def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
+        processor = LastbitBatchProcessor(
+            EventType.SQS, raise_on_entire_batch_failure=False, lastbit=link.client, on_completed=on_completed
+        )
+
+        def function(event: dict[str, Any], context: Any) -> Any:
+            return process_partial_response(event, lambda record: handle(record.body), processor, context)
+
+        try:
+            while not until():
+                poll(self._queue, function)
+        except LastbitError as error:
+            return error
+        return None
+
+    def left(self) -> int:
+        return self._queue.count()

@@ -1,0 +1,36 @@
+"""Amazon SQS: moto's server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+
+from lastbit import BatchHandle
+from lastbit.integrations import sqs as adapter
+from tests.integrations.drivers import Handle, Link, OnCompleted, Until
+from tests.integrations.drivers.consumers import consumed
+from tests.support.aws import Moto
+
+
+class Driver:
+    pauses: ClassVar = False
+    holds: ClassVar = True
+    reports: ClassVar = True
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        moto: Moto = request.getfixturevalue("moto")
+        self._queue = moto.queue(visibility=1)
+
+    def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
+        return adapter.fan_out(self._queue.client, self._queue.url, bodies, seal=seal, lastbit=link.client)
+
+    def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
+        def run(**options: object) -> None:
+            adapter.consume(self._queue.client, self._queue.url, lambda message: handle(message["Body"]), **options)  # type: ignore[arg-type]
+
+        return consumed(run, link, until, on_completed=on_completed, retry_delay=0, wait_seconds=1)
+
+    def left(self) -> int:
+        return self._queue.count()
