@@ -146,12 +146,12 @@ class Setup(NamedTuple):
 
 
 QUICK = Setup("redis", "prefork", acks_late=True)
-SLOW = [
+SLOW = Setup("rabbitmq", "prefork", acks_late=True)
+NIGHTLY = [
     Setup("redis", "prefork", acks_late=False),
     Setup("redis", "threads", acks_late=True),
     Setup("redis", "threads", acks_late=False),
     Setup("redis", "solo", acks_late=False),
-    Setup("rabbitmq", "prefork", acks_late=True),
     Setup("rabbitmq", "prefork", acks_late=False),
     Setup("rabbitmq", "threads", acks_late=True),
     Setup("rabbitmq", "solo", acks_late=True),
@@ -159,7 +159,6 @@ SLOW = [
     Setup("sqs", "prefork", acks_late=True),
     Setup("sqs", "threads", acks_late=False),
 ]
-MARKS = [pytest.mark.slow, pytest.mark.xdist_group("rabbitmq")]
 
 
 class Started(NamedTuple):
@@ -170,7 +169,8 @@ class Started(NamedTuple):
 
 SETUPS = [
     pytest.param(QUICK, marks=pytest.mark.xdist_group("celery")),
-    *(pytest.param(setup, marks=MARKS) for setup in SLOW),
+    pytest.param(SLOW, marks=[pytest.mark.slow, pytest.mark.xdist_group("rabbitmq")]),
+    *(pytest.param(setup, marks=[pytest.mark.nightly, pytest.mark.xdist_group("rabbitmq")]) for setup in NIGHTLY),
 ]
 
 

@@ -23,7 +23,7 @@ def test_the_page_runs_as_written(
     pages.follow("celery.md", tmp_path, redis.url(4), WORKER, " ready.")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_runs(redis: RedisServer, celery_service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some pictures are retried, one fails, and one crashes its process."""
     monkeypatch.setenv("LASTBIT_URL", celery_service)
@@ -37,7 +37,7 @@ def test_the_example_runs(redis: RedisServer, celery_service: str, monkeypatch: 
     assert output[3] == "recounted: 998 acked, 2 failed, ok: True"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_survives_a_killed_worker(tmp_path: Path) -> None:
     """`make demo-celery`."""
     output = Example("adapters.celery_demo", tmp_path).run()

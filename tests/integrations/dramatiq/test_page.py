@@ -22,7 +22,7 @@ def test_the_page_runs_as_written(redis: RedisServer, tmp_path: Path) -> None:
     pages.follow("dramatiq.md", tmp_path, redis.url(0), ["dramatiq", "tasks"], "ready for action")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_runs() -> None:
     """One picture is retried, and one fails."""
     module = "examples.adapters.dramatiq"

@@ -19,7 +19,7 @@ from tests.test_docs import blocks
 BROKERS = "127.0.0.1:9092"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_snippets_run(
     address: str,
     producer: confluent_kafka.Producer,
@@ -49,7 +49,7 @@ def test_the_snippets_run(
     run_until(giving_up, namespace, lambda: late.refresh().failed == 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_runs(client: Client) -> None:
     """It ends with all items resolved."""
     process = subprocess.run(

@@ -64,7 +64,7 @@ def run_until(snippet: str, namespace: dict[str, Any], is_over: Callable[[], boo
     assert is_over()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_runs(rabbitmq: RabbitMQ, client: Client) -> None:
     """It ends with all items resolved, and leaves no queue."""
     process = subprocess.run(

@@ -18,7 +18,7 @@ def test_the_page_runs_as_written(redis: RedisServer, tmp_path: Path) -> None:
     pages.follow("rq.md", tmp_path, redis.url(0), COMMAND, READY)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_runs() -> None:
     """One picture fails."""
     output = pages.run_example("examples.adapters.rq", COMMAND, READY)

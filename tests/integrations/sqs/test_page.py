@@ -16,7 +16,7 @@ from tests.support.aws import CREDENTIALS, Moto
 from tests.support.servers import ROOT
 from tests.test_docs import blocks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def environment(moto: Moto, lastbit: Client) -> dict[str, str]:

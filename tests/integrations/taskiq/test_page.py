@@ -23,7 +23,7 @@ def test_the_page_runs_as_written(redis: RedisServer, tmp_path: Path) -> None:
     pages.follow("taskiq.md", tmp_path, redis.url(0), ["taskiq", "worker", "tasks:broker"], READY)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_runs() -> None:
     """One picture fails."""
     module = "examples.adapters.taskiq"
