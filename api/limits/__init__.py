@@ -15,12 +15,12 @@
 | seconds for a head, a request, a response | `head_timeout`, `request_timeout` | `connections` | the end |
 | connections that linger, their bytes and seconds | `DISCARDED` and others | `connections`, `sizes` | the end |
 
-What a client gets is refused before it costs much: a 503 or 429 has `Retry-After` and no effect, and each refusal is
-counted in `api.metrics.REFUSED`. The two that follow the load, not a number, begin and end by the same rule:
+A 503 or 429 comes before the request costs much. It has `Retry-After` and no effect, and is counted in
+`api.metrics.REFUSED`. The two limits that follow the load, not a number, begin and end by the same rule, that of
 `core.commits.shedding`.
 
 A new limit becomes a module here, a line above and, if it belongs to the event loop, an attribute of `Limits`. All
-limits but the rates are the same for all clients; one for each token belongs into the module of its resource.
+limits but the rates are the same for all clients. One for each token belongs in the module of its resource.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ def test_many_callers_make_the_round_trips_of_one(service: Service, monkeypatch:
     }
     for name, (kind, questions) in reads.items():
         wire.packets.clear()
-        values = kind._answer(questions)
+        values = kind._answers(questions)
         round_trips[name] = len(wire.packets)
         assert values.keys() == questions
         assert not any(isinstance(value, Exception) for value in values.values())
