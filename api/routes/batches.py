@@ -77,7 +77,11 @@ def _waiting(request: Request) -> Waiting:
     responses={
         201: REPLAYED,
         **documented(
-            *("idempotency_key_reused", "batch_complete", "batch_expired", "batch_cancelled", "upgrade_not_finished"),
+            "idempotency_key_reused",
+            "batch_complete",
+            "batch_expired",
+            "batch_cancelled",
+            "upgrade_not_finished",
             *BODY,
         ),
     },
@@ -125,8 +129,13 @@ async def get_batch(
     responses={
         200: REPLAYED,
         **documented(
-            *("batch_not_found", "batch_complete", "batch_expired", "batch_cancelled"),
-            *("idempotency_key_reused", "upgrade_not_finished", *BODY),
+            "batch_not_found",
+            "batch_complete",
+            "batch_expired",
+            "batch_cancelled",
+            "idempotency_key_reused",
+            "upgrade_not_finished",
+            *BODY,
         ),
     },
 )

@@ -49,8 +49,14 @@ def get(snapshot: Connection, name: str) -> Details:
     releasing = Counter(partition.owner for partition in partitions if partition.release_by is not None)
     workers = [
         Worker(
-            *(row.worker, row.lease_until >= now, row.capacity, row.started_at, row.last_seen, row.lease_until),
-            *(owned[row.worker], releasing[row.worker]),
+            worker=row.worker,
+            live=row.lease_until >= now,
+            capacity=row.capacity,
+            started_at=row.started_at,
+            last_seen=row.last_seen,
+            lease_until=row.lease_until,
+            partitions=owned[row.worker],
+            releasing=releasing[row.worker],
         )
         for row in snapshot.execute(members)
     ]

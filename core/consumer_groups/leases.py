@@ -304,11 +304,9 @@ def _renew(tx: Connection, name: str, caller: Caller, before: Any, now: datetime
 def _held(tx: Connection, name: str, worker: str) -> tuple[list[Held], list[int]]:
     # Read after the epochs increased: the previous owners have committed their writes by now, or are fenced.
     rows = tx.execute(
-        sa.select(
-            *(_positions.partition_no, _positions.epoch, _positions.floor, _positions.high, _positions.outstanding),
-            *(_positions.token, _positions.release_by),
-        )
+        sa.select(tables.positions)
         .where(_positions.group_name == name, _positions.owner == worker)
         .order_by(_positions.partition_no)
     ).all()
-    return [Held(*row[:-1]) for row in rows], [row.partition_no for row in rows if row.release_by is not None]
+    held = [Held(row.partition_no, row.epoch, row.floor, row.high, row.outstanding, row.token) for row in rows]
+    return held, [row.partition_no for row in rows if row.release_by is not None]

@@ -125,8 +125,11 @@ def all_of(tx: Connection, *conditions: sa.ColumnElement[bool]) -> list[Definiti
     return [
         # There is no consumer group if it was deleted. Defining the process again creates it again.
         Definition(
-            *(row.name, group_of(row.name), partitions_of(tx, row.name) or 0),
-            *(max(row.pruned, trimmed), row.created_at),
+            name=row.name,
+            group=group_of(row.name),
+            partitions=partitions_of(tx, row.name) or 0,
+            after=max(row.pruned, trimmed),
+            created_at=row.created_at,
         )
         for row in rows
     ]

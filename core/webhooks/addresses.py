@@ -81,14 +81,12 @@ def _address(kind: type[IPv4Address] | type[IPv6Address], host: str) -> None:
         raise Unfit("expected an address without a zone")
 
 
-_IPV4: Final = tuple(
-    ip_network(network)
-    for network in (
-        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
-        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
-        *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-    )
-)
+_RESERVED: Final = """
+    0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12
+    192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15
+    198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4
+"""
+_IPV4: Final = tuple(map(ip_network, _RESERVED.split()))
 """Special-purpose addresses, from the IANA registry: this network, private, carrier-grade NAT, loopback, link-local,
 protocols, documentation, 6to4 relays, benchmarks, multicast, reserved and broadcast."""
 _GLOBAL_UNICAST: Final = ip_network("2000::/3")

@@ -91,10 +91,7 @@ def undelivered(tx: Connection, batch: int) -> list[Delivery]:
 def _read(tx: Connection, limit: int, *conditions: sa.ColumnElement[bool]) -> list[Delivery]:
     """The matching deliveries, newest first, with their attempts, oldest first."""
     query = (
-        sa.select(
-            *(_deliveries.id, _deliveries.webhook_id, _deliveries.position, _deliveries.state, _deliveries.attempts),
-            *(_deliveries.due_at, _feed.event_id, _feed.type, _feed.batch_id),
-        )
+        sa.select(tables.deliveries, _feed.event_id, _feed.type, _feed.batch_id)
         .join_from(tables.deliveries, tables.feed, _feed.position == _deliveries.position)
         .where(*conditions)
         .order_by(_deliveries.position.desc(), _deliveries.id.desc())
@@ -110,8 +107,16 @@ def _read(tx: Connection, limit: int, *conditions: sa.ColumnElement[bool]) -> li
             )
     return [
         Delivery(
-            *(row.id, row.webhook_id, row.position, row.event_id, row.type, row.batch_id),
-            *(Progress(row.state), row.attempts, row.due_at, logs[row.id]),
+            id=row.id,
+            webhook=row.webhook_id,
+            position=row.position,
+            event=row.event_id,
+            type=row.type,
+            batch=row.batch_id,
+            state=Progress(row.state),
+            attempts=row.attempts,
+            next_attempt_at=row.due_at,
+            log=logs[row.id],
         )
         for row in rows
     ]

@@ -98,8 +98,15 @@ def create(tx: Connection, url: str, types: Sequence[str] | None, label: str | N
 
 
 _SHOWN: Final = (
-    *(_webhooks.id, _webhooks.url, _webhooks.types, _webhooks.label, _webhooks.state, _webhooks.batch_id),
-    *(_webhooks.rotation, _webhooks.created_at, tables.utc_now().label("now")),
+    _webhooks.id,
+    _webhooks.url,
+    _webhooks.types,
+    _webhooks.label,
+    _webhooks.state,
+    _webhooks.batch_id,
+    _webhooks.rotation,
+    _webhooks.created_at,
+    tables.utc_now().label("now"),
     # All callbacks share a position.
     sa.case(
         (_webhooks.batch_id.is_(None), _webhooks.position),

@@ -16,18 +16,18 @@ OLDEST: Final = 15
 SHORTEST: Final = 60
 """Seconds. Below, a time-out of the server may end transactions of the service that only wait for each other or for
 the disk."""
-_SETTINGS: Final = (
-    *("server_version", "server_version_num", "server_encoding", "default_transaction_read_only", "fsync"),
-    *("full_page_writes", "synchronous_commit", "synchronous_standby_names", "default_transaction_isolation"),
-    *("TimeZone", "client_encoding", "lock_timeout", "standard_conforming_strings", "statement_timeout"),
-    *("transaction_timeout", "idle_in_transaction_session_timeout", "max_connections"),
-    *("superuser_reserved_connections", "reserved_connections"),
-)
+_SETTINGS: Final = """
+    server_version server_version_num server_encoding default_transaction_read_only fsync
+    full_page_writes synchronous_commit synchronous_standby_names default_transaction_isolation
+    TimeZone client_encoding lock_timeout standard_conforming_strings statement_timeout
+    transaction_timeout idle_in_transaction_session_timeout max_connections
+    superuser_reserved_connections reserved_connections
+"""
 
 
 def rules(tx: Connection, database: Database, workers: int) -> Iterator[Finding]:
     with tx.begin() as transaction:
-        names = ", ".join(f"'{name}'" for name in _SETTINGS)
+        names = ", ".join(f"'{name}'" for name in _SETTINGS.split())
         rows = tx.exec_driver_sql(f"SELECT name, setting FROM pg_settings WHERE name IN ({names})")  # noqa: S608
         settings = {str(name): str(value) for name, value in rows}
         url = database.url
