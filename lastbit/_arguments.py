@@ -26,6 +26,13 @@ def batch_id(batch: int) -> int:
     return batch
 
 
+def check_names(noun: str, options: Mapping[str, object], known: type) -> None:
+    """Raise `TypeError`, as Python does, if one of the options is not among those of a `TypedDict`."""
+    unknown = options.keys() - known.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"there is no {noun} {min(unknown)!r}")
+
+
 def key(value: str | None) -> str | None:
     """A key of a new batch. The service accepts an empty one, but no path and no command can name such a batch. Raises
     `InvalidArgument`."""

@@ -9,9 +9,9 @@ import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
-from types import EllipsisType
-from typing import Any, NamedTuple
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from lastbit import _arguments, _masks, _traces, errors, failures, models
 from lastbit._protocol import Answer, Emit, Flow, Pause, Service, T, utf8, visible_ascii
@@ -48,49 +48,27 @@ def _key(idempotency_key: str | None) -> str | None:
 
 
 def open_batch(
-    service: Service,
-    key: str | None,
-    labels: Mapping[str, str] | None,
-    group_size: int | None,
-    items: int | None,
-    sealed: bool,
-    parent: str | ItemId | None,
-    expires_in: float | timedelta | None,
-    tolerated_failures: int | None,
-    tolerated_failure_percentage: int | None,
-    on_exceeded: str | None,
-    callback: str | models.Callback | None,
-    deadline: datetime | timedelta | None,
-    idempotency_key: str | None,
+    service: Service, options: models.OpenOptions, idempotency_key: str | None
 ) -> Flow[tuple[models.Opened, bool]]:
     """The flow's value: the batch, and whether the response is a replay."""
-    if isinstance(expires_in, timedelta):
-        expires_in = int(expires_in.total_seconds())
-    body: dict[str, Any] = {
-        "key": _arguments.key(key),
-        "labels": None if labels is None else _arguments.labels(labels),
-        "group_size": group_size,
-        "items": items,
-        "sealed": sealed or None,
-        "parent": None if parent is None else str(parent),
-        "expires_in": expires_in,
-        "tolerated_failures": tolerated_failures,
-        "tolerated_failure_percentage": tolerated_failure_percentage,
-        "on_exceeded": on_exceeded,
-        "callback": None if callback is None else _callback(callback),
-        "deadline": None if deadline is None else _arguments.deadline(deadline),
-    }
+    _arguments.check_names("argument", options, models.OpenOptions)
     # Omitted, not null, so that the service's defaults apply.
-    body = {name: value for name, value in body.items() if value is not None}
+    body = {name: value for name, value in _encoded(options).items() if value is not None}
+    key, trace = _key(idempotency_key), _traces.current()
     answer = yield from service.call(
-        *("POST", "/v1/batches"),
-        body=body,
-        idempotency_key=_key(idempotency_key),
-        headers=_traces.current(),
-        repeatable=False,
+        "POST", "/v1/batches", body=body, idempotency_key=key, headers=trace, repeatable=False
     )
     batch = service.decoded("POST /v1/batches", answer, models.Opened.from_json)
     return batch, _is_replay(answer)
+
+
+def _encoded(options: Mapping[str, Any], **encoders: Callable[[Any], Any]) -> dict[str, Any]:
+    """The options as the service expects them. None and `...` stay as they are."""
+    encoders = {**_ENCODERS, **encoders}
+    return {
+        name: encoders[name](value) if name in encoders and value is not None and value is not ... else value
+        for name, value in options.items()
+    }
 
 
 def _is_replay(answer: Answer) -> bool:
@@ -106,6 +84,22 @@ def _callback(callback: str | models.Callback) -> dict[str, Any]:
     return {"url": callback.url} | ({} if types is None else {"types": list(_arguments.types(types))})
 
 
+def _expires_in(expires_in: float | timedelta) -> float:
+    return int(expires_in.total_seconds()) if isinstance(expires_in, timedelta) else expires_in
+
+
+_ENCODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "key": _arguments.key,
+    "labels": _arguments.labels,
+    "sealed": lambda sealed: sealed or None,
+    "parent": str,
+    "expires_in": _expires_in,
+    "callback": _callback,
+    "deadline": _arguments.deadline,
+}
+"""For the options of a batch that are not sent as they are."""
+
+
 def extend(
     service: Service, batch: int, count: int, idempotency_key: str | None, digest: str | None = None
 ) -> Flow[models.Extended]:
@@ -117,24 +111,10 @@ def extend(
     return replace(service.decoded(f"POST {path}", answer, models.Extended.from_json), replayed=_is_replay(answer))
 
 
-def update(
-    service: Service,
-    batch: int,
-    labels: Mapping[str, str | None] | EllipsisType | None,
-    tolerated_failures: int | EllipsisType | None,
-    tolerated_failure_percentage: int | EllipsisType | None,
-    on_exceeded: str | EllipsisType | None,
-    deadline: datetime | timedelta | EllipsisType | None,
-    idempotency_key: str | None,
-) -> Flow[models.Batch]:
+def update(service: Service, batch: int, changes: models.Changes, idempotency_key: str | None) -> Flow[models.Batch]:
     """`...`: the field stays as it is."""
-    patch: dict[str, Any] = {
-        "labels": labels if labels is None or labels is ... else _arguments.labels(labels, removable=True),
-        "tolerated_failures": tolerated_failures,
-        "tolerated_failure_percentage": tolerated_failure_percentage,
-        "on_exceeded": on_exceeded,
-        "deadline": deadline if deadline is None or deadline is ... else _arguments.deadline(deadline),
-    }
+    _arguments.check_names("argument", changes, models.Changes)
+    patch = _encoded(changes, labels=partial(_arguments.labels, removable=True))
     patch = {name: value for name, value in patch.items() if value is not ...}
     decode = models.Batch.from_json
     return ask(service, "PATCH", _path(batch), decode, body=patch, idempotency_key=_key(idempotency_key))

@@ -5,11 +5,9 @@ A handle stores the last known state (`info`); only its methods send requests.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime, timedelta
-from types import EllipsisType
-from typing import Literal
+from typing import Unpack
 
 from lastbit import _arguments, _calls, errors, progress
 from lastbit._calls import Ids
@@ -18,6 +16,7 @@ from lastbit.failures import FailureReasons, Redrive, Redriven
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemIds
 from lastbit.models import (
     Batch,
+    Changes,
     Explanation,
     FailedRange,
     Opened,
@@ -116,22 +115,12 @@ class BatchHandle(_Handle):
         self._info = sealed
         return sealed
 
-    def update(
-        self,
-        *,
-        labels: Mapping[str, str | None] | EllipsisType | None = ...,
-        tolerated_failures: int | EllipsisType | None = ...,
-        tolerated_failure_percentage: int | EllipsisType | None = ...,
-        on_exceeded: Literal["continue", "cancel"] | EllipsisType | None = ...,
-        deadline: datetime | timedelta | EllipsisType | None = ...,
-        idempotency_key: str | None = None,
-    ) -> Batch:
+    def update(self, *, idempotency_key: str | None = None, **changes: Unpack[Changes]) -> Batch:
         """Change the tolerance, deadline and labels of a batch that is open or sealed. What is left out stays as it is,
         and None removes it. `labels`: names to add or change, or to remove (with None); other labels stay. If its
         failures exceed the new tolerance, the batch is exceeded, and cancelled with `on_exceeded="cancel"`. A timedelta
         as deadline counts from now, by this machine's clock. Raises `InvalidRequest`, `BatchEnded`."""
-        limits = tolerated_failures, tolerated_failure_percentage, on_exceeded
-        self._info = self._driver.run(_calls.update, self.id, labels, *limits, deadline, idempotency_key)
+        self._info = self._driver.run(_calls.update, self.id, changes, idempotency_key)
         return self._info
 
     def cancel(self) -> Batch:
@@ -235,22 +224,12 @@ class AsyncBatchHandle(_Handle):
         self._info = sealed
         return sealed
 
-    async def update(
-        self,
-        *,
-        labels: Mapping[str, str | None] | EllipsisType | None = ...,
-        tolerated_failures: int | EllipsisType | None = ...,
-        tolerated_failure_percentage: int | EllipsisType | None = ...,
-        on_exceeded: Literal["continue", "cancel"] | EllipsisType | None = ...,
-        deadline: datetime | timedelta | EllipsisType | None = ...,
-        idempotency_key: str | None = None,
-    ) -> Batch:
+    async def update(self, *, idempotency_key: str | None = None, **changes: Unpack[Changes]) -> Batch:
         """Change the tolerance, deadline and labels of a batch that is open or sealed. What is left out stays as it is,
         and None removes it. `labels`: names to add or change, or to remove (with None); other labels stay. If its
         failures exceed the new tolerance, the batch is exceeded, and cancelled with `on_exceeded="cancel"`. A timedelta
         as deadline counts from now, by this machine's clock. Raises `InvalidRequest`, `BatchEnded`."""
-        limits = tolerated_failures, tolerated_failure_percentage, on_exceeded
-        self._info = await self._driver.run(_calls.update, self.id, labels, *limits, deadline, idempotency_key)
+        self._info = await self._driver.run(_calls.update, self.id, changes, idempotency_key)
         return self._info
 
     async def cancel(self) -> Batch:

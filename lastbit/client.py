@@ -8,10 +8,9 @@ the tasks of one event loop. Neither works across a fork.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Self, Unpack
 
 import httpx
 
@@ -24,8 +23,7 @@ from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
 from lastbit.batch import AsyncBatchHandle, BatchHandle
 from lastbit.failures import Redrive
 from lastbit.groups import AsyncGroups, Groups
-from lastbit.ids import ItemId
-from lastbit.models import AckResult, Appended, Batch, Callback, Completed, Event, EventPage, Fence
+from lastbit.models import AckResult, Appended, Batch, Completed, Event, EventPage, Fence, OpenOptions
 from lastbit.processes.calls import AsyncProcesses, Processes
 from lastbit.retry import Retry
 from lastbit.search import Filters, StateCounts, query
@@ -80,23 +78,7 @@ class Client:
         """Webhooks and their deliveries; see `Webhooks`."""
         return Webhooks(self._driver)
 
-    def open(
-        self,
-        *,
-        key: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        group_size: int | None = None,
-        items: int | None = None,
-        sealed: bool = False,
-        parent: str | ItemId | None = None,
-        expires_in: int | timedelta | None = None,
-        tolerated_failures: int | None = None,
-        tolerated_failure_percentage: int | None = None,
-        on_exceeded: Literal["continue", "cancel"] | None = None,
-        callback: str | Callback | None = None,
-        deadline: datetime | timedelta | None = None,
-        idempotency_key: str | None = None,
-    ) -> BatchHandle:
+    def open(self, *, idempotency_key: str | None = None, **options: Unpack[OpenOptions]) -> BatchHandle:
         """Open a batch and return its handle. `key`: your name for it, up to 255 characters, which need not be unique.
         `group_size`: items per bitfield, a multiple of 8 from 64 to 32,768; by default 8,192. `items`: number of ids to
         issue at once (`.ids`). `sealed`: also seal the batch, in the same transaction. `parent`: the item of another
@@ -115,22 +97,7 @@ class Client:
 
         Raises `InvalidRequest`, `IdempotencyKeyReused`, `BatchEnded` (of the parent).
         """
-        opened, replayed = self._driver.run(
-            _calls.open_batch,
-            key,
-            labels,
-            group_size,
-            items,
-            sealed,
-            parent,
-            expires_in,
-            tolerated_failures,
-            tolerated_failure_percentage,
-            on_exceeded,
-            callback,
-            deadline,
-            idempotency_key,
-        )
+        opened, replayed = self._driver.run(_calls.open_batch, options, idempotency_key)
         return BatchHandle(self._driver, opened.id, opened, replayed)
 
     def batch(self, batch: int) -> BatchHandle:
@@ -274,23 +241,7 @@ class AsyncClient:
         """Webhooks and their deliveries; see `Webhooks`."""
         return AsyncWebhooks(self._driver)
 
-    async def open(
-        self,
-        *,
-        key: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        group_size: int | None = None,
-        items: int | None = None,
-        sealed: bool = False,
-        parent: str | ItemId | None = None,
-        expires_in: int | timedelta | None = None,
-        tolerated_failures: int | None = None,
-        tolerated_failure_percentage: int | None = None,
-        on_exceeded: Literal["continue", "cancel"] | None = None,
-        callback: str | Callback | None = None,
-        deadline: datetime | timedelta | None = None,
-        idempotency_key: str | None = None,
-    ) -> AsyncBatchHandle:
+    async def open(self, *, idempotency_key: str | None = None, **options: Unpack[OpenOptions]) -> AsyncBatchHandle:
         """Open a batch and return its handle. `key`: your name for it, up to 255 characters, which need not be unique.
         `group_size`: items per bitfield, a multiple of 8 from 64 to 32,768; by default 8,192. `items`: number of ids to
         issue at once (`.ids`). `sealed`: also seal the batch, in the same transaction. `parent`: the item of another
@@ -309,22 +260,7 @@ class AsyncClient:
 
         Raises `InvalidRequest`, `IdempotencyKeyReused`, `BatchEnded` (of the parent).
         """
-        opened, replayed = await self._driver.run(
-            _calls.open_batch,
-            key,
-            labels,
-            group_size,
-            items,
-            sealed,
-            parent,
-            expires_in,
-            tolerated_failures,
-            tolerated_failure_percentage,
-            on_exceeded,
-            callback,
-            deadline,
-            idempotency_key,
-        )
+        opened, replayed = await self._driver.run(_calls.open_batch, options, idempotency_key)
         return AsyncBatchHandle(self._driver, opened.id, opened, replayed)
 
     def batch(self, batch: int) -> AsyncBatchHandle:

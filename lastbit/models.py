@@ -1,4 +1,4 @@
-"""The service's responses as frozen dataclasses.
+"""The service's responses as frozen dataclasses, and the options of calls.
 
 `from_json` decodes each; it ignores unknown fields, so that an older client works with a newer service. Times are
 timezone-aware, in UTC. Counts are items.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Final, Self
+from datetime import datetime, timedelta
+from types import EllipsisType
+from typing import Any, Final, Literal, Self, TypedDict
 
 from lastbit._shapes import timestamp, timestamp_or_none
 from lastbit.ids import DEFAULT_GROUP_SIZE, INTEGER_LIMIT, MAX_GROUP_SIZE, ItemId, ItemIds
@@ -102,6 +103,34 @@ class Callback:
 
     url: str
     types: str | Iterable[str] | None = None
+
+
+class OpenOptions(TypedDict, total=False):
+    """What `open` can be told about a new batch. Without a value, or with None, the service's default applies. The
+    docstring of `Client.open` explains them."""
+
+    key: str | None
+    labels: Mapping[str, str] | None
+    group_size: int | None
+    items: int | None
+    sealed: bool
+    parent: str | ItemId | None
+    expires_in: int | timedelta | None
+    tolerated_failures: int | None
+    tolerated_failure_percentage: int | None
+    on_exceeded: Literal["continue", "cancel"] | None
+    callback: str | Callback | None
+    deadline: datetime | timedelta | None
+
+
+class Changes(TypedDict, total=False):
+    """What `update` can change of a batch. What is left out stays as it is, and None removes it."""
+
+    labels: Mapping[str, str | None] | EllipsisType | None
+    tolerated_failures: int | EllipsisType | None
+    tolerated_failure_percentage: int | EllipsisType | None
+    on_exceeded: Literal["continue", "cancel"] | EllipsisType | None
+    deadline: datetime | timedelta | EllipsisType | None
 
 
 @dataclass(frozen=True, slots=True)

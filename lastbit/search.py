@@ -35,9 +35,7 @@ class Filters(TypedDict, total=False):
 
 def query(filters: Filters, state: str | None = None) -> list[tuple[str, str]]:
     """The filters as parameters of a request. Raises `InvalidArgument`."""
-    unknown = filters.keys() - Filters.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"there is no filter {min(unknown)!r}")
+    _arguments.check_names("filter", filters, Filters)
     texts = {
         "state": state,
         "key": filters.get("key"),

@@ -115,20 +115,13 @@ class OpenBody(Body):
         return value
 
     def opening(self) -> batches.Opening:
-        return batches.Opening(
-            self.key,
-            self.labels,
-            self.group_size,
-            self.items,
-            self.sealed,
-            self.expires_in,
-            None if self.parent is None else ItemId.parse(self.parent),
-            self.tolerated_failures,
-            self.tolerated_failure_percentage,
-            OnExceeded(self.on_exceeded or OnExceeded.CONTINUE),
-            None if self.callback is None else self.callback.callback(),
-            self.deadline,
-        )
+        facts = {name: getattr(self, name) for name in type(self).model_fields}
+        facts |= {
+            "parent": None if self.parent is None else ItemId.parse(self.parent),
+            "on_exceeded": OnExceeded(self.on_exceeded or OnExceeded.CONTINUE),
+            "callback": None if self.callback is None else self.callback.callback(),
+        }
+        return batches.Opening(**facts)
 
 
 class PatchBody(Body):

@@ -16,11 +16,11 @@ from sqlalchemy.engine import Connection
 from core import errors, feed
 from core.acks.call import Completed, Unit
 from core.batches import batch as batches
-from core.batches import batch_rows, nesting
+from core.batches import nesting
 from core.batches.lifecycle import LIVE, TAKES_ACKS, State, completes
 from core.batches.tolerance import NONE, OnExceeded, Tolerance
 from core.storage import dialects, faults, statements
-from core.storage.statements import Pipeline, chunks
+from core.storage.statements import Pipeline
 from core.traces import TraceContext
 
 PREFIX_STEP: Final = 64
@@ -257,7 +257,7 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
             if delta.last_changer is not None:
                 verdicts[batch].trigger = delta.last_changer.call.trace
         writes.append(change)
-    pipeline.later(*(_update(dialects.of(tx), part) for part in chunks(writes, _ROWS)))
+    pipeline.later(*_updates(dialects.of(tx), writes))
     _announce(pipeline, [verdict for verdict in verdicts.values() if verdict.events()])
     return verdicts
 
@@ -280,14 +280,10 @@ def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
                 debts.append((batch, replace(batch, parent_due=nesting.owed(succeeded=verdict.succeeded))))
                 verdict.owes = True
             new += batches.events(batch, verdict.events(), trigger=verdict.trigger)
-        pipeline.later(*batch_rows.updates(dialect, debts))
+        pipeline.later(*batches.ROWS.updates(dialect, debts))
         return new
 
     feed.write(pipeline, events, [])
-
-
-_ROWS: Final = 64
-"""Maximum rows of one UPDATE. The server searches the CASE for each row, so the cost grows with the square of it."""
 
 
 @dataclass(slots=True)
@@ -306,40 +302,28 @@ class _RowChange:
     cancelled: bool = False
 
 
-def _update(dialect: dialects.Dialect, rows: Sequence[_RowChange]) -> str:
-    """One UPDATE of all rows. The values are our own integers and bytes, so they can be part of the text."""
-    now, latest = dialect.now, dialect.greatest
-    values: dict[str, dict[int, str]] = {}
+def _updates(dialect: dialects.Dialect, rows: Sequence[_RowChange]) -> list[str]:
+    now = dialect.now
+    changes: dict[int, dict[str, str]] = {}
     for row in rows:
-        changes = {"acked": str(row.acked)}
+        literals = {"updated_at": f"{dialect.greatest}(updated_at, {now})", "acked": str(row.acked)}
         if row.failed is not None:
-            changes["failed"] = str(row.failed)
+            literals["failed"] = str(row.failed)
         if row.full_prefix is not None:
-            changes["full_prefix"] = str(row.full_prefix)
+            literals["full_prefix"] = str(row.full_prefix)
         if row.journal_next is not None:
-            changes["journal_next"] = str(row.journal_next)
+            literals["journal_next"] = str(row.journal_next)
         if row.completed_by is not None:
-            changes["state"] = f"'{State.COMPLETE}'"
-            changes["ended_at"] = now
-            changes["completed_by"] = dialect.blob(row.completed_by.hex())
+            literals |= {"state": f"'{State.COMPLETE}'", "ended_at": now}
+            literals["completed_by"] = dialect.literal(row.completed_by)
         if row.succeeded_by is not None:
-            changes["succeeded_by"] = dialect.blob(row.succeeded_by.hex())
+            literals["succeeded_by"] = dialect.literal(row.succeeded_by)
         if row.exceeded:
-            changes["exceeded"] = "1"
+            literals["exceeded"] = "1"
         if row.cancelled:
-            changes["state"] = f"'{State.CANCELLED}'"
-            changes["ended_at"] = now
-        for column, value in changes.items():
-            values.setdefault(column, {})[row.id] = value
-    assignments = [f"updated_at = {latest}(updated_at, {now})"]
-    for column, by_id in values.items():
-        if len(rows) == 1:
-            assignments.append(f"{column} = {by_id[rows[0].id]}")
-        else:
-            cases = " ".join(f"WHEN {batch} THEN {value}" for batch, value in by_id.items())
-            assignments.append(f"{column} = CASE id {cases} ELSE {column} END")
-    ids = ", ".join(str(row.id) for row in rows)
-    return f"UPDATE batches SET {', '.join(assignments)} WHERE id IN ({ids})"  # noqa: S608
+            literals |= {"state": f"'{State.CANCELLED}'", "ended_at": now}
+        changes[row.id] = literals
+    return statements.updates("batches", changes)
 
 
 def _check(row: Row, state: State, acked: int, failed: int, delta: BatchDelta) -> None:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import nesting
 from core.batches.callbacks import Callback, Issued
-from core.batches.lifecycle import State, judge
+from core.batches.lifecycle import State, Verb, judge
 from core.batches.tolerance import OnExceeded, Tolerance
 from core.storage import dialects, statements, tables
 from core.storage.dialects import Rows
-from core.storage.statements import LIST, as_time, chunks
+from core.storage.row_codec import RowCodec
+from core.storage.statements import LIST, chunks
 from core.traces import TraceContext
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemId, item_id
 
@@ -32,39 +32,39 @@ _ENDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A row of `batches`. Times are aware, in UTC."""
+    """A row of `batches`. Times are aware, in UTC. The defaults are those of a new batch."""
 
     id: int
     key: str | None
     labels: Mapping[str, str]
     group_size: int
     items: int
-    acked: int
-    failed: int
     state: State
-    full_prefix: int
-    parent_batch: int | None
-    parent_number: int | None
-    parent_group_size: int | None
-    parent_due: str | None
-    expires_in: int | None
-    deadline: datetime | None
-    tolerated_failures: int | None
-    tolerated_failure_percentage: int | None
     on_exceeded: OnExceeded
-    exceeded: bool
-    open_hash: bytes | None
     open_count: int
-    completed_by: bytes | None
-    succeeded_by: bytes | None
-    journal_next: int
-    repairs: int
     created_at: datetime
     updated_at: datetime
-    sealed_at: datetime | None
-    ended_at: datetime | None
-    traceparent: str | None
-    tracestate: str | None
+    acked: int = 0
+    failed: int = 0
+    full_prefix: int = 0
+    parent_batch: int | None = None
+    parent_number: int | None = None
+    parent_group_size: int | None = None
+    parent_due: Verb | None = None
+    expires_in: int | None = None
+    deadline: datetime | None = None
+    tolerated_failures: int | None = None
+    tolerated_failure_percentage: int | None = None
+    exceeded: bool = False
+    open_hash: bytes | None = None
+    completed_by: bytes | None = None
+    succeeded_by: bytes | None = None
+    journal_next: int = 0
+    repairs: int = 0
+    sealed_at: datetime | None = None
+    ended_at: datetime | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
     @property
     def pending(self) -> int:
@@ -101,63 +101,8 @@ class Batch:
 
 
 _table = tables.batches.c
-COLUMNS = [_table.batch_key.label("key") if f.name == "key" else _table[f.name] for f in fields(Batch)]
-_NAMES: Final = [f.name for f in fields(Batch)]
-_TEXTS: Final = frozenset({"key", "labels", "traceparent", "tracestate"})
-_HASHES: Final = frozenset({"open_hash", "completed_by", "succeeded_by"})
-_TIMES: Final = frozenset({"deadline", "created_at", "updated_at", "sealed_at", "ended_at"})
-_NULL: Final = "-"
-
-
-@cache
-def expressions(dialect: dialects.Dialect) -> tuple[str, ...]:
-    """The columns of a batch for `statements.select`. A driver parses one text faster than this number of columns."""
-    kinds: dict[str, Any] = dict.fromkeys(_TEXTS, "text") | dict.fromkeys(_HASHES, "bytes")
-    kinds |= dict.fromkeys(_TIMES, "time")
-    columns = {name: _table["batch_key" if name == "key" else name] for name in _NAMES}
-    return tuple(
-        dialect.flat(column.name, kinds.get(name, "plain"), nullable=bool(column.nullable))
-        for name, column in columns.items()
-    )
-
-
-def from_row(row: RowMapping) -> Batch:
-    values = {f.name: row[f.name] for f in fields(Batch)}
-    read = {
-        "labels": json.loads(values["labels"]),
-        "state": State(values["state"]),
-        "on_exceeded": OnExceeded(values["on_exceeded"]),
-        "exceeded": bool(values["exceeded"]),
-    }
-    return Batch(**{**values, **read})
-
-
-def from_record(record: Sequence[Any]) -> Batch:
-    """The batch in one of the `statements.records` of `expressions`."""
-    values: list[Any] = [None if value == _NULL else read(value) for read, value in zip(_READERS, record, strict=True)]
-    return Batch(*values)
-
-
-def _labels(digits: str) -> Mapping[str, str]:
-    labels: Mapping[str, str] = json.loads(bytes.fromhex(digits))
-    return labels
-
-
-def _text(digits: str) -> str:
-    return bytes.fromhex(digits).decode()
-
-
-_SPECIAL: Final[Mapping[str, Callable[[Any], Any]]] = {
-    **dict.fromkeys(("key", "traceparent", "tracestate"), _text),
-    "labels": _labels,
-    "state": State,
-    "parent_due": str,
-    "on_exceeded": OnExceeded,
-    "exceeded": lambda digit: bool(int(digit)),
-    **dict.fromkeys(_HASHES, bytes.fromhex),
-    **dict.fromkeys(_TIMES, as_time),
-}
-_READERS: Final = [_SPECIAL.get(name, int) for name in _NAMES]
+ROWS: Final = RowCodec(Batch, tables.batches, {"key": "batch_key"})
+"""Reads and writes batches. `open_key`, `children` and `seen_updated_at` are read by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +173,11 @@ class Sealed:
 
 def get(tx: Connection, batch: int) -> Batch:
     """Read without a lock. Raises `errors.BatchNotFound`."""
-    row = tx.execute(sa.select(*COLUMNS).where(_table.id == batch, _table.state != State.DELETING)).mappings().first()
+    query = sa.select(*ROWS.columns).where(_table.id == batch, _table.state != State.DELETING)
+    row = tx.execute(query).mappings().first()
     if row is None:
         raise errors.BatchNotFound(batch)
-    return from_row(row)
+    return ROWS.from_row(row)
 
 
 class Fixed(NamedTuple):
@@ -260,17 +206,16 @@ def by_id(tx: Connection, ids: Collection[int], *, is_all: bool = False) -> dict
 
 def selects(dialect: dialects.Dialect, ids: Collection[int]) -> list[str]:
     """Statements that read batches without a lock. Their rows are arguments of `from_rows`."""
+    is_known = f"state <> '{State.DELETING}'"
     return [
-        dialect.select(
-            expressions(dialect), f"batches WHERE id IN ({','.join(map(str, part))}) AND state <> '{State.DELETING}'", 0
-        )
+        dialect.select(ROWS.expressions(dialect), f"batches WHERE id IN ({','.join(map(str, part))}) AND {is_known}", 0)
         for part in chunks(sorted(ids), LIST)
     ]
 
 
 def from_rows(dialect: dialects.Dialect, rows: Rows) -> list[Batch]:
-    """The batches in rows that a SELECT of `expressions` found."""
-    return [from_record(record) for record in dialect.records(rows)]
+    """The batches in rows that a SELECT of `ROWS.expressions` found."""
+    return [ROWS.from_record(record) for record in dialect.records(rows)]
 
 
 def event(batch: Batch, name: str, **more: Any) -> feed.NewEvent:
@@ -316,11 +261,11 @@ def ended(event: feed.Event) -> bool:
 
 def lock(tx: Connection, batch: int) -> tuple[Batch, datetime]:
     """The batch under its lock, and the database's time. Raises `errors.BatchNotFound`."""
-    query = sa.select(*COLUMNS, tables.utc_now().label("now")).where(_table.id == batch).with_for_update()
+    query = sa.select(*ROWS.columns, tables.utc_now().label("now")).where(_table.id == batch).with_for_update()
     row = tx.execute(query).mappings().first()
     if row is None or row["state"] == State.DELETING:
         raise errors.BatchNotFound(batch)
-    return from_row(row), row["now"]
+    return ROWS.from_row(row), row["now"]
 
 
 def locked(tx: Connection, ids: Collection[int]) -> frozenset[int]:
@@ -335,8 +280,14 @@ def locked(tx: Connection, ids: Collection[int]) -> frozenset[int]:
     return frozenset(ids_found)
 
 
-def update(tx: Connection, batch: int, **values: Any) -> None:
-    tx.execute(sa.update(tables.batches).where(_table.id == batch).values(**values))
+def update(tx: Connection, batch: int, **columns: Any) -> None:
+    """Write these columns, in which a value need not be one of a `Batch`; see `save`."""
+    tx.execute(sa.update(tables.batches).where(_table.id == batch).values(**columns))
+
+
+def save(tx: Connection, before: Batch, after: Batch) -> None:
+    """Write what differs between the two."""
+    statements.run(tx, *ROWS.updates(dialects.of(tx), [(before, after)]))
 
 
 def cancel(tx: Connection, batch_id: int) -> Batch:
@@ -350,10 +301,8 @@ def cancel(tx: Connection, batch_id: int) -> Batch:
 
 def end(tx: Connection, batch: Batch, state: State, now: datetime, **more: Any) -> Batch:
     """Cancel or expire a live batch whose lock is held. `more` are further data of the event."""
-    values: dict[str, Any] = {"state": state, "ended_at": now, "updated_at": now}
-    if batch.parent_batch is not None:
-        values["parent_due"] = nesting.owed(succeeded=False)
-    update(tx, batch.id, **values)
-    after = get(tx, batch.id)
+    due = None if batch.parent_batch is None else nesting.owed(succeeded=False)
+    after = replace(batch, state=state, ended_at=now, updated_at=now, parent_due=due)
+    save(tx, batch, after)
     feed.append(tx, [event(after, str(state), **more)])
     return after

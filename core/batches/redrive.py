@@ -126,8 +126,8 @@ def _append(
         return None
     if not found.ranges:
         raise errors.NothingFailed(batch_id)
-    batch = replace(batch, updated_at=max(batch.updated_at, now))
-    batches.update(tx, batch_id, updated_at=batch.updated_at)
+    before, batch = batch, replace(batch, updated_at=max(batch.updated_at, now))
+    batches.save(tx, before, batch)
     data = _data(batch, wish, found)
     position = feed.append(tx, [feed.NewEvent(request.event_id, TYPE, batch.key, data, batch_id, batch.trace)])[0]
     return Redriven(batch, found.count, found.ranges, found.more, position, replayed=False)

@@ -111,7 +111,7 @@ def prepare(tx: Connection, batch_id: int) -> None:
     if not schema.serves_only(tx, SINCE):
         raise errors.UpgradeNotFinished(SINCE)
     if not batch.journal_next:
-        batches.update(tx, batch_id, journal_next=1)
+        batches.save(tx, batch, replace(batch, journal_next=1))
 
 
 def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
@@ -120,11 +120,12 @@ def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
     counts, faults = _recount(tx, batch, write=True)
     tx.execute(sa.delete(tables.ack_journal).where(tables.ack_journal.c.batch_id == batch_id))
     # Needed even without faults, as groups of the journal were written without an entry.
-    batches.update(tx, batch_id, journal_next=batch.journal_next + 1)
+    after = replace(batch, journal_next=batch.journal_next + 1)
     if not faults:  # another request has repaired it in the meantime
+        batches.save(tx, batch, after)
         return _fine(batch, fingerprint)
-    batches.update(tx, batch_id, **_values(batch, counts, now, fingerprint))
-    after = batches.get(tx, batch_id)
+    after = replace(after, **_values(batch, counts, now, fingerprint))
+    batches.save(tx, batch, after)
     newly = after.complete and not batch.complete
     newly_succeeded = after.succeeded and not batch.succeeded
     event_names = ["repaired", *(["failures_exceeded"] if after.exceeded and not batch.exceeded else [])]
@@ -228,7 +229,7 @@ def owe_again(tx: Connection, batch_id: int, after: int) -> tuple[list[int], int
     query = sa.select(_batches.id).where(_batches.id.in_(children), *has_ended)
     owing = list(tx.scalars(query.order_by(_batches.id).with_for_update())) if children else []
     for child in batches.by_id(tx, owing).values():
-        batches.update(tx, child.id, parent_due=nesting.owed(succeeded=child.succeeded))
+        batches.save(tx, child, replace(child, parent_due=nesting.owed(succeeded=child.succeeded)))
     return owing, rows[-1].parent_number if len(rows) == LIST else None
 
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors
-from core.batches.batch import COLUMNS, Batch, from_row
+from core.batches.batch import ROWS, Batch
 from core.batches.lifecycle import State
 from core.storage import limits, tables
 from lastbit.ids import MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
@@ -205,14 +205,14 @@ def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: in
     id = tables.without_index(_table.id) if are_few else _table.id
     indexed += [id.between(span.oldest, span.newest) for span in spans]
     floor = _floor(tx, indexed, before) if examined and not are_few else None
-    query = sa.select(*COLUMNS).where(*indexed, *examined).order_by(id.desc())
+    query = sa.select(*ROWS.columns).where(*indexed, *examined).order_by(id.desc())
     if floor is not None:
         query = query.where(id >= floor)
 
     def below(last: Batch | None, count: int) -> list[Batch]:
         start = before if last is None else last.id
         part = query if start is None else query.where(id < start)
-        return [from_row(row) for row in tx.execute(part.limit(count)).mappings()]
+        return [ROWS.from_row(row) for row in tx.execute(part.limit(count)).mappings()]
 
     rows = limits.stepwise(below, _label_bytes, first=min(limit + 1, FIRST))
     matches, has_more = limits.within(rows, _label_bytes, limit + 1)

@@ -122,7 +122,7 @@ def update(database: Database, batch_id: int, patch: Patch, idempotency_key: str
         if isinstance(patch.deadline, datetime):
             writing.check_deadline(patch.deadline, now)
         after, names = _judged(replace(patch.applied_to(batch), updated_at=max(batch.updated_at, now)), now)
-        batches.update(tx, batch_id, **_columns(batch, after))
+        batches.save(tx, batch, after)
         updated = batches.event(after, "updated", patch=patch.content())
         feed.append(tx, [replace(updated, id=request.event_id), *batches.events(after, names)])
         return Updated(after, replayed=False)
@@ -140,18 +140,3 @@ def _judged(batch: Batch, now: datetime) -> tuple[Batch, list[str]]:
         return batch, names
     due = None if batch.parent_batch is None else nesting.owed(succeeded=False)
     return replace(batch, state=State.CANCELLED, ended_at=now, parent_due=due), [*names, str(State.CANCELLED)]
-
-
-_WRITTEN: Final = (
-    *("labels", "tolerated_failures", "tolerated_failure_percentage", "on_exceeded", "deadline"),
-    *("updated_at", "exceeded", "state", "ended_at", "parent_due"),
-)
-
-
-def _columns(before: Batch, after: Batch) -> dict[str, Any]:
-    changed = {name: value for name in _WRITTEN if (value := getattr(after, name)) != getattr(before, name)}
-    if "labels" in changed:
-        changed["labels"] = json.dumps(changed["labels"])
-    if "exceeded" in changed:
-        changed["exceeded"] = int(changed["exceeded"])
-    return changed

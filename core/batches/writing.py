@@ -29,15 +29,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import batch as batches
-from core.batches import batch_rows, callbacks, nesting
+from core.batches import callbacks, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
 from core.batches.lifecycle import State, completes, judge
 from core.batches.tolerance import OnExceeded
@@ -48,18 +48,12 @@ from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, pa
 from core.traces import TraceContext
 from lastbit.ids import MAX_ITEMS
 
-_UNREAD: Final = ("open_key", "seen_updated_at")
-"""Columns of a new row that a `Batch` does not have."""
+_NOW: Final = datetime.max.replace(tzinfo=UTC)
+"""Stands for the database's time when a row is inserted."""
+_OPENED: Final = [f.name for f in fields(Opening) if f.name in {column.name for column in fields(Batch)}]
+"""What a batch gets from its opening as it is."""
 POLICIES: Final = "0014"
 """The revision of the schema that introduced the newest policy. An earlier release would ignore some of them."""
-_INSERTED: Final = (
-    *("batch_key", "labels", "group_size", "items", "acked", "failed", "state", "full_prefix", "expires_in"),
-    "deadline",
-    *("tolerated_failures", "tolerated_failure_percentage", "on_exceeded"),
-    *("open_key", "open_hash", "open_count", "completed_by", "succeeded_by", "created_at", "updated_at", "sealed_at"),
-    *("ended_at", "parent_due", "parent_batch", "parent_number", "parent_group_size", "traceparent", "tracestate"),
-    "seen_updated_at",
-)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -176,7 +170,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     open_keys = sorted({key for o in opens if (key := o.open_key) is not None})
     table, columns = (
         dialect.by_primary_key("batches"),
-        [*batches.expressions(dialect), dialect.flat(dialect.now, "time")],
+        [*batches.ROWS.expressions(dialect), dialect.flat(dialect.now, "time")],
     )
     locks = [
         dialect.select(
@@ -186,15 +180,13 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     ]
     looks = [
         "SELECT batch_id, idempotency_key, start, count, digest FROM extends WHERE "  # noqa: S608
-        + " OR ".join(
-            f"(batch_id = {batch} AND idempotency_key = {batch_rows.text(dialect, key)})" for batch, key in part
-        )
+        + " OR ".join(f"(batch_id = {batch} AND idempotency_key = {dialect.literal(key)})" for batch, key in part)
         for part in chunks(extend_keys, LIST)
     ]
     keys = [
         dialect.select(
-            [dialect.flat("open_key", "text"), *batches.expressions(dialect)],
-            f"batches WHERE open_key IN ({','.join(batch_rows.text(dialect, key) for key in part)})",
+            [dialect.flat("open_key", "text"), *batches.ROWS.expressions(dialect)],
+            f"batches WHERE open_key IN ({','.join(dialect.literal(key) for key in part)})",
             0,
         )
         for part in chunks(open_keys, LIST)
@@ -204,7 +196,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     lock_records = [record for rows in results[: len(locks)] for record in dialect.records(rows)]
     look_rows = [row for rows in results[len(locks) : len(locks) + len(looks)] for row in rows]
     key_records = [record for rows in results[len(locks) + len(looks) :] for record in dialect.records(rows)]
-    locked = [batches.from_record(record[:-1]) for record in lock_records]
+    locked = [batches.ROWS.from_record(record[:-1]) for record in lock_records]
     return _Found(
         {batch.id: batch for batch in locked if batch.state is not State.DELETING},
         as_time(lock_records[0][-1]) if lock_records else None,
@@ -212,7 +204,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
             (batch, as_text(key) or ""): (start, count, as_text(digest))
             for batch, key, start, count, digest in look_rows
         },
-        {bytes.fromhex(record[0]).decode(): batches.from_record(record[1:]) for record in key_records},
+        {bytes.fromhex(record[0]).decode(): batches.ROWS.from_record(record[1:]) for record in key_records},
     )
 
 
@@ -240,8 +232,8 @@ def _change(pipeline: Pipeline, changes: Sequence[Extend | Seal], found: _Found,
             applied.outcomes[operation] = Done(result)
     changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
     dialect = dialects.of(pipeline.tx)
-    pipeline.later(*batch_rows.updates(dialect, changed))
-    keys = [f"({','.join(batch_rows.literal(dialect, value) for value in row)})" for row in issued]
+    pipeline.later(*batches.ROWS.updates(dialect, changed))
+    keys = [f"({','.join(dialect.literal(value) for value in row)})" for row in issued]
     head = "INSERT INTO extends (batch_id, idempotency_key, start, count, digest) VALUES "
     pipeline.later(*(head + ",".join(part) for part in packets(keys)))
 
@@ -383,41 +375,39 @@ def _insert(
 ) -> Callable[[], None]:
     """Insert the batches in the next round trip. Returns what records their outcomes and events after it."""
     dialect = dialects.of(pipeline.tx)
-    values = [_new_row(operation, parent_columns) for operation in opens]
+    new = [_new_batch(operation, parent_columns) for operation in opens]
     now_literal = dialect.one_time(pipeline.tx)
-
-    def literal(value: Any) -> str:
-        return now_literal if value is _NOW else batch_rows.literal(dialect, value)
-
-    texts = [f"({','.join(literal(row[name]) for name in _INSERTED)})" for row in values]
-    columns = ", ".join(_INSERTED)
+    rows = [_row(operation, batch) for operation, batch in zip(opens, new, strict=True)]
+    texts = [
+        f"({','.join([now_literal if value is _NOW else dialect.literal(value) for value in row.values()])})"
+        for row in rows
+    ]
     if parent_columns:
         pipeline.later(nesting.counted(parent_columns["parent_batch"]))
     parts = [
-        (len(part), pipeline.query(*dialect.insert_batches(pipeline.tx, columns, part))[-1]) for part in packets(texts)
+        (len(part), pipeline.query(*dialect.insert_batches(pipeline.tx, ", ".join(rows[0]), part))[-1])
+        for part in packets(texts)
     ]
 
     def record() -> None:
-        results: list[tuple[int, datetime]] = []
+        inserted: list[Batch] = []
         for count, answer in parts:
             now = as_time(answer.rows()[0][1])
-            results += [(id, now) for id in dialect.batch_ids(answer.rows(), count)]
-        new = {
-            id: wanted for operation, (id, _) in zip(opens, results, strict=True) if (wanted := _callback(operation))
+            for id in dialect.batch_ids(answer.rows(), count):
+                inserted.append(_inserted(new[len(inserted)], id, now))
+        wanted = {
+            batch.id: callback
+            for operation, batch in zip(opens, inserted, strict=True)
+            if (callback := _callback(operation))
         }
-        issued = callbacks.insert(pipeline, new) if new else {}
-        for operation, row, (id, now) in zip(opens, values, results, strict=True):
-            facts: dict[str, Any] = {
-                name: now if value is _NOW else value for name, value in row.items() if name not in _UNREAD
-            }
-            facts |= {"key": facts.pop("batch_key"), "labels": dict(operation.opening.labels)}
-            batch = Batch(id=id, journal_next=0, repairs=0, exceeded=False, **facts)
+        issued = callbacks.insert(pipeline, wanted) if wanted else {}
+        for operation, batch in zip(opens, inserted, strict=True):
             newly = batch.state is State.COMPLETE
             names = ["opened", *(["sealed"] if operation.opening.sealed else [])]
             names += ["completed", "succeeded"] if newly else []
             applied.events += batches.events(batch, names)
             applied.outcomes[operation] = Done(
-                Opened(batch, 0, operation.opening.items, newly, replayed=False, callback=issued.get(id))
+                Opened(batch, 0, operation.opening.items, newly, replayed=False, callback=issued.get(batch.id))
             )
 
     return record
@@ -430,45 +420,37 @@ def _callback(operation: Open) -> tuple[callbacks.Callback, str] | None:
     return operation.opening.callback, operation.secret
 
 
-class _Now:
-    """The database's time when a row is inserted."""
-
-
-_NOW: Final = _Now()
-
-
-def _new_row(operation: Open, parent_columns: Mapping[str, Any]) -> dict[str, Any]:
+def _new_batch(operation: Open, parent_columns: Mapping[str, Any]) -> Batch:
+    """The batch before its INSERT, which gives it an id and a time."""
     opening, fingerprint = operation.opening, operation.fingerprint
-    state = State.SEALED if opening.sealed else State.OPEN
-    newly = completes(state, opening.items, 0, 0)
-    return {
-        "batch_key": opening.key,
-        "labels": json.dumps(dict(opening.labels)),
-        "group_size": opening.group_size,
-        "items": opening.items,
-        "acked": 0,
-        "failed": 0,
-        "state": State.COMPLETE if newly else state,
-        "full_prefix": 0,
-        "expires_in": opening.expires_in,
-        "deadline": opening.deadline,
-        "tolerated_failures": opening.tolerated_failures,
-        "tolerated_failure_percentage": opening.tolerated_failure_percentage,
-        "on_exceeded": opening.on_exceeded,
-        "open_key": operation.open_key,
-        "open_hash": opening.fingerprint() if operation.idempotency_key is not None else None,
-        "open_count": opening.items,
-        "completed_by": fingerprint if newly else None,
-        "succeeded_by": fingerprint if newly else None,
-        "created_at": _NOW,
-        "updated_at": _NOW,
-        "sealed_at": _NOW if opening.sealed else None,
-        "ended_at": _NOW if newly else None,
-        "parent_due": nesting.owed(succeeded=True) if newly and parent_columns else None,
-        "parent_batch": parent_columns.get("parent_batch"),
-        "parent_number": parent_columns.get("parent_number"),
-        "parent_group_size": parent_columns.get("parent_group_size"),
-        "traceparent": None if operation.trace is None else operation.trace.traceparent,
-        "tracestate": None if operation.trace is None else operation.trace.tracestate,
-        "seen_updated_at": _NOW,
-    }
+    facts: dict[str, Any] = {name: getattr(opening, name) for name in _OPENED} | dict(parent_columns)
+    batch = Batch(
+        id=0,
+        **facts,
+        state=State.SEALED if opening.sealed else State.OPEN,
+        open_hash=opening.fingerprint() if operation.idempotency_key is not None else None,
+        open_count=opening.items,
+        created_at=_NOW,
+        updated_at=_NOW,
+        sealed_at=_NOW if opening.sealed else None,
+        traceparent=None if operation.trace is None else operation.trace.traceparent,
+        tracestate=None if operation.trace is None else operation.trace.tracestate,
+    )
+    if not completes(batch.state, batch.items, 0, 0):
+        return batch
+    due = nesting.owed(succeeded=True) if parent_columns else None
+    end: dict[str, Any] = {"state": State.COMPLETE, "ended_at": _NOW, "parent_due": due}
+    return replace(batch, completed_by=fingerprint, succeeded_by=fingerprint, **end)
+
+
+def _row(operation: Open, batch: Batch) -> dict[str, Any]:
+    """The values by column. Those of the columns that no `Batch` has are its key, and when it was last seen."""
+    values = batches.ROWS.values(batch) | {"open_key": operation.open_key, "seen_updated_at": _NOW}
+    del values["id"]
+    return values
+
+
+def _inserted(batch: Batch, id: int, now: datetime) -> Batch:
+    times = [name for name in ("created_at", "updated_at", "sealed_at", "ended_at") if getattr(batch, name) is _NOW]
+    stamps: dict[str, Any] = dict.fromkeys(times, now)
+    return replace(batch, id=id, **stamps)

@@ -8,7 +8,7 @@ never a client's text. How it is done depends on the database (see `dialects`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -25,6 +25,8 @@ LIST: Final = 500
 """Maximum values in one IN list. MariaDB turns a longer list into a subquery."""
 TEXT: Final = 500_000
 """Approximate characters of the rows in one INSERT: half of the smallest default limit of a server."""
+UPDATED: Final = 64
+"""Maximum rows of one UPDATE. The server searches the CASE for each row, so the cost grows with the square of it."""
 LAST: Final = "lastbit.last"
 """The key in a connection's `info` for the pipeline whose statements wait for the COMMIT."""
 
@@ -67,6 +69,27 @@ def literal(tx: Connection, value: str | bytes | int | datetime | None) -> str:
     if isinstance(value, datetime):
         return dialects.of(tx).time(f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}")
     return "NULL" if value is None else str(value)
+
+
+def updates(table: str, changes: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """UPDATEs of rows, given by id: the new literals of their columns. A column that a row doesn't have stays."""
+    texts = []
+    for ids in chunks(sorted(id for id, literals in changes.items() if literals), UPDATED):
+        by_column: dict[str, dict[int, str]] = {}
+        for id in ids:
+            for column, value in changes[id].items():
+                by_column.setdefault(column, {})[id] = value
+        assignments = [f"{column} = {_assigned(column, values, len(ids))}" for column, values in by_column.items()]
+        texts.append(f"UPDATE {table} SET {', '.join(assignments)} WHERE id IN ({','.join(map(str, ids))})")  # noqa: S608
+    return texts
+
+
+def _assigned(column: str, values: Mapping[int, str], rows: int) -> str:
+    """What the column becomes, in one UPDATE of this number of rows."""
+    if len(values) == rows and len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    cases = " ".join(f"WHEN {id} THEN {value}" for id, value in values.items())
+    return f"CASE id {cases} ELSE {column} END"
 
 
 def among(tx: Connection, columns: Sequence[str], keys: Collection[tuple[str | int, ...]]) -> str:

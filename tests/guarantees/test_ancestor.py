@@ -178,9 +178,9 @@ def time_passes(service: Service, *ids: int, days: int = LONG_AGO) -> None:
 
 @mutant(
     "a-batch-that-is-being-acked-is-reaped",
-    "core.acks.completion:_update",
-    'f"updated_at = {latest}(updated_at, {now})"',
-    '"updated_at = updated_at"',
+    "core.acks.completion:_updates",
+    'f"{dialect.greatest}(updated_at, {now})"',
+    '"updated_at"',
 )
 def test_a_batch_that_is_being_acked_is_not_reaped(service: Service) -> None:
     """There, acks didn't touch the batch, and the reaper removed it while consumers were working on it."""

@@ -316,11 +316,11 @@ def _ground(database: Database) -> Ground:
 @mutant(
     "an-extend-commits-its-numbers-before-its-key",
     "core.batches.writing:_change",
-    "keys = [f\"({','.join(batch_rows.literal(dialect, value) for value in row)})\" for row in issued]",
+    "keys = [f\"({','.join(dialect.literal(value) for value in row)})\" for row in issued]",
     """
         pipeline.flush()
         pipeline.tx.commit()
-        keys = [f"({','.join(batch_rows.literal(dialect, value) for value in row)})" for row in issued]
+        keys = [f"({','.join(dialect.literal(value) for value in row)})" for row in issued]
     """,
 )
 @mutant(

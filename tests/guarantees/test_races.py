@@ -282,9 +282,9 @@ def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Servi
 )
 @mutant(
     "an-ack-does-not-touch-updated-at",
-    "core.acks.completion:_update",
-    'f"updated_at = {latest}(updated_at, {now})"',
-    '"updated_at = updated_at"',
+    "core.acks.completion:_updates",
+    'f"{dialect.greatest}(updated_at, {now})"',
+    '"updated_at"',
 )
 def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service) -> None:
     """The janitor finds a batch idle that is being acked: either it expires and the ack is rejected, or neither."""

@@ -179,7 +179,7 @@ def test_batches_that_ended_long_ago_are_deleted(service: Service) -> None:
 @mutant(
     "a-redrive-leaves-its-batch-to-the-janitor",
     "core.batches.redrive:_append",
-    "batches.update(tx, batch_id, updated_at=batch.updated_at)",
+    "batches.save(tx, before, batch)",
     "pass",
 )
 def test_a_batch_in_the_middle_of_a_redrive_is_kept(service: Service) -> None:

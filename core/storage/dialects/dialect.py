@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal
 
 import sqlalchemy as sa
@@ -114,6 +117,21 @@ class Dialect(abc.ABC):
     def time(self, text: str) -> str:
         """A literal of a time in UTC, such as `2026-01-31 12:00:00.000000`."""
         return f"'{text}'"
+
+    def literal(self, value: str | bytes | int | datetime | Mapping[str, str] | None) -> str:
+        """A literal of a value. A text may be a client's, so it is sent in hexadecimal; the value of an enumeration is
+        ours. A mapping is stored as JSON."""
+        if value is None:
+            return "NULL"
+        if isinstance(value, str):
+            return f"'{value}'" if isinstance(value, StrEnum) else self.text(value.encode().hex())
+        if isinstance(value, int):
+            return str(int(value))
+        if isinstance(value, bytes):
+            return self.blob(value.hex())
+        if isinstance(value, datetime):
+            return self.time(f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}")
+        return self.text(json.dumps(dict(value)).encode().hex())
 
     def patch(self, column: str, changes: Sequence[tuple[int, bytes]]) -> str:
         """The column's blob with other bytes, each given with its place. A place beyond the end of the blob, which is

@@ -1,0 +1,129 @@
+"""The rows of a table as values of a dataclass. Each field is a column, and its type says how the column is read and
+written. A new field needs no other place: it is read, inserted and updated like the others.
+
+What reads and writes a column of this type is in `_KINDS`. A field of an enumeration is stored as its value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from operator import attrgetter
+from types import NoneType
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
+
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+
+from core.storage import statements
+from core.storage.dialects import Dialect
+from core.storage.statements import as_time
+
+
+class Identified(Protocol):
+    """The dataclass of a table whose primary key is `id`."""
+
+    @property
+    def id(self) -> int: ...
+
+
+T = TypeVar("T", bound=Identified)
+
+_NULL: Final = "-"
+
+
+class _Kind(NamedTuple):
+    """How a type is stored. `flat` is the kind of column for `statements.select`."""
+
+    flat: Literal["plain", "text", "bytes", "time"]
+    from_flat: Callable[[Any], Any]
+    from_column: Callable[[Any], Any]
+    """Reads what SQLAlchemy has converted already."""
+
+
+def _text(digits: str) -> str:
+    return bytes.fromhex(digits).decode()
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_KINDS: Final[Mapping[type, _Kind]] = {
+    int: _Kind("plain", int, _same),
+    bool: _Kind("plain", lambda digit: digit in (1, "1"), bool),
+    str: _Kind("text", _text, _same),
+    bytes: _Kind("bytes", bytes.fromhex, _same),
+    datetime: _Kind("time", as_time, _same),
+    Mapping: _Kind("text", lambda digits: json.loads(_text(digits)), json.loads),
+}
+
+
+def _kind(hint: Any) -> _Kind:
+    """The kind of `T` or `T | None`."""
+    options = set(get_args(hint))
+    if NoneType in options:
+        (hint,) = options - {NoneType}
+    stored = get_origin(hint) or hint
+    return _Kind("plain", stored, stored) if issubclass(stored, StrEnum) else _KINDS[stored]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    field: str
+    column: sa.Column[Any]
+    kind: _Kind
+
+
+class RowCodec(Generic[T]):
+    """Reads and writes the rows of `table` as values of the dataclass. `names` has the columns whose name is not that
+    of their field."""
+
+    def __init__(self, dataclass: type[T], table: sa.Table, names: Mapping[str, str]) -> None:
+        self._dataclass: Callable[..., T] = dataclass
+        hints = get_type_hints(dataclass)
+        self._table = table
+        self._columns = [
+            _Column(f.name, table.c[names.get(f.name, f.name)], _kind(hints[f.name]))
+            for f in fields(dataclass)  # type: ignore[arg-type]
+        ]
+        self._readers = [column.kind.from_flat for column in self._columns]
+        self._names = [column.column.name for column in self._columns]
+        self._values = attrgetter(*[column.field for column in self._columns])
+        self.columns: Final = [column.column.label(column.field) for column in self._columns]
+        """For a SELECT of SQLAlchemy's, whose rows are arguments of `from_row`."""
+        self.expressions: Final = cache(self._expressions)
+        """Of a dialect: the columns for `statements.select`, whose records are arguments of `from_record`. A driver
+        parses one text faster than this number of columns."""
+
+    def _expressions(self, dialect: Dialect) -> tuple[str, ...]:
+        return tuple(
+            dialect.flat(column.column.name, column.kind.flat, nullable=bool(column.column.nullable))
+            for column in self._columns
+        )
+
+    def from_row(self, row: RowMapping) -> T:
+        values = [(column.kind.from_column, row[column.field]) for column in self._columns]
+        return self._dataclass(*[None if value is None else read(value) for read, value in values])
+
+    def from_record(self, record: Sequence[Any]) -> T:
+        return self._dataclass(
+            *[None if value == _NULL else read(value) for read, value in zip(self._readers, record, strict=True)]
+        )
+
+    def values(self, value: T) -> dict[str, Any]:
+        """The values by column."""
+        return dict(zip(self._names, self._values(value), strict=True))
+
+    def updates(self, dialect: Dialect, changed: Iterable[tuple[T, T]]) -> list[str]:
+        """UPDATEs that write what differs between the two values of each row: before, and after."""
+        changes: dict[int, dict[str, str]] = {}
+        for before, after in changed:
+            pairs = zip(self._names, self._values(before), self._values(after), strict=True)
+            literals = {name: dialect.literal(new) for name, old, new in pairs if new != old}
+            changes[after.id] = literals
+        return statements.updates(self._table.name, changes)
