@@ -16,9 +16,10 @@ from sqlalchemy.engine import Connection
 from core import errors, feed
 from core.acks.call import Completed, Unit
 from core.batches import batch as batches
-from core.batches import nesting
-from core.batches.lifecycle import LIVE, TAKES_ACKS, State, completes
-from core.batches.tolerance import NONE, OnExceeded, Tolerance
+from core.batches.batch import Batch
+from core.batches.lifecycle import TAKES_ACKS, State
+from core.batches.settle import Standing, Transition, settle
+from core.batches.tolerance import OnExceeded, Tolerance
 from core.storage import dialects, faults, statements
 from core.storage.statements import Pipeline
 from core.traces import TraceContext
@@ -44,32 +45,25 @@ class BatchDelta:
 
 @dataclass(slots=True)
 class Verdict:
-    """A batch that is complete after this transaction, or whose failures have passed its tolerance in it."""
+    """A batch that is complete after this transaction, or that something else has happened to in it."""
 
     id: int
-    key: str | None
-    succeeded: bool
+    transition: Transition
+    key: str | None = None
     completed_by: bytes | None = None
     succeeded_by: bytes | None = None
-    complete: bool = True
-    completed_now: bool = False
-    succeeded_now: bool = False
-    exceeded_now: bool = False
-    cancelled_now: bool = False
     owes: bool = False
     """The batch owes its parent's item an ack or a failure, since this transaction or an earlier one."""
     trigger: TraceContext | None = None
     """The context of the request that changed the last bit."""
 
-    def events(self) -> list[str]:
-        """The names of the transitions of this transaction."""
-        transitions = {
-            "failures_exceeded": self.exceeded_now,
-            str(State.CANCELLED): self.cancelled_now,
-            "completed": self.completed_now,
-            "succeeded": self.succeeded_now,
-        }
-        return [name for name, happened in transitions.items() if happened]
+    @property
+    def complete(self) -> bool:
+        return self.transition.after.complete
+
+    def fill(self, batch: Batch) -> None:
+        """Add what the response tells of a batch that was complete before."""
+        self.key, self.completed_by, self.succeeded_by = batch.key, batch.completed_by, batch.succeeded_by
 
 
 def write(
@@ -112,7 +106,7 @@ def write(
         all_rows = delta_rows | repeat_rows
         if any(batch in all_rows and all_rows[batch].items != items for batch, items in refusals.items()):
             raise faults.BeginAgain
-    verdicts = _look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if repeats else {}
+    verdicts = _look_again(tx, repeat_rows, repeats) if repeats else {}
     pipeline.later(*inserts)
     if deltas:
         verdicts |= _judge(pipeline, delta_rows, deltas)
@@ -133,7 +127,7 @@ OWES: Final = "CASE WHEN parent_due IS NULL THEN 0 ELSE 1 END"
 _READ: Final = (
     *("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next", "children"),
     *("COALESCE(tolerated_failures, -1)", "COALESCE(tolerated_failure_percentage, -1)", "exceeded"),
-    f"CASE WHEN on_exceeded = '{OnExceeded.CANCEL}' THEN 1 ELSE 0 END",
+    "on_exceeded",
     OWES,
 )
 
@@ -142,7 +136,7 @@ class Row(NamedTuple):
     """The columns that decide whether a batch is complete, and whether its failures pass its tolerance."""
 
     id: int
-    state: str
+    state: State
     items: int
     acked: int
     failed: int
@@ -150,18 +144,15 @@ class Row(NamedTuple):
     group_size: int
     journal_next: int
     children: int
-    tolerated_failures: int
-    """-1: no limit; also in the next field."""
-    tolerated_failure_percentage: int
-    exceeded: int
-    cancels: int
-    """1 if the batch is cancelled when its failures pass its tolerance."""
-    owes: int
+    tolerance: Tolerance
+    exceeded: bool
+    on_exceeded: OnExceeded
+    owes: bool
 
     @property
-    def tolerance(self) -> Tolerance:
-        failures, percentage = self.tolerated_failures, self.tolerated_failure_percentage
-        return Tolerance(None if failures < 0 else failures, None if percentage < 0 else percentage)
+    def standing(self) -> Standing:
+        counts = self.items, self.acked, self.failed
+        return Standing(self.state, *counts, self.tolerance, self.on_exceeded, self.exceeded)
 
 
 def rows(tx: Connection, result: dialects.Rows) -> dict[int, Row]:
@@ -169,35 +160,37 @@ def rows(tx: Connection, result: dialects.Rows) -> dict[int, Row]:
 
 
 def _row(record: Sequence[Any]) -> Row:
-    return Row(int(record[0]), record[1], *map(int, record[2:]))
+    id, state, *counts, failures, percentage, exceeded, on_exceeded, owes = record
+    items, acked, failed, full_prefix, group_size, journal_next, children = map(int, counts)
+    return Row(
+        int(id),
+        State(state),
+        items,
+        acked,
+        failed,
+        full_prefix,
+        group_size,
+        journal_next,
+        children,
+        Tolerance(_limit(failures), _limit(percentage)),
+        exceeded=int(exceeded) == 1,
+        on_exceeded=OnExceeded(on_exceeded),
+        owes=int(owes) == 1,
+    )
 
 
-class _Details(NamedTuple):
-    """More columns of a complete batch, for the response. They are read separately, as few batches of a flush are
-    complete."""
-
-    failed: int
-    key: str | None
-    completed_by: bytes | None
-    succeeded_by: bytes | None
+def _limit(value: Any) -> int | None:
+    return None if int(value) < 0 else int(value)
 
 
-def _read_details(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[int]) -> dict[int, _Details]:
-    """The details of those batches that are complete. Raises `faults.BeginAgain` if one has since been deleted."""
-    complete = [batch for batch in ids if batch in rows_by_id and rows_by_id[batch].state == State.COMPLETE]
-    if not complete:
-        return {}
-    flat = dialects.of(tx).flat
-    hashes = (flat(name, "bytes", nullable=True) for name in ("completed_by", "succeeded_by"))
-    columns = ("id", "failed", flat("batch_key", "text", nullable=True), *hashes)
-    text = statements.select(tx, columns, f"batches WHERE id IN ({_ids(complete)})", len(complete))
-    details = {}
-    for batch, failed, *names in statements.records(tx, statements.run(tx, text)[0]):
-        key, completed_by, succeeded_by = (None if value == "-" else bytes.fromhex(value) for value in names)
-        details[int(batch)] = _Details(int(failed), None if key is None else key.decode(), completed_by, succeeded_by)
-    if len(details) < len(complete):
+def _complete(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[int]) -> dict[int, Batch]:
+    """Those of the batches that are complete, with what a response tells of them. They are read separately, as few
+    batches of a flush are complete. Raises `faults.BeginAgain` if one has since been deleted."""
+    wanted = [id for id in ids if id in rows_by_id and rows_by_id[id].state is State.COMPLETE]
+    complete = batches.by_id(tx, wanted)
+    if len(complete) < len(wanted):
         raise faults.BeginAgain
-    return details
+    return complete
 
 
 def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> dict[int, Verdict]:
@@ -206,60 +199,60 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
     prefixes = _full_prefixes(
         pipeline, [rows_by_id[id] for id in sorted(deltas.keys() & rows_by_id.keys()) if deltas[id].filled]
     )
+    dialect = dialects.of(tx)
     verdicts: dict[int, Verdict] = {}
-    details = _read_details(tx, rows_by_id, deltas)
-    writes: list[_RowChange] = []
+    complete = _complete(tx, rows_by_id, deltas)
+    changes: dict[int, dict[str, str]] = {}
+    touched = f"{dialect.greatest}(updated_at, {dialect.now})"
     for batch, delta in sorted(deltas.items()):
         row = rows_by_id.get(batch)
         if row is None or row.state not in TAKES_ACKS:
             raise faults.BeginAgain
-        state, acked, failed = State(row.state), row.acked + delta.acked, row.failed + delta.failed
+        change = row.standing._replace(acked=row.acked + delta.acked, failed=row.failed + delta.failed)
         try:
-            _check(row, state, acked, failed, delta)
+            _check(batch, change, delta)
         except errors.InconsistentBatch:
             # If another transaction has inserted the row of a group first, the batch row, which was locked after the
             # groups, already counts that transaction's items. Then a waiting INSERT finds a duplicate key.
             pipeline.flush()
             raise
-        change = _RowChange(batch, acked, failed if delta.failed else None, journal_next=delta.journal_next)
+        transition = settle(row.standing, change)
+        columns = _columns(delta, transition)
         if prefixes.get(batch, row.full_prefix) != row.full_prefix:
-            change.full_prefix = prefixes[batch]
-        detail = details.get(batch)
-        key, completed_by, succeeded_by = detail[1:] if detail is not None else (None, None, None)
-        if completed_now := completes(state, row.items, acked, failed):
-            assert delta.last_resolver is not None
-            state = State.COMPLETE
-            change.completed_by = completed_by = delta.last_resolver.call.fingerprint()
-        tolerance = row.tolerance if failed or row.failed else NONE
-        succeeded = state is State.COMPLETE and tolerance.succeeds(row.items, failed)
-        # A complete batch may have succeeded before: it is redriven within its tolerance.
-        succeeded_now = succeeded and (completed_now or not tolerance.succeeds(row.items, row.failed))
-        if succeeded_now:
-            assert delta.last_changer is not None
-            change.succeeded_by = succeeded_by = delta.last_changer.call.fingerprint()
-        is_passed = tolerance.is_passed(row.items, failed, sealed=state is not State.OPEN)
-        change.exceeded = is_passed and not row.exceeded
-        change.cancelled = is_passed and bool(row.cancels) and state in LIVE
-        if state is State.COMPLETE or change.exceeded or change.cancelled:
-            verdicts[batch] = Verdict(
-                batch,
-                key,
-                succeeded,
-                completed_by,
-                succeeded_by,
-                state is State.COMPLETE,
-                completed_now,
-                succeeded_now,
-                change.exceeded,
-                change.cancelled,
-                bool(row.owes),
-            )
-            if delta.last_changer is not None:
-                verdicts[batch].trigger = delta.last_changer.call.trace
-        writes.append(change)
-    pipeline.later(*_updates(dialects.of(tx), writes))
-    _announce(pipeline, [verdict for verdict in verdicts.values() if verdict.events()])
+            columns["full_prefix"] = prefixes[batch]
+        literals = {name: dialect.now if value is _NOW else dialect.literal(value) for name, value in columns.items()}
+        changes[batch] = {"updated_at": touched, **literals}
+        if transition.after.complete or transition.events():
+            verdict = verdicts[batch] = Verdict(batch, transition, owes=row.owes)
+            if batch in complete:
+                verdict.fill(complete[batch])
+            verdict.completed_by = columns.get("completed_by", verdict.completed_by)
+            verdict.succeeded_by = columns.get("succeeded_by", verdict.succeeded_by)
+            verdict.trigger = None if delta.last_changer is None else delta.last_changer.call.trace
+    pipeline.later(*statements.updates("batches", changes))
+    _announce(pipeline, [verdict for verdict in verdicts.values() if verdict.transition.events()])
     return verdicts
+
+
+_NOW: Final = object()
+"""Stands for the database's time."""
+
+
+def _columns(delta: BatchDelta, transition: Transition) -> dict[str, Any]:
+    """The changed columns of the batch's row. `_announce` writes what it owes."""
+    after = transition.after
+    columns = {"acked": after.acked, **transition.columns(_NOW, is_nested=False)}
+    if delta.failed:
+        columns["failed"] = after.failed
+    if delta.journal_next is not None:
+        columns["journal_next"] = delta.journal_next
+    if transition.completed:
+        assert delta.last_resolver is not None
+        columns["completed_by"] = delta.last_resolver.call.fingerprint()
+    if transition.succeeded:
+        assert delta.last_changer is not None
+        columns["succeeded_by"] = delta.last_changer.call.fingerprint()
+    return columns
 
 
 def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
@@ -272,67 +265,29 @@ def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
     def events(_: int) -> list[feed.NewEvent]:
         stored = {batch.id: batch for answer in answers for batch in batches.from_rows(dialect, answer.rows())}
         new: list[feed.NewEvent] = []
-        debts: list[tuple[batches.Batch, batches.Batch]] = []
+        debts: list[tuple[Batch, Batch]] = []
         for verdict in verdicts:
             batch = stored[verdict.id]
             verdict.key = batch.key
-            if batch.parent_batch is not None and (verdict.complete or verdict.cancelled_now):
-                debts.append((batch, replace(batch, parent_due=nesting.owed(succeeded=verdict.succeeded))))
+            debt = verdict.transition.debt()
+            if batch.parent_batch is not None and debt is not None:
+                debts.append((batch, replace(batch, parent_due=debt)))
                 verdict.owes = True
-            new += batches.events(batch, verdict.events(), trigger=verdict.trigger)
+            new += batches.events(batch, verdict.transition.events(), trigger=verdict.trigger)
         pipeline.later(*batches.ROWS.updates(dialect, debts))
         return new
 
     feed.write(pipeline, events, [])
 
 
-@dataclass(slots=True)
-class _RowChange:
-    """The new values of one batch row. None: unchanged. With `completed_by`, the batch becomes complete."""
-
-    id: int
-    acked: int
-    failed: int | None
-    full_prefix: int | None = None
-    completed_by: bytes | None = None
-    succeeded_by: bytes | None = None
-    journal_next: int | None = None
-    exceeded: bool = False
-    """The failures have passed the tolerance now."""
-    cancelled: bool = False
-
-
-def _updates(dialect: dialects.Dialect, rows: Sequence[_RowChange]) -> list[str]:
-    now = dialect.now
-    changes: dict[int, dict[str, str]] = {}
-    for row in rows:
-        literals = {"updated_at": f"{dialect.greatest}(updated_at, {now})", "acked": str(row.acked)}
-        if row.failed is not None:
-            literals["failed"] = str(row.failed)
-        if row.full_prefix is not None:
-            literals["full_prefix"] = str(row.full_prefix)
-        if row.journal_next is not None:
-            literals["journal_next"] = str(row.journal_next)
-        if row.completed_by is not None:
-            literals |= {"state": f"'{State.COMPLETE}'", "ended_at": now}
-            literals["completed_by"] = dialect.literal(row.completed_by)
-        if row.succeeded_by is not None:
-            literals["succeeded_by"] = dialect.literal(row.succeeded_by)
-        if row.exceeded:
-            literals["exceeded"] = "1"
-        if row.cancelled:
-            literals |= {"state": f"'{State.CANCELLED}'", "ended_at": now}
-        changes[row.id] = literals
-    return statements.updates("batches", changes)
-
-
-def _check(row: Row, state: State, acked: int, failed: int, delta: BatchDelta) -> None:
+def _check(batch: int, change: Standing, delta: BatchDelta) -> None:
     """Raise `errors.InconsistentBatch` if the new counts are impossible. Counts are never clamped: a contradiction is a
     bug."""
-    if acked < 0 or failed < 0 or acked + failed > row.items:
-        raise errors.InconsistentBatch(row.id, f"{acked} acked and {failed} failed of {row.items} items")
-    if state is State.COMPLETE and delta.last_resolver is not None:
-        raise errors.InconsistentBatch(row.id, "it is complete, but an issued item was pending")
+    acked, failed = change.acked, change.failed
+    if acked < 0 or failed < 0 or acked + failed > change.items:
+        raise errors.InconsistentBatch(batch, f"{acked} acked and {failed} failed of {change.items} items")
+    if change.complete and delta.last_resolver is not None:
+        raise errors.InconsistentBatch(batch, "it is complete, but an issued item was pending")
 
 
 def _full_prefixes(pipeline: Pipeline, batch_rows: Sequence[Row]) -> dict[int, int]:
@@ -355,9 +310,7 @@ def _full_prefixes(pipeline: Pipeline, batch_rows: Sequence[Row]) -> dict[int, i
     return prefixes
 
 
-def _look_again(
-    rows_by_id: Mapping[int, Row], repeats: Collection[int], details: Mapping[int, _Details]
-) -> dict[int, Verdict]:
+def _look_again(tx: Connection, rows_by_id: Mapping[int, Row], repeats: Collection[int]) -> dict[int, Verdict]:
     """The complete batches among `repeats`, which have no changes.
 
     Raises `faults.BeginAgain` if a batch accepts no more acks: its items must be rejected, and are no repeats.
@@ -365,13 +318,10 @@ def _look_again(
     if any(batch not in rows_by_id or rows_by_id[batch].state not in TAKES_ACKS for batch in repeats):
         raise faults.BeginAgain
     verdicts = {}
-    for batch, detail in details.items():
-        # The detail is newer than the row. The items and the tolerance of a complete batch never change.
-        row = rows_by_id[batch]
-        succeeded = row.tolerance.succeeds(row.items, detail.failed)
-        verdicts[batch] = Verdict(
-            batch, detail.key, succeeded, detail.completed_by, detail.succeeded_by, owes=bool(row.owes)
-        )
+    for id, batch in _complete(tx, rows_by_id, repeats).items():
+        # It is newer than the row.
+        verdicts[id] = Verdict(id, Transition(batch.standing, batch.standing), owes=rows_by_id[id].owes)
+        verdicts[id].fill(batch)
     return verdicts
 
 
@@ -379,12 +329,12 @@ def completed_for(batch: Verdict, delta: BatchDelta | None, unit: Unit) -> Compl
     """The part of a unit's response about a complete batch. `newly` is true for the unit that completed the batch, and
     for its retry."""
     newly = newly_succeeded = False
-    if delta is not None and batch.completed_now and delta.last_resolver is not None:
+    if delta is not None and batch.transition.completed and delta.last_resolver is not None:
         newly = delta.last_resolver.call is unit.call
-    if delta is not None and batch.succeeded_now and delta.last_changer is not None:
+    if delta is not None and batch.transition.succeeded and delta.last_changer is not None:
         newly_succeeded = delta.last_changer.call is unit.call
     if unit.call.may_be_retry:
         fingerprint = unit.call.fingerprint()
         newly = newly or batch.completed_by == fingerprint
         newly_succeeded = newly_succeeded or batch.succeeded_by == fingerprint
-    return Completed(batch.id, batch.key, newly, batch.succeeded, newly_succeeded)
+    return Completed(batch.id, batch.key, newly, batch.transition.after.succeeded, newly_succeeded)

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, feed
-from core.batches import nesting
 from core.batches.callbacks import Callback, Issued
 from core.batches.lifecycle import State, Verb, judge
+from core.batches.settle import Standing, settle
 from core.batches.tolerance import OnExceeded, Tolerance
 from core.storage import dialects, statements, tables
 from core.storage.dialects import Rows
@@ -86,6 +86,12 @@ class Batch:
     def passes_tolerance(self) -> bool:
         """Whether its failures are beyond its tolerance now. `exceeded`: they are, or have been."""
         return self.tolerance.is_passed(self.items, self.failed, sealed=self.state is not State.OPEN)
+
+    @property
+    def standing(self) -> Standing:
+        """What decides about its end."""
+        counts = self.items, self.acked, self.failed
+        return Standing(self.state, *counts, self.tolerance, self.on_exceeded, self.exceeded)
 
     @property
     def trace(self) -> TraceContext | None:
@@ -299,10 +305,21 @@ def cancel(tx: Connection, batch_id: int) -> Batch:
     return end(tx, batch, State.CANCELLED, now)
 
 
+def settled(before: Batch, change: Batch, now: datetime, by: bytes | None = None) -> tuple[Batch, list[str]]:
+    """What a change makes of the batch, whose lock is held or which is new; and the names of the events. `by`
+    identifies the request."""
+    transition = settle(before.standing, change.standing)
+    columns = transition.columns(now, is_nested=change.parent_batch is not None)
+    if transition.completed:
+        columns["completed_by"] = by
+    if transition.succeeded:
+        columns["succeeded_by"] = by
+    return replace(change, **columns), transition.events()
+
+
 def end(tx: Connection, batch: Batch, state: State, now: datetime, **more: Any) -> Batch:
     """Cancel or expire a live batch whose lock is held. `more` are further data of the event."""
-    due = None if batch.parent_batch is None else nesting.owed(succeeded=False)
-    after = replace(batch, state=state, ended_at=now, updated_at=now, parent_due=due)
+    after, names = settled(batch, replace(batch, state=state, updated_at=now), now)
     save(tx, batch, after)
-    feed.append(tx, [event(after, str(state), **more)])
+    feed.append(tx, events(after, names, **more))
     return after

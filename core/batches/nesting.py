@@ -55,11 +55,6 @@ class Due(NamedTuple):
     verb: Verb
 
 
-def owed(*, succeeded: bool) -> Verb:
-    """The verb that an ended batch owes its parent."""
-    return Verb.ACK if succeeded else Verb.FAIL
-
-
 def lock_parent(tx: Connection, item: ItemId) -> Any:
     """Lock the row of the item's batch; None if there is no such batch. Until this transaction commits, the batch
     doesn't end, no ack of its items is committed, and no other transaction opens a child of it."""

@@ -51,17 +51,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import batch as batches
-from core.batches import nesting, verify
+from core.batches import verify
 from core.batches.batch import Batch
-from core.batches.lifecycle import LIVE, TERMINAL, State, completes
-from core.batches.tolerance import OnExceeded
+from core.batches.lifecycle import LIVE, TERMINAL, State
+from core.batches.settle import owed
 from core.batches.verify import StoredGroup
 from core.bits import bitfield, group_rows, journal
 from core.storage import schema, statements, tables
@@ -101,7 +101,8 @@ def plan(tx: Connection, batch_id: int, fingerprint: bytes = b"") -> Repaired:
     counts, faults = _recount(tx, batch, write=False)
     if not faults:
         return _fine(batch, fingerprint)
-    return Repaired(batch, replace(batch, **_values(batch, counts, batch.updated_at, b"")), counts.groups, faults)
+    after, _ = _settled(batch, counts, batch.updated_at, b"")
+    return Repaired(batch, after, counts.groups, faults)
 
 
 def prepare(tx: Connection, batch_id: int) -> None:
@@ -120,19 +121,14 @@ def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
     counts, faults = _recount(tx, batch, write=True)
     tx.execute(sa.delete(tables.ack_journal).where(tables.ack_journal.c.batch_id == batch_id))
     # Needed even without faults, as groups of the journal were written without an entry.
-    after = replace(batch, journal_next=batch.journal_next + 1)
+    journaled = replace(batch, journal_next=batch.journal_next + 1)
     if not faults:  # another request has repaired it in the meantime
-        batches.save(tx, batch, after)
+        batches.save(tx, batch, journaled)
         return _fine(batch, fingerprint)
-    after = replace(after, **_values(batch, counts, now, fingerprint))
+    after, names = _settled(journaled, counts, now, fingerprint)
     batches.save(tx, batch, after)
-    newly = after.complete and not batch.complete
-    newly_succeeded = after.succeeded and not batch.succeeded
-    event_names = ["repaired", *(["failures_exceeded"] if after.exceeded and not batch.exceeded else [])]
-    event_names += [str(State.CANCELLED)] if after.state is State.CANCELLED and after.state != batch.state else []
-    event_names += [*(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
-    feed.append(tx, [batches.event(after, name) for name in event_names])
-    return Repaired(batch, after, counts.groups, faults, newly, newly_succeeded)
+    feed.append(tx, batches.events(after, ["repaired", *names]))
+    return Repaired(batch, after, counts.groups, faults, "completed" in names, "succeeded" in names)
 
 
 def _fine(batch: Batch, fingerprint: bytes) -> Repaired:
@@ -140,37 +136,19 @@ def _fine(batch: Batch, fingerprint: bytes) -> Repaired:
     return Repaired(batch, batch, 0, [], batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
 
 
-def _values(batch: Batch, counts: _Recounted, now: datetime, fingerprint: bytes) -> dict[str, Any]:
-    """The changed columns of the batch row. `updated_at` is one of them: otherwise a batch that goes back from complete
-    to sealed might seem idle for so long that it expires immediately."""
-    acked, failed = counts.acked, counts.failed
-    values: dict[str, Any] = {
-        "acked": acked,
-        "failed": failed,
-        "full_prefix": min(batch.full_prefix, counts.full_prefix),
-        "repairs": batch.repairs + 1,
-        "updated_at": max(batch.updated_at, now),
-    }
-    state = batch.state
-    if batch.complete and acked + failed < batch.items:
-        state = State.SEALED
-        values |= {"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None, "parent_due": None}
-    newly = completes(state, batch.items, acked, failed)
-    if newly:
-        values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
-    is_passed = batch.tolerance.is_passed(batch.items, failed, sealed=state is not State.OPEN)
-    if is_passed and state in (*LIVE, State.COMPLETE):
-        values["exceeded"] = True
-    if is_passed and not newly and state in LIVE and batch.on_exceeded is OnExceeded.CANCEL:
-        values |= {"state": State.CANCELLED, "ended_at": now}
-        return values | ({} if batch.parent_batch is None else {"parent_due": nesting.owed(succeeded=False)})
-    succeeded = batch.tolerance.succeeds(batch.items, failed)
-    if not newly and (state is not State.COMPLETE or batch.succeeded == succeeded):
-        return values
-    values["succeeded_by"] = fingerprint if succeeded else None
-    if batch.parent_batch is not None:
-        values["parent_due"] = nesting.owed(succeeded=succeeded)
-    return values
+def _settled(batch: Batch, counts: _Recounted, now: datetime, fingerprint: bytes) -> tuple[Batch, list[str]]:
+    """The batch with these counts, and the names of its events. `updated_at` changes: otherwise a batch that goes back
+    from complete to sealed might seem idle for so long that it expires immediately."""
+    change = replace(
+        batch,
+        state=State.SEALED if batch.complete and counts.acked + counts.failed < batch.items else batch.state,
+        acked=counts.acked,
+        failed=counts.failed,
+        full_prefix=min(batch.full_prefix, counts.full_prefix),
+        repairs=batch.repairs + 1,
+        updated_at=max(batch.updated_at, now),
+    )
+    return batches.settled(batch, change, now, fingerprint)
 
 
 def _recount(tx: Connection, batch: Batch, *, write: bool) -> tuple[_Recounted, list[str]]:
@@ -229,7 +207,7 @@ def owe_again(tx: Connection, batch_id: int, after: int) -> tuple[list[int], int
     query = sa.select(_batches.id).where(_batches.id.in_(children), *has_ended)
     owing = list(tx.scalars(query.order_by(_batches.id).with_for_update())) if children else []
     for child in batches.by_id(tx, owing).values():
-        batches.save(tx, child, replace(child, parent_due=nesting.owed(succeeded=child.succeeded)))
+        batches.save(tx, child, replace(child, parent_due=owed(succeeded=child.succeeded)))
     return owing, rows[-1].parent_number if len(rows) == LIST else None
 
 

@@ -28,9 +28,9 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import batch as batches
-from core.batches import nesting, once, writing
+from core.batches import once, writing
 from core.batches.batch import Batch
-from core.batches.lifecycle import State, judge
+from core.batches.lifecycle import judge
 from core.batches.tolerance import NONE, OnExceeded
 from core.storage import tables
 from core.storage.database import Database
@@ -121,22 +121,11 @@ def update(database: Database, batch_id: int, patch: Patch, idempotency_key: str
         now = tables.clock(tx)
         if isinstance(patch.deadline, datetime):
             writing.check_deadline(patch.deadline, now)
-        after, names = _judged(replace(patch.applied_to(batch), updated_at=max(batch.updated_at, now)), now)
+        change = replace(patch.applied_to(batch), updated_at=max(batch.updated_at, now))
+        after, names = batches.settled(batch, change, now)
         batches.save(tx, batch, after)
         updated = batches.event(after, "updated", patch=patch.content())
         feed.append(tx, [replace(updated, id=request.event_id), *batches.events(after, names)])
         return Updated(after, replayed=False)
 
     return database.write(write)
-
-
-def _judged(batch: Batch, now: datetime) -> tuple[Batch, list[str]]:
-    """The batch, judged by its new tolerance, and the names of its transitions."""
-    if not batch.passes_tolerance:
-        return batch, []
-    names = [] if batch.exceeded else ["failures_exceeded"]
-    batch = replace(batch, exceeded=True)
-    if batch.on_exceeded is OnExceeded.CONTINUE:
-        return batch, names
-    due = None if batch.parent_batch is None else nesting.owed(succeeded=False)
-    return replace(batch, state=State.CANCELLED, ended_at=now, parent_due=due), [*names, str(State.CANCELLED)]

@@ -39,8 +39,7 @@ from core import errors, feed
 from core.batches import batch as batches
 from core.batches import callbacks, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
-from core.batches.lifecycle import State, completes, judge
-from core.batches.tolerance import OnExceeded
+from core.batches.lifecycle import State, judge
 from core.bits import folding
 from core.commits.operation import Done, Operation
 from core.storage import dialects, schema, tables
@@ -270,29 +269,15 @@ def _seal(tx: Connection, batch: Batch, operation: Seal, now: datetime, applied:
     judge("seal", batch.id, batch.state)
     if batch.state is not State.OPEN:
         return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
-    values: dict[str, Any] = {"state": State.SEALED, "sealed_at": now, "updated_at": max(batch.updated_at, now)}
-    newly = completes(State.SEALED, batch.items, batch.acked, batch.failed)
-    newly_succeeded = newly and batch.tolerance.succeeds(batch.items, batch.failed)
-    is_passed = batch.tolerance.is_passed(batch.items, batch.failed, sealed=True)
-    exceeds = is_passed and not batch.exceeded
-    cancels = is_passed and not newly and batch.on_exceeded is OnExceeded.CANCEL
-    if exceeds:
-        values["exceeded"] = True
-    if cancels:
-        values |= {"state": State.CANCELLED, "ended_at": now, "completed_by": fingerprint}
-    if newly:
-        values |= {"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}
-        if batch.journal_next:
-            values["journal_next"] = folding.fold(tx, batch.id, batch.group_size, batch.items, batch.journal_next)
-    if newly_succeeded:
-        values["succeeded_by"] = fingerprint
-    if (newly or cancels) and batch.parent_batch is not None:
-        values["parent_due"] = nesting.owed(succeeded=newly_succeeded)
-    after = replace(batch, **values)
-    names = ["sealed", *(["failures_exceeded"] if exceeds else []), *([str(State.CANCELLED)] if cancels else [])]
-    names += [*(["completed"] if newly else []), *(["succeeded"] if newly_succeeded else [])]
-    applied.events += batches.events(after, names)
-    return Sealed(after, newly, newly_succeeded)
+    change = replace(batch, state=State.SEALED, sealed_at=now, updated_at=max(batch.updated_at, now))
+    after, names = batches.settled(batch, change, now, fingerprint)
+    if after.complete and batch.journal_next:
+        folded = folding.fold(tx, batch.id, batch.group_size, batch.items, batch.journal_next)
+        after = replace(after, journal_next=folded)
+    if after.state is State.CANCELLED:
+        after = replace(after, completed_by=fingerprint)
+    applied.events += batches.events(after, ["sealed", *names])
+    return Sealed(after, after.complete, after.succeeded)
 
 
 def _open(
@@ -422,25 +407,23 @@ def _callback(operation: Open) -> tuple[callbacks.Callback, str] | None:
 
 def _new_batch(operation: Open, parent_columns: Mapping[str, Any]) -> Batch:
     """The batch before its INSERT, which gives it an id and a time."""
-    opening, fingerprint = operation.opening, operation.fingerprint
+    opening = operation.opening
     facts: dict[str, Any] = {name: getattr(opening, name) for name in _OPENED} | dict(parent_columns)
     batch = Batch(
         id=0,
         **facts,
-        state=State.SEALED if opening.sealed else State.OPEN,
+        state=State.OPEN,
         open_hash=opening.fingerprint() if operation.idempotency_key is not None else None,
         open_count=opening.items,
         created_at=_NOW,
         updated_at=_NOW,
-        sealed_at=_NOW if opening.sealed else None,
         traceparent=None if operation.trace is None else operation.trace.traceparent,
         tracestate=None if operation.trace is None else operation.trace.tracestate,
     )
-    if not completes(batch.state, batch.items, 0, 0):
+    if not opening.sealed:
         return batch
-    due = nesting.owed(succeeded=True) if parent_columns else None
-    end: dict[str, Any] = {"state": State.COMPLETE, "ended_at": _NOW, "parent_due": due}
-    return replace(batch, completed_by=fingerprint, succeeded_by=fingerprint, **end)
+    sealed = replace(batch, state=State.SEALED, sealed_at=_NOW)
+    return batches.settled(batch, sealed, _NOW, operation.fingerprint)[0]
 
 
 def _row(operation: Open, batch: Batch) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def test_an_extend_that_races_the_close_is_part_of_what_is_closed(service: Servi
 
 @mutant(
     "a-batch-that-is-not-sealed-completes",
-    "core.acks.completion:completes",
+    "core.batches.settle:completes",
     "state is State.SEALED and acked + failed == items",
     "acked + failed == items",
 )
@@ -178,8 +178,8 @@ def time_passes(service: Service, *ids: int, days: int = LONG_AGO) -> None:
 
 @mutant(
     "a-batch-that-is-being-acked-is-reaped",
-    "core.acks.completion:_updates",
-    'f"{dialect.greatest}(updated_at, {now})"',
+    "core.acks.completion:_judge",
+    'f"{dialect.greatest}(updated_at, {dialect.now})"',
     '"updated_at"',
 )
 def test_a_batch_that_is_being_acked_is_not_reaped(service: Service) -> None:

@@ -165,8 +165,8 @@ def test_a_call_of_more_groups_than_fit_a_flush_is_split_and_gets_one_answer(any
 @mutant(
     "counts-are-clamped",
     "core.acks.completion:_judge",
-    "_check(row, state, acked, failed, delta)",
-    "acked = min(acked, row.items - failed)",
+    "_check(batch, change, delta)",
+    "change = change._replace(acked=min(change.acked, row.items - change.failed))",
 )
 def test_a_batch_whose_counts_are_broken_fails_alone(any_service: Service) -> None:
     """Impossible counts are reported, not clamped, and only to calls that name items of that batch."""

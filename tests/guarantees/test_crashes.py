@@ -325,9 +325,9 @@ def _ground(database: Database) -> Ground:
 )
 @mutant(
     "a-seal-that-completes-does-not-keep-its-key",
-    "core.batches.writing:_seal",
-    '{"state": State.COMPLETE, "ended_at": now, "completed_by": fingerprint}',
-    '{"state": State.COMPLETE, "ended_at": now}',
+    "core.batches.batch:settled",
+    'columns["completed_by"] = by',
+    "pass",
 )
 @pytest.mark.parametrize(
     "scenario",

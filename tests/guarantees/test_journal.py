@@ -170,10 +170,8 @@ def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
 @mutant(
     "a-completing-seal-leaves-the-journal",
     "core.batches.writing:_seal",
-    "if batch.journal_next:\n    values['journal_next'] = folding.fold(tx, batch.id, batch.group_size, "
-    "batch.items, batch.journal_next)",
-    "if False:\n    values['journal_next'] = folding.fold(tx, batch.id, batch.group_size, batch.items, "
-    "batch.journal_next)",
+    "after.complete and batch.journal_next",
+    "False",
 )
 @mutant("a-fold-by-a-seal-is-not-announced", "core.bits.folding:fold", "return state.next", "return journal_next")
 @pytest.mark.parametrize("failures", [0, 3])

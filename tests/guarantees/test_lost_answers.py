@@ -392,7 +392,10 @@ def _die(*_: object) -> NoReturn:
     "pass",
 )
 @mutant(
-    "a-repeat-does-not-pay-what-a-complete-batch-owes", "core.acks.completion:_look_again", "bool(row.owes)", "False"
+    "a-repeat-does-not-pay-what-a-complete-batch-owes",
+    "core.acks.completion:_look_again",
+    "rows_by_id[id].owes",
+    "False",
 )
 @pytest.mark.parametrize("key", [None, "delivery-7"])
 @pytest.mark.parametrize("verb", list(Verb))

@@ -173,7 +173,7 @@ def _pass_time(service: Service, batch: int) -> None:
 @mutant("a-childs-payment-is-skipped", "core.acks.parents:Payer._pay_level", "pay", "lambda *_: PaymentResult()")
 @mutant(
     "a-child-that-failed-acks-its-parent",
-    "core.batches.nesting:owed",
+    "core.batches.settle:owed",
     "Verb.ACK if succeeded else Verb.FAIL",
     "Verb.ACK",
 )

@@ -84,8 +84,8 @@ def test_exactly_one_of_two_last_acks_in_different_groups_completes_the_batch(re
 @mutant(
     "repeats-are-not-told",
     "core.acks.completion:write",
-    "_look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if repeats else {}",
-    "_look_again(repeat_rows, repeats, _read_details(tx, repeat_rows, repeats)) if False else {}",
+    "_look_again(tx, repeat_rows, repeats) if repeats else {}",
+    "{}",
 )
 @mutant("groups-are-not-locked", "core.acks.flush:_for_update", "dialects.of(tx).for_update(*key)", '""')
 @mutant("counts-move-by-the-items-sent", "core.acks.apply:_ack_few", "was_pending", "not was_failed")
@@ -282,8 +282,8 @@ def test_an_extend_gets_its_numbers_before_the_seal_or_not_at_all(referee: Servi
 )
 @mutant(
     "an-ack-does-not-touch-updated-at",
-    "core.acks.completion:_updates",
-    'f"{dialect.greatest}(updated_at, {now})"',
+    "core.acks.completion:_judge",
+    'f"{dialect.greatest}(updated_at, {dialect.now})"',
     '"updated_at"',
 )
 def test_an_ack_saves_an_idle_batch_from_expiry_or_is_rejected(referee: Service) -> None:

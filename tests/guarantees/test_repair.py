@@ -13,9 +13,10 @@ import sqlalchemy as sa
 
 from core import errors
 from core.batches import batch as batches
-from core.batches import nesting, verify
+from core.batches import verify
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
+from core.batches.settle import owed
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
 from core.service import Service
@@ -264,8 +265,8 @@ def test_items_in_the_journal_are_kept(service: Service, monkeypatch: pytest.Mon
 
 @mutant(
     "a-repaired-batch-stays-complete",
-    "core.batches.repair:_values",
-    "batch.complete and acked + failed < batch.items",
+    "core.batches.repair:_settled",
+    "batch.complete and counts.acked + counts.failed < batch.items",
     "False",
 )
 @mutant(
@@ -276,11 +277,9 @@ def test_items_in_the_journal_are_kept(service: Service, monkeypatch: pytest.Mon
 )
 @mutant(
     "a-reopened-batch-looks-idle-since-its-completion",
-    "core.batches.repair:_values",
-    "{'acked': acked, 'failed': failed, 'full_prefix': min(batch.full_prefix, counts.full_prefix), "
-    "'repairs': batch.repairs + 1, 'updated_at': max(batch.updated_at, now)}",
-    "{'acked': acked, 'failed': failed, 'full_prefix': min(batch.full_prefix, counts.full_prefix), "
-    "'repairs': batch.repairs + 1}",
+    "core.batches.repair:_settled",
+    "max(batch.updated_at, now)",
+    "batch.updated_at",
 )
 @mutant(
     "verify-does-not-see-that-a-complete-batch-is-pending",
@@ -312,7 +311,10 @@ def test_a_batch_that_was_complete_too_early_is_sealed_again_and_completes_as_an
 
 
 @mutant(
-    "a-repair-completes-nothing", "core.batches.repair:_values", "completes(state, batch.items, acked, failed)", "False"
+    "a-repair-completes-nothing",
+    "core.batches.repair:_settled",
+    "batches.settled(batch, change, now, fingerprint)",
+    "(change, [])",
 )
 def test_a_sealed_batch_with_nothing_pending_completes_and_a_retry_gets_the_same_answer(service: Service) -> None:
     """As a seal would: the event is appended, and a retry of the repair gets `newly` again."""
@@ -436,9 +438,9 @@ def test_ended_children_pay_again_for_items_that_their_parent_lost(service: Serv
 
 @mutant(
     "a-reopened-child-still-owes",
-    "core.batches.repair:_values",
-    '{"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None, "parent_due": None}',
-    '{"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None}',
+    "core.batches.settle:Transition.columns",
+    '("ended_at", "completed_by", "succeeded_by", "parent_due")',
+    '("ended_at", "completed_by", "succeeded_by")',
 )
 def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(service: Service) -> None:
     """Its unpaid debt is no longer due."""
@@ -451,7 +453,7 @@ def test_a_child_that_was_complete_too_early_owes_nothing_until_it_is_complete(s
             )
         )
     now = tables.utc_now()
-    damage_batch(service, child, acked=9, state=State.COMPLETE, ended_at=now, parent_due=nesting.owed(succeeded=True))
+    damage_batch(service, child, acked=9, state=State.COMPLETE, ended_at=now, parent_due=owed(succeeded=True))
     service.batches.repair(child)
     assert service.batches.get(child).parent_due is None
     assert pending(service, parent) == {0, 1}
@@ -579,7 +581,7 @@ def test_a_missing_batch_cannot_be_repaired(service: Service) -> None:
 
 @mutant(
     "a-repair-keeps-the-hint-of-the-full-prefix",
-    "core.batches.repair:_values",
+    "core.batches.repair:_settled",
     "min(batch.full_prefix, counts.full_prefix)",
     "batch.full_prefix",
 )

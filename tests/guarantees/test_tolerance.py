@@ -107,13 +107,16 @@ def test_a_batch_without_a_tolerance_is_never_exceeded(service: Service) -> None
 
 
 @mutant(
-    "failures-pass-the-tolerance-again", "core.acks.completion:_judge", "is_passed and not row.exceeded", "is_passed"
+    "failures-pass-the-tolerance-again",
+    "core.batches.settle:Transition.events",
+    "self.after.exceeded and not self.before.exceeded",
+    "self.after.exceeded",
 )
 @mutant(
     "the-event-of-passed-failures-is-written-twice",
-    "core.acks.completion:Verdict.events",
-    "[name for name, happened in transitions.items() if happened]",
-    "[name for name, happened in transitions.items() if happened] * 2",
+    "core.batches.settle:Transition.events",
+    "[name for name, has_happened in happenings.items() if has_happened]",
+    "[name for name, has_happened in happenings.items() if has_happened] * 2",
 )
 def test_failures_pass_the_tolerance_once(service: Service) -> None:
     """One event, though failures are redriven and others fail; `exceeded` stays true."""
@@ -136,8 +139,8 @@ def test_failures_pass_the_tolerance_once(service: Service) -> None:
 )
 @mutant(
     "a-seal-judges-no-percentage",
-    "core.batches.writing:_seal",
-    "batch.tolerance.is_passed(batch.items, batch.failed, sealed=True)",
+    "core.batches.settle:settle",
+    "state is not State.OPEN",
     "False",
 )
 def test_a_percentage_is_judged_when_the_batch_is_sealed(service: Service) -> None:
@@ -160,9 +163,9 @@ def test_a_percentage_is_judged_when_the_batch_is_sealed(service: Service) -> No
 
 @mutant(
     "a-batch-succeeds-with-each-redrive",
-    "core.acks.completion:_judge",
-    "succeeded and (completed_now or not tolerance.succeeds(row.items, row.failed))",
-    "succeeded",
+    "core.batches.settle:Transition.events",
+    "self.succeeded",
+    "self.after.succeeded",
 )
 def test_a_redrive_within_the_tolerance_makes_the_batch_succeed_once(service: Service) -> None:
     """The redrive that reaches the limit gets `newly_succeeded`, later ones don't."""
@@ -177,9 +180,9 @@ def test_a_redrive_within_the_tolerance_makes_the_batch_succeed_once(service: Se
 
 @mutant(
     "a-child-cancelled-by-its-failures-owes-nothing",
-    "core.acks.completion:_announce",
-    "verdict.complete or verdict.cancelled_now",
-    "verdict.complete",
+    "core.batches.settle:Transition.debt",
+    "self.ended_early",
+    "False",
 )
 @pytest.mark.parametrize("by_seal", [False, True])
 def test_a_batch_is_cancelled_in_the_transaction_that_passes_its_tolerance(service: Service, by_seal: bool) -> None:
@@ -201,9 +204,9 @@ def test_a_batch_is_cancelled_in_the_transaction_that_passes_its_tolerance(servi
 
 @mutant(
     "a-batch-is-cancelled-though-nothing-is-pending",
-    "core.acks.completion:_judge",
-    "is_passed and bool(row.cancels) and state in LIVE",
-    "is_passed and bool(row.cancels)",
+    "core.batches.settle:settle",
+    "is_passed and state in LIVE and change.on_exceeded is OnExceeded.CANCEL",
+    "is_passed and change.on_exceeded is OnExceeded.CANCEL",
 )
 def test_a_batch_whose_last_item_fails_beyond_its_tolerance_is_complete(service: Service) -> None:
     """There is nothing left to cancel."""
@@ -257,10 +260,9 @@ def test_a_repair_judges_the_restored_failures(service: Service) -> None:
 
 @mutant(
     "a-repair-judges-no-reopened-batch",
-    "core.batches.repair:_values",
-    'values |= {"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None, "parent_due": None}',
-    'values |= {"state": state, "ended_at": None, "completed_by": None, "succeeded_by": None, '
-    '"parent_due": None}\nreturn values',
+    "core.batches.repair:_settled",
+    "batches.settled(batch, change, now, fingerprint)",
+    "(change, []) if batch.complete and not change.complete else batches.settled(batch, change, now, fingerprint)",
 )
 @pytest.mark.parametrize("on_exceeded", OnExceeded)
 def test_a_repair_judges_a_batch_that_was_complete_too_early(service: Service, on_exceeded: OnExceeded) -> None:

@@ -29,27 +29,27 @@ from tests.support.clocks import START, Clock
 
 @mutant(
     "an-update-tolerates-one-failure-more",
-    "core.batches.update:_judged",
-    "not batch.passes_tolerance",
-    "not replace(batch, failed=max(0, batch.failed - 1)).passes_tolerance",
+    "core.batches.settle:settle",
+    "change.tolerance.is_passed(change.items, change.failed, sealed=state is not State.OPEN)",
+    "change.tolerance.is_passed(change.items, change.failed - 1, sealed=state is not State.OPEN)",
 )
 @mutant(
     "an-update-tolerates-one-failure-less",
-    "core.batches.update:_judged",
-    "not batch.passes_tolerance",
-    "not replace(batch, failed=batch.failed + 1).passes_tolerance",
+    "core.batches.settle:settle",
+    "change.tolerance.is_passed(change.items, change.failed, sealed=state is not State.OPEN)",
+    "change.tolerance.is_passed(change.items, change.failed + 1, sealed=state is not State.OPEN)",
 )
 @mutant(
     "an-update-exceeds-a-batch-again",
-    "core.batches.update:_judged",
-    '[] if batch.exceeded else ["failures_exceeded"]',
-    '["failures_exceeded"]',
+    "core.batches.settle:Transition.events",
+    "self.after.exceeded and not self.before.exceeded",
+    "self.after.exceeded",
 )
 @mutant(
     "an-update-exceeds-a-batch-without-an-event",
-    "core.batches.update:_judged",
-    '[] if batch.exceeded else ["failures_exceeded"]',
-    "[]",
+    "core.batches.settle:Transition.events",
+    "self.after.exceeded and not self.before.exceeded",
+    "False",
 )
 def test_an_update_judges_the_failures_by_the_new_tolerance(service: Service) -> None:
     """As many as are tolerated are within it; one more passes it, once."""
@@ -64,9 +64,9 @@ def test_an_update_judges_the_failures_by_the_new_tolerance(service: Service) ->
 
 @mutant(
     "a-child-that-an-update-cancels-owes-nothing",
-    "core.batches.update:_judged",
-    "None if batch.parent_batch is None else nesting.owed(succeeded=False)",
-    "None",
+    "core.batches.batch:settled",
+    "change.parent_batch is not None",
+    "False",
 )
 def test_a_child_that_an_update_cancels_fails_its_parents_item(service: Service) -> None:
     parent = open_batch(service, 1, sealed=True)
