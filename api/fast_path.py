@@ -37,12 +37,11 @@ from api.server.connection import WatchedProtocol
 from api.server.middleware import WIRE_HEADER, request_id
 from core import errors, feed, traces
 from core.batches.writing import Extend
-from core.commits.operation import Done
+from core.commits.operation import Done, Operation
 from core.commits.pending import Pending
 from core.consumer_groups import groups
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
-from core.writes import Append, Operation
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Token
 
@@ -282,7 +281,7 @@ def _append(call: Call) -> None:
     if body.fence is not None:
         raise _NotPlain
     new = [feed.NewEvent(event.id, event.type, event.key, event.data) for event in body.events]
-    call.write(Append(events=new, cost=max(1, len(new))), lambda results: events.appended(new, results))
+    call.write(feed.Append(events=new, cost=max(1, len(new))), lambda results: events.appended(new, results))
 
 
 def _apply(call: Call) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -28,6 +28,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, traces
+from core.commits.kind import Kind
+from core.commits.operation import Done, Operation
+from core.consumer_groups.positions import Fence
 from core.storage import dialects, galera, limits, statements, tables
 from core.storage.database import APPENDED, Database, after_commit
 from core.storage.lock_order import HEAD
@@ -123,45 +126,69 @@ def append(tx: Connection, events: Sequence[NewEvent]) -> range:
 
 
 def write(
-    pipeline: Pipeline, own: Callable[[int], Sequence[NewEvent]], lists: Sequence[Sequence[NewEvent]]
-) -> list[list[Appended]]:
-    """Append the service's own events, whose ids are new, and those events of the lists whose ids are new, under one
-    lock of the head. Return the positions of the lists' events. Ids are remembered as long as their event is kept.
-
-    One round trip runs the waiting statements and locks the head; then `own(position)` returns the service's events,
-    whose positions follow that one. The transaction must lock nothing after that. The statements that write wait in the
-    pipeline.
-    """
-    events = [event for part in lists for event in part]
-    dialect = dialects.of(pipeline.tx)
-    ids = list(dict.fromkeys(event.id for event in events))
-    head, *looks = pipeline.query(
-        HEAD + dialect.for_update(),
-        *(
-            f"SELECT event_id, position FROM feed WHERE event_id IN ({','.join(_text(dialect, id) for id in part)})"  # noqa: S608
-            for part in chunks(ids, LIST)
-        ),
-    )
+    pipeline: Pipeline, own: Callable[[int], Sequence[NewEvent]], look: Callable[[], object] = lambda: None
+) -> None:
+    """Append events whose ids are new. One round trip runs the waiting statements, locks the head, and runs the queries
+    that `look` adds; then `own(position)` returns the events, whose positions follow that one. The transaction must
+    lock nothing after that. The statements that write wait in the pipeline."""
+    (head,) = pipeline.query(HEAD + dialects.of(pipeline.tx).for_update())
+    look()
     position: int = head.rows()[0][0]
-    new = list(own(position))
-    positions = {as_text(event_id): place for look in looks for event_id, place in look.rows()}
-    answers: list[list[Appended]] = []
-    for part in lists:
-        appended: list[Appended] = []
-        for event in part:
-            is_new = event.id not in positions
-            if is_new:
-                new.append(event)
-                positions[event.id] = position + len(new)
-            appended.append(Appended(positions[event.id], repeated=not is_new))
-        answers.append(appended)
+    new = own(position)
     if new:
         _insert(pipeline, new, position)
-    return answers
 
 
-def _text(dialect: dialects.Dialect, value: str | None) -> str:
-    return "NULL" if value is None else dialect.text(value.encode().hex())
+@dataclass(slots=True, eq=False, kw_only=True)
+class Append(Operation):
+    """Append the events whose ids are new; with a `fence`, only if it holds. Its result is a list of `Appended`, one
+    for each event. Errors: `StaleEpoch`, `ConsumerGroupNotFound`."""
+
+    events: Sequence[NewEvent]
+    fence: Fence | None = None
+
+
+class Appends(Kind):
+    """Ids are looked up under the lock of the head, and remembered as long as their event is kept."""
+
+    handles = (Append,)
+    locks = ("feed_head",)
+
+    def fences(self) -> list[Fence]:
+        return [operation.fence for operation in self.operations if operation.fence is not None]
+
+    def judge(self, refused: Mapping[Fence, errors.CoreError]) -> None:
+        self.refuse(refused)
+
+    def has_events(self) -> bool:
+        return any(operation.events for operation in self.remaining())
+
+    def look(self) -> None:
+        ids = list(dict.fromkeys(event.id for operation in self.remaining() for event in operation.events))
+        dialect = dialects.of(self.pipeline.tx)
+        self._looks = self.pipeline.query(
+            *(
+                f"SELECT event_id, position FROM feed WHERE event_id IN ({','.join(map(dialect.literal, part))})"  # noqa: S608
+                for part in chunks(ids, LIST)
+            )
+        )
+
+    def finish(self, position: int) -> list[NewEvent]:
+        new: list[NewEvent] = []
+        operations = self.remaining()
+        positions: dict[str | None, int] = {}
+        if any(operation.events for operation in operations):
+            positions = {as_text(event_id): place for look in self._looks for event_id, place in look.rows()}
+        for operation in operations:
+            appended: list[Appended] = []
+            for event in operation.events:
+                is_new = event.id not in positions
+                if is_new:
+                    new.append(event)
+                    positions[event.id] = position + len(new)
+                appended.append(Appended(positions[event.id], repeated=not is_new))
+            self.outcomes[operation] = Done(appended)
+        return new
 
 
 def lock(tx: Connection) -> int:
@@ -194,10 +221,8 @@ def _insert(pipeline: Pipeline, events: Sequence[NewEvent], position: int) -> No
     dialect = dialects.of(pipeline.tx)
     now = dialect.one_time(pipeline.tx)
     rows = [
-        f"({position + place},{_text(dialect, event.id)},{_text(dialect, event.type)},"
-        f"{'NULL' if event.batch is None else event.batch},{_text(dialect, event.key)},"
-        f"{_text(dialect, event.data)},{now})"
-        for place, event in enumerate(events, 1)
+        f"({','.join(map(dialect.literal, (place, event.id, event.type, event.batch, event.key, event.data)))},{now})"
+        for place, event in enumerate(events, position + 1)
     ]
     columns = "position, event_id, type, batch_id, event_key, data, appended_at"
     last = position + len(events)

@@ -58,6 +58,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors
+from core.commits.kind import Kind
+from core.commits.operation import Done, Operation
+from core.consumer_groups.positions import Fence
 from core.storage import dialects, faults, statements, tables
 from core.storage.statements import LIST, Pipeline, chunks, packets
 from lastbit.ids import INTEGER_LIMIT
@@ -131,6 +134,31 @@ _EMPTY: Final[_Row] = ((-1, 0), 0)
 _Places = dict[_Counter, list[int]]
 """The indexes of each sub-counter's entries in its call, in their order."""
 Outcome: TypeAlias = Applied | errors.CoreError
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Apply(Operation):
+    """Add entries to a tally, all or none; with a `fence`, only if it holds. Its result is an `Applied`. Errors:
+    `InvalidRequest`, `OutOfOrder`, `StaleEpoch`, `ConsumerGroupNotFound`."""
+
+    tally: str
+    entries: Sequence[Entry]
+    fence: Fence | None = None
+
+
+class Additions(Kind):
+    handles = (Apply,)
+    locks = ("tallies",)
+
+    def fences(self) -> list[Fence]:
+        return [operation.fence for operation in self.operations if operation.fence is not None]
+
+    def judge(self, refused: Mapping[Fence, errors.CoreError]) -> None:
+        self.refuse(refused)
+        operations = self.remaining()
+        results = write(self.pipeline, [(operation.tally, operation.entries) for operation in operations])
+        for operation, result in zip(operations, results, strict=True):
+            self.outcomes[operation] = Done(error=result) if isinstance(result, errors.CoreError) else Done(result)
 
 
 def write(pipeline: Pipeline, calls: Sequence[tuple[str, Sequence[Entry]]]) -> list[Outcome]:

@@ -27,7 +27,6 @@ from api.routes.writes import Reads, Writes
 from core import errors, feed
 from core.consumer_groups import positions
 from core.service import Service
-from core.writes import Append
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role, Token
 
@@ -132,7 +131,7 @@ async def append_events(body: NewEvents, request: Request) -> Response:
     access.rates.charge_items(caller, len(body.events))
     new = [feed.NewEvent(event.id, event.type, event.key, event.data) for event in body.events]
     writes: Writes = request.app.state.writes
-    results: list[feed.Appended] = await writes.run(Append(events=new, fence=fence, cost=max(1, len(new))))
+    results: list[feed.Appended] = await writes.run(feed.Append(events=new, fence=fence, cost=max(1, len(new))))
     return appended(new, results).response()
 
 

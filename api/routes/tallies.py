@@ -20,7 +20,6 @@ from core import tallies
 from core.consumer_groups import positions
 from core.service import Service
 from core.service.tallies import apply_of
-from core.writes import Apply
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
 
@@ -146,7 +145,7 @@ async def apply_entries(tally: TallyName, request: Request) -> Response:
     return applied(await writes.run(operation)).response()
 
 
-def operation_of(tally: str, content: bytes) -> Apply:
+def operation_of(tally: str, content: bytes) -> tallies.Apply:
     """What the body asks for. Raises `Problem`."""
     body: TallyEntries = bodies.decoded(_DECODER, content)
     if len(body.entries) > MAX_ENTRIES:

@@ -11,8 +11,8 @@ from starlette.concurrency import run_in_threadpool
 
 from api.metrics import REFUSED
 from api.server.wakeups import Wakeups
-from core import errors, writes
-from core.commits.operation import Done
+from core import errors
+from core.commits.operation import Done, Operation
 from core.commits.pending import Mailbox, Receiver, settle
 from core.service import Service
 from core.service.reads import Question, SharedReads, Value
@@ -26,7 +26,7 @@ class Writes:
         self._loop = loop
         self._finished = Wakeups(loop)
 
-    async def run(self, operation: writes.Operation) -> Any:
+    async def run(self, operation: Operation) -> Any:
         """The operation's result, after its commit. Cancelling the caller doesn't cancel the operation. Raises its
         error, `errors.Overloaded`, `errors.Unavailable`."""
         if operation.must_be_alone:
@@ -35,7 +35,7 @@ class Writes:
         self.submit(operation, functools.partial(settle, future))
         return await future
 
-    async def run_all(self, operations: Sequence[writes.Operation]) -> list[Done]:
+    async def run_all(self, operations: Sequence[Operation]) -> list[Done]:
         """Run operations that need no transaction of their own. Each has a result or an error of its own."""
         future: asyncio.Future[list[Done]] = self._loop.create_future()
 
@@ -46,7 +46,7 @@ class Writes:
         self.submit_all(operations, receive)
         return await future
 
-    def submit_all(self, operations: Sequence[writes.Operation], receive: Callable[[list[Done]], object]) -> None:
+    def submit_all(self, operations: Sequence[Operation], receive: Callable[[list[Done]], object]) -> None:
         """Queue operations that need no transaction of their own. `receive` is called once, in the event loop, with a
         result or an error for each."""
         results: dict[int, Done] = {}
@@ -67,7 +67,7 @@ class Writes:
         if not operations:
             receive([])
 
-    def submit(self, operation: writes.Operation, receiver: Receiver[Any]) -> None:
+    def submit(self, operation: Operation, receiver: Receiver[Any]) -> None:
         """Queue an operation that needs no transaction of its own. `receiver` is called in the event loop. Raises
         `errors.Overloaded`."""
         try:

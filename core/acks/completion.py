@@ -277,7 +277,7 @@ def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
         pipeline.later(*batches.ROWS.updates(dialect, debts))
         return new
 
-    feed.write(pipeline, events, [])
+    feed.write(pipeline, events)
 
 
 def _check(batch: int, change: Standing, delta: BatchDelta) -> None:

@@ -41,6 +41,7 @@ from core.batches import callbacks, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
 from core.batches.lifecycle import State, judge
 from core.bits import folding
+from core.commits.kind import Kind
 from core.commits.operation import Done, Operation
 from core.storage import dialects, schema, tables
 from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
@@ -110,41 +111,172 @@ class Seal(Operation):
     cost: int = 8
 
 
-@dataclass(slots=True)
-class Applied:
-    """What a transaction has done so far. `outcomes` has an entry for each operation that is judged. The statements
-    that write the rows wait in the pipeline."""
+class BatchWrites(Kind):
+    handles = (Open, Extend, Seal)
+    locks = ("batches", "webhooks")
 
-    outcomes: dict[Operation, Done] = field(default_factory=dict)
-    events: list[feed.NewEvent] = field(default_factory=list)
-    unfinished: list[Callable[[], None]] = field(default_factory=list)
+    def judge(self, refused: Mapping[Any, errors.CoreError]) -> None:
+        self._events: list[feed.NewEvent] = []
+        self._unfinished: list[Callable[[], None]] = []
+        opens = [operation for operation in self.operations if isinstance(operation, Open)]
+        changes = [operation for operation in self.operations if not isinstance(operation, Open)]
+        # Before the key is looked up: two opens with the same key and parent run one after the other, and the second
+        # finds the key instead of an item that has a child already.
+        parents = self._lock_parents(opens)
+        found = _look(self.pipeline, opens, changes)
+        self._change(changes, found)
+        self._open(opens, found, parents)
+
+    def _lock_parents(self, opens: Sequence[Open]) -> dict[Open, Any]:
+        return {
+            operation: nesting.lock_parent(self.pipeline.tx, operation.opening.parent)
+            for operation in opens
+            if operation.opening.parent is not None
+        }
 
     def has_events(self) -> bool:
-        return bool(self.events or self.unfinished)
+        return bool(self._events or self._unfinished)
 
-    def finish(self) -> list[feed.NewEvent]:
-        """Fill in the missing outcomes; this may first run the waiting statements. Returns the events to append."""
-        for step in self.unfinished:
+    def finish(self, position: int) -> list[feed.NewEvent]:
+        """This may first run the waiting statements."""
+        for step in self._unfinished:
             step()
-        self.unfinished.clear()
-        return self.events
+        self._unfinished.clear()
+        return self._events
 
+    def _change(self, changes: Sequence[Extend | Seal], found: _Found) -> None:
+        """Judge extends and seals, and write the batches that they change."""
+        current = dict(found.locked)
+        issued: list[tuple[int, str, int, int, str | None]] = []
+        for operation in changes:
+            batch = current.get(operation.batch)
+            try:
+                if batch is None or found.now is None:
+                    raise errors.BatchNotFound(operation.batch)
+                if isinstance(operation, Seal):
+                    result: Any = self._seal(batch, operation, found.now)
+                else:
+                    result = _extend(batch, operation, found)
+                    if operation.idempotency_key is not None and not result.replayed:
+                        facts = result.start, result.count, operation.digest
+                        issued.append((batch.id, operation.idempotency_key, *facts))
+                        found.extended[batch.id, operation.idempotency_key] = facts
+            except errors.CoreError as error:
+                self.outcomes[operation] = Done(error=error)
+            else:
+                current[batch.id] = result.batch
+                self.outcomes[operation] = Done(result)
+        changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
+        dialect = dialects.of(self.pipeline.tx)
+        self.pipeline.later(*batches.ROWS.updates(dialect, changed))
+        keys = [f"({','.join(dialect.literal(value) for value in row)})" for row in issued]
+        head = "INSERT INTO extends (batch_id, idempotency_key, start, count, digest) VALUES "
+        self.pipeline.later(*(head + ",".join(part) for part in packets(keys)))
 
-def write(pipeline: Pipeline, operations: Sequence[Open | Extend | Seal]) -> Applied:
-    """Apply the operations in order. Raises `faults.BeginAgain` if the transaction must be run again."""
-    applied = Applied()
-    opens = [operation for operation in operations if isinstance(operation, Open)]
-    changes = [operation for operation in operations if not isinstance(operation, Open)]
-    parents: dict[Open, Any] = {}
-    for operation in opens:
-        if operation.opening.parent is not None:
-            # Before the key is looked up: two opens with the same key and parent run one after the other, and the
-            # second finds the key instead of an item that has a child already.
-            parents[operation] = nesting.lock_parent(pipeline.tx, operation.opening.parent)
-    found = _look(pipeline, opens, changes)
-    _change(pipeline, changes, found, applied)
-    _open(pipeline, opens, found, parents, applied)
-    return applied
+    def _seal(self, batch: Batch, operation: Seal, now: datetime) -> Sealed:
+        fingerprint = operation.fingerprint
+        if batch.state is State.CANCELLED and batch.completed_by == fingerprint:
+            return Sealed(batch, newly=False, newly_succeeded=False)  # this request's own effect
+        judge("seal", batch.id, batch.state)
+        if batch.state is not State.OPEN:
+            return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
+        change = replace(batch, state=State.SEALED, sealed_at=now, updated_at=max(batch.updated_at, now))
+        after, names = batches.settled(batch, change, now, fingerprint)
+        if after.complete and batch.journal_next:
+            folded = folding.fold(self.pipeline.tx, batch.id, batch.group_size, batch.items, batch.journal_next)
+            after = replace(after, journal_next=folded)
+        if after.state is State.CANCELLED:
+            after = replace(after, completed_by=fingerprint)
+        self._events += batches.events(after, ["sealed", *names])
+        return Sealed(after, after.complete, after.succeeded)
+
+    def _open(self, opens: Sequence[Open], found: _Found, parents: Mapping[Open, Any]) -> None:
+        """Insert the batches of all opens whose key is new."""
+        new: list[Open] = []
+        repeats: list[Open] = []
+        first_of: dict[str, Open] = {}
+        parent_columns: dict[str, Any] = {}
+        now: datetime | None = None
+        for operation in opens:
+            key, parent = operation.open_key, operation.opening.parent
+            try:
+                if key is not None and key in found.opened:
+                    self.outcomes[operation] = Done(_replayed(self.pipeline.tx, found.opened[key], operation))
+                    continue
+                if key is not None and key in first_of:
+                    repeats.append(operation)
+                    continue
+                if operation.opening.has_policies:
+                    check_policies(self.pipeline.tx)
+                if operation.opening.deadline is not None:
+                    now = now or tables.clock(self.pipeline.tx)
+                    check_deadline(operation.opening.deadline, now)
+                if parent is not None:
+                    parent_columns = nesting.adopt(self.pipeline.tx, parent, parents[operation])
+            except errors.CoreError as error:
+                self.outcomes[operation] = Done(error=error)
+                continue
+            new.append(operation)
+            if key is not None:
+                first_of[key] = operation
+        if not new:
+            return
+        insert = self._insert(new, parent_columns)
+
+        def finish() -> None:
+            insert()
+            for operation in repeats:
+                opened: Opened = self.outcomes[first_of[operation.open_key or ""]].value
+                try:
+                    self.outcomes[operation] = Done(_replayed(self.pipeline.tx, opened.batch, operation))
+                except errors.CoreError as error:
+                    self.outcomes[operation] = Done(error=error)
+
+        if any(operation.opening.callback is not None for operation in new):
+            # Now, as callbacks need the ids of their batches, and another round trip: before the feed's head is locked.
+            finish()
+        else:
+            self._unfinished.append(finish)
+
+    def _insert(self, opens: Sequence[Open], parent_columns: Mapping[str, Any]) -> Callable[[], None]:
+        """Insert the batches in the next round trip. Returns what records their outcomes and events after it."""
+        dialect = dialects.of(self.pipeline.tx)
+        new = [_new_batch(operation, parent_columns) for operation in opens]
+        now_literal = dialect.one_time(self.pipeline.tx)
+        rows = [_row(operation, batch) for operation, batch in zip(opens, new, strict=True)]
+        texts = [
+            f"({','.join([now_literal if value is _NOW else dialect.literal(value) for value in row.values()])})"
+            for row in rows
+        ]
+        if parent_columns:
+            self.pipeline.later(nesting.counted(parent_columns["parent_batch"]))
+        parts = [
+            (len(part), self.pipeline.query(*dialect.insert_batches(self.pipeline.tx, ", ".join(rows[0]), part))[-1])
+            for part in packets(texts)
+        ]
+
+        def record() -> None:
+            inserted: list[Batch] = []
+            for count, answer in parts:
+                now = as_time(answer.rows()[0][1])
+                for id in dialect.batch_ids(answer.rows(), count):
+                    inserted.append(_inserted(new[len(inserted)], id, now))
+            wanted = {
+                batch.id: callback
+                for operation, batch in zip(opens, inserted, strict=True)
+                if (callback := _callback(operation))
+            }
+            issued = callbacks.insert(self.pipeline, wanted) if wanted else {}
+            for operation, batch in zip(opens, inserted, strict=True):
+                newly = batch.state is State.COMPLETE
+                names = ["opened", *(["sealed"] if operation.opening.sealed else [])]
+                names += ["completed", "succeeded"] if newly else []
+                self._events += batches.events(batch, names)
+                self.outcomes[operation] = Done(
+                    Opened(batch, 0, operation.opening.items, newly, replayed=False, callback=issued.get(batch.id))
+                )
+
+        return record
 
 
 @dataclass(slots=True)
@@ -207,36 +339,6 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     )
 
 
-def _change(pipeline: Pipeline, changes: Sequence[Extend | Seal], found: _Found, applied: Applied) -> None:
-    """Judge extends and seals, and write the batches that they change."""
-    current = dict(found.locked)
-    issued: list[tuple[int, str, int, int, str | None]] = []
-    for operation in changes:
-        batch = current.get(operation.batch)
-        try:
-            if batch is None or found.now is None:
-                raise errors.BatchNotFound(operation.batch)
-            if isinstance(operation, Seal):
-                result: Any = _seal(pipeline.tx, batch, operation, found.now, applied)
-            else:
-                result = _extend(batch, operation, found)
-                if operation.idempotency_key is not None and not result.replayed:
-                    facts = result.start, result.count, operation.digest
-                    issued.append((batch.id, operation.idempotency_key, *facts))
-                    found.extended[batch.id, operation.idempotency_key] = facts
-        except errors.CoreError as error:
-            applied.outcomes[operation] = Done(error=error)
-        else:
-            current[batch.id] = result.batch
-            applied.outcomes[operation] = Done(result)
-    changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
-    dialect = dialects.of(pipeline.tx)
-    pipeline.later(*batches.ROWS.updates(dialect, changed))
-    keys = [f"({','.join(dialect.literal(value) for value in row)})" for row in issued]
-    head = "INSERT INTO extends (batch_id, idempotency_key, start, count, digest) VALUES "
-    pipeline.later(*(head + ",".join(part) for part in packets(keys)))
-
-
 def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
     key, count, digest = operation.idempotency_key, operation.count, operation.digest
     if key is None and digest is not None:
@@ -262,75 +364,6 @@ def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
     )
 
 
-def _seal(tx: Connection, batch: Batch, operation: Seal, now: datetime, applied: Applied) -> Sealed:
-    fingerprint = operation.fingerprint
-    if batch.state is State.CANCELLED and batch.completed_by == fingerprint:
-        return Sealed(batch, newly=False, newly_succeeded=False)  # this request's own effect
-    judge("seal", batch.id, batch.state)
-    if batch.state is not State.OPEN:
-        return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
-    change = replace(batch, state=State.SEALED, sealed_at=now, updated_at=max(batch.updated_at, now))
-    after, names = batches.settled(batch, change, now, fingerprint)
-    if after.complete and batch.journal_next:
-        folded = folding.fold(tx, batch.id, batch.group_size, batch.items, batch.journal_next)
-        after = replace(after, journal_next=folded)
-    if after.state is State.CANCELLED:
-        after = replace(after, completed_by=fingerprint)
-    applied.events += batches.events(after, ["sealed", *names])
-    return Sealed(after, after.complete, after.succeeded)
-
-
-def _open(
-    pipeline: Pipeline, opens: Sequence[Open], found: _Found, parents: Mapping[Open, Any], applied: Applied
-) -> None:
-    """Insert the batches of all opens whose key is new."""
-    new: list[Open] = []
-    repeats: list[Open] = []
-    first_of: dict[str, Open] = {}
-    parent_columns: dict[str, Any] = {}
-    now: datetime | None = None
-    for operation in opens:
-        key, parent = operation.open_key, operation.opening.parent
-        try:
-            if key is not None and key in found.opened:
-                applied.outcomes[operation] = Done(_replayed(pipeline.tx, found.opened[key], operation))
-                continue
-            if key is not None and key in first_of:
-                repeats.append(operation)
-                continue
-            if operation.opening.has_policies:
-                check_policies(pipeline.tx)
-            if operation.opening.deadline is not None:
-                now = now or tables.clock(pipeline.tx)
-                check_deadline(operation.opening.deadline, now)
-            if parent is not None:
-                parent_columns = nesting.adopt(pipeline.tx, parent, parents[operation])
-        except errors.CoreError as error:
-            applied.outcomes[operation] = Done(error=error)
-            continue
-        new.append(operation)
-        if key is not None:
-            first_of[key] = operation
-    if not new:
-        return
-    insert = _insert(pipeline, new, parent_columns, applied)
-
-    def finish() -> None:
-        insert()
-        for operation in repeats:
-            opened: Opened = applied.outcomes[first_of[operation.open_key or ""]].value
-            try:
-                applied.outcomes[operation] = Done(_replayed(pipeline.tx, opened.batch, operation))
-            except errors.CoreError as error:
-                applied.outcomes[operation] = Done(error=error)
-
-    if any(operation.opening.callback is not None for operation in new):
-        # Now, as callbacks need the ids of their batches, and another round trip: before the feed's head is locked.
-        finish()
-    else:
-        applied.unfinished.append(finish)
-
-
 def check_policies(tx: Connection) -> None:
     """Raise `errors.UpgradeNotFinished` while an earlier release, which would ignore a policy, may be running."""
     if not schema.serves_only(tx, POLICIES):
@@ -353,49 +386,6 @@ def _replayed(tx: Connection, batch: Batch, operation: Open) -> Opened:
     if operation.opening.callback is not None:
         callback = callbacks.of_batches(tx, [batch.id]).get(batch.id)
     return Opened(batch, 0, batch.open_count, newly, replayed=True, callback=callback)
-
-
-def _insert(
-    pipeline: Pipeline, opens: Sequence[Open], parent_columns: Mapping[str, Any], applied: Applied
-) -> Callable[[], None]:
-    """Insert the batches in the next round trip. Returns what records their outcomes and events after it."""
-    dialect = dialects.of(pipeline.tx)
-    new = [_new_batch(operation, parent_columns) for operation in opens]
-    now_literal = dialect.one_time(pipeline.tx)
-    rows = [_row(operation, batch) for operation, batch in zip(opens, new, strict=True)]
-    texts = [
-        f"({','.join([now_literal if value is _NOW else dialect.literal(value) for value in row.values()])})"
-        for row in rows
-    ]
-    if parent_columns:
-        pipeline.later(nesting.counted(parent_columns["parent_batch"]))
-    parts = [
-        (len(part), pipeline.query(*dialect.insert_batches(pipeline.tx, ", ".join(rows[0]), part))[-1])
-        for part in packets(texts)
-    ]
-
-    def record() -> None:
-        inserted: list[Batch] = []
-        for count, answer in parts:
-            now = as_time(answer.rows()[0][1])
-            for id in dialect.batch_ids(answer.rows(), count):
-                inserted.append(_inserted(new[len(inserted)], id, now))
-        wanted = {
-            batch.id: callback
-            for operation, batch in zip(opens, inserted, strict=True)
-            if (callback := _callback(operation))
-        }
-        issued = callbacks.insert(pipeline, wanted) if wanted else {}
-        for operation, batch in zip(opens, inserted, strict=True):
-            newly = batch.state is State.COMPLETE
-            names = ["opened", *(["sealed"] if operation.opening.sealed else [])]
-            names += ["completed", "succeeded"] if newly else []
-            applied.events += batches.events(batch, names)
-            applied.outcomes[operation] = Done(
-                Opened(batch, 0, operation.opening.items, newly, replayed=False, callback=issued.get(batch.id))
-            )
-
-    return record
 
 
 def _callback(operation: Open) -> tuple[callbacks.Callback, str] | None:

@@ -16,6 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, metrics
+from core.commits.kind import Kind
+from core.commits.operation import Done, Operation
 from core.consumer_groups import groups
 from core.storage import dialects, galera, tables
 from core.storage.statements import LIST, Pipeline, among, as_text, chunks, literal, packets
@@ -164,37 +166,48 @@ class Committed:
     lag: int
 
 
-class Commits:
-    """The commits of one transaction. The next round trip reads the positions; their rows must be locked before."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class CommitPositions(Operation):
+    """Commit positions. Its result is a list of a `Committed` or an error for each: `StaleEpoch`,
+    `ConsumerGroupNotFound`."""
 
-    def __init__(self, pipeline: Pipeline, commits: Sequence[Commit]) -> None:
-        self._pipeline = pipeline
-        self._commits = commits
-        tx = pipeline.tx
+    commits: Sequence[Commit]
+
+
+class Commits(Kind):
+    """The positions are read under the locks of their fences."""
+
+    handles = (CommitPositions,)
+    locks = ()
+
+    def fences(self) -> list[Fence]:
+        return [commit.fence for operation in self.operations for commit in operation.commits]
+
+    def prepare(self) -> None:
+        tx, fences = self.pipeline.tx, self.fences()
         from_clause = dialects.of(tx).by_primary_key("positions")
         self._answers = [
             answer
-            for part in chunks(sorted({(commit.fence.group, commit.fence.partition) for commit in commits}), LIST)
-            for answer in pipeline.query(
+            for part in chunks(sorted({(fence.group, fence.partition) for fence in fences}), LIST)
+            for answer in self.pipeline.query(
                 f"SELECT {', '.join(_KEY)}, floor, outstanding, token, head FROM {from_clause} "  # noqa: S608
                 f"WHERE floor IS NOT NULL AND ({among(tx, _KEY, part)})"
             )
         ]
         # A group may have such a name without being a process's; then its offsets are not the feed's positions.
-        names = {commit.fence.group for commit in commits if commit.fence.group.startswith(groups.OF_PROCESSES)}
+        names = {fence.group for fence in fences if fence.group.startswith(groups.OF_PROCESSES)}
         self._feed_ends = [
             answer
             for part in chunks(sorted((name.removeprefix(groups.OF_PROCESSES),) for name in names), LIST)
-            for answer in pipeline.query(
+            for answer in self.pipeline.query(
                 "SELECT process_definitions.name, feed_head.position FROM process_definitions, feed_head "  # noqa: S608
                 f"WHERE deleted_at IS NULL AND ({among(tx, ('name',), part)})"
             )
         ]
 
-    def write(self, refused: Mapping[Fence, errors.CoreError]) -> list[Committed | errors.CoreError]:
-        """Merge the snapshots into the positions, in the order of the commits, and return the outcome of each. A
-        repeated or older snapshot changes nothing. The token of the snapshot with the higher floor is kept. The
-        statement that writes the rows waits in the pipeline.
+    def judge(self, refused: Mapping[Fence, errors.CoreError]) -> None:
+        """Merge the snapshots into the positions, in the order of the commits. A repeated or older snapshot changes
+        nothing. The token of the snapshot with the higher floor is kept.
 
         A worker of a process may have read events that a restore or a failover has lost. A position beyond the feed's
         end is refused, or the process would skip the events that will be appended up to it."""
@@ -207,31 +220,31 @@ class Commits:
             for group, partition, floor, outstanding, token, head in answer.rows()
         }
         changed: dict[tuple[str, int], tuple[int, _Stored]] = {}
-        outcomes: list[Committed | errors.CoreError] = []
-        for commit in self._commits:
+
+        def merge(commit: Commit) -> Committed | errors.CoreError:
             fence = commit.fence
             if fence in refused:
-                outcomes.append(refused[fence])
-                continue
+                return refused[fence]
             end = feed_ends.get(fence.group)
             if end is not None and commit.snapshot.high > end:
                 expected = f"expected positions of the feed, which ends at {end}, got {commit.snapshot.high}"
-                outcomes.append(errors.InvalidRequest("body.snapshot", expected))
-                continue
+                return errors.InvalidRequest("body.snapshot", expected)
             place = fence.group, fence.partition
             position = stored[place] = _merged(stored.get(place), commit)
             changed[place] = fence.epoch, position
             floor, high = position.snapshot.floor, position.snapshot.high
             outstanding = len(position.snapshot.outstanding)
             lag = max(high, position.head or 0) - floor
-            outcomes.append(Committed(fence.partition, fence.epoch, floor, high, outstanding, position.token, lag))
+            return Committed(fence.partition, fence.epoch, floor, high, outstanding, position.token, lag)
+
+        for operation in self.operations:
+            self.outcomes[operation] = Done([merge(commit) for commit in operation.commits])
         self._store(changed)
-        return outcomes
 
     def _store(self, changed: Mapping[tuple[str, int], tuple[int, _Stored]]) -> None:
         if not changed:
             return
-        tx = self._pipeline.tx
+        tx = self.pipeline.tx
         dialect = dialects.of(tx)
         now = dialect.one_time(tx)
         rows = []
@@ -242,7 +255,7 @@ class Commits:
         # One statement can't UPDATE rows to values of their own. No row is inserted, as all of them are locked.
         insert = f"INSERT INTO positions ({', '.join((*_KEY, 'epoch', *_WRITTEN))}) VALUES "  # noqa: S608
         upsert = dialect.upsert(_KEY, _WRITTEN)
-        self._pipeline.later(*(insert + ",".join(part) + upsert for part in packets(rows)))
+        self.pipeline.later(*(insert + ",".join(part) + upsert for part in packets(rows)))
 
 
 _WRITTEN: Final = ("floor", "high", "outstanding", "outstanding_count", "token", "head", "updated_at")

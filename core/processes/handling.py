@@ -37,6 +37,7 @@ from typing import Final
 import structlog
 
 from core import errors, feed, metrics
+from core.commits.kind import Kind
 from core.commits.operation import Done, Operation, shared_number
 from core.consumer_groups.positions import Fence
 from core.processes import definitions, inbox, outbox
@@ -99,27 +100,30 @@ def handle_many_of(handlings: Sequence[Handling]) -> list[HandleMany]:
     return operations
 
 
-def fences(pipeline: Pipeline, operations: Sequence[Handle]) -> dict[Operation, Fence]:
-    """The fences of the operations, without those of processes that don't exist."""
-    counts = definitions.partition_counts(pipeline.tx, {operation.handling.process for operation in operations})
-    found: dict[Operation, Fence] = {}
-    for operation in operations:
-        handling = operation.handling
-        if handling.process in counts:
-            group, count = definitions.group_of(handling.process), counts[handling.process]
-            partition = partition_of(handling.instance, count)
-            found[operation] = Fence(group, partition, handling.worker, handling.epoch)
-    return found
+class Handlings(Kind):
+    """The next round trip locks and reads all rows that the handlings need, after their partitions."""
 
+    handles = (Handle, HandleMany)
+    locks = ("inbox", "processes", "timers")
 
-class Handlings:
-    """The handlings of one transaction. The next round trip locks and reads all rows that they need. Their partitions
-    must be locked before."""
+    def __init__(self, pipeline: Pipeline, operations: Sequence[Handle | HandleMany]) -> None:
+        super().__init__(pipeline, operations)
+        self._handles = [
+            handle
+            for operation in operations
+            for handle in ([operation] if isinstance(operation, Handle) else operation.handles)
+        ]
+        self._fences = _fences(pipeline, self._handles)
+        self._timers = TimerChanges()
+        self._now: datetime
+        self._handled: dict[Handle, tuple[Handled, list[outbox.Issue]]] = {}
 
-    def __init__(self, pipeline: Pipeline, operations: Sequence[Handle]) -> None:
-        self._pipeline = pipeline
-        self._operations = operations
-        handlings = [operation.handling for operation in operations]
+    def fences(self) -> list[Fence]:
+        return list(self._fences.values())
+
+    def prepare(self) -> None:
+        pipeline = self.pipeline
+        handlings = [handle.handling for handle in self._handles]
         self._inbox = inbox.LockedEvents(
             pipeline,
             {_event_key(handling) for handling in handlings},
@@ -135,46 +139,43 @@ class Handlings:
                 for command in handling.commands
             },
         )
-        self._timers = TimerChanges()
         # After the locks: a statement that waits for a lock has the time before the wait.
-        self._clock = pipeline.query(f"SELECT {dialects.of(pipeline.tx).clock}") if operations else []
-        self._now: datetime
-        self._handled: dict[Handle, tuple[Handled, list[outbox.Issue]]] = {}
-        self.outcomes: dict[Operation, Done] = {}
+        (self._clock,) = pipeline.query(f"SELECT {dialects.of(pipeline.tx).clock}")
 
-    def apply(self, fences: Mapping[Operation, Fence], refused: Mapping[Fence, errors.CoreError]) -> None:
-        """Judge the operations in order, and write the changes, except for the commands."""
-        if not self._operations:
-            return
-        self._now = as_time(self._clock[0].rows()[0][0])
+    def judge(self, refused: Mapping[Fence, errors.CoreError]) -> None:
+        """Judge the handlings in order, and write the changes, except for the commands."""
+        self._now = as_time(self._clock.rows()[0][0])
         self._inbox.load()
         self._outbox.load()
-        for operation in self._operations:
+        for handle in self._handles:
             try:
-                fence = fences.get(operation)
+                fence = self._fences.get(handle)
                 refusal = None if fence is None else refused.get(fence)
                 # It may have been deleted since the fences were looked up.
                 if fence is None or isinstance(refusal, errors.ConsumerGroupNotFound):
-                    raise errors.ProcessNotFound(operation.handling.process)
+                    raise errors.ProcessNotFound(handle.handling.process)
                 if refusal is not None:
                     raise refusal
-                self._handled[operation] = self._judge(operation.handling)
+                self._handled[handle] = self._judge(handle.handling)
             except errors.CoreError as error:
-                self.outcomes[operation] = Done(error=error)
+                self.outcomes[handle] = Done(error=error)
         self._inbox.write(self._now)
         self._instances.write()
-        self._timers.write(self._pipeline, self._now)
+        self._timers.write(self.pipeline, self._now)
 
-    def events(self) -> list[feed.NewEvent]:
-        """The events of the commands that `finish` writes."""
-        return self._outbox.events()
+    def has_events(self) -> bool:
+        return bool(self._outbox.events())
 
-    def finish(self, position: int) -> None:
-        """Write the commands, whose events have the positions above `position`, and fill in the missing outcomes."""
+    def finish(self, position: int) -> list[feed.NewEvent]:
+        """Write the commands, whose events have the positions above `position`."""
         if self._handled:
             self._outbox.write(position, self._now)
-        for operation, (handled, issues) in self._handled.items():
-            self.outcomes[operation] = Done(replace(handled, commands=[self._outbox.issued(issue) for issue in issues]))
+        for handle, (handled, issues) in self._handled.items():
+            self.outcomes[handle] = Done(replace(handled, commands=[self._outbox.issued(issue) for issue in issues]))
+        for operation in self.operations:
+            if isinstance(operation, HandleMany):
+                self.outcomes[operation] = Done([self.outcomes[handle] for handle in operation.handles])
+        return self._outbox.events()
 
     def _judge(self, handling: Handling) -> tuple[Handled, list[outbox.Issue]]:
         key = _event_key(handling)
@@ -214,6 +215,19 @@ class Handlings:
         else:
             self._timers.change(handling.process, handling.instance, handling.timers)
         return Handled(inbox.Status.HANDLED, False, instance, []), issues
+
+
+def _fences(pipeline: Pipeline, operations: Sequence[Handle]) -> dict[Operation, Fence]:
+    """The fences of the operations, without those of processes that don't exist."""
+    counts = definitions.partition_counts(pipeline.tx, {operation.handling.process for operation in operations})
+    found: dict[Operation, Fence] = {}
+    for operation in operations:
+        handling = operation.handling
+        if handling.process in counts:
+            group, count = definitions.group_of(handling.process), counts[handling.process]
+            partition = partition_of(handling.instance, count)
+            found[operation] = Fence(group, partition, handling.worker, handling.epoch)
+    return found
 
 
 def _event_key(handling: Handling) -> inbox.Key:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from core import writes
 from core.commits.operation import new_number, shared_number
 from core.consumer_groups import details, groups, leases, positions
 from core.errors import CoreError
@@ -60,11 +59,11 @@ class ConsumerGroupService:
         return committed(self._writes.run(commits_of([positions.Commit(fence, snapshot, token, head)])))
 
 
-def commits_of(commits: Sequence[positions.Commit]) -> writes.CommitPositions:
+def commits_of(commits: Sequence[positions.Commit]) -> positions.CommitPositions:
     """The operation for `WriteService`; all commits are for one consumer group. Calls of one group are in one queue, as
     those of a tally are."""
     outstanding = sum([len(commit.snapshot.outstanding) for commit in commits])
-    return writes.CommitPositions(
+    return positions.CommitPositions(
         batch=shared_number("group", commits[0].fence.group) if commits else new_number(),
         size=OFFSET_BYTES * outstanding,
         cost=COMMIT_COST * len(commits) + outstanding // OFFSETS_OF_COST,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from core import feed, writes
+from core import feed
 from core.consumer_groups import positions
 from core.service.reads import ReadService
 from core.service.writes import WriteService
@@ -21,7 +21,7 @@ class FeedService:
         """Append the events; returns the position of each. With a `fence`, only if it holds: raises
         `errors.StaleEpoch`, `ConsumerGroupNotFound`."""
 
-        appended: list[feed.Appended] = self._writes.run(writes.Append(events=events, fence=fence))
+        appended: list[feed.Appended] = self._writes.run(feed.Append(events=events, fence=fence))
         return appended
 
     def read(

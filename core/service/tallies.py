@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from core import tallies, writes
+from core import tallies
 from core.commits.operation import shared_number
 from core.consumer_groups import positions
 from core.service.writes import WriteService
@@ -19,11 +19,11 @@ ENTRY_COST: Final = 2
 """The cost of an entry, in the unit of `lanes.FLUSH_COST`."""
 
 
-def apply_of(tally: str, entries: Sequence[tallies.Entry], fence: positions.Fence | None = None) -> writes.Apply:
+def apply_of(tally: str, entries: Sequence[tallies.Entry], fence: positions.Fence | None = None) -> tallies.Apply:
     """The operation for `WriteService`. Calls of one tally are in one queue, so tallies take turns, and a tally whose
     rows stay locked is set aside."""
     count = len(entries)
-    return writes.Apply(
+    return tallies.Apply(
         batch=shared_number("tally", tally),
         size=ENTRY_BYTES * count if count > SMALL else 0,
         cost=1 + ENTRY_COST * count,

@@ -7,15 +7,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from core import writes
+from core import feed, tallies, writes
 from core.batches.batch import Opened, Sealed
+from core.batches.writing import BatchWrites
 from core.commits.combiner import Commit, GroupCommit, Inline
-from core.commits.operation import Done
+from core.commits.kind import Kind
+from core.commits.operation import Done, Operation
 from core.commits.pending import HERE, Mailbox, Receiver, settle
+from core.consumer_groups import positions
 from core.processes import handling
 from core.processes.handling import Handle, HandleMany
 from core.service.acks import AckService
+from core.storage import lock_order
 from core.storage.database import Database
+
+KINDS: Final[Sequence[type[Kind]]] = lock_order.sort(
+    [BatchWrites, feed.Appends, handling.Handlings, positions.Commits, tallies.Additions]
+)
+"""All kinds of writing operations, in the order of their locks."""
 
 LOCK_WAIT: Final = 0.25
 """Seconds that a merged transaction waits for a lock. Other transactions usually take less."""
@@ -28,14 +37,14 @@ class WriteService:
         self._combiner = combiner(self._commit)
         self._alone = Inline(self._commit)
 
-    def run(self, operation: writes.Operation) -> Any:
+    def run(self, operation: Operation) -> Any:
         """Queue the operation, and return its result after the commit. Raises its error, `errors.Overloaded`,
         `errors.Unavailable`."""
         future: Future[Any] = Future()
         self.submit(operation, functools.partial(settle, future))
         return future.result()
 
-    def submit(self, operation: writes.Operation, receiver: Receiver[Any], mailbox: Mailbox = HERE) -> None:
+    def submit(self, operation: Operation, receiver: Receiver[Any], mailbox: Mailbox = HERE) -> None:
         """Queue the operation. When it is finished, it is put into the mailbox, with all that ended in the same commit.
         One that must have a transaction of its own is committed by the caller's thread, which then waits. Raises
         `errors.Overloaded`."""
@@ -49,11 +58,11 @@ class WriteService:
         """Answer the operations in progress, and accept no more."""
         self._combiner.stop()
 
-    def _commit(self, operations: Sequence[writes.Operation], *, lock_waits: int) -> list[Done]:
+    def _commit(self, operations: Sequence[Operation], *, lock_waits: int) -> list[Done]:
         if lock_waits:
-            outcomes = writes.commit(self._database, operations, lock_waits=lock_waits - 1)
+            outcomes = writes.commit(self._database, operations, KINDS, lock_waits=lock_waits - 1)
         else:
-            outcomes = writes.commit(self._database, operations, lock_waits=0, lock_wait=LOCK_WAIT)
+            outcomes = writes.commit(self._database, operations, KINDS, lock_waits=0, lock_wait=LOCK_WAIT)
         for operation, outcome in zip(operations, outcomes, strict=True):
             if isinstance(operation, Handle):
                 handling.report(operation, outcome)

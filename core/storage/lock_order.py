@@ -33,7 +33,8 @@ is a fault of its own (`errors.Fault.HEAD_WAIT`).
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol, TypeVar
 
 ORDER: Final = (
     *("consumer_groups", "positions", "process_definitions", "inbox", "processes", "timers"),
@@ -63,3 +64,23 @@ UNDER: Final = {
 HEAD: Final = "SELECT position, trimmed FROM feed_head WHERE id = 1"
 LOCK_HEAD: Final = f"{HEAD} FOR UPDATE"
 """The statement that locks the head on a server. It is recognized by its text, so there is no other one."""
+
+
+class Locker(Protocol):
+    """A part of a transaction. `locks` has the tables in which it locks rows, in their order."""
+
+    @property
+    def locks(self) -> Sequence[str]: ...
+
+
+T = TypeVar("T", bound=Locker)
+
+
+def sort(parts: Iterable[T]) -> list[T]:
+    """The parts of a transaction in the order in which they must lock. One that locks nothing comes first. Raises
+    `ValueError` if there is no such order: two parts would have to lock in turns."""
+    ordered = sorted(parts, key=lambda part: [ORDER.index(table) for table in part.locks])
+    ranks = [ORDER.index(table) for part in ordered for table in part.locks]
+    if ranks != sorted(ranks):
+        raise ValueError(f"these locks have no order: {[part.locks for part in ordered]}")
+    return ordered

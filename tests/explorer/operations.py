@@ -19,17 +19,19 @@ from core.batches.redrive import Wish
 from core.batches.tolerance import OnExceeded
 from core.batches.update import Patch
 from core.batches.writing import Extend
+from core.commits import operation as calls
 from core.consumer_groups import leases, positions
 from core.errors import CoreError
+from core.feed import Append
 from core.processes import definitions, instances, outbox, retention, timers
 from core.processes.handling import handle_of
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
 from core.service.tallies import apply_of
+from core.service.writes import KINDS
 from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
-from core.writes import Append
 from lastbit.ids import ItemId
 from lastbit.streams.snapshot import Snapshot
 from tests.explorer.scene import GROUP, PROCESS, SIZE, TALLY
@@ -85,17 +87,17 @@ def update(batch: int, patch: Patch) -> Operation:
     return lambda session: session.service.batches.update(batch, patch, "update")
 
 
-def open_with_callback() -> writes.Operation:
+def open_with_callback() -> calls.Operation:
     """It has a parent, whose lock orders it and other opens: the ids of new batches alone need not be in the order of
     the commits."""
     opening = Opening(parent=ItemId(2, 0, 63), callback=Callback("http://127.0.0.1/"))
     return dataclasses.replace(opening_of(opening, "called"), secret="whsec_")
 
 
-def share(operations: Callable[[], Sequence[writes.Operation]]) -> Operation:
+def share(operations: Callable[[], Sequence[calls.Operation]]) -> Operation:
     """Several operations in one transaction."""
     return lambda session: [
-        (outcome.value, outcome.error) for outcome in writes.commit(session.database, operations(), lock_waits=0)
+        (outcome.value, outcome.error) for outcome in writes.commit(session.database, operations(), KINDS, lock_waits=0)
     ]
 
 

@@ -114,37 +114,15 @@ def test_every_operation_keeps_the_order_of_the_locks(arena: Arena) -> None:
 )
 @mutant(
     "a-childs-key-is-looked-up-before-its-parent-is-locked",
-    "core.batches.writing:write",
+    "core.batches.writing:BatchWrites.judge",
     """
-        def write(pipeline: Pipeline, operations: Sequence[Open | Extend | Seal]) -> Applied:
-            \"\"\"Apply the operations in order. Raises `faults.BeginAgain` if the transaction must be run again.\"\"\"
-            applied = Applied()
-            opens = [operation for operation in operations if isinstance(operation, Open)]
-            changes = [operation for operation in operations if not isinstance(operation, Open)]
-            parents: dict[Open, Any] = {}
-            for operation in opens:
-                if operation.opening.parent is not None:
-                    parents[operation] = nesting.lock_parent(pipeline.tx, operation.opening.parent)
-            found = _look(pipeline, opens, changes)
-            _change(pipeline, changes, found, applied)
-            _open(pipeline, opens, found, parents, applied)
-            return applied
-    """,
+parents = self._lock_parents(opens)
+found = _look(self.pipeline, opens, changes)
+""",
     """
-        def write(pipeline: Pipeline, operations: Sequence[Open | Extend | Seal]) -> Applied:
-            \"\"\"Apply the operations in order. Raises `faults.BeginAgain` if the transaction must be run again.\"\"\"
-            applied = Applied()
-            opens = [operation for operation in operations if isinstance(operation, Open)]
-            changes = [operation for operation in operations if not isinstance(operation, Open)]
-            parents: dict[Open, Any] = {}
-            found = _look(pipeline, opens, changes)
-            for operation in opens:
-                if operation.opening.parent is not None:
-                    parents[operation] = nesting.lock_parent(pipeline.tx, operation.opening.parent)
-            _change(pipeline, changes, found, applied)
-            _open(pipeline, opens, found, parents, applied)
-            return applied
-    """,
+found = _look(self.pipeline, opens, changes)
+parents = self._lock_parents(opens)
+""",
 )
 @pytest.mark.mariadb
 @pytest.mark.parametrize("text", FOUND_BEFORE)

@@ -19,7 +19,7 @@ from core.commits.lanes import FLUSH_COST, FLUSH_UNITS
 from core.commits.operation import Done
 from core.commits.pending import Pending
 from core.commits.shedding import AFTER, CALM, CROWD, LEAST
-from core.writes import Append
+from core.feed import Append
 from tests.mutants import mutant
 
 

@@ -24,6 +24,7 @@ from core.batches.writing import Extend
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
 from core.service import Service
+from core.service.writes import KINDS
 from core.storage import schema, tables
 from core.storage.database import Database
 from tests.guarantees.models.service import LONG_AGO
@@ -76,7 +77,7 @@ def test_an_extend_that_races_the_close_is_part_of_what_is_closed(service: Servi
     ack(service, (batch, 0, 0))
     (extended,), sealed = meet(
         service,
-        lambda tx: writes.flush(tx, [Extend(batch=batch, count=2)]),
+        lambda tx: writes.flush(tx, [Extend(batch=batch, count=2)], KINDS),
         lambda: service.batches.seal(batch),
     )
     extension = extended.value

@@ -25,6 +25,7 @@ from core.dispatcher import Dispatcher
 from core.feed import NewEvent
 from core.service import Service
 from core.service.batches import opening_of
+from core.service.writes import KINDS
 from core.storage import tables
 from core.storage.database import Database
 from core.webhooks import callbacks, deliveries
@@ -167,7 +168,7 @@ def test_a_repeated_open_returns_the_same_secret(service: Service, database: Dat
     callback = Callback(receiver.url)
     operations = [opening_of(Opening(callback=callback), "shared") for _ in range(2)]
     operations += [opening_of(Opening(), None), opening_of(Opening(callback=callback), None)]
-    results = [outcome.value for outcome in commit(database, operations)]
+    results = [outcome.value for outcome in commit(database, operations, KINDS)]
     assert [entry.replayed for entry in results] == [False, True, False, False]
     assert results[0].callback == results[1].callback
     assert results[2].callback is None
@@ -232,7 +233,7 @@ def test_idle_callbacks_cost_a_dispatcher_nothing(service: Service, database: Da
     for opens in (1, 999):
         for first in range(0, opens, 333):
             operations = [opening_of(Opening(callback=Callback(url))) for _ in range(min(333, opens - first))]
-            commit(database, operations)
+            commit(database, operations, KINDS)
         plan_all(database)
         service.batches.cancel(1 if opens == 1 else 2)
         with plans.executions(database) as executions:
@@ -436,7 +437,12 @@ def test_a_hanging_host_has_few_due_deliveries(database: Database, monkeypatch: 
     assert sender.sent == dict.fromkeys([*urls, "https://other.example/"], 1)
 
 
-@mutant("an-earlier-release-may-get-callbacks", "core.batches.writing:_open", "operation.opening.has_policies", "False")
+@mutant(
+    "an-earlier-release-may-get-callbacks",
+    "core.batches.writing:BatchWrites._open",
+    "operation.opening.has_policies",
+    "False",
+)
 def test_a_release_that_would_mistreat_a_callback_must_be_gone(
     service: Service, database: Database, receiver: Receiver
 ) -> None:

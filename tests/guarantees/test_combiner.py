@@ -30,10 +30,10 @@ from core.commits.admission import Admission
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.commits.lanes import FLUSH_COST, LEAST_COST, UNIT_GROUPS
 from core.commits.pending import HERE, Pending
+from core.feed import Append
 from core.service import Service
 from core.storage import database, schema, tables
 from core.storage.database import Database
-from core.writes import Append
 from tests.guarantees.drivers.strangers import head_locked, head_waits, lock_waits, locked
 from tests.mutants import mutant
 

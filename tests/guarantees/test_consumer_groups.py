@@ -789,9 +789,9 @@ def test_a_sync_uses_the_time_after_its_lock_wait(server_service: Service) -> No
 
 @mutant(
     "events-are-appended-whatever-the-fence",
-    "core.writes:flush",
-    "{operation: operation.fence for operation in fenced if operation.fence is not None}",
-    "{}",
+    "core.feed:Appends.judge",
+    "self.refuse(refused)",
+    "pass",
 )
 def test_a_worker_that_was_frozen_past_its_lease_wakes_and_writes_nothing(database: Database, clock: Clock) -> None:
     """Its commit and its events are refused, and what its transaction did before is rolled back."""

@@ -315,13 +315,13 @@ def _ground(database: Database) -> Ground:
 )
 @mutant(
     "an-extend-commits-its-numbers-before-its-key",
-    "core.batches.writing:_change",
+    "core.batches.writing:BatchWrites._change",
     "keys = [f\"({','.join(dialect.literal(value) for value in row)})\" for row in issued]",
     """
-        pipeline.flush()
-        pipeline.tx.commit()
-        keys = [f"({','.join(dialect.literal(value) for value in row)})" for row in issued]
-    """,
+self.pipeline.flush()
+self.pipeline.tx.commit()
+keys = [f"({','.join(dialect.literal(value) for value in row)})" for row in issued]
+""",
 )
 @mutant(
     "a-seal-that-completes-does-not-keep-its-key",

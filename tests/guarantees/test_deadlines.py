@@ -23,6 +23,7 @@ from core.batches.lifecycle import State
 from core.commits.combiner import Inline
 from core.service import Service
 from core.service.batches import opening_of
+from core.service.writes import KINDS
 from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit import Client
@@ -76,8 +77,8 @@ def test_a_busy_batch_expires_at_its_deadline_and_not_before(service: Service) -
 
 @mutant(
     "an-open-judges-its-deadline-by-the-services-clock",
-    "core.batches.writing:_open",
-    "tables.clock(pipeline.tx)",
+    "core.batches.writing:BatchWrites._open",
+    "tables.clock(self.pipeline.tx)",
     "datetime.now().astimezone()",
 )
 @mutant(
@@ -182,14 +183,17 @@ def test_opens_that_share_a_transaction_have_their_own_deadlines(service: Servic
     """One of them is refused, and the others are stored as they were given."""
     start = now(service)
     deadlines: Sequence[datetime | None] = [start + HOUR, None, start - HOUR, start + 2 * HOUR]
-    outcomes = writes.commit(service.database, [opening_of(Opening(items=1, deadline=at)) for at in deadlines])
+    outcomes = writes.commit(service.database, [opening_of(Opening(items=1, deadline=at)) for at in deadlines], KINDS)
     assert [None if one.error else one.value.batch.deadline for one in outcomes] == [*deadlines[:2], None, deadlines[3]]
     assert isinstance(outcomes[2].error, errors.InvalidRequest)
     assert service.batches.get(outcomes[3].value.batch.id).deadline == deadlines[3]
 
 
 @mutant(
-    "an-earlier-release-may-ignore-a-deadline", "core.batches.writing:_open", "operation.opening.has_policies", "False"
+    "an-earlier-release-may-ignore-a-deadline",
+    "core.batches.writing:BatchWrites._open",
+    "operation.opening.has_policies",
+    "False",
 )
 def test_a_release_that_would_ignore_a_deadline_must_be_gone(database: Database, service: Service) -> None:
     """A batch with a deadline can be opened only after the upgrade is finished."""

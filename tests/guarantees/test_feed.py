@@ -82,7 +82,7 @@ def test_a_reader_sees_every_position_in_order_whatever_the_writers_do(server_da
                     new = [feed.NewEvent(id, "test.event") for id in ids]
                     pipeline = Pipeline(tx)
                     if own_transaction:
-                        feed.write(pipeline, lambda _: [], [new])
+                        feed.write(pipeline, lambda _, new=new: new)
                     else:
                         feed.append(tx, new)
                     for _ in range(holds):

@@ -20,6 +20,7 @@ from core.batches.lifecycle import State, Verb
 from core.commits.combiner import Inline
 from core.service import Service
 from core.service.batches import opening_of
+from core.service.writes import KINDS
 from core.storage import tables
 from core.storage.database import Database
 from lastbit.ids import ItemId
@@ -140,7 +141,7 @@ def test_an_item_is_held_though_its_child_was_opened_while_a_bulk_ack_waited(
     opened, may_commit = threading.Event(), threading.Event()
 
     def open_child(tx: sa.Connection) -> None:
-        (outcome,) = writes.flush(tx, [opening_of(Opening(items=1, parent=item))])
+        (outcome,) = writes.flush(tx, [opening_of(Opening(items=1, parent=item))], KINDS)
         assert outcome.error is None
         opened.set()
         assert may_commit.wait(60)

@@ -22,13 +22,13 @@ from core.batches.lifecycle import Verb
 from core.batches.writing import Extend
 from core.commits.combiner import Inline
 from core.errors import Fault
-from core.feed import NewEvent
+from core.feed import Append, NewEvent
 from core.service import Service
 from core.service.tallies import apply_of
+from core.service.writes import KINDS
 from core.storage import faults
 from core.storage.database import Database
 from core.tallies import Entry
-from core.writes import Append
 from lastbit.ids import ItemId
 from tests.guarantees.drivers.rounds import ack, nobody_pays
 from tests.guarantees.drivers.strangers import locked
@@ -91,7 +91,7 @@ def test_acks_and_extends_of_a_journaled_and_a_plain_batch_take_turns(
     with ThreadPoolExecutor(2) as pool:
         with locked(service.database, plain):
             extends = pool.submit(
-                writes.commit, service.database, [Extend(batch=batch, count=1) for batch in (plain, journaled)]
+                writes.commit, service.database, [Extend(batch=batch, count=1) for batch in (plain, journaled)], KINDS
             )
             assert waits_for_a_lock(service.database, extends)
             units = Call.of(Verb.ACK, [(plain, 0, 1), (journaled, 0, 1)]).chunks()
@@ -130,68 +130,14 @@ def test_two_calls_that_create_a_group_take_turns(
 @mutant(
     "tallies-are-locked-after-batches",
     "core.writes:flush",
-    'def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:\n    """Apply the '
-    "operations. The caller commits. Raises `faults.BeginAgain` if the transaction must be run "
-    'again."""\n    pipeline = Pipeline(tx)\n    appends = [operation for operation in operations if '
-    "isinstance(operation, Append)]\n    applies = [operation for operation in operations if isinstance("
-    "operation, Apply)]\n    commits = [operation for operation in operations if isinstance(operation, "
-    "CommitPositions)]\n    calls_of_many = [operation for operation in operations if isinstance("
-    "operation, HandleMany)]\n    handles = [handle for operation in operations if isinstance(operation,"
-    " Handle | HandleMany) for handle in ([operation] if isinstance(operation, Handle) else "
-    "operation.handles)]\n    changes = [operation for operation in operations if isinstance(operation, "
-    "Open | Extend | Seal)]\n    fences = handling.fences(pipeline, handles)\n    fenced: list[Append | "
-    "Apply] = [*appends, *applies]\n    fences |= {operation: operation.fence for operation in fenced "
-    "if operation.fence is not None}\n    committing = [commit for operation in commits for commit in "
-    "operation.commits]\n    refusals = positions.lock(pipeline, {*fences.values(), *(commit.fence for "
-    "commit in committing)})\n    committed = positions.Commits(pipeline, committing)\n    handlings = "
-    "handling.Handlings(pipeline, handles)\n    refused = refusals()\n    handlings.apply(fences, "
-    "refused)\n    outcomes = {operation: Done(error=refused[fence]) for operation, fence in "
-    "fences.items() if fence in refused}\n    results = iter(committed.write(refused))\n    outcomes |= "
-    "{operation: Done(list(islice(results, len(operation.commits)))) for operation in commits}\n    "
-    "appends = [append for append in appends if append not in outcomes]\n    applies = [apply for apply "
-    "in applies if apply not in outcomes]\n    applied = tallies.write(pipeline, [(apply.tally, "
-    "apply.entries) for apply in applies])\n    writes = writing.write(pipeline, changes)\n\n    def own("
-    "position: int) -> list[feed.NewEvent]:\n        events = writes.finish()\n        handlings.finish("
-    "position + len(events))\n        return [*events, *handlings.events()]\n    if writes.has_events() "
-    "or handlings.events() or any((append.events for append in appends)):\n        answers = feed.write("
-    "pipeline, own, [append.events for append in appends])\n    else:\n        handlings.finish(0)\n      "
-    "  answers = [[] for _ in appends]\n    pipeline.finish()\n    outcomes |= {append: Done(answer) for "
-    "append, answer in zip(appends, answers, strict=True)}\n    outcomes |= writes.outcomes | "
-    "handlings.outcomes\n    outcomes |= {call: Done([outcomes[handle] for handle in call.handles]) for "
-    "call in calls_of_many}\n    for apply, result in zip(applies, applied, strict=True):\n        "
-    "outcomes[apply] = Done(error=result) if isinstance(result, errors.CoreError) else Done(result)\n   "
-    " return [outcomes[operation] for operation in operations]",
-    'def flush(tx: Connection, operations: Sequence[Operation]) -> list[Done]:\n    """Apply the '
-    "operations. The caller commits. Raises `faults.BeginAgain` if the transaction must be run "
-    'again."""\n    pipeline = Pipeline(tx)\n    appends = [operation for operation in operations if '
-    "isinstance(operation, Append)]\n    applies = [operation for operation in operations if isinstance("
-    "operation, Apply)]\n    commits = [operation for operation in operations if isinstance(operation, "
-    "CommitPositions)]\n    calls_of_many = [operation for operation in operations if isinstance("
-    "operation, HandleMany)]\n    handles = [handle for operation in operations if isinstance(operation,"
-    " Handle | HandleMany) for handle in ([operation] if isinstance(operation, Handle) else "
-    "operation.handles)]\n    changes = [operation for operation in operations if isinstance(operation, "
-    "Open | Extend | Seal)]\n    fences = handling.fences(pipeline, handles)\n    fenced: list[Append | "
-    "Apply] = [*appends, *applies]\n    fences |= {operation: operation.fence for operation in fenced "
-    "if operation.fence is not None}\n    committing = [commit for operation in commits for commit in "
-    "operation.commits]\n    refusals = positions.lock(pipeline, {*fences.values(), *(commit.fence for "
-    "commit in committing)})\n    committed = positions.Commits(pipeline, committing)\n    handlings = "
-    "handling.Handlings(pipeline, handles)\n    refused = refusals()\n    handlings.apply(fences, "
-    "refused)\n    outcomes = {operation: Done(error=refused[fence]) for operation, fence in "
-    "fences.items() if fence in refused}\n    results = iter(committed.write(refused))\n    outcomes |= "
-    "{operation: Done(list(islice(results, len(operation.commits)))) for operation in commits}\n    "
-    "appends = [append for append in appends if append not in outcomes]\n    applies = [apply for apply "
-    "in applies if apply not in outcomes]\n    writes = writing.write(pipeline, changes)\n    applied = "
-    "tallies.write(pipeline, [(apply.tally, apply.entries) for apply in applies])\n\n    def own("
-    "position: int) -> list[feed.NewEvent]:\n        events = writes.finish()\n        handlings.finish("
-    "position + len(events))\n        return [*events, *handlings.events()]\n    if writes.has_events() "
-    "or handlings.events() or any((append.events for append in appends)):\n        answers = feed.write("
-    "pipeline, own, [append.events for append in appends])\n    else:\n        handlings.finish(0)\n      "
-    "  answers = [[] for _ in appends]\n    pipeline.finish()\n    outcomes |= {append: Done(answer) for "
-    "append, answer in zip(appends, answers, strict=True)}\n    outcomes |= writes.outcomes | "
-    "handlings.outcomes\n    outcomes |= {call: Done([outcomes[handle] for handle in call.handles]) for "
-    "call in calls_of_many}\n    for apply, result in zip(applies, applied, strict=True):\n        "
-    "outcomes[apply] = Done(error=result) if isinstance(result, errors.CoreError) else Done(result)\n   "
-    " return [outcomes[operation] for operation in operations]",
+    """
+for part in parts:
+    part.judge(refused)
+""",
+    """
+for part in reversed(parts):
+    part.judge(refused)
+""",
 )
 def test_all_verbs_that_share_a_transaction_keep_the_order(service: Service) -> None:
     """Also those of batches and of tallies."""
@@ -203,6 +149,7 @@ def test_all_verbs_that_share_a_transaction_keep_the_order(service: Service) -> 
             apply_of("sales", [Entry(key, 1, "orders", 0, 0, 7, 0) for key in ("b", "a")], None),
             Append(events=[NewEvent("mine", "paid")]),
         ],
+        KINDS,
     )
     assert [outcome.error for outcome in outcomes] == [None] * 4
 

@@ -33,6 +33,7 @@ from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
 from core.service import Service
 from core.service.batches import opening_of
+from core.service.writes import KINDS
 from core.storage import commit_marks, statements, tables
 from core.storage.database import Database
 from core.storage.dialects import mariadb, postgresql
@@ -220,10 +221,10 @@ def test_writes_without_a_key_are_done_once_and_answered(server_database: Databa
         Extend(batch=batch, count=1),
         Extend(batch=batch, count=2, idempotency_key="k"),
         opening_of(Opening(items=5)),
-        writes.Append(events=[feed.NewEvent("a", "x")]),
+        feed.Append(events=[feed.NewEvent("a", "x")]),
     ]
     losses.arm(0)
-    plain, keyed, opened, appended = (outcome.value for outcome in writes.commit(server_database, operations))
+    plain, keyed, opened, appended = (outcome.value for outcome in writes.commit(server_database, operations, KINDS))
     assert losses.lost == 1
     assert [(plain.start, plain.replayed), (keyed.start, keyed.replayed)] == [(0, False), (1, False)]
     assert (opened.batch.items, opened.replayed) == (5, False)
@@ -461,7 +462,7 @@ def test_items_that_were_resolved_before_their_batch_ended_are_repeats(
 
 @mutant(
     "a-seal-does-not-recognize-its-own-cancellation",
-    "core.batches.writing:_seal",
+    "core.batches.writing:BatchWrites._seal",
     "batch.state is State.CANCELLED and batch.completed_by == fingerprint",
     "False",
 )

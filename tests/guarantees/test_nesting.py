@@ -213,9 +213,9 @@ def nested_debts(service: Service) -> list[nesting.Due]:
 @mutant("a-held-item-is-acked", "core.acks.flush:flush", "state.held and not unit.call.pays", "False")
 @mutant(
     "an-open-child-is-not-counted",
-    "core.batches.writing:_insert",
-    "if parent_columns:\n    pipeline.later(nesting.counted(parent_columns['parent_batch']))",
-    "if False:\n    pipeline.later(nesting.counted(parent_columns['parent_batch']))",
+    "core.batches.writing:BatchWrites._insert",
+    'self.pipeline.later(nesting.counted(parent_columns["parent_batch"]))',
+    "pass",
 )
 @pytest.mark.parametrize("verb", Verb)
 @pytest.mark.parametrize("ends", [succeeds, completes_with_failures, is_cancelled, expires])

@@ -504,7 +504,12 @@ def test_no_event_is_parked_in_the_middle_of_a_retry(server_database: Database) 
     assert has_waited
 
 
-@mutant("no-fence", "core.processes.handling:Handlings.apply", "refusal is not None", "False")
+@mutant(
+    "no-fence",
+    "core.processes.handling:Handlings.judge",
+    "refusal is not None",
+    "False",
+)
 def test_a_stale_workers_every_write_is_refused(service: Service) -> None:
     """Even if everything else about it is right."""
     stale = Worker(service)
@@ -1141,7 +1146,7 @@ def test_a_process_that_is_deleted_while_it_is_defined_is_defined_anew(
 
 @mutant(
     "a-handling-is-refused-by-the-group-of-its-deleted-process",
-    "core.processes.handling:Handlings.apply",
+    "core.processes.handling:Handlings.judge",
     "isinstance(refusal, errors.ConsumerGroupNotFound)",
     "False",
 )
@@ -1152,7 +1157,7 @@ def test_an_event_handled_while_its_process_is_deleted_is_of_no_process(
     service, other = (Service(server_database, combiner=Inline) for _ in range(2))
     [event] = append(service, ("o1", "charged"))
     worker = Worker(service)
-    fences = handling.fences
+    fences = handling._fences
 
     def overtaken(pipeline: Any, operations: Any) -> Any:
         found = fences(pipeline, operations)
@@ -1162,7 +1167,7 @@ def test_an_event_handled_while_its_process_is_deleted_is_of_no_process(
             other.processes.delete(PROCESS)
         return found
 
-    monkeypatch.setattr(handling, "fences", overtaken)
+    monkeypatch.setattr(handling, "_fences", overtaken)
     with pytest.raises(errors.ProcessNotFound):
         worker.deliver(event)
 
@@ -1354,7 +1359,7 @@ def test_the_feed_keeps_events_that_a_process_has_not_read(service: Service) -> 
 
 @mutant(
     "a-process-is-past-events-that-do-not-exist-yet",
-    "core.consumer_groups.positions:Commits.write",
+    "core.consumer_groups.positions:Commits.judge",
     "commit.snapshot.high > end",
     "False",
 )
@@ -1377,7 +1382,7 @@ def test_a_worker_that_has_read_lost_events_commits_no_position_beyond_the_feeds
 
 @mutant(
     "a-group-named-like-that-of-a-process-is-one",
-    "core.consumer_groups.positions:Commits.write",
+    "core.consumer_groups.positions:Commits.judge",
     "feed_ends.get(fence.group)",
     "feed_ends.get(fence.group, 0)",
 )

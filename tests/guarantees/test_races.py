@@ -542,8 +542,8 @@ def test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twic
 
 @mutant(
     "extend-does-not-keep-its-key",
-    "core.batches.writing:_change",
-    'pipeline.later(*(head + ",".join(part) for part in packets(keys)))',
+    "core.batches.writing:BatchWrites._change",
+    'self.pipeline.later(*(head + ",".join(part) for part in packets(keys)))',
     "pass",
 )
 def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) -> None:
@@ -568,7 +568,7 @@ def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) 
 @mutant("extend-does-not-compare-the-digests", "core.batches.writing:_extend", "digest != before_digest", "False")
 @mutant(
     "extend-does-not-keep-the-digest",
-    "core.batches.writing:_change",
+    "core.batches.writing:BatchWrites._change",
     "result.start, result.count, operation.digest",
     "result.start, result.count, None",
 )
@@ -594,7 +594,10 @@ def test_two_extends_with_one_key_for_other_things_issue_the_numbers_of_one(refe
 
 
 @mutant(
-    "open-does-not-look-for-its-key", "core.batches.writing:_open", "key is not None and key in found.opened", "False"
+    "open-does-not-look-for-its-key",
+    "core.batches.writing:BatchWrites._open",
+    "key is not None and key in found.opened",
+    "False",
 )
 @mutant(
     "open-gives-up-when-it-comes-second", "core.storage.statements:Pipeline._run", "faults.is_duplicate(error)", "False"

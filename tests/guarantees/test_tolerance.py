@@ -231,7 +231,10 @@ def test_a_child_that_succeeds_within_its_tolerance_acks_its_parents_item(servic
 
 
 @mutant(
-    "an-earlier-release-may-ignore-a-tolerance", "core.batches.writing:_open", "operation.opening.has_policies", "False"
+    "an-earlier-release-may-ignore-a-tolerance",
+    "core.batches.writing:BatchWrites._open",
+    "operation.opening.has_policies",
+    "False",
 )
 def test_a_release_that_would_ignore_a_tolerance_must_be_gone(database: Database, service: Service) -> None:
     """A batch with a tolerance can be opened only after the upgrade is finished."""

@@ -27,6 +27,7 @@ from core.commits.lanes import FLUSH_COST
 from core.commits.operation import Done
 from core.consumer_groups import positions
 from core.consumer_groups.leases import Caller
+from core.feed import Append
 from core.processes import outbox, timers
 from core.processes.handling import Handle, handle_many_of, handle_of
 from core.processes.instances import Handled, Handling
@@ -34,9 +35,9 @@ from core.service import Service
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
 from core.service.tallies import apply_of
+from core.service.writes import KINDS
 from core.storage import tables
 from core.storage.database import Database
-from core.writes import Append
 from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.strangers import locked
@@ -58,7 +59,7 @@ def any_service(request: pytest.FixtureRequest, database: Database) -> Iterator[
 
 def merged(database: Database, *operations: writes.Operation) -> list[Done]:
     """The outcomes of the operations in one transaction."""
-    return database.write(writes.flush, operations)
+    return database.write(writes.flush, operations, KINDS)
 
 
 def open_batch(database: Database, **facts: Any) -> int:
@@ -163,7 +164,10 @@ def test_operations_that_arrive_during_a_commit_share_the_next_one(database: Dat
 
 
 @mutant(
-    "a-refused-extend-fails-its-neighbours", "core.batches.writing:_change", "errors.CoreError", "ZeroDivisionError"
+    "a-refused-extend-fails-its-neighbours",
+    "core.batches.writing:BatchWrites._change",
+    "errors.CoreError",
+    "ZeroDivisionError",
 )
 def test_a_refused_operation_does_not_affect_its_neighbours(database: Database) -> None:
     sealed, large = open_batch(database, items=1, sealed=True), open_batch(database, items=MAX_ITEMS - 1)
@@ -190,7 +194,7 @@ def test_a_refused_operation_does_not_affect_its_neighbours(database: Database) 
 
 @mutant(
     "a-shared-operation-is-judged-by-the-row-as-it-was-read",
-    "core.batches.writing:_change",
+    "core.batches.writing:BatchWrites._change",
     "current[batch.id] = result.batch",
     "pass",
 )
@@ -228,7 +232,7 @@ def test_an_empty_batch_that_is_sealed_in_a_shared_transaction_completes_once(da
 
 @mutant(
     "a-key-that-comes-twice-opens-two-batches",
-    "core.batches.writing:_open",
+    "core.batches.writing:BatchWrites._open",
     "key is not None and key in first_of",
     "False",
 )
@@ -245,7 +249,12 @@ def test_opens_with_one_key_in_one_transaction_make_one_batch(database: Database
     assert len(events_of(database)) == 2
 
 
-@mutant("an-event-that-two-callers-append-stands-twice", "core.feed:write", "event.id not in positions", "True")
+@mutant(
+    "an-event-that-two-callers-append-stands-twice",
+    "core.feed:Appends.finish",
+    "event.id not in positions",
+    "True",
+)
 def test_an_event_that_two_callers_append_stands_once(database: Database) -> None:
     first, second = merged(
         database,
@@ -350,7 +359,7 @@ def test_a_handling_that_reuses_a_step_issues_none_of_its_commands(database: Dat
             raise errors.VersionConflict(handling.process, handling.instance, handling.version, version)
     """,
 )
-@mutant("commands-get-the-positions-of-other-events", "core.writes:flush", "position + len(events)", "position")
+@mutant("events-get-the-positions-of-others", "core.writes:flush", "position + len(new)", "position")
 def test_a_refused_handling_does_not_affect_its_neighbours(database: Database) -> None:
     """Nor does an operation of another kind."""
     service = with_process(database)
@@ -372,11 +381,12 @@ def test_a_refused_handling_does_not_affect_its_neighbours(database: Database) -
         *(type(None), type(None), type(None), type(None), errors.BatchNotFound),
     ]
     assert outcomes[7].value.status == "late"
-    assert [event.id.partition(":")[0] for event in events_of(database)] == ["h1", "h2", "h3", "batch", "command", "a"]
+    assert [event.id.partition(":")[0] for event in events_of(database)] == ["h1", "h2", "h3", "command", "batch", "a"]
     [instance], _ = service.processes.page(PROCESS, None, None, 10)
     assert instance == outcomes[6].value.instance
     [command] = service.processes.commands(0, 10).commands
-    assert command.position == outcomes[6].value.commands[0].position == 5
+    assert command.position == outcomes[6].value.commands[0].position == 4
+    assert outcomes[4].value == [feed.Appended(6, repeated=False)]
 
 
 @mutant(
@@ -407,7 +417,10 @@ def test_a_transaction_that_meets_a_conflict_each_time_fails_alone(
 
 
 @mutant(
-    "a-call-of-many-handlings-has-one-outcome", "core.writes:flush", "outcomes[handle]", "outcomes[call.handles[0]]"
+    "a-call-of-many-handlings-has-one-outcome",
+    "core.processes.handling:Handlings.finish",
+    "[self.outcomes[handle] for handle in operation.handles]",
+    "[self.outcomes[operation.handles[0]] for handle in operation.handles]",
 )
 def test_each_handling_of_a_call_of_many_has_an_outcome_of_its_own(database: Database) -> None:
     """In their order, and with those of other calls in one transaction: a refused one affects no other."""
@@ -533,13 +546,13 @@ def test_of_calls_that_together_pass_the_limit_of_a_total_only_the_last_is_refus
 
 @mutant(
     "a-shared-commit-forgets-the-one-before-it",
-    "core.consumer_groups.positions:Commits.write",
+    "core.consumer_groups.positions:Commits.judge",
     "position = stored[place] = _merged(stored.get(place), commit)",
     "position = _merged(stored.get(place), commit)",
 )
 @mutant(
     "a-refused-position-refuses-its-neighbours",
-    "core.consumer_groups.positions:Commits.write",
+    "core.consumer_groups.positions:Commits.judge",
     "fence in refused",
     "refused",
     ("refused[fence]", "next(iter(refused.values()))"),

@@ -21,9 +21,11 @@ from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.batches.writing import Extend
 from core.commits.combiner import Inline
+from core.commits.operation import Operation
+from core.consumer_groups import positions
 from core.consumer_groups.leases import Caller
 from core.consumer_groups.positions import Commit, Fence
-from core.feed import NewEvent, Span
+from core.feed import Append, NewEvent, Span
 from core.processes.handling import handle_of
 from core.processes.instances import Handling
 from core.processes.outbox import NewCommand
@@ -32,12 +34,12 @@ from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
 from core.service.reads import SharedReads
 from core.service.tallies import apply_of
+from core.service.writes import KINDS
 from core.storage.database import Database
 from core.tallies import Entry
 from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
-from core.writes import Append
 from lastbit.streams.partitions import partition_of
 from lastbit.streams.snapshot import Snapshot
 
@@ -272,7 +274,7 @@ def _handlings(service: Service, *, finish: bool = False) -> list[Handling]:
     ]
 
 
-def _commits(service: Service) -> list[writes.CommitPositions]:
+def _commits(service: Service) -> list[positions.CommitPositions]:
     group = next(_names)
     service.consumer_groups.put(group, CALLERS)
     leases = service.consumer_groups.sync(group, Caller("w", "s")).assigned
@@ -280,7 +282,7 @@ def _commits(service: Service) -> list[writes.CommitPositions]:
     return [commits_of([Commit(fence, Snapshot(7, 7))]) for fence in fences]
 
 
-MERGED: Mapping[str, Callable[[Service], Sequence[writes.Operation]]] = {
+MERGED: Mapping[str, Callable[[Service], Sequence[Operation]]] = {
     "open, 10 items, sealed": lambda service: [opening_of(Opening(items=10, sealed=True)) for _ in range(CALLERS)],
     "open with an Idempotency-Key": lambda service: [opening_of(Opening(), next(_names)) for _ in range(CALLERS)],
     "extend one batch": lambda service: [Extend(batch=batch, count=1) for batch in [_batch(service)] * CALLERS],
@@ -321,7 +323,7 @@ def test_many_callers_make_the_round_trips_of_one(service: Service, monkeypatch:
     for name, prepare in MERGED.items():
         operations = prepare(service)
         wire.packets.clear()
-        outcomes = writes.commit(service.database, operations)
+        outcomes = writes.commit(service.database, operations, KINDS)
         round_trips[name] = len(wire.packets)
         assert all(outcome.error is None for outcome in outcomes)
         print(f"{name}, {CALLERS} callers: {round_trips[name]}")
