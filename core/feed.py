@@ -34,7 +34,7 @@ from core.consumer_groups.positions import Fence
 from core.storage import dialects, galera, limits, statements, tables
 from core.storage.database import APPENDED, Database, after_commit
 from core.storage.lock_order import HEAD
-from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
+from core.storage.statements import Pipeline, as_text, as_time, inserts
 from core.traces import TraceContext
 
 CHUNK: Final = 1000
@@ -131,7 +131,7 @@ def write(
     """Append events whose ids are new. One round trip runs the waiting statements, locks the head, and runs the queries
     that `look` adds; then `own(position)` returns the events, whose positions follow that one. The transaction must
     lock nothing after that. The statements that write wait in the pipeline."""
-    (head,) = pipeline.query(HEAD + dialects.of(pipeline.tx).for_update())
+    head = pipeline.query(HEAD + dialects.of(pipeline.tx).for_update())
     look()
     position: int = head.rows()[0][0]
     new = own(position)
@@ -149,7 +149,8 @@ class Append(Operation):
 
 
 class Appends(Kind):
-    """Ids are looked up under the lock of the head, and remembered as long as their event is kept."""
+    """Events of clients. Ids are looked up under the lock of the head, and remembered as long as their events are
+    kept."""
 
     handles = (Append,)
     locks = ("feed_head",)
@@ -166,11 +167,11 @@ class Appends(Kind):
     def look(self) -> None:
         ids = list(dict.fromkeys(event.id for operation in self.remaining() for event in operation.events))
         dialect = dialects.of(self.pipeline.tx)
-        self._looks = self.pipeline.query(
-            *(
+        self._found = self.pipeline.query_keys(
+            ids,
+            lambda part: (
                 f"SELECT event_id, position FROM feed WHERE event_id IN ({','.join(map(dialect.literal, part))})"  # noqa: S608
-                for part in chunks(ids, LIST)
-            )
+            ),
         )
 
     def finish(self, position: int) -> list[NewEvent]:
@@ -178,7 +179,7 @@ class Appends(Kind):
         operations = self.remaining()
         positions: dict[str | None, int] = {}
         if any(operation.events for operation in operations):
-            positions = {as_text(event_id): place for look in self._looks for event_id, place in look.rows()}
+            positions = {as_text(event_id): place for event_id, place in self._found.rows()}
         for operation in operations:
             appended: list[Appended] = []
             for event in operation.events:
@@ -226,7 +227,7 @@ def _insert(pipeline: Pipeline, events: Sequence[NewEvent], position: int) -> No
     ]
     columns = "position, event_id, type, batch_id, event_key, data, appended_at"
     last = position + len(events)
-    pipeline.later(*(f"INSERT INTO feed ({columns}) VALUES {','.join(part)}" for part in packets(rows)))  # noqa: S608
+    pipeline.later(*inserts("feed", columns, rows))
     pipeline.later(f"UPDATE feed_head SET position = {last} WHERE id = 1")  # noqa: S608
     pipeline.tx.info[APPENDED] = last
     _trace(pipeline.tx, events, position)

@@ -62,7 +62,7 @@ from core.commits.kind import Kind
 from core.commits.operation import Done, Operation
 from core.consumer_groups.positions import Fence
 from core.storage import dialects, faults, statements, tables
-from core.storage.statements import LIST, Pipeline, chunks, packets
+from core.storage.statements import LIST, Pipeline, chunks, inserts, packets
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.names import NO_NAMES
 
@@ -147,6 +147,8 @@ class Apply(Operation):
 
 
 class Additions(Kind):
+    """Entries for tallies."""
+
     handles = (Apply,)
     locks = ("tallies",)
 
@@ -323,12 +325,10 @@ def _lock(pipeline: Pipeline, literals: Mapping[_Counter, str]) -> dict[_Counter
     tx = pipeline.tx
     counters = list(literals)
     parts = list(packets([f"({place},{literal})" for place, literal in enumerate(literals.values())]))
-    answers = pipeline.ask(*(_select(tx, part) for part in parts)) if parts else []
     rows: dict[_Counter, _Row] = {}
-    for answer in answers:
-        for record in statements.records(tx, answer):
-            place, offset, child, value = map(int, record)
-            rows[counters[place]] = (offset, child), value
+    for record in pipeline.query(*(_select(tx, part) for part in parts)).records():
+        place, offset, child, value = map(int, record)
+        rows[counters[place]] = (offset, child), value
     return rows
 
 
@@ -340,9 +340,6 @@ def _select(tx: Connection, rows: Sequence[str]) -> str:
     return statements.select(tx, ("place", "high_offset", "high_child", "value"), source, len(rows))
 
 
-_INSERT: Final = (
-    "INSERT INTO tallies (tally, tally_key, topic, partition_no, generation, high_offset, high_child, value) VALUES "
-)
 _VALUES: Final = ("high_offset", "high_child", "value")
 
 
@@ -361,8 +358,8 @@ def _write(
             (offset, child), value = row
             (old if counter in rows else new).append(f"({literal},{offset},{child},{value})")
     upsert = dialects.of(pipeline.tx).upsert(_PRIMARY_KEY, _VALUES)
-    pipeline.later(*(_INSERT + ",".join(part) + upsert for part in packets(old)))
-    pipeline.later(*(_INSERT + ",".join(part) for part in packets(new)))
+    columns = ", ".join((*_PRIMARY_KEY, *_VALUES))
+    pipeline.later(*inserts("tallies", columns, old, upsert), *inserts("tallies", columns, new))
 
 
 def _is_notable(before: int, after: int) -> bool:
@@ -464,11 +461,12 @@ def _totals(pipeline: Pipeline, keys: Sequence[_Key], *, locked: bool = False) -
         condition = statements.among(tx, ("tally", "tally_key"), [(tally, key) for key in part])
         if locked:
             names = [f"{tally}:{key}" for key in part]
-            texts = dialect.sum_locked(results, "tallies", condition, "tally_key", names)
+            *locks, text = dialect.sum_locked(results, "tallies", condition, "tally_key", names)
+            pipeline.later(*locks)
         else:
             source = f"{dialect.by_primary_key('tallies')} WHERE {condition}"
-            texts = [f"SELECT {results} FROM {source} GROUP BY tally_key {having}"]  # noqa: S608
-        answers.append(pipeline.query(*texts)[-1])
+            text = f"SELECT {results} FROM {source} GROUP BY tally_key {having}"  # noqa: S608
+        answers.append(pipeline.query(text))
     return {
         (tally, str(statements.as_text(key))): (_total(high, low), int(room))
         for (tally, _), answer in zip(parts, answers, strict=True)

@@ -68,9 +68,7 @@ class FlushState:
         for id, row in rows.items():
             if row.state != State.DELETING:
                 self.locked_rows[id] = row
-                self.seen[id] = Seen(
-                    row.state, row.group_size, row.items, row.journal_next, row.children, bool(row.owes)
-                )
+                self.seen[id] = Seen(row.state, row.group_size, row.items, row.journal_next, row.children, row.owes)
 
     def issued(self, batch: int, group: int) -> int:
         """The number of items of the group that have been issued."""

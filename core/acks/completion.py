@@ -16,12 +16,14 @@ from sqlalchemy.engine import Connection
 from core import errors, feed
 from core.acks.call import Completed, Unit
 from core.batches import batch as batches
+from core.batches import settle
 from core.batches.batch import Batch
-from core.batches.lifecycle import TAKES_ACKS, State
-from core.batches.settle import Standing, Transition, settle
+from core.batches.lifecycle import TAKES_ACKS, State, Verb
+from core.batches.settle import Standing, Transition
 from core.batches.tolerance import OnExceeded, Tolerance
-from core.storage import dialects, faults, statements
-from core.storage.statements import Pipeline
+from core.storage import dialects, faults, statements, tables
+from core.storage.row_codec import RowCodec
+from core.storage.statements import Answer, Pipeline
 from core.traces import TraceContext
 
 PREFIX_STEP: Final = 64
@@ -61,7 +63,7 @@ class Verdict:
     def complete(self) -> bool:
         return self.transition.after.complete
 
-    def fill(self, batch: Batch) -> None:
+    def fill(self, batch: _Complete) -> None:
         """Add what the response tells of a batch that was complete before."""
         self.key, self.completed_by, self.succeeded_by = batch.key, batch.completed_by, batch.succeeded_by
 
@@ -83,53 +85,45 @@ def write(
     Raises `faults.BeginAgain` if a batch accepts no more acks, became journaled or a parent, or has grown since items
     of it were rejected; `errors.InconsistentBatch`.
     """
-    tx = pipeline.tx
-    to_lock = deltas.keys() - locked_rows.keys()
-    to_read = set(repeats) - locked_rows.keys()
-    delta_rows, repeat_rows = locked_rows, locked_rows
-    if to_lock or to_read:
-        # One round trip. Batches without changes are read without a lock, but after the groups were locked. So the
-        # transactions that resolved their items have committed: otherwise they would still hold the group locks.
-        locking = dialects.of(tx).for_update("id")
-        queries = [select(tx, to_lock, locking)] if to_lock else []
-        queries += [select(tx, to_read)] if to_read else []
-        results = pipeline.ask(*queries)
-        if to_lock:
-            delta_rows = locked_rows | rows(tx, results[0])
-            newly_locked = [delta_rows[batch] for batch in to_lock & delta_rows.keys()]
-            if any(row.journal_next or row.children for row in newly_locked):
-                # The batch became journaled: some of its bits are in the journal, which was not read (see `journal`).
-                # Or it got its first child, which may hold one of the items.
-                raise faults.BeginAgain
-        if to_read:
-            repeat_rows = locked_rows | rows(tx, results[-1])
+    unlocked, unread = deltas.keys() - locked_rows.keys(), set(repeats) - locked_rows.keys()
+    delta_rows = repeat_rows = locked_rows
+    if unlocked or unread:
+        newly_locked, read = _lock_and_read(pipeline, unlocked, unread)
+        delta_rows, repeat_rows = locked_rows | newly_locked, locked_rows | read
         all_rows = delta_rows | repeat_rows
         if any(batch in all_rows and all_rows[batch].items != items for batch, items in refusals.items()):
             raise faults.BeginAgain
-    verdicts = _look_again(tx, repeat_rows, repeats) if repeats else {}
+    verdicts = _look_again(pipeline.tx, repeat_rows, repeats) if repeats else {}
     pipeline.later(*inserts)
     if deltas:
         verdicts |= _judge(pipeline, delta_rows, deltas)
     return verdicts
 
 
-def select(tx: Connection, ids: Collection[int], locking: str = "") -> str:
-    """A SELECT whose result is an argument of `rows`."""
-    return statements.select(tx, _READ, f"batches WHERE id IN ({_ids(ids)}){locking}", len(ids))
+def _lock_and_read(
+    pipeline: Pipeline, unlocked: Collection[int], unread: Collection[int]
+) -> tuple[dict[int, Row], dict[int, Row]]:
+    """One round trip. Batches without changes are read without a lock, but after the groups were locked. So the
+    transactions that resolved their items have committed: otherwise they would still hold the group locks."""
+    to_lock = ask(pipeline, unlocked, dialects.of(pipeline.tx).for_update("id"))
+    to_read = ask(pipeline, unread)
+    newly_locked = rows(to_lock)
+    if any(row.journal_next or row.children for row in newly_locked.values()):
+        # The batch became journaled: some of its bits are in the journal, which was not read (see `journal`). Or it got
+        # its first child, which may hold one of the items.
+        raise faults.BeginAgain
+    return newly_locked, rows(to_read)
 
 
-def _ids(ids: Iterable[int]) -> str:
-    return ",".join(map(str, sorted(ids)))
+def ask(pipeline: Pipeline, ids: Collection[int], locking: str = "") -> Answer:
+    """Let the next round trip read these rows. The answer is an argument of `rows`."""
+    columns = _ROWS.expressions(dialects.of(pipeline.tx))
+    source = f"batches WHERE id IN ({','.join(map(str, sorted(ids)))}){locking}"
+    return pipeline.query(*([statements.select(pipeline.tx, columns, source, len(ids))] if ids else []))
 
 
 OWES: Final = "CASE WHEN parent_due IS NULL THEN 0 ELSE 1 END"
 """1 for a batch that owes its parent's item an ack or a failure."""
-_READ: Final = (
-    *("id", "state", "items", "acked", "failed", "full_prefix", "group_size", "journal_next", "children"),
-    *("COALESCE(tolerated_failures, -1)", "COALESCE(tolerated_failure_percentage, -1)", "exceeded"),
-    "on_exceeded",
-    OWES,
-)
 
 
 class Row(NamedTuple):
@@ -144,53 +138,54 @@ class Row(NamedTuple):
     group_size: int
     journal_next: int
     children: int
-    tolerance: Tolerance
-    exceeded: bool
+    tolerated_failures: int | None
+    tolerated_failure_percentage: int | None
     on_exceeded: OnExceeded
-    owes: bool
+    exceeded: bool
+    parent_due: Verb | None
+
+    @property
+    def owes(self) -> bool:
+        return self.parent_due is not None
 
     @property
     def standing(self) -> Standing:
+        tolerance = Tolerance(self.tolerated_failures, self.tolerated_failure_percentage)
         counts = self.items, self.acked, self.failed
-        return Standing(self.state, *counts, self.tolerance, self.on_exceeded, self.exceeded)
+        return Standing(self.state, *counts, tolerance, self.on_exceeded, self.exceeded)
 
 
-def rows(tx: Connection, result: dialects.Rows) -> dict[int, Row]:
-    return {int(record[0]): _row(record) for record in statements.records(tx, result)}
+class _Complete(NamedTuple):
+    """More columns of a complete batch, for the response. They are read separately, as few batches of a flush are
+    complete."""
+
+    id: int
+    failed: int
+    key: str | None
+    completed_by: bytes | None
+    succeeded_by: bytes | None
 
 
-def _row(record: Sequence[Any]) -> Row:
-    id, state, *counts, failures, percentage, exceeded, on_exceeded, owes = record
-    items, acked, failed, full_prefix, group_size, journal_next, children = map(int, counts)
-    return Row(
-        int(id),
-        State(state),
-        items,
-        acked,
-        failed,
-        full_prefix,
-        group_size,
-        journal_next,
-        children,
-        Tolerance(_limit(failures), _limit(percentage)),
-        exceeded=int(exceeded) == 1,
-        on_exceeded=OnExceeded(on_exceeded),
-        owes=int(owes) == 1,
-    )
+_ROWS: Final = RowCodec(Row, tables.batches)
+_COMPLETE: Final = RowCodec(_Complete, tables.batches, {"key": "batch_key"})
 
 
-def _limit(value: Any) -> int | None:
-    return None if int(value) < 0 else int(value)
+def rows(answer: Answer) -> dict[int, Row]:
+    return {row.id: row for row in map(_ROWS.from_record, answer.records())}
 
 
-def _complete(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[int]) -> dict[int, Batch]:
-    """Those of the batches that are complete, with what a response tells of them. They are read separately, as few
-    batches of a flush are complete. Raises `faults.BeginAgain` if one has since been deleted."""
-    wanted = [id for id in ids if id in rows_by_id and rows_by_id[id].state is State.COMPLETE]
-    complete = batches.by_id(tx, wanted)
-    if len(complete) < len(wanted):
+def _complete(tx: Connection, rows_by_id: Mapping[int, Row], ids: Iterable[int]) -> dict[int, _Complete]:
+    """Those of the batches that are complete. Raises `faults.BeginAgain` if one has since been deleted."""
+    complete = [id for id in ids if id in rows_by_id and rows_by_id[id].state is State.COMPLETE]
+    if not complete:
+        return {}
+    source = f"batches WHERE id IN ({','.join(map(str, sorted(complete)))})"
+    text = statements.select(tx, _COMPLETE.expressions(dialects.of(tx)), source, len(complete))
+    (result,) = statements.run(tx, text)
+    details = {detail.id: detail for detail in map(_COMPLETE.from_record, statements.records(tx, result))}
+    if len(details) < len(complete):
         raise faults.BeginAgain
-    return complete
+    return details
 
 
 def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[int, BatchDelta]) -> dict[int, Verdict]:
@@ -208,7 +203,8 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
         row = rows_by_id.get(batch)
         if row is None or row.state not in TAKES_ACKS:
             raise faults.BeginAgain
-        change = row.standing._replace(acked=row.acked + delta.acked, failed=row.failed + delta.failed)
+        before = row.standing
+        change = before._replace(acked=row.acked + delta.acked, failed=row.failed + delta.failed)
         try:
             _check(batch, change, delta)
         except errors.InconsistentBatch:
@@ -216,13 +212,13 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
             # groups, already counts that transaction's items. Then a waiting INSERT finds a duplicate key.
             pipeline.flush()
             raise
-        transition = settle(row.standing, change)
+        transition = settle.settle(before, change)
         columns = _columns(delta, transition)
         if prefixes.get(batch, row.full_prefix) != row.full_prefix:
             columns["full_prefix"] = prefixes[batch]
         literals = {name: dialect.now if value is _NOW else dialect.literal(value) for name, value in columns.items()}
         changes[batch] = {"updated_at": touched, **literals}
-        if transition.after.complete or transition.events():
+        if not transition.is_quiet:
             verdict = verdicts[batch] = Verdict(batch, transition, owes=row.owes)
             if batch in complete:
                 verdict.fill(complete[batch])
@@ -241,11 +237,14 @@ _NOW: Final = object()
 def _columns(delta: BatchDelta, transition: Transition) -> dict[str, Any]:
     """The changed columns of the batch's row. `_announce` writes what it owes."""
     after = transition.after
-    columns = {"acked": after.acked, **transition.columns(_NOW, is_nested=False)}
+    columns: dict[str, Any] = {"acked": after.acked}
     if delta.failed:
         columns["failed"] = after.failed
     if delta.journal_next is not None:
         columns["journal_next"] = delta.journal_next
+    if transition.is_quiet:
+        return columns
+    columns |= transition.columns(_NOW, is_nested=False)
     if transition.completed:
         assert delta.last_resolver is not None
         columns["completed_by"] = delta.last_resolver.call.fingerprint()
@@ -260,10 +259,10 @@ def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
     if not verdicts:
         return
     dialect = dialects.of(pipeline.tx)
-    answers = pipeline.query(*batches.selects(dialect, [verdict.id for verdict in verdicts]))
+    announced = pipeline.query(*batches.selects(dialect, [verdict.id for verdict in verdicts]))
 
     def events(_: int) -> list[feed.NewEvent]:
-        stored = {batch.id: batch for answer in answers for batch in batches.from_rows(dialect, answer.rows())}
+        stored = {batch.id: batch for batch in map(batches.ROWS.from_record, announced.records())}
         new: list[feed.NewEvent] = []
         debts: list[tuple[Batch, Batch]] = []
         for verdict in verdicts:
@@ -294,15 +293,17 @@ def _full_prefixes(pipeline: Pipeline, batch_rows: Sequence[Row]) -> dict[int, i
     """The full-prefix hints of these batches, advanced over the full groups that follow them. They are computed from
     the table, so the statements that write groups are executed first. Bits are never cleared, so a hint never goes
     back."""
-    queries = [
-        f"SELECT group_no, resolved_count FROM item_groups WHERE batch_id = {row.id} AND group_no >= {row.full_prefix} "  # noqa: S608
-        f"ORDER BY group_no LIMIT {PREFIX_STEP}"
+    questions = [
+        pipeline.query(
+            "SELECT group_no, resolved_count FROM item_groups "  # noqa: S608
+            f"WHERE batch_id = {row.id} AND group_no >= {row.full_prefix} ORDER BY group_no LIMIT {PREFIX_STEP}"
+        )
         for row in batch_rows
     ]
     prefixes: dict[int, int] = {}
-    for row, groups in zip(batch_rows, pipeline.ask(*queries) if queries else (), strict=True):
+    for row, groups in zip(batch_rows, questions, strict=True):
         prefix = row.full_prefix
-        for group, resolved in groups:
+        for group, resolved in groups.rows():
             if group != prefix or resolved < row.group_size:
                 break
             prefix += 1
@@ -319,8 +320,9 @@ def _look_again(tx: Connection, rows_by_id: Mapping[int, Row], repeats: Collecti
         raise faults.BeginAgain
     verdicts = {}
     for id, batch in _complete(tx, rows_by_id, repeats).items():
-        # It is newer than the row.
-        verdicts[id] = Verdict(id, Transition(batch.standing, batch.standing), owes=rows_by_id[id].owes)
+        # It is newer than the row. The items and the tolerance of a complete batch never change.
+        standing = rows_by_id[id].standing._replace(failed=batch.failed)
+        verdicts[id] = Verdict(id, Transition(standing, standing), owes=rows_by_id[id].owes)
         verdicts[id].fill(batch)
     return verdicts
 

@@ -67,7 +67,7 @@ from core.batches.lifecycle import State, Verb, completes
 from core.bits import bitfield, group_rows, journal
 from core.bits.cache import BitfieldCache, Key
 from core.storage import dialects, faults, statements
-from core.storage.statements import LIST, Pipeline, chunks
+from core.storage.statements import LIST, Answer, Pipeline, chunks
 
 REDRIVEN: Final = 8192
 """The approximate maximum of reasons of redriven items that one transaction removes."""
@@ -143,12 +143,20 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
     return Flushed(outcomes, groups, state.journal_states, era, sorted(owing))
 
 
+class _Counts(NamedTuple):
+    """A locked group row."""
+
+    batch: int
+    number: int
+    resolved: int
+    failed: int
+
+
 class _Locked(NamedTuple):
     """The result of the first round trip."""
 
     state: FlushState
-    groups: Sequence[Sequence[Any]]
-    """The locked group rows: batch, group and both counts."""
+    groups: Sequence[_Counts]
     journal_states: Mapping[int, journal.JournalState | None]
     """The state of each journaled batch in memory."""
     entries: Mapping[int, Sequence[Sequence[Any]]]
@@ -175,30 +183,23 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
     batches = {unit.batch for unit in units}
     locking = _for_update(tx, "id")
     little = bool(journal_states) or _is_little(direct)
-    results = iter(
-        statements.run(
-            tx,
-            *([_lock(tx, direct)] if direct else []),
-            completion.select(tx, batches, locking) if little else _look(tx, batches),
-            *([journal.select(shared)] if shared else []),
-        )
-    )
-    state = FlushState({})
-    groups = statements.records(tx, next(results)) if direct else ()
-    if little:
-        state.take(completion.rows(tx, next(results)))
-    else:
-        state.seen = _seen(tx, next(results))
-        if any(look.children for look in state.seen.values()):
-            # Which items are held is decided under the lock of the batch row, before anything is applied.
-            text = completion.select(tx, state.seen, locking)
-            state.take(completion.rows(tx, statements.run(tx, text)[0]))
+    pipeline = Pipeline(tx)
+    locked_groups = _lock(pipeline, direct)
+    locked_batches = completion.ask(pipeline, batches if little else (), locking)
+    seen_batches = _look(pipeline, () if little else batches)
+    newer_entries = pipeline.query(*([journal.select(shared)] if shared else []))
+    groups = [_Counts(*map(int, record)) for record in locked_groups.records()]
+    state = FlushState(_seen(seen_batches))
+    state.take(completion.rows(locked_batches))
+    if any(look.children for look in state.seen.values()) and not little:
+        # Which items are held is decided under the lock of the batch row, before anything is applied.
+        state.take(completion.rows(completion.ask(pipeline, state.seen, locking)))
     newly_journaled = [batch for batch, look in state.seen.items() if look.journal_next and batch not in journal_states]
     if newly_journaled:
         cache.journal(newly_journaled)
         raise faults.BeginAgain
     entries: dict[int, list[Sequence[Any]]] = {batch: [] for batch in shared}
-    for entry in next(results) if shared else ():
+    for entry in newer_entries.rows():
         entries[entry[0]].append(entry)
     return _Locked(state, groups, journal_states, entries)
 
@@ -206,7 +207,7 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
 def _cut(units: Sequence[Unit], locks: _Locked) -> tuple[Sequence[Unit], Sequence[Unit | None]]:
     """Divide each unit into a part for this transaction and the rest for the next one, so that this transaction removes
     at most about `REDRIVEN` reasons. The number of failed items of a group is known only under its lock."""
-    failed = {(int(row[0]), int(row[1])): int(row[3]) for row in locks.groups if row[3] not in (0, "0")}
+    failed = {(group.batch, group.number): group.failed for group in locks.groups if group.failed}
     journal_failures = {
         batch: locks.state.locked_rows[batch].failed
         for batch in locks.journal_states
@@ -214,7 +215,7 @@ def _cut(units: Sequence[Unit], locks: _Locked) -> tuple[Sequence[Unit], Sequenc
     }
     if not failed and not any(journal_failures.values()):
         return units, [None] * len(units)
-    now: list[Unit] = []
+    pieces: list[Unit] = []
     rests: list[Unit | None] = []
     budget = REDRIVEN
     for unit in units:
@@ -229,9 +230,9 @@ def _cut(units: Sequence[Unit], locks: _Locked) -> tuple[Sequence[Unit], Sequenc
                 piece, rest = unit.part(redriven, budget, at_least=budget == REDRIVEN)
                 total = sum(redriven[group] for group in piece.groups())
             budget = max(0, budget - total)
-        now.append(piece)
+        pieces.append(piece)
         rests.append(rest)
-    return now, rests
+    return pieces, rests
 
 
 def _is_little(units: Sequence[Unit]) -> bool:
@@ -239,28 +240,31 @@ def _is_little(units: Sequence[Unit]) -> bool:
     return not any(unit.masks or unit.size for unit in units)
 
 
-def _look(tx: Connection, batches: Collection[int]) -> str:
+def _look(pipeline: Pipeline, batches: Collection[int]) -> Answer:
+    """Let the next round trip read these batches without a lock; for `_seen`."""
     source = f"batches WHERE id IN ({','.join(map(str, sorted(batches)))})"
     columns = ("id", "state", "group_size", "items", "journal_next", "children", completion.OWES)
-    return statements.select(tx, columns, source, len(batches))
+    return pipeline.query(*([statements.select(pipeline.tx, columns, source, len(batches))] if batches else []))
 
 
-def _seen(tx: Connection, rows: dialects.Rows) -> dict[int, Seen]:
+def _seen(answer: Answer) -> dict[int, Seen]:
     return {
         int(batch): Seen(state, int(size), int(items), int(journal_next), int(children), bool(int(owes)))
-        for batch, state, size, items, journal_next, children, owes in statements.records(tx, rows)
+        for batch, state, size, items, journal_next, children, owes in answer.records()
         if state != State.DELETING
     }
 
 
-def _lock(tx: Connection, units: Sequence[Unit]) -> str:
-    """A SELECT that locks the existing rows of the groups, in primary-key order."""
+def _lock(pipeline: Pipeline, units: Sequence[Unit]) -> Answer:
+    """Let the next round trip lock the existing rows of the groups, in primary-key order. The records are `_Counts`."""
+    tx = pipeline.tx
     by_batch: dict[int, set[int]] = {}
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
     columns = ("batch_id", "group_no", "resolved_count", "failed_count")
     source = f"item_groups WHERE {group_rows.among(by_batch)}{_for_update(tx, 'batch_id', 'group_no')}"
-    return statements.select(tx, columns, source, sum(map(len, by_batch.values())))
+    texts = [statements.select(tx, columns, source, sum(map(len, by_batch.values())))] if units else []
+    return pipeline.query(*texts)
 
 
 def _for_update(tx: Connection, *key: str) -> str:
@@ -339,12 +343,11 @@ def _scattered(state: FlushState) -> list[int]:
     return candidates
 
 
-def _load(tx: Connection, state: FlushState, cache: BitfieldCache, rows: Sequence[Sequence[Any]]) -> None:
+def _load(tx: Connection, state: FlushState, cache: BitfieldCache, groups: Sequence[_Counts]) -> None:
     """Load the groups of admitted items: from memory if the counts are those of the locked row, else from the table."""
     unread: dict[int, set[int]] = {}
     counts: dict[Key, tuple[int, int]] = {}
-    for row in rows:
-        batch, number, resolved, failed = map(int, row)
+    for batch, number, resolved, failed in groups:
         key = batch, number
         if key not in state.missing:
             continue  # all items of this group were rejected
@@ -425,7 +428,7 @@ def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list
             groups=-(-row.items // row.group_size),
             changed=state.changed[batch],
             acked=state.acked.get(batch),
-            ends=completes(State(row.state), row.items, row.acked + delta.acked, row.failed + delta.failed),
+            ends=completes(row.state, row.items, row.acked + delta.acked, row.failed + delta.failed),
         )
         journal_texts, numbers = journal.write(tx, journal_state, change)
         texts += journal_texts
@@ -462,15 +465,15 @@ def _remove_reasons(tx: Connection, state: FlushState) -> None:
     for batch, number in state.redriven:
         by_group.setdefault((batch, number // state.seen[batch].group_size), []).append(number)
     single: dict[int, list[int]] = {}
-    ranges: list[tuple[int, int, int]] = []
+    ranges: list[_Range] = []
     for (batch, group), numbers in sorted(by_group.items()):
         size = state.seen[batch].group_size
         if len(numbers) <= FEW_REASONS or state.groups[batch, group].failed_count:
             single.setdefault(batch, []).extend(sorted(numbers))
-        elif ranges and ranges[-1][::2] == (batch, group * size):
-            ranges[-1] = batch, ranges[-1][1], (group + 1) * size
+        elif ranges and ranges[-1].batch == batch and ranges[-1].end == group * size:
+            ranges[-1] = ranges[-1]._replace(end=(group + 1) * size)
         else:
-            ranges.append((batch, group * size, (group + 1) * size))
+            ranges.append(_Range(batch, group * size, (group + 1) * size))
     texts = [
         f"DELETE FROM failures WHERE batch_id = {batch} AND number IN ({','.join(map(str, part))})"  # noqa: S608
         for batch, numbers in single.items()
@@ -479,9 +482,17 @@ def _remove_reasons(tx: Connection, state: FlushState) -> None:
     statements.run(tx, *texts, *_remove_ranges(tx, ranges))
 
 
-def _remove_ranges(tx: Connection, ranges: Sequence[tuple[int, int, int]]) -> list[str]:
-    """DELETEs of all reasons in these ranges, (batch, first number, end), whose groups no longer have failed items.
-    This is several times faster than lists of numbers.
+class _Range(NamedTuple):
+    """The numbers first .. end-1 of a batch."""
+
+    batch: int
+    first: int
+    end: int
+
+
+def _remove_ranges(tx: Connection, ranges: Sequence[_Range]) -> list[str]:
+    """DELETEs of all reasons in these ranges, whose groups no longer have failed items. This is several times faster
+    than lists of numbers.
 
     The rows are counted first, so that a DELETE stops at the last one. Otherwise InnoDB would also lock the next row,
     which belongs to another group, and might wait for another transaction.

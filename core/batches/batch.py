@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, feed
+from core.batches import settle
 from core.batches.callbacks import Callback, Issued
 from core.batches.lifecycle import State, Verb, judge
-from core.batches.settle import Standing, settle
+from core.batches.settle import Standing
 from core.batches.tolerance import OnExceeded, Tolerance
 from core.storage import dialects, statements, tables
-from core.storage.dialects import Rows
 from core.storage.row_codec import RowCodec
 from core.storage.statements import LIST, chunks
 from core.traces import TraceContext
@@ -207,21 +207,17 @@ def by_id(tx: Connection, ids: Collection[int], *, is_all: bool = False) -> dict
     """Read without a lock; ids that don't exist are left out. `is_all`: the transaction reads nothing else."""
     dialect = dialects.of(tx)
     run = statements.finish if is_all else statements.run
-    return {batch.id: batch for rows in run(tx, *selects(dialect, ids)) for batch in from_rows(dialect, rows)}
+    records = [record for rows in run(tx, *selects(dialect, ids)) for record in dialect.records(rows)]
+    return {batch.id: batch for batch in map(ROWS.from_record, records)}
 
 
 def selects(dialect: dialects.Dialect, ids: Collection[int]) -> list[str]:
-    """Statements that read batches without a lock. Their rows are arguments of `from_rows`."""
+    """Statements that read batches without a lock. Their records are arguments of `ROWS.from_record`."""
     is_known = f"state <> '{State.DELETING}'"
     return [
         dialect.select(ROWS.expressions(dialect), f"batches WHERE id IN ({','.join(map(str, part))}) AND {is_known}", 0)
         for part in chunks(sorted(ids), LIST)
     ]
-
-
-def from_rows(dialect: dialects.Dialect, rows: Rows) -> list[Batch]:
-    """The batches in rows that a SELECT of `ROWS.expressions` found."""
-    return [ROWS.from_record(record) for record in dialect.records(rows)]
 
 
 def event(batch: Batch, name: str, **more: Any) -> feed.NewEvent:
@@ -308,13 +304,15 @@ def cancel(tx: Connection, batch_id: int) -> Batch:
 def settled(before: Batch, change: Batch, now: datetime, by: bytes | None = None) -> tuple[Batch, list[str]]:
     """What a change makes of the batch, whose lock is held or which is new; and the names of the events. `by`
     identifies the request."""
-    transition = settle(before.standing, change.standing)
+    transition = settle.settle(before.standing, change.standing)
     columns = transition.columns(now, is_nested=change.parent_batch is not None)
     if transition.completed:
         columns["completed_by"] = by
     if transition.succeeded:
         columns["succeeded_by"] = by
-    return replace(change, **columns), transition.events()
+    if any(getattr(change, name) != value for name, value in columns.items()):
+        change = replace(change, **columns)
+    return change, transition.events()
 
 
 def end(tx: Connection, batch: Batch, state: State, now: datetime, **more: Any) -> Batch:

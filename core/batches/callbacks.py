@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from core import feed
 from core.batches.lifecycle import State
 from core.storage import dialects, tables
-from core.storage.statements import LIST, Pipeline, chunks, literal, packets
+from core.storage.statements import LIST, Pipeline, chunks, inserts
 
 DEFAULT_TYPES: Final = tuple(
     f"{feed.BATCH}.{name}" for name in sorted(("completed", "succeeded", State.EXPIRED, State.CANCELLED))
@@ -60,15 +60,16 @@ def insert(pipeline: Pipeline, new: Mapping[int, tuple[Callback, str]]) -> dict[
     now = dialect.one_time(pipeline.tx)
     rows = []
     for batch, (callback, secret) in new.items():
-        texts = [literal(pipeline.tx, text) for text in (callback.url, json.dumps(callback.types), secret)]
+        texts = map(dialect.literal, (callback.url, json.dumps(callback.types), secret))
         rows.append(f"({','.join(texts)},'{ACTIVE}',0,{batch},{lane_of(callback.url)},{now})")
-    head = "INSERT INTO webhooks (url, types, secret, state, position, batch_id, lane, created_at) VALUES "
-    pipeline.later(*(head + ",".join(part) for part in packets(rows)))
-    looks = [
-        f"SELECT batch_id, id FROM webhooks WHERE batch_id IN ({','.join(map(str, part))})"  # noqa: S608
-        for part in chunks(sorted(new), LIST)
-    ]
-    ids = {batch: id for answer in pipeline.ask(*looks) for batch, id in answer}
+    pipeline.later(*inserts("webhooks", "url, types, secret, state, position, batch_id, lane, created_at", rows))
+    inserted = pipeline.query_keys(
+        new,
+        lambda part: (
+            f"SELECT batch_id, id FROM webhooks WHERE batch_id IN ({','.join(map(str, part))})"  # noqa: S608
+        ),
+    )
+    ids = {batch: id for batch, id in inserted.rows()}  # noqa: C416
     return {batch: Issued(ids[batch], *callback, secret) for batch, (callback, secret) in new.items()}
 
 

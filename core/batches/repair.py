@@ -170,7 +170,7 @@ def _recount(tx: Connection, batch: Batch, *, write: bool) -> tuple[_Recounted, 
             rows.append(group_rows.row(tx, (batch.id, stored_group.number), group, issued))
         first = stored_group.number * batch.group_size
         stray += [first + i for i in stored_group.reasons if i >= issued or group.failed is None or not group.failed[i]]
-        if sum(map(len, rows)) > group_rows.TEXT:
+        if sum(map(len, rows)) > statements.TEXT:
             statements.run(tx, *group_rows.upsert(tx, rows))
             rows.clear()
     if write:

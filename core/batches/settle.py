@@ -49,6 +49,12 @@ class Transition(NamedTuple):
     after: Standing
 
     @property
+    def is_quiet(self) -> bool:
+        """Only counts have changed, and the batch is not complete: nothing else is to be done."""
+        before, after = self.before, self.after
+        return after.state is before.state and after.exceeded is before.exceeded and not after.complete
+
+    @property
     def completed(self) -> bool:
         return self.after.complete and not self.before.complete
 

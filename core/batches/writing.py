@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -44,7 +44,7 @@ from core.bits import folding
 from core.commits.kind import Kind
 from core.commits.operation import Done, Operation
 from core.storage import dialects, schema, tables
-from core.storage.statements import LIST, Pipeline, as_text, as_time, chunks, packets
+from core.storage.statements import Answer, Pipeline, among, as_text, as_time, inserts, packets
 from core.traces import TraceContext
 from lastbit.ids import MAX_ITEMS
 
@@ -112,43 +112,54 @@ class Seal(Operation):
 
 
 class BatchWrites(Kind):
+    """Opens, extends and seals of batches."""
+
     handles = (Open, Extend, Seal)
     locks = ("batches", "webhooks")
 
-    def judge(self, refused: Mapping[Any, errors.CoreError]) -> None:
+    def __init__(self, pipeline: Pipeline, operations: Sequence[Open | Extend | Seal]) -> None:
+        super().__init__(pipeline, operations)
+        self._opens = [operation for operation in operations if isinstance(operation, Open)]
+        self._changes = [operation for operation in operations if not isinstance(operation, Open)]
         self._events: list[feed.NewEvent] = []
-        self._unfinished: list[Callable[[], None]] = []
-        opens = [operation for operation in self.operations if isinstance(operation, Open)]
-        changes = [operation for operation in self.operations if not isinstance(operation, Open)]
+        self._new: list[tuple[Open, Batch]] = []
+        """The batches that the next round trip inserts."""
+        self._inserts: list[tuple[int, Answer]] = []
+        """The numbers of their rows in each INSERT."""
+        self._repeats: list[tuple[Open, Open]] = []
+        """Opens with the key of one of these, and that one."""
+
+    def judge(self, refused: Mapping[Any, errors.CoreError]) -> None:
         # Before the key is looked up: two opens with the same key and parent run one after the other, and the second
         # finds the key instead of an item that has a child already.
-        parents = self._lock_parents(opens)
-        found = _look(self.pipeline, opens, changes)
-        self._change(changes, found)
-        self._open(opens, found, parents)
-
-    def _lock_parents(self, opens: Sequence[Open]) -> dict[Open, Any]:
-        return {
-            operation: nesting.lock_parent(self.pipeline.tx, operation.opening.parent)
-            for operation in opens
-            if operation.opening.parent is not None
-        }
+        parents = self._lock_parents()
+        found = _look(self.pipeline, self._opens, self._changes)
+        self._change(found)
+        self._open(found, parents)
+        if any(operation.opening.callback is not None for operation, _ in self._new):
+            # Now, as callbacks need the ids of their batches, and another round trip: before the feed's head is locked.
+            self._record()
 
     def has_events(self) -> bool:
-        return bool(self._events or self._unfinished)
+        return bool(self._events or self._new)
 
     def finish(self, position: int) -> list[feed.NewEvent]:
         """This may first run the waiting statements."""
-        for step in self._unfinished:
-            step()
-        self._unfinished.clear()
+        self._record()
         return self._events
 
-    def _change(self, changes: Sequence[Extend | Seal], found: _Found) -> None:
+    def _lock_parents(self) -> dict[Open, Any]:
+        return {
+            operation: nesting.lock_parent(self.pipeline.tx, operation.opening.parent)
+            for operation in self._opens
+            if operation.opening.parent is not None
+        }
+
+    def _change(self, found: _Found) -> None:
         """Judge extends and seals, and write the batches that they change."""
         current = dict(found.locked)
         issued: list[tuple[int, str, int, int, str | None]] = []
-        for operation in changes:
+        for operation in self._changes:
             batch = current.get(operation.batch)
             try:
                 if batch is None or found.now is None:
@@ -169,9 +180,8 @@ class BatchWrites(Kind):
         changed = [(found.locked[id], batch) for id, batch in current.items() if batch is not found.locked[id]]
         dialect = dialects.of(self.pipeline.tx)
         self.pipeline.later(*batches.ROWS.updates(dialect, changed))
-        keys = [f"({','.join(dialect.literal(value) for value in row)})" for row in issued]
-        head = "INSERT INTO extends (batch_id, idempotency_key, start, count, digest) VALUES "
-        self.pipeline.later(*(head + ",".join(part) for part in packets(keys)))
+        keys = [dialect.row(row) for row in issued]
+        self.pipeline.later(*inserts("extends", "batch_id, idempotency_key, start, count, digest", keys))
 
     def _seal(self, batch: Batch, operation: Seal, now: datetime) -> Sealed:
         fingerprint = operation.fingerprint
@@ -190,21 +200,20 @@ class BatchWrites(Kind):
         self._events += batches.events(after, ["sealed", *names])
         return Sealed(after, after.complete, after.succeeded)
 
-    def _open(self, opens: Sequence[Open], found: _Found, parents: Mapping[Open, Any]) -> None:
+    def _open(self, found: _Found, parents: Mapping[Open, Any]) -> None:
         """Insert the batches of all opens whose key is new."""
-        new: list[Open] = []
-        repeats: list[Open] = []
         first_of: dict[str, Open] = {}
+        new: list[Open] = []
         parent_columns: dict[str, Any] = {}
         now: datetime | None = None
-        for operation in opens:
+        for operation in self._opens:
             key, parent = operation.open_key, operation.opening.parent
             try:
                 if key is not None and key in found.opened:
                     self.outcomes[operation] = Done(_replayed(self.pipeline.tx, found.opened[key], operation))
                     continue
                 if key is not None and key in first_of:
-                    repeats.append(operation)
+                    self._repeats.append((operation, first_of[key]))
                     continue
                 if operation.opening.has_policies:
                     check_policies(self.pipeline.tx)
@@ -219,64 +228,54 @@ class BatchWrites(Kind):
             new.append(operation)
             if key is not None:
                 first_of[key] = operation
-        if not new:
-            return
-        insert = self._insert(new, parent_columns)
+        if new:
+            self._insert(new, parent_columns)
 
-        def finish() -> None:
-            insert()
-            for operation in repeats:
-                opened: Opened = self.outcomes[first_of[operation.open_key or ""]].value
-                try:
-                    self.outcomes[operation] = Done(_replayed(self.pipeline.tx, opened.batch, operation))
-                except errors.CoreError as error:
-                    self.outcomes[operation] = Done(error=error)
-
-        if any(operation.opening.callback is not None for operation in new):
-            # Now, as callbacks need the ids of their batches, and another round trip: before the feed's head is locked.
-            finish()
-        else:
-            self._unfinished.append(finish)
-
-    def _insert(self, opens: Sequence[Open], parent_columns: Mapping[str, Any]) -> Callable[[], None]:
-        """Insert the batches in the next round trip. Returns what records their outcomes and events after it."""
-        dialect = dialects.of(self.pipeline.tx)
-        new = [_new_batch(operation, parent_columns) for operation in opens]
-        now_literal = dialect.one_time(self.pipeline.tx)
-        rows = [_row(operation, batch) for operation, batch in zip(opens, new, strict=True)]
+    def _insert(self, opens: Sequence[Open], parent_columns: Mapping[str, Any]) -> None:
+        """Insert the batches in the next round trip; `_record` makes their outcomes and events after it."""
+        tx = self.pipeline.tx
+        dialect = dialects.of(tx)
+        now_literal = dialect.one_time(tx)
+        self._new = [(operation, _new_batch(operation, parent_columns)) for operation in opens]
+        rows = [_row(operation, batch) for operation, batch in self._new]
         texts = [
             f"({','.join([now_literal if value is _NOW else dialect.literal(value) for value in row.values()])})"
             for row in rows
         ]
         if parent_columns:
             self.pipeline.later(nesting.counted(parent_columns["parent_batch"]))
-        parts = [
-            (len(part), self.pipeline.query(*dialect.insert_batches(self.pipeline.tx, ", ".join(rows[0]), part))[-1])
-            for part in packets(texts)
+        for part in packets(texts):
+            *earlier, text = dialect.insert_batches(tx, ", ".join(rows[0]), part)
+            self.pipeline.later(*earlier)
+            self._inserts.append((len(part), self.pipeline.query(text)))
+
+    def _record(self) -> None:
+        dialect = dialects.of(self.pipeline.tx)
+        stamps: list[tuple[int, datetime]] = []
+        for count, answer in self._inserts:
+            now = as_time(answer.rows()[0][1])
+            stamps += [(id, now) for id in dialect.batch_ids(answer.rows(), count)]
+        opened = [
+            (operation, _inserted(batch, id, now))
+            for (operation, batch), (id, now) in zip(self._new, stamps, strict=True)
         ]
-
-        def record() -> None:
-            inserted: list[Batch] = []
-            for count, answer in parts:
-                now = as_time(answer.rows()[0][1])
-                for id in dialect.batch_ids(answer.rows(), count):
-                    inserted.append(_inserted(new[len(inserted)], id, now))
-            wanted = {
-                batch.id: callback
-                for operation, batch in zip(opens, inserted, strict=True)
-                if (callback := _callback(operation))
-            }
-            issued = callbacks.insert(self.pipeline, wanted) if wanted else {}
-            for operation, batch in zip(opens, inserted, strict=True):
-                newly = batch.state is State.COMPLETE
-                names = ["opened", *(["sealed"] if operation.opening.sealed else [])]
-                names += ["completed", "succeeded"] if newly else []
-                self._events += batches.events(batch, names)
-                self.outcomes[operation] = Done(
-                    Opened(batch, 0, operation.opening.items, newly, replayed=False, callback=issued.get(batch.id))
-                )
-
-        return record
+        wanted = {batch.id: callback for operation, batch in opened if (callback := _callback(operation))}
+        issued = callbacks.insert(self.pipeline, wanted) if wanted else {}
+        for operation, batch in opened:
+            newly = batch.complete
+            names = ["opened", *(["sealed"] if operation.opening.sealed else [])]
+            names += ["completed", "succeeded"] if newly else []
+            self._events += batches.events(batch, names)
+            self.outcomes[operation] = Done(
+                Opened(batch, 0, operation.opening.items, newly, replayed=False, callback=issued.get(batch.id))
+            )
+        for operation, original in self._repeats:
+            batch = self.outcomes[original].value.batch
+            try:
+                self.outcomes[operation] = Done(_replayed(self.pipeline.tx, batch, operation))
+            except errors.CoreError as error:
+                self.outcomes[operation] = Done(error=error)
+        self._new, self._inserts, self._repeats = [], [], []
 
 
 @dataclass(slots=True)
@@ -294,49 +293,45 @@ class _Found:
 def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation]) -> _Found:
     """Lock the batches of `changes`, and look up all idempotency keys, in one round trip."""
     dialect = dialects.of(pipeline.tx)
-    ids = sorted({operation.batch for operation in changes})
-    extend_keys = sorted(
-        {(o.batch, o.idempotency_key) for o in changes if isinstance(o, Extend) and o.idempotency_key is not None}
-    )
-    open_keys = sorted({key for o in opens if (key := o.open_key) is not None})
-    table, columns = (
-        dialect.by_primary_key("batches"),
-        [*batches.ROWS.expressions(dialect), dialect.flat(dialect.now, "time")],
-    )
-    locks = [
-        dialect.select(
+    expressions = batches.ROWS.expressions(dialect)
+    extend_keys = {
+        (operation.batch, operation.idempotency_key)
+        for operation in changes
+        if isinstance(operation, Extend) and operation.idempotency_key is not None
+    }
+    open_keys = {key for operation in opens if (key := operation.open_key) is not None}
+    columns, table = [*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key("batches")
+    locked = pipeline.query_keys(
+        {operation.batch for operation in changes},
+        lambda part: dialect.select(
             columns, f"{table} WHERE id IN ({','.join(map(str, part))}) ORDER BY id{dialect.for_update()}", 0
-        )
-        for part in chunks(ids, LIST)
-    ]
-    looks = [
-        "SELECT batch_id, idempotency_key, start, count, digest FROM extends WHERE "  # noqa: S608
-        + " OR ".join(f"(batch_id = {batch} AND idempotency_key = {dialect.literal(key)})" for batch, key in part)
-        for part in chunks(extend_keys, LIST)
-    ]
-    keys = [
-        dialect.select(
-            [dialect.flat("open_key", "text"), *batches.ROWS.expressions(dialect)],
-            f"batches WHERE open_key IN ({','.join(dialect.literal(key) for key in part)})",
-            0,
-        )
-        for part in chunks(open_keys, LIST)
-    ]
-    texts = [*locks, *looks, *keys]
-    results = pipeline.ask(*texts) if texts else []
-    lock_records = [record for rows in results[: len(locks)] for record in dialect.records(rows)]
-    look_rows = [row for rows in results[len(locks) : len(locks) + len(looks)] for row in rows]
-    key_records = [record for rows in results[len(locks) + len(looks) :] for record in dialect.records(rows)]
-    locked = [batches.ROWS.from_record(record[:-1]) for record in lock_records]
-    return _Found(
-        {batch.id: batch for batch in locked if batch.state is not State.DELETING},
-        as_time(lock_records[0][-1]) if lock_records else None,
-        {
-            (batch, as_text(key) or ""): (start, count, as_text(digest))
-            for batch, key, start, count, digest in look_rows
-        },
-        {bytes.fromhex(record[0]).decode(): batches.ROWS.from_record(record[1:]) for record in key_records},
+        ),
     )
+    extended = pipeline.query_keys(
+        extend_keys,
+        lambda part: (
+            "SELECT batch_id, idempotency_key, start, count, digest FROM extends "  # noqa: S608
+            f"WHERE {among(pipeline.tx, ('batch_id', 'idempotency_key'), part)}"
+        ),
+    )
+    opened = pipeline.query_keys(
+        open_keys,
+        lambda part: dialect.select(
+            [dialect.flat("open_key", "text"), *expressions],
+            f"batches WHERE open_key IN ({','.join(map(dialect.literal, part))})",
+            0,
+        ),
+    )
+    found = _Found({}, None, {}, {})
+    for *record, time in locked.records():
+        batch, found.now = batches.ROWS.from_record(record), found.now or as_time(time)
+        if batch.state is not State.DELETING:
+            found.locked[batch.id] = batch
+    for id, key, start, count, digest in extended.rows():
+        found.extended[id, as_text(key) or ""] = start, count, as_text(digest)
+    for digits, *record in opened.records():
+        found.opened[bytes.fromhex(digits).decode()] = batches.ROWS.from_record(record)
+    return found
 
 
 def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from sqlalchemy.engine import Connection
@@ -10,16 +10,11 @@ from sqlalchemy.engine import Connection
 from core.bits import bitfield
 from core.bits.cache import Key
 from core.storage import dialects
-from core.storage.statements import LIST, chunks
+from core.storage.statements import LIST, UPDATED, chunks, inserts
 
-_INSERT: Final = "INSERT INTO item_groups (batch_id, group_no, resolved, failed, resolved_count, failed_count) VALUES "
 _KEY: Final = ("batch_id", "group_no")
 _VALUES: Final = ("resolved", "failed", "resolved_count", "failed_count")
-_PATCHED: Final = 64
-"""Maximum rows of one patching UPDATE. The server searches the CASE for each row, so the cost grows with the square of
-it."""
-TEXT: Final = 500_000
-"""Approximate characters of rows in one statement: half of the smallest default limit of a server."""
+_COLUMNS: Final = ", ".join([*_KEY, *_VALUES])
 
 Patch = tuple[Key, bitfield.Group, list[tuple[int, bytes]]]
 """The new state of a group, and the bytes of `resolved` that its row lacks, as (position, byte)."""
@@ -51,19 +46,18 @@ def row(tx: Connection, key: Key, group: bitfield.Group, issued: int) -> str:
 
 def insert(rows: Sequence[str]) -> list[str]:
     """INSERTs of rows that don't exist."""
-    return [_INSERT + part for part in _lists(rows)]
+    return inserts("item_groups", _COLUMNS, rows)
 
 
 def upsert(tx: Connection, rows: Sequence[str]) -> list[str]:
     """INSERTs of rows that may exist, and that no other transaction may write now."""
-    replace = dialects.of(tx).upsert(_KEY, _VALUES)
-    return [_INSERT + part + replace for part in _lists(rows)]
+    return inserts("item_groups", _COLUMNS, rows, dialects.of(tx).upsert(_KEY, _VALUES)) if rows else []
 
 
 def patch(tx: Connection, patches: list[Patch]) -> list[str]:
     """UPDATEs that change a few bytes of each row's blob, as sending and parsing whole blobs costs several times as
     much. Not for SQLite."""
-    return [_patch(dialects.of(tx), part) for part in chunks(patches, _PATCHED)]
+    return [_patch(dialects.of(tx), part) for part in chunks(patches, UPDATED)]
 
 
 def _patch(dialect: dialects.Dialect, patches: Sequence[Patch]) -> str:
@@ -82,15 +76,3 @@ def _patch(dialect: dialects.Dialect, patches: Sequence[Patch]) -> str:
         f"UPDATE item_groups SET resolved = CASE {subject}{' '.join(bits)} ELSE resolved END, "  # noqa: S608
         f"resolved_count = CASE {subject}{' '.join(counts)} ELSE resolved_count END WHERE {among(by_batch)}"
     )
-
-
-def _lists(rows: Sequence[str]) -> Iterator[str]:
-    """The rows, joined into texts of about `TEXT` characters."""
-    first = size = 0
-    for position, text in enumerate(rows):
-        size += len(text)
-        if size >= TEXT:
-            yield ",".join(rows[first : position + 1])
-            first, size = position + 1, 0
-    if first < len(rows):
-        yield ",".join(rows[first:])

@@ -50,7 +50,7 @@ from typing import Any, Final
 from sqlalchemy.engine import Connection
 
 from core.bits.bitfield import Group
-from core.storage import statements, tables
+from core.storage import dialects, statements, tables
 
 SINCE: Final = "0008"
 """The revision of the schema that introduced the journal."""
@@ -355,7 +355,7 @@ def _deferred(change: Change) -> list[int] | None:
 def _append(tx: Connection, batch: int, entry: int, values: Iterable[int]) -> str:
     return (
         "INSERT INTO ack_journal (batch_id, entry_no, numbers) VALUES "  # noqa: S608
-        f"({batch},{entry},{statements.literal(tx, encode(values))})"
+        f"({batch},{entry},{dialects.of(tx).literal(encode(values))})"
     )
 
 

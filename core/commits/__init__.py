@@ -2,7 +2,8 @@
 
 `combiner` queues the units of calls and commits them in flushes; `lanes` selects the units of the next flush, and
 `aside` keeps batches apart that make others wait or fail. `admission` limits how long calls may wait; `shedding` is its
-rule for when to refuse, and that of any load control. `operation` says what a call must offer.
+rule for when to refuse, and that of any load control. `operation` says what a call must offer, and `kind` what the
+operations of one kind do in a transaction.
 
 Nothing here knows what a call does: acks, the writing verbs (`core.writes`) and the dispatcher have a combiner each.
 """

@@ -20,7 +20,7 @@ from core.commits.kind import Kind
 from core.commits.operation import Done, Operation
 from core.consumer_groups import groups
 from core.storage import dialects, galera, tables
-from core.storage.statements import LIST, Pipeline, among, as_text, chunks, literal, packets
+from core.storage.statements import LIST, Pipeline, among, as_text, chunks, inserts
 from lastbit.streams.errors import CorruptSnapshot
 from lastbit.streams.snapshot import Snapshot
 
@@ -85,19 +85,19 @@ def lock(pipeline: Pipeline, fences: Collection[Fence]) -> Callable[[], dict[Fen
     other workers stay the owners until the commit."""
     tx = pipeline.tx
     dialect = dialects.of(tx)
-    answers = [
-        answer
-        for part in chunks(sorted({(fence.group, fence.partition) for fence in fences}), LIST)
-        for answer in pipeline.query(
+    locked = pipeline.query_keys(
+        {(fence.group, fence.partition) for fence in fences},
+        lambda part: (
             "SELECT group_name, partition_no, owner, epoch "  # noqa: S608
             f"FROM {dialect.by_primary_key('positions')} WHERE {among(tx, _KEY, part)} "
             f"ORDER BY {', '.join(_KEY)}{dialect.for_update()}"
-        )
-    ]
+        ),
+    )
 
     def refusals() -> dict[Fence, errors.CoreError]:
-        rows = [row for answer in answers for row in answer.rows()]
-        owners = {(as_text(group), partition): (as_text(owner), epoch) for group, partition, owner, epoch in rows}
+        owners = {
+            (as_text(group), partition): (as_text(owner), epoch) for group, partition, owner, epoch in locked.rows()
+        }
         refused: dict[Fence, errors.CoreError] = {}
         for fence in fences:
             if owners.get((fence.group, fence.partition)) != (fence.worker, fence.epoch):
@@ -175,7 +175,7 @@ class CommitPositions(Operation):
 
 
 class Commits(Kind):
-    """The positions are read under the locks of their fences."""
+    """Commits of positions. The positions are read under the locks of their fences."""
 
     handles = (CommitPositions,)
     locks = ()
@@ -186,24 +186,22 @@ class Commits(Kind):
     def prepare(self) -> None:
         tx, fences = self.pipeline.tx, self.fences()
         from_clause = dialects.of(tx).by_primary_key("positions")
-        self._answers = [
-            answer
-            for part in chunks(sorted({(fence.group, fence.partition) for fence in fences}), LIST)
-            for answer in self.pipeline.query(
+        self._stored = self.pipeline.query_keys(
+            {(fence.group, fence.partition) for fence in fences},
+            lambda part: (
                 f"SELECT {', '.join(_KEY)}, floor, outstanding, token, head FROM {from_clause} "  # noqa: S608
                 f"WHERE floor IS NOT NULL AND ({among(tx, _KEY, part)})"
-            )
-        ]
+            ),
+        )
         # A group may have such a name without being a process's; then its offsets are not the feed's positions.
         names = {fence.group for fence in fences if fence.group.startswith(groups.OF_PROCESSES)}
-        self._feed_ends = [
-            answer
-            for part in chunks(sorted((name.removeprefix(groups.OF_PROCESSES),) for name in names), LIST)
-            for answer in self.pipeline.query(
+        self._feed_ends = self.pipeline.query_keys(
+            {(name.removeprefix(groups.OF_PROCESSES),) for name in names},
+            lambda part: (
                 "SELECT process_definitions.name, feed_head.position FROM process_definitions, feed_head "  # noqa: S608
                 f"WHERE deleted_at IS NULL AND ({among(tx, ('name',), part)})"
-            )
-        ]
+            ),
+        )
 
     def judge(self, refused: Mapping[Fence, errors.CoreError]) -> None:
         """Merge the snapshots into the positions, in the order of the commits. A repeated or older snapshot changes
@@ -211,13 +209,10 @@ class Commits(Kind):
 
         A worker of a process may have read events that a restore or a failover has lost. A position beyond the feed's
         end is refused, or the process would skip the events that will be appended up to it."""
-        feed_ends = {
-            f"{groups.OF_PROCESSES}{as_text(name)}": end for answer in self._feed_ends for name, end in answer.rows()
-        }
+        feed_ends = {f"{groups.OF_PROCESSES}{as_text(name)}": end for name, end in self._feed_ends.rows()}
         stored = {
             (as_text(group), partition): _Stored(_decoded(floor, outstanding), as_text(token), head)
-            for answer in self._answers
-            for group, partition, floor, outstanding, token, head in answer.rows()
+            for group, partition, floor, outstanding, token, head in self._stored.rows()
         }
         changed: dict[tuple[str, int], tuple[int, _Stored]] = {}
 
@@ -251,11 +246,10 @@ class Commits(Kind):
         for place in sorted(changed):
             epoch, (snapshot, token, head) = changed[place]
             values = (*place, epoch, snapshot.floor, snapshot.high, snapshot.encode(), len(snapshot.outstanding))
-            rows.append(f"({','.join(literal(tx, value) for value in (*values, token, head))},{now})")
+            rows.append(f"({','.join(map(dialect.literal, (*values, token, head)))},{now})")
         # One statement can't UPDATE rows to values of their own. No row is inserted, as all of them are locked.
-        insert = f"INSERT INTO positions ({', '.join((*_KEY, 'epoch', *_WRITTEN))}) VALUES "  # noqa: S608
-        upsert = dialect.upsert(_KEY, _WRITTEN)
-        self.pipeline.later(*(insert + ",".join(part) + upsert for part in packets(rows)))
+        columns = ", ".join((*_KEY, "epoch", *_WRITTEN))
+        self.pipeline.later(*inserts("positions", columns, rows, dialect.upsert(_KEY, _WRITTEN)))
 
 
 _WRITTEN: Final = ("floor", "high", "outstanding", "outstanding_count", "token", "head", "updated_at")

@@ -140,7 +140,7 @@ class Handlings(Kind):
             },
         )
         # After the locks: a statement that waits for a lock has the time before the wait.
-        (self._clock,) = pipeline.query(f"SELECT {dialects.of(pipeline.tx).clock}")
+        self._clock = pipeline.query(f"SELECT {dialects.of(pipeline.tx).clock}")
 
     def judge(self, refused: Mapping[Fence, errors.CoreError]) -> None:
         """Judge the handlings in order, and write the changes, except for the commands."""

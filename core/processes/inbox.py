@@ -26,7 +26,7 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.storage import dialects, tables
-from core.storage.statements import LIST, Pipeline, among, as_text, chunks, literal, packets
+from core.storage.statements import Pipeline, among, as_text, inserts
 
 KEEP: Final = 100_000
 """Positions below the lowest floor whose rows are kept for inspection."""
@@ -80,39 +80,35 @@ class LockedEvents:
         self._pipeline = pipeline
         tx = pipeline.tx
         dialect = dialects.of(tx)
-        self._answers = [
-            answer
-            for part in chunks(sorted(keys), LIST)
-            for answer in pipeline.query(
+        self._locked = pipeline.query_keys(
+            keys,
+            lambda part: (
                 "SELECT name, instance, event_id, status "  # noqa: S608
                 f"FROM {dialect.by_primary_key('inbox')} WHERE {among(tx, _KEY, part)} "
                 f"ORDER BY {', '.join(_KEY)}{dialect.for_update()}"
-            )
-        ]
+            ),
+        )
         # Read after the rows (see the module).
-        self._limits = [
-            answer
-            for part in chunks(sorted({process for process, _, _ in keys}), LIST)
-            for answer in pipeline.query(
+        self._limits = pipeline.query_keys(
+            {process for process, _, _ in keys},
+            lambda part: (
                 "SELECT name, pruned FROM process_definitions "  # noqa: S608
                 f"WHERE {among(tx, ('name',), [(name,) for name in part])} AND deleted_at IS NULL"
-            )
-        ]
-        self._failed = [
-            answer
-            for part in chunks(sorted(failed), LIST)
-            for answer in pipeline.query(
+            ),
+        )
+        self._failed = pipeline.query_keys(
+            failed,
+            lambda part: (
                 "SELECT position, event_id, type, batch_id, event_key, data, appended_at "  # noqa: S608
                 f"FROM feed WHERE position IN ({','.join(map(str, part))})"
-            )
-        ]
-        self._others = [
-            answer
-            for part in chunks(sorted(set(positions).difference(failed)), LIST)
-            for answer in pipeline.query(
+            ),
+        )
+        self._others = pipeline.query_keys(
+            set(positions).difference(failed),
+            lambda part: (
                 f"SELECT position, event_id FROM feed WHERE position IN ({','.join(map(str, part))})"  # noqa: S608
-            )
-        ]
+            ),
+        )
         self._statuses: dict[Key, Status] = {}
         self._pruned: dict[str, int] = {}
         self._copies: dict[tuple[int, str], str] = {}
@@ -122,13 +118,13 @@ class LockedEvents:
 
     def load(self) -> None:
         """Take what the round trip has read."""
-        rows = [tuple(map(as_text, row)) for answer in self._answers for row in answer.rows()]
+        rows = [tuple(map(as_text, row)) for row in self._locked.rows()]
         self._statuses = {(row[0] or "", row[1] or "", row[2] or ""): Status(row[3] or "") for row in rows}
         self._retried = {key for key, status in self._statuses.items() if status is Status.RETRYING}
-        self._pruned = {as_text(name) or "": pruned for answer in self._limits for name, pruned in answer.rows()}
-        events = [feed.from_values(*row) for answer in self._failed for row in answer.rows()]
+        self._pruned = {as_text(name) or "": pruned for name, pruned in self._limits.rows()}
+        events = [feed.from_values(*row) for row in self._failed.rows()]
         self._copies = {(event.position, event.id): feed.encoded(event).decode() for event in events}
-        others = {(place, as_text(event) or "") for answer in self._others for place, event in answer.rows()}
+        others = {(place, as_text(event) or "") for place, event in self._others.rows()}
         self._present = others.union(self._copies)
 
     def status(self, key: Key, position: int) -> Status | None:
@@ -161,20 +157,20 @@ class LockedEvents:
     def write(self, now: datetime) -> None:
         """Store the changed statuses."""
         tx = self._pipeline.tx
+        dialect = dialects.of(tx)
         rows = []
         for key, (position, status, error, copy) in self._changes.items():
             if key not in self._retried:
-                values = (*key, position, status, error, copy, now)
-                rows.append(f"({','.join(literal(tx, value) for value in values)})")
+                rows.append(dialect.row((*key, position, status, error, copy, now)))
                 continue
             # A row that was parked before keeps its copy if it is parked again.
             kept = "" if status is Status.PARKED else "event = NULL, "
             self._pipeline.later(
-                f"UPDATE inbox SET {kept}status = {literal(tx, status)}, error = {literal(tx, error)}, "  # noqa: S608
-                f"handled_at = {literal(tx, now)} WHERE {among(tx, _KEY, [key])}"
+                f"UPDATE inbox SET {kept}status = {dialect.literal(status)}, error = {dialect.literal(error)}, "  # noqa: S608
+                f"handled_at = {dialect.literal(now)} WHERE {among(tx, _KEY, [key])}"
             )
-        head = f"INSERT INTO inbox ({', '.join(_KEY)}, position, status, error, event, handled_at) VALUES "  # noqa: S608
-        self._pipeline.later(*(head + ",".join(part) for part in packets(rows)))
+        columns = ", ".join((*_KEY, "position", "status", "error", "event", "handled_at"))
+        self._pipeline.later(*inserts("inbox", columns, rows))
 
 
 _KEY: Final = ("name", "instance", "event_id")

@@ -20,7 +20,7 @@ from core import errors
 from core.consumer_groups import positions
 from core.processes import definitions, inbox, outbox, timers
 from core.storage import dialects, limits, tables
-from core.storage.statements import LIST, Pipeline, among, as_text, as_time, chunks, literal, packets
+from core.storage.statements import Pipeline, among, as_text, as_time, inserts
 from lastbit.streams.partitions import partition_of
 
 SHOWN: Final = 200
@@ -116,20 +116,19 @@ class LockedInstances:
         self._pipeline = pipeline
         tx = pipeline.tx
         dialect = dialects.of(tx)
-        self._answers = [
-            answer
-            for part in chunks(sorted(keys), LIST)
-            for answer in pipeline.query(
+        self._locked = pipeline.query_keys(
+            keys,
+            lambda part: (
                 f"SELECT {', '.join(_COLUMNS)} FROM {dialect.by_primary_key('processes')} "  # noqa: S608
                 f"WHERE {among(tx, ('name', 'instance'), part)} ORDER BY name, instance{dialect.for_update()}"
-            )
-        ]
+            ),
+        )
         self._stored: dict[tuple[str, str], Instance] | None = None
         self._changed: dict[tuple[str, str], Instance] = {}
 
     def get(self, process: str, instance: str) -> Instance | None:
         if self._stored is None:
-            rows = [_from_values(*row) for answer in self._answers for row in answer.rows()]
+            rows = [_from_values(*row) for row in self._locked.rows()]
             self._stored = {(row.process, row.instance): row for row in rows}
         return self._changed.get((process, instance)) or self._stored.get((process, instance))
 
@@ -139,16 +138,15 @@ class LockedInstances:
     def write(self) -> None:
         """Store the changed instances. A new one that another transaction has inserted makes this one begin again."""
         tx, stored = self._pipeline.tx, self._stored or {}
-        insert = f"INSERT INTO processes ({', '.join(_COLUMNS)}) VALUES "  # noqa: S608
         update = dialects.of(tx).upsert(("name", "instance"), _COLUMNS[2:])
         for is_new, end in ((True, ""), (False, update)):
             rows = [_row(tx, new) for key, new in self._changed.items() if (key not in stored) is is_new]
-            self._pipeline.later(*(insert + ",".join(part) + end for part in packets(rows)))
+            self._pipeline.later(*inserts("processes", ", ".join(_COLUMNS), rows, end))
 
 
 def _row(tx: Connection, instance: Instance) -> str:
     values = (instance.process, *(getattr(instance, name) for name in _COLUMNS[1:]))
-    return f"({','.join(literal(tx, value) for value in values)})"
+    return dialects.of(tx).row(values)
 
 
 def _from_values(

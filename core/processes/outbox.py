@@ -25,8 +25,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import errors, feed
-from core.storage import limits, tables
-from core.storage.statements import LIST, Pipeline, as_text, chunks, literal, packets
+from core.storage import dialects, limits, tables
+from core.storage.statements import Pipeline, as_text, inserts
 
 NAMESPACE: Final = uuid.UUID("6b1a5b0e-6c1f-5d0b-9a53-0d2a3a2c7b11")
 """The namespace of command ids. Arbitrary, but it must never change."""
@@ -116,14 +116,14 @@ class Issues:
 
     def __init__(self, pipeline: Pipeline, ids: Collection[str]) -> None:
         self._pipeline = pipeline
-        self._answers = [
-            answer
-            for part in chunks(sorted(ids), LIST)
-            for answer in pipeline.query(
+        literal = dialects.of(pipeline.tx).literal
+        self._issued = pipeline.query_keys(
+            ids,
+            lambda part: (
                 "SELECT command_id, position, event_id FROM outbox "  # noqa: S608
-                f"WHERE command_id IN ({','.join(literal(pipeline.tx, id) for id in part)})"
-            )
-        ]
+                f"WHERE command_id IN ({','.join(map(literal, part))})"
+            ),
+        )
         self._positions: dict[str, int] = {}
         self._issuers: dict[str, str | None] = {}
         """The events that issued the commands, by the commands' ids. Earlier releases didn't store them: None."""
@@ -131,7 +131,7 @@ class Issues:
 
     def load(self) -> None:
         """Take what the round trip has read."""
-        for id, position, event in (row for answer in self._answers for row in answer.rows()):
+        for id, position, event in self._issued.rows():
             command = as_text(id) or ""
             self._positions[command], self._issuers[command] = position, as_text(event)
 
@@ -159,15 +159,14 @@ class Issues:
 
     def write(self, position: int, now: datetime) -> None:
         """Store the new commands. Their events have the positions above `position`."""
-        tx, rows = self._pipeline.tx, []
+        dialect, rows = dialects.of(self._pipeline.tx), []
         for place, (id, (process, instance, event, command)) in enumerate(self._new.items(), position + 1):
             self._positions[id] = place
-            values = (id, place, process, instance, command.step, command.type, command.data, now, event)
-            rows.append(f"({','.join(literal(tx, value) for value in values)})")
-        head = (
-            "INSERT INTO outbox (command_id, position, name, instance, step, type, data, created_at, event_id) VALUES "
-        )
-        self._pipeline.later(*(head + ",".join(part) for part in packets(rows)))
+            rows.append(
+                dialect.row((id, place, process, instance, command.step, command.type, command.data, now, event))
+            )
+        columns = "command_id, position, name, instance, step, type, data, created_at, event_id"
+        self._pipeline.later(*inserts("outbox", columns, rows))
 
     def issued(self, issue: Issue) -> Issued:
         """The issued command with its position. Call it after `write`."""

@@ -22,9 +22,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from core import feed
-from core.storage import tables
+from core.storage import dialects, tables
 from core.storage.database import Database
-from core.storage.statements import LIST, Pipeline, among, chunks, literal, packets
+from core.storage.statements import LIST, Pipeline, among, chunks, inserts
 
 PAGE: Final = 200
 """Timers that are fired in one transaction."""
@@ -79,10 +79,8 @@ class TimerChanges:
         rows = []
         for key, change in self._changed.items():
             if change.after is not None:
-                values = (*key, str(uuid.uuid4()), now + change.after, change.data)
-                rows.append(f"({','.join(literal(tx, value) for value in values)})")
-        head = f"INSERT INTO timers ({', '.join(_KEY)}, token, due_at, data) VALUES "  # noqa: S608
-        pipeline.later(*(head + ",".join(part) for part in packets(rows)))
+                rows.append(dialects.of(tx).row((*key, str(uuid.uuid4()), now + change.after, change.data)))
+        pipeline.later(*inserts("timers", ", ".join((*_KEY, "token", "due_at", "data")), rows))
 
 
 _KEY: Final = ("name", "instance", "timer")

@@ -1,19 +1,19 @@
-"""The rows of a table as values of a dataclass. Each field is a column, and its type says how the column is read and
-written. A new field needs no other place: it is read, inserted and updated like the others.
+"""The rows of a table as values of a dataclass or a named tuple. Each field is a column, and its type says how the
+column is read and written. A new field needs no other place: it is read, inserted and updated like the others.
 
-What reads and writes a column of this type is in `_KINDS`. A field of an enumeration is stored as its value.
+What reads and writes a column of this type is in `_CODECS`. A field of an enumeration is stored as its value.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from operator import attrgetter
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import sqlalchemy as sa
@@ -25,7 +25,7 @@ from core.storage.statements import as_time
 
 
 class Identified(Protocol):
-    """The dataclass of a table whose primary key is `id`."""
+    """The rows of a table whose primary key is `id`."""
 
     @property
     def id(self) -> int: ...
@@ -36,7 +36,7 @@ T = TypeVar("T", bound=Identified)
 _NULL: Final = "-"
 
 
-class _Kind(NamedTuple):
+class _Codec(NamedTuple):
     """How a type is stored. `flat` is the kind of column for `statements.select`."""
 
     flat: Literal["plain", "text", "bytes", "time"]
@@ -53,45 +53,47 @@ def _same(value: Any) -> Any:
     return value
 
 
-_KINDS: Final[Mapping[type, _Kind]] = {
-    int: _Kind("plain", int, _same),
-    bool: _Kind("plain", lambda digit: digit in (1, "1"), bool),
-    str: _Kind("text", _text, _same),
-    bytes: _Kind("bytes", bytes.fromhex, _same),
-    datetime: _Kind("time", as_time, _same),
-    Mapping: _Kind("text", lambda digits: json.loads(_text(digits)), json.loads),
+_CODECS: Final[Mapping[type, _Codec]] = {
+    int: _Codec("plain", int, _same),
+    bool: _Codec("plain", lambda digit: digit in (1, "1"), bool),
+    str: _Codec("text", _text, _same),
+    bytes: _Codec("bytes", bytes.fromhex, _same),
+    datetime: _Codec("time", as_time, _same),
+    Mapping: _Codec("text", lambda digits: json.loads(_text(digits)), json.loads),
 }
 
 
-def _kind(hint: Any) -> _Kind:
-    """The kind of `T` or `T | None`."""
+def _codec_of(hint: Any) -> _Codec:
+    """The codec of `T` or `T | None`."""
     options = set(get_args(hint))
     if NoneType in options:
         (hint,) = options - {NoneType}
     stored = get_origin(hint) or hint
-    return _Kind("plain", stored, stored) if issubclass(stored, StrEnum) else _KINDS[stored]
+    if issubclass(stored, StrEnum):
+        of_value = {str(member): member for member in stored}.__getitem__
+        return _Codec("plain", of_value, of_value)
+    return _CODECS[stored]
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
     field: str
     column: sa.Column[Any]
-    kind: _Kind
+    codec: _Codec
 
 
 class RowCodec(Generic[T]):
-    """Reads and writes the rows of `table` as values of the dataclass. `names` has the columns whose name is not that
-    of their field."""
+    """Reads and writes the rows of `table` as values of this kind, which may lack some of the columns. `names` has the
+    columns whose name is not that of their field."""
 
-    def __init__(self, dataclass: type[T], table: sa.Table, names: Mapping[str, str]) -> None:
-        self._dataclass: Callable[..., T] = dataclass
-        hints = get_type_hints(dataclass)
+    def __init__(self, kind: type[T], table: sa.Table, names: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._of: Callable[..., T] = kind
         self._table = table
         self._columns = [
-            _Column(f.name, table.c[names.get(f.name, f.name)], _kind(hints[f.name]))
-            for f in fields(dataclass)  # type: ignore[arg-type]
+            _Column(field, table.c[names.get(field, field)], _codec_of(hint))
+            for field, hint in get_type_hints(kind).items()
         ]
-        self._readers = [column.kind.from_flat for column in self._columns]
+        self._readers = [column.codec.from_flat for column in self._columns]
         self._names = [column.column.name for column in self._columns]
         self._values = attrgetter(*[column.field for column in self._columns])
         self.columns: Final = [column.column.label(column.field) for column in self._columns]
@@ -102,16 +104,16 @@ class RowCodec(Generic[T]):
 
     def _expressions(self, dialect: Dialect) -> tuple[str, ...]:
         return tuple(
-            dialect.flat(column.column.name, column.kind.flat, nullable=bool(column.column.nullable))
+            dialect.flat(column.column.name, column.codec.flat, nullable=bool(column.column.nullable))
             for column in self._columns
         )
 
     def from_row(self, row: RowMapping) -> T:
-        values = [(column.kind.from_column, row[column.field]) for column in self._columns]
-        return self._dataclass(*[None if value is None else read(value) for read, value in values])
+        values = [(column.codec.from_column, row[column.field]) for column in self._columns]
+        return self._of(*[None if value is None else read(value) for read, value in values])
 
     def from_record(self, record: Sequence[Any]) -> T:
-        return self._dataclass(
+        return self._of(
             *[None if value == _NULL else read(value) for read, value in zip(self._readers, record, strict=True)]
         )
 

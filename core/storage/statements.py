@@ -8,7 +8,7 @@ never a client's text. How it is done depends on the database (see `dialects`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -20,6 +20,7 @@ from core.storage.dialects import Rows
 from core.storage.dialects.dialect import HAS_WRITTEN, writes
 
 T = TypeVar("T")
+K = TypeVar("K", str, int, tuple[Any, ...])
 
 LIST: Final = 500
 """Maximum values in one IN list. MariaDB turns a longer list into a subquery."""
@@ -60,15 +61,9 @@ def as_time(value: str | datetime) -> datetime:
     return (datetime.fromisoformat(value) if isinstance(value, str) else value).replace(tzinfo=UTC)
 
 
-def literal(tx: Connection, value: str | bytes | int | datetime | None) -> str:
-    """The SQL literal of a value. A text may be a client's: it is sent in hexadecimal."""
-    if isinstance(value, str):
-        return dialects.of(tx).text(value.encode().hex())
-    if isinstance(value, bytes):
-        return dialects.of(tx).blob(value.hex())
-    if isinstance(value, datetime):
-        return dialects.of(tx).time(f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}")
-    return "NULL" if value is None else str(value)
+def inserts(table: str, columns: str, rows: Sequence[str], end: str = "") -> list[str]:
+    """INSERTs of these VALUES. `end` follows each; see `Dialect.upsert`."""
+    return [f"INSERT INTO {table} ({columns}) VALUES {','.join(part)}{end}" for part in packets(rows)]  # noqa: S608
 
 
 def updates(table: str, changes: Mapping[int, Mapping[str, str]]) -> list[str]:
@@ -95,12 +90,13 @@ def _assigned(column: str, values: Mapping[int, str], rows: int) -> str:
 def among(tx: Connection, columns: Sequence[str], keys: Collection[tuple[str | int, ...]]) -> str:
     """The condition that the columns have the values of one of the keys. Keys that differ in the last value alone share
     a list."""
+    literal = dialects.of(tx).literal
     lists: dict[tuple[str | int, ...], list[str]] = {}
     for *first, last in keys:
-        lists.setdefault(tuple(first), []).append(literal(tx, last))
+        lists.setdefault(tuple(first), []).append(literal(last))
     conditions = []
     for first_values, values in lists.items():
-        terms = [f"{column} = {literal(tx, value)}" for column, value in zip(columns[:-1], first_values, strict=True)]
+        terms = [f"{column} = {literal(value)}" for column, value in zip(columns[:-1], first_values, strict=True)]
         conditions.append("(" + " AND ".join([*terms, f"{columns[-1]} IN ({','.join(values)})"]) + ")")
     return " OR ".join(conditions)
 
@@ -134,20 +130,37 @@ def commit(tx: Connection, witness: str | None = None) -> None:
 
 
 class Answer:
-    """The rows of a query that may not have been executed yet."""
+    """What a question has found: one query, or several for parts of a list of keys. They may not have been executed
+    yet."""
 
-    __slots__ = ("_pipeline", "_rows")
+    __slots__ = ("_missing", "_pipeline", "_results")
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, queries: int) -> None:
         self._pipeline = pipeline
-        self._rows: Rows | None = None
+        self._missing = queries
+        self._results: list[Rows] = []
+
+    def take(self, rows: Rows) -> None:
+        """Add the rows of the next query."""
+        self._results.append(rows)
+        self._missing -= 1
 
     def rows(self) -> Rows:
-        """The rows; executes the waiting statements if the query is one of them."""
-        if self._rows is None:
+        """The rows; executes the waiting statements if a query is one of them."""
+        if self._missing:
             self._pipeline.flush()
-        assert self._rows is not None
-        return self._rows
+        if len(self._results) == 1:
+            return self._results[0]
+        return [row for rows in self._results for row in rows] if self._results else ()
+
+    def records(self) -> Sequence[Sequence[Any]]:
+        """The values of each row, if the queries are `select`s."""
+        if self._missing:
+            self._pipeline.flush()
+        if not self._results:
+            return ()
+        read = dialects.of(self._pipeline.tx).records
+        return [record for rows in self._results for record in read(rows)]
 
 
 class Pipeline:
@@ -165,19 +178,19 @@ class Pipeline:
 
     def later(self, *statements: str) -> None:
         """Execute the statements in the next round trip, in order. Those that don't fit into it are executed now."""
-        self._add([(statement, None) for statement in statements])
+        if statements:
+            self._add([(statement, None) for statement in statements])
 
-    def query(self, *queries: str) -> list[Answer]:
-        """Execute the queries in the next round trip, as `later` does. Returns an answer for each."""
-        answers = [Answer(self) for _ in queries]
-        self._add(list(zip(queries, answers, strict=True)))
-        return answers
+    def query(self, *queries: str) -> Answer:
+        """Execute the queries in the next round trip, as `later` does. Each has rows of the same columns."""
+        answer = Answer(self, len(queries))
+        if queries:
+            self._add([(query, answer) for query in queries])
+        return answer
 
-    def ask(self, *queries: str) -> list[Rows]:
-        """Execute the waiting statements and these queries in one round trip. Returns the rows of the queries."""
-        answers = self.query(*queries)
-        self.flush()
-        return [answer.rows() for answer in answers]
+    def query_keys(self, keys: Iterable[K], text: Callable[[list[K]], str]) -> Answer:
+        """`query` for these keys, in their order: `text` makes the query for a part of them, of at most `LIST`."""
+        return self.query(*map(text, chunks(sorted(keys), LIST)))
 
     def flush(self, *, is_last: bool = False) -> None:
         """Execute the waiting statements. `is_last`: the COMMIT follows."""
@@ -209,7 +222,7 @@ class Pipeline:
             raise
         for (_, answer), rows in zip(statements, results, strict=True):
             if answer is not None:
-                answer._rows = rows
+                answer.take(rows)
 
 
 def select(tx: Connection, columns: Sequence[str], rest: str, expected: int) -> str:

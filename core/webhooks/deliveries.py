@@ -36,7 +36,7 @@ from core import feed
 from core.commits.operation import Operation
 from core.storage import dialects, tables
 from core.storage.database import Database
-from core.storage.statements import LIST, Pipeline, chunks, literal, packets
+from core.storage.statements import LIST, Pipeline, chunks, inserts
 from core.webhooks import callbacks, rotation, subscriptions
 from core.webhooks.backoff import Backoff
 from core.webhooks.delivery_log import Progress
@@ -203,9 +203,9 @@ def claim(
             )
             for row in tx.execute(rows)
         ]
-    pipeline = Pipeline(tx)
+    pipeline, literal = Pipeline(tx), dialects.of(tx).literal
     pipeline.later(
-        *_updates(claimed, f"token = {literal(tx, token)}, due_at = {literal(tx, now + lease)}"),
+        *_updates(claimed, f"token = {literal(token)}, due_at = {literal(now + lease)}"),
         *_updates(died, f"state = '{Progress.DEAD}', due_at = NULL, token = NULL"),
     )
     pipeline.finish()
@@ -229,7 +229,7 @@ def postpone(tx: Connection, lane: int, kept: int) -> bool:
     locked, now = _lock(tx, ids, is_due, skip_locked=True)
     if now is not None:
         pipeline = Pipeline(tx)
-        pipeline.later(*_updates(sorted(locked), f"due_at = {literal(tx, now + POSTPONED)}"))
+        pipeline.later(*_updates(sorted(locked), f"due_at = {dialects.of(tx).literal(now + POSTPONED)}"))
         pipeline.finish()
     return len(ids) == PAGE
 
@@ -295,14 +295,14 @@ def _lock(
     those that are locked now. Returns (token, attempts) of each, and the database's time; None if there are none."""
     dialect = dialects.of(tx)
     skip = " SKIP LOCKED" if skip_locked and dialect.locks_rows else ""
-    results = Pipeline(tx).ask(
-        *(
+    answer = Pipeline(tx).query_keys(
+        ids,
+        lambda part: (
             f"SELECT id, token, attempts, {dialect.now} FROM {dialect.by_primary_key('deliveries')} "  # noqa: S608
             f"WHERE id IN ({','.join(map(str, part))}) AND {condition} ORDER BY id{dialect.for_update()}{skip}"
-            for part in chunks(sorted(ids), LIST)
-        )
+        ),
     )
-    rows = [row for part in results for row in part]
+    rows = answer.rows()
     # From a server the time is a datetime, from SQLite a text.
     now = datetime.fromisoformat(str(rows[-1][3])).replace(tzinfo=UTC) if rows else None
     return {row[0]: (row[1], row[2]) for row in rows}, now
@@ -344,7 +344,7 @@ def record(tx: Connection, records: Sequence[Record], backoff: Backoff) -> list[
             continue
         if answer is not None:
             status = "NULL" if answer.status is None else answer.status
-            at, error = literal(tx, claim.at), literal(tx, answer.error)
+            at, error = dialects.of(tx).literal(claim.at), dialects.of(tx).literal(answer.error)
             attempts.append(f"({claim.delivery},{at},{status},{error},{answer.milliseconds})")
         token, failures = locked[claim.delivery]
         if token != claim.token:
@@ -356,11 +356,10 @@ def record(tx: Connection, records: Sequence[Record], backoff: Backoff) -> list[
         if answer is not None and answer.status == GONE:
             gone.add(claim.webhook)
         count = "attempts" if answer is None else "attempts + 1"
-        values = f"state = '{state}', attempts = {count}, due_at = {literal(tx, due_at)}, token = NULL"
+        values = f"state = '{state}', attempts = {count}, due_at = {dialects.of(tx).literal(due_at)}, token = NULL"
         updates.setdefault(values, []).append(claim.delivery)
     pipeline = Pipeline(tx)
-    head = "INSERT INTO delivery_attempts (delivery_id, attempted_at, status, error, milliseconds) VALUES "
-    pipeline.later(*(head + ",".join(part) for part in packets(attempts)))
+    pipeline.later(*inserts("delivery_attempts", "delivery_id, attempted_at, status, error, milliseconds", attempts))
     for values, ids in updates.items():
         pipeline.later(*_updates(sorted(ids), values))
     if gone:

@@ -66,13 +66,12 @@ def test_no_answer_contradicts_the_database_whatever_is_killed(one_server: OneSe
 @mutant(
     "items-are-read-too-early-while-batches-grow",
     "core.acks.flush:_begin",
-    "statements.run(tx, *([_lock(tx, direct)] if direct else []), completion.select(tx, batches, "
-    "locking) if little else _look(tx, batches), *([journal.select(shared)] if shared else []))",
-    "statements.run(tx, *([] if little else [_look(tx, batches)]), *([_lock(tx, direct)] if direct "
-    "else []), *([completion.select(tx, batches, locking)] if little else []), *([journal.select("
-    "shared)] if shared else []))",
-    ("{}", "{} if little else _seen(tx, next(results))"),
-    ("state.seen = _seen(tx, next(results))", "pass"),
+    "locked_groups = _lock(pipeline, direct)",
+    """
+early = _look(pipeline, () if little else batches)
+locked_groups = _lock(pipeline, direct)
+""",
+    ("seen_batches = _look(pipeline, () if little else batches)", "seen_batches = early"),
 )
 def test_batches_that_grow_keep_every_answered_ack_while_flushes_wait_for_their_groups(
     one_server: OneServer, tmp_path: Path

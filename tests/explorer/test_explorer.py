@@ -116,12 +116,12 @@ def test_every_operation_keeps_the_order_of_the_locks(arena: Arena) -> None:
     "a-childs-key-is-looked-up-before-its-parent-is-locked",
     "core.batches.writing:BatchWrites.judge",
     """
-parents = self._lock_parents(opens)
-found = _look(self.pipeline, opens, changes)
+parents = self._lock_parents()
+found = _look(self.pipeline, self._opens, self._changes)
 """,
     """
-found = _look(self.pipeline, opens, changes)
-parents = self._lock_parents(opens)
+found = _look(self.pipeline, self._opens, self._changes)
+parents = self._lock_parents()
 """,
 )
 @pytest.mark.mariadb

@@ -316,11 +316,11 @@ def _ground(database: Database) -> Ground:
 @mutant(
     "an-extend-commits-its-numbers-before-its-key",
     "core.batches.writing:BatchWrites._change",
-    "keys = [f\"({','.join(dialect.literal(value) for value in row)})\" for row in issued]",
+    "keys = [dialect.row(row) for row in issued]",
     """
 self.pipeline.flush()
 self.pipeline.tx.commit()
-keys = [f"({','.join(dialect.literal(value) for value in row)})" for row in issued]
+keys = [dialect.row(row) for row in issued]
 """,
 )
 @mutant(

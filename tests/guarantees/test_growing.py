@@ -58,13 +58,12 @@ def by_failing(batch: int) -> Call:
 @mutant(
     "items-are-read-before-the-groups-are-locked",
     "core.acks.flush:_begin",
-    "statements.run(tx, *([_lock(tx, direct)] if direct else []), completion.select(tx, batches, "
-    "locking) if little else _look(tx, batches), *([journal.select(shared)] if shared else []))",
-    "statements.run(tx, *([] if little else [_look(tx, batches)]), *([_lock(tx, direct)] if direct "
-    "else []), *([completion.select(tx, batches, locking)] if little else []), *([journal.select("
-    "shared)] if shared else []))",
-    ("{}", "{} if little else _seen(tx, next(results))"),
-    ("state.seen = _seen(tx, next(results))", "pass"),
+    "locked_groups = _lock(pipeline, direct)",
+    """
+early = _look(pipeline, () if little else batches)
+locked_groups = _lock(pipeline, direct)
+""",
+    ("seen_batches = _look(pipeline, () if little else batches)", "seen_batches = early"),
 )
 @pytest.mark.mariadb
 @pytest.mark.parametrize("call", [by_mask, by_ids, by_failing])
@@ -116,15 +115,15 @@ def test_no_child_is_opened_for_an_item_acked_while_the_open_waited(other_servic
 
 @mutant(
     "a-batch-that-became-a-parent-is-not-noticed",
-    "core.acks.completion:write",
+    "core.acks.completion:_lock_and_read",
     "row.journal_next or row.children",
     "row.journal_next",
 )
 @mutant(
     "children-are-looked-for-before-the-parent-is-locked",
     "core.acks.flush:_begin",
-    "completion.select(tx, state.seen, locking)",
-    "completion.select(tx, state.seen)",
+    "completion.ask(pipeline, state.seen, locking)",
+    "completion.ask(pipeline, state.seen)",
 )
 @pytest.mark.mariadb
 @pytest.mark.parametrize("call", [by_mask, by_ids, by_failing])

@@ -71,15 +71,11 @@ def new(service: Service, items: int = 4 * GROUP) -> int:
 @mutant(
     "journaled-batches-are-locked-before-all-others",
     "core.acks.flush:_begin",
-    "statements.run(tx, *([_lock(tx, direct)] if direct else []), completion.select(tx, batches, "
-    "locking) if little else _look(tx, batches), *([journal.select(shared)] if shared else []))",
-    "statements.run(tx, *([completion.select(tx, journal_states, locking)] if journal_states else []), "
-    "*([_lock(tx, direct)] if direct else []), completion.select(tx, batches, locking) if little else "
-    "_look(tx, batches), *([journal.select(shared)] if shared else []))",
-    (
-        "groups = statements.records(tx, next(results)) if direct else ()",
-        "if journal_states: next(results)\ngroups = statements.records(tx, next(results)) if direct else ()",
-    ),
+    "locked_groups = _lock(pipeline, direct)",
+    """
+completion.ask(pipeline, list(journal_states), locking)
+locked_groups = _lock(pipeline, direct)
+""",
 )
 def test_acks_and_extends_of_a_journaled_and_a_plain_batch_take_turns(
     service: Service, server_faults: list[str]

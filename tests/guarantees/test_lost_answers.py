@@ -31,6 +31,7 @@ from core.batches.tolerance import OnExceeded
 from core.batches.writing import Extend
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
+from core.commits.operation import Operation
 from core.service import Service
 from core.service.batches import opening_of
 from core.service.writes import KINDS
@@ -217,7 +218,7 @@ def test_writes_without_a_key_are_done_once_and_answered(server_database: Databa
     """An extend or open without a key could not recognize its own effect."""
     service = Service(server_database, combiner=Inline)
     batch = service.batches.open(Opening()).batch.id
-    operations: list[writes.Operation] = [
+    operations: list[Operation] = [
         Extend(batch=batch, count=1),
         Extend(batch=batch, count=2, idempotency_key="k"),
         opening_of(Opening(items=5)),

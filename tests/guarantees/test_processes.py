@@ -368,20 +368,17 @@ def test_a_valid_event_is_not_trimmed_before_it_is_handled(server_database: Data
 @mutant(
     "pruning-is-looked-up-before-the-inbox",
     "core.processes.inbox:LockedEvents.__init__",
-    "self._answers = [answer for part in chunks(sorted(keys), LIST) for answer in pipeline.query("
-    "f\"SELECT name, instance, event_id, status FROM {dialect.by_primary_key('inbox')} WHERE {among(tx, "
-    "_KEY, part)} ORDER BY {', '.join(_KEY)}{dialect.for_update()}\")]",
-    'before = pipeline.query("SELECT name, pruned FROM process_definitions")\nself._answers = [answer '
-    'for part in chunks(sorted(keys), LIST) for answer in pipeline.query(f"SELECT name, instance, '
-    "event_id, status FROM {dialect.by_primary_key('inbox')} WHERE {among(tx, _KEY, part)} ORDER BY {',"
-    " '.join(_KEY)}{dialect.for_update()}\")]",
+    "dialect = dialects.of(tx)",
+    """
+dialect = dialects.of(tx)
+before = pipeline.query("SELECT name, pruned FROM process_definitions")
+""",
     (
-        "self._limits = [answer for part in chunks(sorted({process for process, _, _ in keys}), LIST) for "
-        "answer in pipeline.query(f\"SELECT name, pruned FROM process_definitions WHERE {among(tx, ('name',"
-        '), [(name,) for name in part])} AND deleted_at IS NULL")]',
-        "self._limits = before\nunused = [answer for part in chunks(sorted({process for process, _, _ in "
-        'keys}), LIST) for answer in pipeline.query(f"SELECT name, pruned FROM process_definitions WHERE '
-        "{among(tx, ('name',), [(name,) for name in part])} AND deleted_at IS NULL\")]",
+        "self._statuses: dict[Key, Status] = {}",
+        """
+self._statuses: dict[Key, Status] = {}
+self._limits = before
+""",
     ),
 )
 def test_a_row_that_is_pruned_while_its_event_comes_again_is_not_missed(server_database: Database) -> None:

@@ -41,12 +41,17 @@ def verify_some(referee: Service, ids: list[int]) -> None:
         assert verification.ok, verification.faults
 
 
-@mutant("completion-decided-on-a-plain-read", "core.acks.completion:write", 'dialects.of(tx).for_update("id")', '""')
+@mutant(
+    "completion-decided-on-a-plain-read",
+    "core.acks.completion:_lock_and_read",
+    'dialects.of(pipeline.tx).for_update("id")',
+    '""',
+)
 @mutant(
     "batches-are-looked-at-with-the-groups",
     "core.acks.flush:_begin",
-    "completion.select(tx, batches, locking)",
-    "completion.select(tx, batches)",
+    "completion.ask(pipeline, batches if little else (), locking)",
+    "completion.ask(pipeline, batches if little else ())",
 )
 def test_exactly_one_of_two_last_acks_in_different_groups_completes_the_batch(referee: Service) -> None:
     """Two sessions resolve the last two items of a batch, in two groups; exactly one of them gets `newly`."""
@@ -78,13 +83,13 @@ def test_exactly_one_of_two_last_acks_in_different_groups_completes_the_batch(re
 @mutant(
     "a-journaled-batch-is-not-locked",
     "core.acks.flush:_begin",
-    "completion.select(tx, batches, locking)",
-    "completion.select(tx, batches, '' if journal_states else locking)",
+    "completion.ask(pipeline, batches if little else (), locking)",
+    "completion.ask(pipeline, batches if little else (), '' if journal_states else locking)",
 )
 @mutant(
     "repeats-are-not-told",
     "core.acks.completion:write",
-    "_look_again(tx, repeat_rows, repeats) if repeats else {}",
+    "_look_again(pipeline.tx, repeat_rows, repeats) if repeats else {}",
     "{}",
 )
 @mutant("groups-are-not-locked", "core.acks.flush:_for_update", "dialects.of(tx).for_update(*key)", '""')
@@ -151,7 +156,7 @@ def test_an_item_that_fails_twice_at_once_has_one_of_the_reasons(referee: Servic
 
 @mutant(
     "a-call-from-before-the-journal-goes-on",
-    "core.acks.completion:write",
+    "core.acks.completion:_lock_and_read",
     "row.journal_next or row.children",
     "row.children",
 )
@@ -181,14 +186,17 @@ def test_an_item_delivered_twice_counts_once_though_its_batch_becomes_journaled_
 )
 @mutant(
     "ack-judges-the-state-of-its-first-look",
-    "core.acks.completion:write",
-    "delta_rows, repeat_rows = locked_rows, locked_rows",
+    "core.acks.completion:_lock_and_read",
+    'to_lock = ask(pipeline, unlocked, dialects.of(pipeline.tx).for_update("id"))',
     """
-        look = f'SELECT id, state FROM batches WHERE id IN ({_ids(deltas) or 0})'
-        looked = dict(tuple(row) for row in tx.exec_driver_sql(look))
-        delta_rows, repeat_rows = locked_rows, locked_rows
-    """,
-    ("rows(tx, results[0])", "{each: row._replace(state=looked[each]) for each, row in rows(tx, results[0]).items()}"),
+look = f"SELECT id, state FROM batches WHERE id IN ({','.join(map(str, unlocked)) or 0})"
+looked = {id: State(state) for id, state in pipeline.tx.exec_driver_sql(look)}
+to_lock = ask(pipeline, unlocked, dialects.of(pipeline.tx).for_update("id"))
+""",
+    (
+        "newly_locked = rows(to_lock)",
+        "newly_locked = {id: row._replace(state=looked[id]) for id, row in rows(to_lock).items()}",
+    ),
 )
 def test_either_the_last_ack_or_the_seal_completes_the_batch(referee: Service) -> None:
     """The last item is acked while the batch is sealed; the batch is complete, and one of the two calls gets
@@ -543,7 +551,7 @@ def test_a_purge_that_dies_between_chunks_leaves_no_rows_and_counts_nothing_twic
 @mutant(
     "extend-does-not-keep-its-key",
     "core.batches.writing:BatchWrites._change",
-    'self.pipeline.later(*(head + ",".join(part) for part in packets(keys)))',
+    'self.pipeline.later(*inserts("extends", "batch_id, idempotency_key, start, count, digest", keys))',
     "pass",
 )
 def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) -> None:

@@ -159,8 +159,8 @@ def test_the_worlds_include_every_kind_of_failure() -> None:
 @mutant(
     "a-call-is-applied-in-parts",
     "core.tallies:_write",
-    'pipeline.later(*(_INSERT + ",".join(part) + upsert for part in packets(old)))',
-    'pipeline.later(*(_INSERT + ",".join(part) + upsert for part in packets(old)), "COMMIT")',
+    'pipeline.later(*inserts("tallies", columns, old, upsert), *inserts("tallies", columns, new))',
+    'pipeline.later(*inserts("tallies", columns, old, upsert), "COMMIT", *inserts("tallies", columns, new))',
 )
 @pytest.mark.timeout(600)
 def test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all(database: Database, dying: Mortals) -> None:
@@ -193,8 +193,8 @@ def test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all(databa
 @mutant(
     "a-new-sub-counter-overwrites-anothers",
     "core.tallies:_write",
-    '(_INSERT + ",".join(part) for part in packets(new))',
-    '(_INSERT + ",".join(part) + upsert for part in packets(new))',
+    'inserts("tallies", columns, new)',
+    'inserts("tallies", columns, new, upsert)',
 )
 @pytest.mark.mariadb
 def test_two_calls_that_create_the_same_sub_counter_both_count(server_url: str) -> None:

@@ -108,9 +108,9 @@ def test_a_batch_without_a_tolerance_is_never_exceeded(service: Service) -> None
 
 @mutant(
     "failures-pass-the-tolerance-again",
-    "core.batches.settle:Transition.events",
-    "self.after.exceeded and not self.before.exceeded",
-    "self.after.exceeded",
+    "core.batches.settle:settle",
+    "Transition(before, change._replace(state=state, exceeded=is_exceeded))",
+    "Transition(before._replace(exceeded=False), change._replace(state=state, exceeded=is_exceeded))",
 )
 @mutant(
     "the-event-of-passed-failures-is-written-twice",
@@ -315,8 +315,8 @@ def test_the_explanation_names_the_tolerance(service: Service) -> None:
 @mutant(
     "a-tolerance-is-judged-on-a-plain-read",
     "core.acks.flush:_begin",
-    "completion.select(tx, batches, locking)",
-    "completion.select(tx, batches)",
+    "completion.ask(pipeline, batches if little else (), locking)",
+    "completion.ask(pipeline, batches if little else ())",
 )
 @pytest.mark.mariadb
 @pytest.mark.timeout(7200)

@@ -24,7 +24,7 @@ from core.batches.lifecycle import State
 from core.batches.writing import Extend, Open, Seal
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
 from core.commits.lanes import FLUSH_COST
-from core.commits.operation import Done
+from core.commits.operation import Done, Operation
 from core.consumer_groups import positions
 from core.consumer_groups.leases import Caller
 from core.feed import Append
@@ -57,7 +57,7 @@ def any_service(request: pytest.FixtureRequest, database: Database) -> Iterator[
     service.stop()
 
 
-def merged(database: Database, *operations: writes.Operation) -> list[Done]:
+def merged(database: Database, *operations: Operation) -> list[Done]:
     """The outcomes of the operations in one transaction."""
     return database.write(writes.flush, operations, KINDS)
 
@@ -619,13 +619,12 @@ def test_a_locked_batch_does_not_delay_the_others(server_database: Database) -> 
 @mutant(
     "extend-looks-its-key-up-without-the-lock",
     "core.batches.writing:_look",
-    "results = pipeline.ask(*texts) if texts else []",
-    "early = pipeline.ask(*looks) if looks else []\nresults = pipeline.ask(*texts) if texts else []",
-    (
-        "lock_records = [record for rows in results[: len(locks)] for record in dialect.records(rows)]",
-        "results[len(locks) : len(locks) + len(looks)] = early\nlock_records = [record for rows in "
-        "results[: len(locks)] for record in dialect.records(rows)]",
-    ),
+    'columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key("batches"))',
+    """
+early = pipeline.query("SELECT batch_id, idempotency_key, start, count, digest FROM extends").rows()
+columns, table = ([*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key("batches"))
+""",
+    ("extended.rows()", "early"),
 )
 @pytest.mark.mariadb
 def test_a_retried_extend_gets_its_numbers_though_the_batch_was_sealed_while_it_waited(
@@ -723,7 +722,7 @@ def with_process(database: Database) -> Service:
     return service
 
 
-def operation_of(words: tuple[Any, ...]) -> writes.Operation:
+def operation_of(words: tuple[Any, ...]) -> Operation:
     match words:
         case ("open", items, sealed, key):
             # The key decides the fingerprint; without one it is random.

@@ -133,6 +133,10 @@ class Dialect(abc.ABC):
             return self.time(f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}")
         return self.text(json.dumps(dict(value)).encode().hex())
 
+    def row(self, values: Iterable[str | bytes | int | datetime | None]) -> str:
+        """The VALUES of a row."""
+        return f"({','.join(map(self.literal, values))})"
+
     def patch(self, column: str, changes: Sequence[tuple[int, bytes]]) -> str:
         """The column's blob with other bytes, each given with its place. A place beyond the end of the blob, which is
         damaged then, isn't an error. Only if it `patches_blobs`."""
