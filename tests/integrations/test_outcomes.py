@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import importlib
 import logging
+import pkgutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from lastbit import BatchHandle, Completed, Forbidden, ItemRejected
+from lastbit import Completed, Forbidden, ItemRejected
 from lastbit.integrations import Failed, _resolver, _verdicts
 from lastbit.integrations import taskiq as taskiq_adapter
+from tests.integrations import drivers
 from tests.integrations.conftest import TOKEN
 from tests.integrations.drivers import Driver, Link
+from tests.integrations.workers import reasons
 from tests.mutants import mutant
 
+MARKS = {"rabbitmq": [pytest.mark.xdist_group("rabbitmq")]}
 ADAPTERS = [
-    "aws_lambda",
-    "celery",
-    "dramatiq",
-    "kafka",
-    pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq")),
-    "rq",
-    "sqs",
-    "taskiq",
+    pytest.param(module.name, marks=MARKS.get(module.name, [])) for module in pkgutil.iter_modules(drivers.__path__)
 ]
 REFUSED = "the service refuses calls for good"
 
@@ -73,10 +70,6 @@ class Handler:
             raise Failed("no such picture")
         if body == "fails at length":
             raise Failed("x" * 5000)
-
-
-def reasons(batch: BatchHandle) -> dict[str, str]:
-    return {item: reason for failed in batch.failed() for item, reason in failed.reasons.items()}
 
 
 @mutant(

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from lastbit import AsyncClient, Client
 from lastbit.integrations import Failed, resolving, resolving_async
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
-
-
-def reasons(client: Client, batch: int) -> dict[str, str]:
-    return {item: reason for part in client.batch(batch).failed() for item, reason in part.reasons.items()}
+from tests.integrations.workers import reasons
 
 
 def test_a_block_that_ends_acks_its_item(client: Client) -> None:
@@ -36,7 +26,7 @@ def test_the_last_attempt_fails_the_item(client: Client, kind: type[Exception]) 
     batch = client.open(items=1)
     with pytest.raises(kind), resolving(client, batch.ids[0]):
         raise kind("no picture")
-    assert reasons(client, batch.id) == {batch.ids[0]: "no picture" if kind is Failed else "ValueError: no picture"}
+    assert reasons(batch) == {batch.ids[0]: "no picture" if kind is Failed else "ValueError: no picture"}
 
 
 class Wordless(Exception):
@@ -53,7 +43,7 @@ def test_an_exception_that_has_no_text_fails_its_item(client: Client, error: Exc
     with pytest.raises(type(error)) as caught, resolving(client, batch.ids[0]):
         raise error
     assert caught.value is error
-    assert reasons(client, batch.id) == {batch.ids[0]: "Wordless"}
+    assert reasons(batch) == {batch.ids[0]: "Wordless"}
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
@@ -72,7 +62,7 @@ def test_failed_needs_no_further_attempt(client: Client) -> None:
         raise Failed
     assert str(failure.value) == ""
     assert batch.refresh().failed == 1
-    assert reasons(client, batch.id) == {}
+    assert reasons(batch) == {}
 
 
 def test_a_long_reason_is_cut(client: Client) -> None:
@@ -80,7 +70,7 @@ def test_a_long_reason_is_cut(client: Client) -> None:
     batch = client.open(items=1)
     with pytest.raises(ValueError, match="x"), resolving(client, batch.ids[0]):
         raise ValueError("x" * 5000)
-    assert len(reasons(client, batch.id)[batch.ids[0]]) == 4000
+    assert len(reasons(batch)[batch.ids[0]]) == 4000
 
 
 def test_an_item_of_a_cancelled_batch_is_logged(client: Client, caplog: pytest.LogCaptureFixture) -> None:

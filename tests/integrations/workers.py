@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from lastbit import BatchHandle
 from tests.support.servers import ROOT, wait_until_it_prints
 
 
@@ -55,6 +56,17 @@ def running(*command: str, prints: str, folder: Path = ROOT, **environment: str)
         yield workers
     finally:
         workers.kill()
+
+
+def reasons(batch: BatchHandle) -> dict[str, str]:
+    """The reason of each failed item that has one."""
+    return {item: reason for failed in batch.failed() for item, reason in failed.reasons.items()}
+
+
+def reasons_by_number(batch: BatchHandle) -> dict[int, str]:
+    """The failed items' numbers (of group 0) and reasons."""
+    found = reasons(batch)
+    return {int(item.split(":")[2]): found.get(item, "") for failed in batch.failed() for item in failed.ids}
 
 
 def wait_until(happened: Callable[[], object], what: str, seconds: float = 60) -> None:

@@ -10,26 +10,10 @@ from typing import Any
 
 import dramatiq
 import pytest
-import redis as redis_py
 
-from lastbit import Client
 from tests.integrations import workers
 from tests.integrations.workers import Workers
 from tests.support.brokers import RedisServer
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
-
-
-@pytest.fixture
-def store(redis: RedisServer) -> Iterator[Any]:
-    """A connection to the Redis of broker and actors, which is empty."""
-    with redis_py.Redis.from_url(redis.url(0), decode_responses=True) as store:
-        store.flushall()
-        yield store
 
 
 @pytest.fixture

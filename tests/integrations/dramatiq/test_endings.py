@@ -10,25 +10,17 @@ import pytest
 from dramatiq.results import ResultFailure
 
 from lastbit import Client
-from lastbit.batch import BatchHandle
 from lastbit.integrations.dramatiq import fan_out, resend
 from tests.integrations.conftest import TOKEN
 from tests.integrations.dramatiq.conftest import StartWorker
 from tests.integrations.redrives import redriven
+from tests.integrations.workers import reasons_by_number as reasons
 from tests.integrations.workers import wait_until
 
 
 def queued(store: Any, queue: str = "default") -> int:
     """The number of messages that wait or are under way, of a queue without its delayed messages."""
     return int(store.hlen(f"dramatiq:{queue}.msgs"))
-
-
-def reasons(batch: BatchHandle) -> dict[int, str]:
-    """The failed items' numbers (of group 0) and reasons."""
-    found: dict[int, str] = {}
-    for failed in batch.failed():
-        found |= {int(item.split(":")[2]): failed.reasons.get(item, "") for item in failed.ids}
-    return found
 
 
 def test_each_ending_resolves_its_item(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:

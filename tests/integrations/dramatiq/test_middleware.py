@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -53,12 +51,6 @@ def start() -> Iterator[Callable[[], Worker]]:
     yield start
     for worker in workers:
         worker.stop()
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
 
 
 @dramatiq.actor(broker=StubBroker(), max_retries=0)
@@ -262,10 +254,3 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     """When the middleware is made."""
     with pytest.raises(errors.InvalidArgument, match=message):
         LastbitMiddleware(**options)
-
-
-def test_a_missing_library_is_reported_with_its_extra() -> None:
-    """In a Python without Dramatiq."""
-    program = "import sys; sys.modules['dramatiq'] = None; import lastbit.integrations.dramatiq"
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "the adapter for Dramatiq needs more than the bare client: pip install 'lastbit[dramatiq]'" in process.stderr

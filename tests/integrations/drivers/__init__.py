@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self
 
@@ -10,6 +12,7 @@ import httpx
 import pytest
 
 from lastbit import AsyncClient, BatchHandle, Client, Completed, Retry
+from tests.integrations.workers import wait_until
 
 Handle = Callable[[str], None]
 OnCompleted = Callable[[Completed], object]
@@ -63,6 +66,18 @@ class Link:
     def check(self) -> None:
         if self.is_cut:
             raise httpx.ConnectError("the link is cut")
+
+
+def consumed(consume: Callable[..., None], link: Link, until: Until, **options: Any) -> BaseException | None:
+    """Run the `consume` of an adapter in a thread until `until()` is true, or it ends; returns its error."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        future = executor.submit(consume, stop=stop, lastbit=link.client, **options)
+        try:
+            wait_until(lambda: future.done() or until(), "the messages are handled")
+        finally:
+            stop.set()
+        return future.exception(60)
 
 
 class _Cuttable(httpx.HTTPTransport):

@@ -11,8 +11,7 @@ import pytest
 
 from lastbit import BatchHandle
 from lastbit.integrations import kafka as adapter
-from tests.integrations.drivers import Handle, Link, OnCompleted, Until
-from tests.integrations.drivers.consumers import consumed
+from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
 from tests.integrations.kafka.conftest import committed, consumer
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from lastbit import BatchHandle
 from lastbit.integrations import rabbitmq as adapter
-from tests.integrations.drivers import Handle, Link, OnCompleted, Until
-from tests.integrations.drivers.consumers import consumed
+from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
 
 
 class Driver:

@@ -9,8 +9,7 @@ import pytest
 
 from lastbit import BatchHandle
 from lastbit.integrations import sqs as adapter
-from tests.integrations.drivers import Handle, Link, OnCompleted, Until
-from tests.integrations.drivers.consumers import consumed
+from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
 from tests.support.aws import Moto
 
 

@@ -8,14 +8,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from lastbit import Client
 from lastbit.integrations.kafka import Confluent
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

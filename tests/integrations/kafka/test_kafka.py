@@ -16,7 +16,7 @@ import confluent_kafka
 import kafka as kafka_python
 import pytest
 
-from lastbit import BatchHandle, Client, Completed, Retry
+from lastbit import Client, Completed, Retry
 from lastbit.errors import InvalidArgument, MessagesRefused
 from lastbit.integrations import Failed, _fan_out, _workers
 from lastbit.integrations import kafka as adapter
@@ -26,14 +26,10 @@ from lastbit.streams.window import AckWindow
 from tests.integrations.kafka.conftest import committed, consumer, records
 from tests.integrations.rabbitmq.conftest import running
 from tests.integrations.redrives import redriven
-from tests.integrations.workers import wait_until
+from tests.integrations.workers import reasons, wait_until
 from tests.mutants import mutant
 from tests.streams.kafka_broker import Attributes, Broker, RecordedClient
 from tests.support.threads import no_more_threads
-
-
-def reasons(batch: BatchHandle) -> dict[str, str]:
-    return {item: reason for failed in batch.failed() for item, reason in failed.reasons.items()}
 
 
 def test_each_value_is_sent_with_an_item(address: str, producer: confluent_kafka.Producer, client: Client) -> None:

@@ -19,12 +19,6 @@ Consuming = Callable[..., AbstractContextManager[threading.Event]]
 
 
 @pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
-
-
-@pytest.fixture
 def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
     """A channel to declare, publish and look."""
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:

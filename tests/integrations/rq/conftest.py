@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import pytest
-import redis as redis_py
 
-from lastbit import Client
 from tests.integrations import workers
 from tests.integrations.workers import Workers
 from tests.support.brokers import RedisServer
 
 COMMAND = ("rq.cli", "worker", "--worker-class", "lastbit.integrations.rq.LastbitWorker")
 READY = "Listening on default"
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
-
-
-@pytest.fixture
-def store(redis: RedisServer) -> Iterator[Any]:
-    """A connection to the Redis of broker and jobs, which is empty."""
-    with redis_py.Redis.from_url(redis.url(0), decode_responses=True) as store:
-        store.flushall()
-        yield store
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import itertools
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 from types import ModuleType
 from typing import Any
@@ -18,7 +16,6 @@ from rq import Queue, Retry, SimpleWorker
 from rq.command import send_stop_job_command
 
 from lastbit import Client, errors
-from lastbit.batch import BatchHandle
 from lastbit.integrations.rq import (
     LastbitMixin,
     LastbitSimpleWorker,
@@ -34,18 +31,11 @@ from lastbit.integrations.rq._unacked import note, noted, remove
 from tests.integrations.conftest import TOKEN
 from tests.integrations.redrives import redriven
 from tests.integrations.rq.conftest import StartWorker
+from tests.integrations.workers import reasons_by_number as reasons
 from tests.integrations.workers import wait_until
 from tests.mutants import mutant
 from tests.support.servers import ServiceProcess, sqlite_file
 from tests.support.threads import no_more_threads
-
-
-def reasons(batch: BatchHandle) -> dict[int, str]:
-    """The failed items' numbers (of group 0) and reasons."""
-    found: dict[int, str] = {}
-    for failed in batch.failed():
-        found |= {int(item.split(":")[2]): failed.reasons.get(item, "") for item in failed.ids}
-    return found
 
 
 def runs(store: Any) -> dict[int, int]:
@@ -379,13 +369,6 @@ def test_the_next_worker_acks_what_a_killed_one_has_finished(
                 wait_until(lambda: not noted(app.store, "default"), "the note is removed")
         finally:
             service.remove()
-
-
-def test_a_missing_library_is_reported_with_its_extra() -> None:
-    """In a Python without RQ."""
-    program = "import sys; sys.modules['rq'] = None; import lastbit.integrations.rq"
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "the adapter for RQ needs more than the bare client: pip install 'lastbit[rq]'" in process.stderr
 
 
 @pytest.mark.parametrize("item", ["7:0:42", "9007199254740991:0:0"])

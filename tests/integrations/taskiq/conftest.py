@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import pytest
-import redis as redis_py
 
 from lastbit import Client
 from lastbit.batch import BatchHandle
@@ -21,20 +20,6 @@ from tests.support.brokers import RedisServer
 
 COMMAND = ("taskiq", "worker", "--workers", "1")
 READY = "Listening started"
-
-
-@pytest.fixture
-def client(service_url: str) -> Iterator[Client]:
-    with Client(service_url) as client:
-        yield client
-
-
-@pytest.fixture
-def store(redis: RedisServer) -> Iterator[Any]:
-    """A connection to the Redis of broker and tasks, which is empty."""
-    with redis_py.Redis.from_url(redis.url(0), decode_responses=True) as store:
-        store.flushall()
-        yield store
 
 
 @pytest.fixture

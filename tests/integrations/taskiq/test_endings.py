@@ -10,24 +10,16 @@ import pytest
 from taskiq.kicker import AsyncKicker
 
 from lastbit import Client
-from lastbit.batch import BatchHandle
 from lastbit.failures import Redrive
 from lastbit.integrations.taskiq import resend
 from tests.integrations.redrives import redriven
 from tests.integrations.taskiq.conftest import Send, StartWorker
+from tests.integrations.workers import reasons_by_number as reasons
 from tests.integrations.workers import wait_until
 
 
 def unacked(store: Any) -> int:
     return int(store.xpending("taskiq", "taskiq")["pending"])
-
-
-def reasons(batch: BatchHandle) -> dict[int, str]:
-    """The failed items' numbers (of group 0) and reasons."""
-    found: dict[int, str] = {}
-    for failed in batch.failed():
-        found |= {int(item.split(":")[2]): failed.reasons.get(item, "") for item in failed.ids}
-    return found
 
 
 def test_each_ending_resolves_its_item(app: ModuleType, worker: StartWorker, send: Send, store: Any) -> None:

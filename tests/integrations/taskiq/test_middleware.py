@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -269,10 +268,3 @@ def test_a_worker_that_may_lose_messages_warns_when_it_starts(
     asyncio.run(lastbit.startup())
     assert [record.getMessage() for record in caplog.records if warning in record.getMessage()] or not warning
     assert bool(caplog.records) == bool(warning)
-
-
-def test_a_missing_library_is_reported_with_its_extra() -> None:
-    """In a Python without taskiq."""
-    program = "import sys; sys.modules['taskiq'] = None; import lastbit.integrations.taskiq"
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "the adapter for taskiq needs more than the bare client: pip install 'lastbit[taskiq]'" in process.stderr
