@@ -125,8 +125,9 @@ class Settler:
             self._closed_one.wait_for(lambda: not self._open or self.refusal is not None, timeout)
             return not self._open
 
-    def abandon(self, owner: object) -> list[Any]:
-        """The open messages of an owner, which are not removed any more."""
+    def abandon(self, owner: object = None) -> list[Any]:
+        """The open messages of an owner, which are not removed any more. If no other message is open, nothing is sent
+        again."""
         with self._lock:
             entries = [entry for entry in self._open if entry.owner is owner]
             self._open.difference_update(entries)

@@ -113,6 +113,7 @@ class LastbitStep(bootsteps.StartStopStep):
     def _flush(self) -> None:
         if not self._settler.drain(PATIENCE):
             log.error("the worker stops before all items are resolved: their messages will be redelivered")
+            self._settler.abandon()
 
     def _track(self, consumer: Any, name: str) -> None:
         task = consumer.app.tasks[name]

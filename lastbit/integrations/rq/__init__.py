@@ -177,6 +177,7 @@ class LastbitMixin:
         try:
             if is_worker and self._settler is not None and not self._settler.drain(PATIENCE):
                 log.warning("%d items of finished jobs are not acked yet; a later worker acks them", len(self._settler))
+                self._settler.abandon()
         finally:
             super().teardown()  # type: ignore[misc]
 

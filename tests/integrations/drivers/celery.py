@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import redis as redis_py
-from celery import Celery
+from celery import Celery, _state
 from celery.platforms import EX_OK
 from celery.worker import state
 from celery.worker.worker import WorkController
@@ -73,6 +73,7 @@ class Driver:
             if state.should_stop is None:
                 state.should_stop = EX_OK
             thread.join(60)
+            _state._set_task_join_will_block(False)  # this process is no worker any more
         return worker.exitcode or None
 
     def left(self) -> int:
