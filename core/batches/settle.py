@@ -118,4 +118,6 @@ def settle(before: Standing, change: Standing) -> Transition:
     if is_passed and state in LIVE and change.on_exceeded is OnExceeded.CANCEL:
         state = State.CANCELLED
     is_exceeded = change.exceeded or (is_passed and change.state in TAKES_ACKS)
-    return Transition(before, change._replace(state=state, exceeded=is_exceeded))
+    if state is not change.state or is_exceeded is not change.exceeded:
+        change = change._replace(state=state, exceeded=is_exceeded)
+    return Transition(before, change)
