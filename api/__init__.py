@@ -4,6 +4,6 @@ describes it. The rules of batches are in `core`.
 `routes` has one file for each noun; checks that run before every route are in `routes.route`. `access` decides which
 callers a route admits, and `limits` keeps the process serving. `server` is everything below a route: connections,
 bodies, middleware. Acks are served
-separately, in `acks`. `fast_path` serves plain requests to open, extend, seal or read a batch and to append events,
-before the routes see them. `probe` reads the database for health checks and metrics.
+separately, in `acks`. `fast_path` serves plain requests for acks and for the other verbs that are called most, before
+the routes see them. `probe` reads the database for health checks and metrics.
 """

@@ -29,7 +29,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from api.access.tokens import Tokens
-from api.fast_path import FastProtocol
+from api.fast_path.protocol import FastProtocol
 from api.limits.connections import raise_open_files
 from core import errors, logs, programs
 from core.settings import Settings, settings_of

@@ -19,7 +19,7 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from api.acks.bodies import MAX_GROUPS, MAX_IDS
-from api.acks.fast_path import AckProtocol
+from api.fast_path.protocol import FastProtocol
 from core.batches.lifecycle import State
 from tests.fuzz.sizes import examples
 from tests.fuzz.wire import Answer, Served, answers, served
@@ -217,7 +217,7 @@ def send_request(bench: Bench, verb: str, way: str, body: bytes, content_type: b
     else:
         message = [head + b"Content-Length: %d\r\n\r\n" % len(body)]
         message = [message[0], *parts] if way == "cut" else [message[0] + body]
-    connection = bench.server.connect(AckProtocol)
+    connection = bench.server.connect(FastProtocol)
     connection.feed(*message)
     replies = connection.until_answered() or answers(connection.transport.written)
     connection.lose()

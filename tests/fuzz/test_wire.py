@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.acks.fast_path import AckProtocol
+from api.fast_path.protocol import FastProtocol
 from api.server.connection import HEAD
 from api.server.upgrades import Http1Protocol
 from core.acks.call import AckResult
@@ -39,7 +39,8 @@ def recording() -> Iterator[tuple[Served, Seen]]:
     requests = Seen()
     with served() as running:
         app: Any = running.app
-        parse, inner = app.parse, app.app
+        acks: Any = app.state.acks
+        parse, inner = acks.parse, app.app
 
         def record_call(verb: Any, key: Any, content: bytes, caller: Any) -> Any:
             requests.append((f"{verb} {key!r}", content))
@@ -49,8 +50,8 @@ def recording() -> Iterator[tuple[Served, Seen]]:
             requests.append((f"{scope['method']} {scope['path']}", b""))
             await inner(scope, receive, send)
 
-        app.parse, app.app = record_call, record_request
-        app.submit = lambda call, future: future(Done())
+        acks.parse, app.app = record_call, record_request
+        acks.submit = lambda call, receiver: receiver(Done())
         yield running, requests
 
 
@@ -187,7 +188,7 @@ def test_the_fast_path_reads_the_bytes_as_the_server_does(recording: tuple[Serve
     heads are cached."""
     requests, statuses = requests_and_answers(recording, Http1Protocol, parts)
     for _ in range(2):  # the second time with cached heads
-        fast_requests, fast_statuses = requests_and_answers(recording, AckProtocol, parts)
+        fast_requests, fast_statuses = requests_and_answers(recording, FastProtocol, parts)
         if statuses[-2:] == REFUSED:
             # On invalid input the server drops earlier requests that wait for their answers, and answers 400 instead.
             # The fast path has answered more of them by then, or answers nothing.
@@ -206,7 +207,7 @@ def test_the_fast_path_reads_the_bytes_as_the_server_does(recording: tuple[Serve
 def test_two_parsers_never_read_different_requests(recording: tuple[Served, Seen], parts: list[bytes]) -> None:
     """A proxy that reads like another server could be made to pass on bytes that Lastbit reads as a second request. So
     where h11, which is strict, continues, both must read the same; and where Lastbit reads more, h11 has refused."""
-    fast_requests, (*_, _) = requests_and_answers(recording, AckProtocol, parts)
+    fast_requests, (*_, _) = requests_and_answers(recording, FastProtocol, parts)
     h11_requests, (*h11_statuses, _) = requests_and_answers(recording, H11Protocol, parts)
     absolute_places = [place for place, (target, _) in enumerate(h11_requests) if ABSOLUTE.match(target)]
     if absolute_places:
@@ -229,26 +230,26 @@ def test_an_offer_of_another_protocol_changes_nothing(
     body = BODIES[3] if is_chunked else BODY
     lines = [start, *PLAIN_HEAD[1:3], length]
     stream = assembled([*lines, *UPGRADE], b"\r\n", body) * 2 + PLAIN
-    expected_result = requests_and_answers(recording, AckProtocol, [assembled(lines, b"\r\n", body) * 2 + PLAIN])
+    expected_result = requests_and_answers(recording, FastProtocol, [assembled(lines, b"\r\n", body) * 2 + PLAIN])
     assert len(expected_result[0]) == 3
-    assert requests_and_answers(recording, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
+    assert requests_and_answers(recording, FastProtocol, [bytes([byte]) for byte in stream]) == expected_result
     for place in range(len(stream) + 1):
-        assert requests_and_answers(recording, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
+        assert requests_and_answers(recording, FastProtocol, [stream[:place], stream[place:]]) == expected_result, place
     running, _ = recording
-    running.app.submit, submit = lambda call, future: None, running.app.submit
+    running.app.state.acks.submit, submit = lambda call, receiver: None, running.app.state.acks.submit
     try:
-        requests, statuses = requests_and_answers(recording, AckProtocol, [PLAIN, stream])
+        requests, statuses = requests_and_answers(recording, FastProtocol, [PLAIN, stream])
     finally:
-        running.app.submit = submit
+        running.app.state.acks.submit = submit
     assert (requests, statuses) == ([("ack None", BODY)], [False])
 
 
 def test_an_upgrade_offer_does_not_slow_an_ack(recording: tuple[Served, Seen]) -> None:
     """Its head is cached like others, and not parsed again."""
-    assert requests_and_answers(recording, AckProtocol, [UPGRADED]) == ([("ack None", BODY)], [200, False])
+    assert requests_and_answers(recording, FastProtocol, [UPGRADED]) == ([("ack None", BODY)], [200, False])
     running, requests = recording
     requests.clear()
-    connection = running.connect(AckProtocol)
+    connection = running.connect(FastProtocol)
     connection.protocol.parser = None
     connection.feed(UPGRADED)
     assert requests == [("ack None", BODY)]
@@ -270,21 +271,21 @@ def test_the_answer_to_junk_is_not_taken_for_an_earlier_requests_answer(
 ) -> None:
     """The first of two requests on a connection is done, whatever the second is: its client gets that answer, or
     none."""
-    assert requests_and_answers(recording, AckProtocol, [junk[:1], junk[1:]])[1] in ([400, True], [413, True])
+    assert requests_and_answers(recording, FastProtocol, [junk[:1], junk[1:]])[1] in ([400, True], [413, True])
     running, _ = recording
-    running.app.submit, submit = lambda call, future: None, running.app.submit
+    running.app.state.acks.submit, submit = lambda call, receiver: None, running.app.state.acks.submit
     try:
         for parts in ([PLAIN + junk[:1], junk[1:]], [PLAIN, junk[:1], junk[1:]], [PLAIN + PLAIN + junk[:1], junk[1:]]):
-            requests, statuses = requests_and_answers(recording, AckProtocol, parts)
+            requests, statuses = requests_and_answers(recording, FastProtocol, parts)
             assert (requests, statuses) == ([("ack None", BODY)], [True])
     finally:
-        running.app.submit = submit
+        running.app.state.acks.submit = submit
 
 
 def test_an_answered_request_gets_no_second_answer(recording: tuple[Served, Seen]) -> None:
     """Nor half of one with another in its middle: junk after an answer ends the connection."""
     first = assembled([b"POST /nowhere HTTP/1.1", LINES[0], CHUNKED], b"\r\n", b"")
-    assert requests_and_answers(recording, AckProtocol, [first, b"no length"])[1] == [404, True]
+    assert requests_and_answers(recording, FastProtocol, [first, b"no length"])[1] == [404, True]
     running, _ = recording
     app: Any = running.app
 
@@ -295,7 +296,7 @@ def test_an_answered_request_gets_no_second_answer(recording: tuple[Served, Seen
 
     app.app, inner = half_answer, app.app
     try:
-        assert requests_and_answers(recording, AckProtocol, [first, b"no length"])[1] == [200, True]
+        assert requests_and_answers(recording, FastProtocol, [first, b"no length"])[1] == [200, True]
     finally:
         app.app = inner
 
@@ -304,7 +305,7 @@ def test_an_answered_request_gets_no_second_answer(recording: tuple[Served, Seen
 def test_no_tunnel_is_opened(recording: tuple[Served, Seen], head: bytes) -> None:
     stream = assembled([head, *PLAIN_HEAD[1:]], b"\r\n", BODY) + PLAIN
     for parts in ([stream], [stream[: -len(PLAIN)], PLAIN]):
-        assert requests_and_answers(recording, AckProtocol, parts) == ([], REFUSED)
+        assert requests_and_answers(recording, FastProtocol, parts) == ([], REFUSED)
 
 
 def test_requests_may_be_split_at_every_byte(recording: tuple[Served, Seen]) -> None:
@@ -313,19 +314,19 @@ def test_requests_may_be_split_at_every_byte(recording: tuple[Served, Seen]) -> 
     stream = PLAIN + chunked_head + PLAIN
     expected_result = [("ack None", BODY)] * 3, [200, 200, 200, False]
     for place in range(len(stream) + 1):
-        assert requests_and_answers(recording, AckProtocol, [stream[:place], stream[place:]]) == expected_result, place
+        assert requests_and_answers(recording, FastProtocol, [stream[:place], stream[place:]]) == expected_result, place
     for place in range(len(PLAIN)):
         assert (
-            requests_and_answers(recording, AckProtocol, [PLAIN, PLAIN[:place], PLAIN[place:]])[0]
+            requests_and_answers(recording, FastProtocol, [PLAIN, PLAIN[:place], PLAIN[place:]])[0]
             == [("ack None", BODY)] * 2
         )
-    assert requests_and_answers(recording, AckProtocol, [bytes([byte]) for byte in stream]) == expected_result
+    assert requests_and_answers(recording, FastProtocol, [bytes([byte]) for byte in stream]) == expected_result
 
 
 def test_a_head_is_cached_only_with_its_own_length(recording: tuple[Served, Seen]) -> None:
     """Not with the content of the next request in the same packet, if the first was refused at once."""
     second = fitting(MALFORMED, b"X: 2")
-    requests, statuses = requests_and_answers(recording, AckProtocol, [MALFORMED + second])
+    requests, statuses = requests_and_answers(recording, FastProtocol, [MALFORMED + second])
     assert (requests, statuses) == ([("ack None", MALFORMED[-len(BODY) :])], [422, False])
-    requests, statuses = requests_and_answers(recording, AckProtocol, [PLAIN + PLAIN[: len(second)]])
+    requests, statuses = requests_and_answers(recording, FastProtocol, [PLAIN + PLAIN[: len(second)]])
     assert (requests[0], statuses[0]) == (("ack None", BODY), 200)

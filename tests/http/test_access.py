@@ -114,8 +114,8 @@ def ask(client: httpx.Client, route: str, **names: Any) -> httpx.Response:
 
 @mutant(
     "a-role-is-not-needed-on-the-fast-path",
-    "api.fast_path:FastProtocol._call",
-    "caller is None or not caller.has(verb.rule.roles) or caller.prefix is not None",
+    "api.fast_path.verbs:RouteVerb.exchange",
+    "caller is None or not caller.has(self._rule.roles) or caller.prefix is not None",
     "caller is None or caller.prefix is not None",
 )
 @pytest.mark.parametrize(("route", "rule"), RULES, ids=[route for route, _ in RULES])
@@ -265,9 +265,9 @@ LIMITED = [(route, rule) for route, rule in RULES if "{id}" in route and "/v1/ba
 
 @mutant(
     "a-limited-token-opens-any-batch-on-the-fast-path",
-    "api.fast_path:FastProtocol._call",
-    "caller is None or not caller.has(verb.rule.roles) or caller.prefix is not None",
-    "caller is None or not caller.has(verb.rule.roles)",
+    "api.fast_path.verbs:RouteVerb.exchange",
+    "caller is None or not caller.has(self._rule.roles) or caller.prefix is not None",
+    "caller is None or not caller.has(self._rule.roles)",
 )
 @pytest.mark.parametrize("route", [route for route, _ in LIMITED])
 @pytest.mark.parametrize("name", ["shop", "shop-admin"])

@@ -116,7 +116,7 @@ def test_pipelined_requests_are_answered_in_their_order(wire: Wire, batch: int) 
 
 @mutant(
     "a-page-of-another-site-may-ack",
-    "api.acks.fast_path:AckProtocol._take",
+    "api.fast_path.acks:AckVerb.exchange",
     "head.names_site and digest is None",
     "False",
 )

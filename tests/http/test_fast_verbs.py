@@ -236,7 +236,7 @@ ORDINARY: list[tuple[str, str, Any, str]] = [
 
 @mutant(
     "a-page-of-another-site-may-open-a-batch",
-    "api.fast_path:FastProtocol._call",
+    "api.fast_path.verbs:RouteVerb.exchange",
     "head.names_site or number >= INTEGER_LIMIT or (head.length and not bodies.is_json(head.content_type))",
     "number >= INTEGER_LIMIT or (head.length and not bodies.is_json(head.content_type))",
 )

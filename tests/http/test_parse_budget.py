@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import structlog
 
-from api.acks.fast_path import AckProtocol
+from api.fast_path.protocol import FastProtocol
 from api.limits import pause
 from api.limits.parse_budget import FEWEST, LARGE, SHARES, ParseBudget
 from bench import load
@@ -231,7 +231,7 @@ class Flooded:
         )
 
     def connect(self) -> Connection:
-        return self._running.connect(AckProtocol)
+        return self._running.connect(FastProtocol)
 
     def until_committed(self) -> None:
         """Wait for the commit, which the event loop hasn't noticed yet."""

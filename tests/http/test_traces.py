@@ -50,7 +50,7 @@ def open_batch(http: httpx.Client, body: str = "{}", *headers: tuple[str, str], 
 
 @mutant(
     "the-fast-path-forgets-the-context",
-    "api.fast_path:_open",
+    "api.fast_path.verbs:_open",
     "opening_of(body.opening(), call.idempotency_key, trace=call.trace)",
     "opening_of(body.opening(), call.idempotency_key, trace=None)",
 )

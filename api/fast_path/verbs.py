@@ -1,13 +1,10 @@
-"""The fast path for opening, extending, sealing and reading batches, for appending events, for reading them and waiting
-for them, for tally entries, positions and handled events.
-
-An HTTP framework around such a request costs several times as much as the request's share of a merged transaction. So
-plain requests are parsed, queued and answered here, without a task, as the ack routes are (see `acks.fast_path`). Only
-those that wait for events have one.
+"""The verbs for opening, extending, sealing and reading batches, for appending events, for reading them and waiting for
+them, for tally entries, positions and handled events.
 
 No rule is implemented twice. Only requests that the ordinary path would certainly accept are served here. All others
 take the ordinary path, even when their body has arrived already: those with an unusual head or query, a body that the
-route's model refuses, a limited token or a token with rates, or an item as the parent.
+route's model refuses, a limited token or a token with rates, or an item as the parent. They are queued and answered
+without a task, but for those that wait for events.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import functools
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -25,15 +21,14 @@ from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from api import problems
-from api.access.rules import Rule, digest_of, rule_of
-from api.acks.fast_path import AckProtocol, Exchange, Plain
+from api.access.rules import digest_of, rule_of
+from api.fast_path.exchange import Exchange, ExchangeProtocol, FastVerb, PlainHead
 from api.metrics import REQUESTS
 from api.problems import Problem
 from api.routes import batches, consumer_groups, events, fields, models, processes, tallies
 from api.routes.reply import Reply
 from api.routes.writes import Reads, Shared, Writes
 from api.server import bodies
-from api.server.connection import WatchedProtocol
 from api.server.middleware import WIRE_HEADER, request_id
 from core import errors, feed, traces
 from core.batches.writing import Extend
@@ -51,43 +46,23 @@ _KEY: Final = re.compile(rb"[\x21-\x7e]{1,255}")
 
 T = TypeVar("T")
 
-Start = Callable[["Call"], None]
-"""Queues the work of a call, which is answered later. Raises `_NotPlain` before anything is queued."""
+Start = Callable[["RouteExchange"], None]
+"""Queues the work of a request, which is answered later. Raises `_NotPlain` before anything is queued."""
 
 
 class _NotPlain(Exception):  # never leaves this module
     """The request must take the ordinary path."""
 
 
-@dataclass(frozen=True)
-class Verb:
-    """A verb that is served here. `pattern` matches the target; its first group is the batch or the position, if it
-    is a number."""
+class RouteExchange(Exchange):
+    """A request for a `RouteVerb`, and its response."""
 
-    method: str
-    pattern: re.Pattern[bytes]
-    route: str
-    rule: Rule
-    start: Start
-    _measured: dict[int, Histogram] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def measured(self, status: int) -> Histogram:
-        histogram = self._measured.get(status)
-        if histogram is None:
-            histogram = self._measured[status] = REQUESTS.labels(self.method, self.route, str(status))
-        return histogram
-
-
-class Call(Exchange):
-    """One request on this path, and its response."""
-
-    __slots__ = ("_protocol", "batch", "content", "path", "started", "target", "verb")
+    __slots__ = ("batch", "content", "path", "started", "target", "verb")
 
     def __init__(
-        self, protocol: FastProtocol, verb: Verb, target: re.Match[bytes], caller: Token, key: bytes | None
+        self, protocol: ExchangeProtocol, verb: RouteVerb, target: re.Match[bytes], caller: Token, head: PlainHead
     ) -> None:
-        super().__init__(protocol, caller, key)
-        self._protocol: FastProtocol = protocol
+        super().__init__(protocol, caller, head)
         self.verb = verb
         self.target = target
         self.batch = _first_number(target)
@@ -209,74 +184,66 @@ class Call(Exchange):
         verb.measured(status).observe(seconds)
 
 
-class FastProtocol(AckProtocol):
-    """See the module."""
+class RouteVerb(FastVerb):
+    """A verb that is served as its route does. The first group of `pattern` is the batch or the position, if it is a
+    number."""
 
-    def open_cycle(self) -> None:
-        method = self.parser.get_method()
-        for verb in _VERBS.get(method, ()):
-            match = verb.pattern.fullmatch(self.url)
-            if match is not None:
-                head = self.plain(method)
-                call = None if head is None else self._call(verb, match, head)
-                if call is not None:
-                    self.cycle = call  # type: ignore[assignment]  # it has the attributes of a cycle that uvicorn uses
-                    return
-                break
-        super().open_cycle()
+    def __init__(self, method: str, pattern: bytes, route: str, endpoint: Callable[..., object], start: Start) -> None:
+        """`endpoint` is the route's, with the rule for its callers."""
+        self.method = method
+        self.pattern = re.compile(pattern)
+        self.route = route
+        self.start = start
+        self._rule = rule_of(endpoint)
+        self._measured: dict[int, Histogram] = {}
 
-    def _call(self, verb: Verb, target: re.Match[bytes], head: Plain) -> Call | None:
+    def exchange(self, protocol: ExchangeProtocol, target: re.Match[bytes], head: PlainHead) -> RouteExchange | None:
         number = _first_number(target)
         if head.names_site or number >= INTEGER_LIMIT or (head.length and not bodies.is_json(head.content_type)):
             return None
         if head.key is not None and not _KEY.fullmatch(head.key):
             return None
-        tokens = self.access.tokens
+        tokens = protocol.access.tokens
         digest = digest_of(head.authorization)
         if digest is None and (tokens.required or head.authorization is not None):
             return None
         caller = tokens.find(digest or b"")
-        if caller is None or not caller.has(verb.rule.roles) or caller.prefix is not None:
+        if caller is None or not caller.has(self._rule.roles) or caller.prefix is not None:
             return None
         if caller.requests is not None or caller.items is not None:
             return None
-        call = Call(self, verb, target, caller, head.key)
-        call.length = head.length
-        call.request_id = head.request_id
-        if head.has_trace and verb.start is _open:
-            call.trace = traces.in_headers(self.headers)
-        return call
+        exchange = RouteExchange(protocol, self, target, caller, head)
+        if head.has_trace and self.start is _open:
+            exchange.trace = traces.in_headers(protocol.headers)
+        return exchange
 
-    def take_ordinary_path(self, content: bytes) -> None:
-        """Hand the current request, whose head and body have arrived, to the application."""
-        self.cycle = None  # type: ignore[assignment]  # as before a connection's first request
-        WatchedProtocol.open_cycle(self)
-        cycle: Any = self.cycle
-        if content:
-            super().on_body(content)
-        cycle.more_body = False
-        cycle.message_event.set()
+    def measured(self, status: int) -> Histogram:
+        """The durations of calls with this status."""
+        histogram = self._measured.get(status)
+        if histogram is None:
+            histogram = self._measured[status] = REQUESTS.labels(self.method, self.route, str(status))
+        return histogram
 
 
-def _open(call: Call) -> None:
+def _open(call: RouteExchange) -> None:
     body: models.OpenBody = call.parsed(models.OpenBody)
     if body.parent is not None or body.callback is not None:
         raise _NotPlain
     call.write(opening_of(body.opening(), call.idempotency_key, trace=call.trace), batches.opened)
 
 
-def _extend(call: Call) -> None:
+def _extend(call: RouteExchange) -> None:
     body: models.ExtendBody = call.parsed(models.ExtendBody)
     operation = Extend(batch=call.batch, count=body.count, idempotency_key=call.idempotency_key, digest=body.digest)
     call.write(operation, batches.extended)
 
 
-def _seal(call: Call) -> None:
+def _seal(call: RouteExchange) -> None:
     call.parsed(fields.EmptyBody)
     call.write(seal_of(call.batch, call.idempotency_key), batches.sealed)
 
 
-def _append(call: Call) -> None:
+def _append(call: RouteExchange) -> None:
     body: events.NewEvents = call.parsed(events.NewEvents)
     if body.fence is not None:
         raise _NotPlain
@@ -284,7 +251,7 @@ def _append(call: Call) -> None:
     call.write(feed.Append(events=new, cost=max(1, len(new))), lambda results: events.appended(new, results))
 
 
-def _apply(call: Call) -> None:
+def _apply(call: RouteExchange) -> None:
     try:
         operation = tallies.operation_of(call.name(1), call.content or b"{}")
     except Problem:
@@ -292,7 +259,7 @@ def _apply(call: Call) -> None:
     call.write(operation, tallies.applied)
 
 
-def _commit(call: Call) -> None:
+def _commit(call: RouteExchange) -> None:
     body: consumer_groups.PositionBody = call.parsed(consumer_groups.PositionBody)
     partition = int(call.target[2])
     if not body.is_small or partition >= groups.MOST_PARTITIONS or call.name(1).startswith(groups.OWN_NAMES):
@@ -304,7 +271,7 @@ def _commit(call: Call) -> None:
     call.write(commits_of([commit]), consumer_groups.single)
 
 
-def _commit_many(call: Call) -> None:
+def _commit_many(call: RouteExchange) -> None:
     body: consumer_groups.PositionsBody = call.parsed(consumer_groups.PositionsBody)
     if not body.is_small or call.name(1).startswith(groups.OWN_NAMES):
         raise _NotPlain
@@ -315,21 +282,21 @@ def _commit_many(call: Call) -> None:
     call.write(commits_of(commits), lambda results: consumer_groups.many(commits, results))
 
 
-def _handle(call: Call) -> None:
+def _handle(call: RouteExchange) -> None:
     body: processes.HandlingsBody = call.parsed(processes.HandlingsBody)
     operations = processes.many_of(call.name(1), body)
     call.write_all(operations, lambda results: processes.handled_many(call.path, body, operations, results))
 
 
-def _get(call: Call) -> None:
+def _get(call: RouteExchange) -> None:
     call.read(lambda reads: reads.batches, call.batch, batches.read)
 
 
-def _watermark(call: Call) -> None:
+def _watermark(call: RouteExchange) -> None:
     call.read(lambda reads: reads.watermarks, call.batch, batches.watermark)
 
 
-def _page(call: Call) -> None:
+def _page(call: RouteExchange) -> None:
     limit = int(call.target[2] or events.LIMIT)
     if limit > feed.FIRST:
         raise _NotPlain
@@ -348,7 +315,7 @@ class _Poll(BaseModel):
     batch: events.OfBatch = None
 
 
-def _poll(call: Call) -> None:
+def _poll(call: RouteExchange) -> None:
     values: dict[str, Any] = {}
     for parameter in call.target[1].decode().split("&"):
         name, _, value = parameter.partition("=")
@@ -379,39 +346,29 @@ _POLL: Final = rb"/v1/events\?([a-z]+=[A-Za-z0-9._:-]+(?:&[a-z]+=[A-Za-z0-9._:-]
 _TALLY: Final = f"/v1/tallies/({tallies.NAME})/apply".encode()
 _HANDLE: Final = f"/v1/processes/({processes.NAME})/handle".encode()
 _GROUP: Final = rb"/v1/consumer-groups/([A-Za-z0-9_][A-Za-z0-9._:-]{0,254})"
-_POSITION: Final = _GROUP + rb"/partitions/(0|[1-9][0-9]{0,3})/position"
-_ALL: Final = (
-    Verb("POST", re.compile(rb"/v1/batches"), "/v1/batches", rule_of(batches.open_batch), _open),
-    Verb("POST", re.compile(_ID + rb"/items"), "/v1/batches/{id}/items", rule_of(batches.extend_batch), _extend),
-    Verb("POST", re.compile(_ID + rb"/seal"), "/v1/batches/{id}/seal", rule_of(batches.seal_batch), _seal),
-    Verb("POST", re.compile(rb"/v1/events"), "/v1/events", rule_of(events.append_events), _append),
-    Verb("POST", re.compile(_TALLY), "/v1/tallies/{tally}/apply", rule_of(tallies.apply_entries), _apply),
-    Verb(
+VERBS: Final = (
+    RouteVerb("POST", rb"/v1/batches", "/v1/batches", batches.open_batch, _open),
+    RouteVerb("POST", _ID + rb"/items", "/v1/batches/{id}/items", batches.extend_batch, _extend),
+    RouteVerb("POST", _ID + rb"/seal", "/v1/batches/{id}/seal", batches.seal_batch, _seal),
+    RouteVerb("POST", rb"/v1/events", "/v1/events", events.append_events, _append),
+    RouteVerb("POST", _TALLY, "/v1/tallies/{tally}/apply", tallies.apply_entries, _apply),
+    RouteVerb(
         "PUT",
-        re.compile(_POSITION),
+        _GROUP + rb"/partitions/(0|[1-9][0-9]{0,3})/position",
         "/v1/consumer-groups/{group}/partitions/{partition}/position",
-        rule_of(consumer_groups.commit_position),
+        consumer_groups.commit_position,
         _commit,
     ),
-    Verb(
+    RouteVerb(
         "PUT",
-        re.compile(_GROUP + rb"/positions"),
+        _GROUP + rb"/positions",
         "/v1/consumer-groups/{group}/positions",
-        rule_of(consumer_groups.commit_positions),
+        consumer_groups.commit_positions,
         _commit_many,
     ),
-    Verb("POST", re.compile(_HANDLE), "/v1/processes/{process}/handle", rule_of(processes.handle_events), _handle),
-    Verb("GET", re.compile(_ID), "/v1/batches/{id}", rule_of(batches.get_batch), _get),
-    Verb(
-        "GET",
-        re.compile(_ID + rb"/watermark"),
-        "/v1/batches/{id}/watermark",
-        rule_of(batches.get_watermark),
-        _watermark,
-    ),
-    Verb("GET", re.compile(_PAGE), "/v1/events", rule_of(events.read_events), _page),
-    Verb("GET", re.compile(_POLL), "/v1/events", rule_of(events.read_events), _poll),
+    RouteVerb("POST", _HANDLE, "/v1/processes/{process}/handle", processes.handle_events, _handle),
+    RouteVerb("GET", _ID, "/v1/batches/{id}", batches.get_batch, _get),
+    RouteVerb("GET", _ID + rb"/watermark", "/v1/batches/{id}/watermark", batches.get_watermark, _watermark),
+    RouteVerb("GET", _PAGE, "/v1/events", events.read_events, _page),
+    RouteVerb("GET", _POLL, "/v1/events", events.read_events, _poll),
 )
-_VERBS: Final = {
-    method.encode(): tuple(verb for verb in _ALL if verb.method == method) for method in ("GET", "POST", "PUT")
-}
