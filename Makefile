@@ -23,7 +23,7 @@ XDIST := -n $(TEST_PROCESSES) --dist loadgroup
 QUICK_TESTS := pytest -m "not slow and not nightly" $(XDIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-celery serve venv lint format prose twins openapi openapi-lint docs screenshots constraints clean test test-slow test-postgresql test-nightly test-spark test-spark-connect test-spark-35 \
+.PHONY: help demo demo-celery serve venv lint format prose twins openapi openapi-lint docs screenshots constraints clean test test-slow test-galera test-postgresql test-nightly test-spark test-spark-connect test-spark-35 \
 	test-airflow test-recipes test-howtos test-typescript test-sdk-versions test-oldest coverage bench test-soak explore chaos failover fuzz mutants dist zip sbom audit image-check
 
 help: ## print this list
@@ -145,6 +145,10 @@ test: $(READY) ## run all tests but the slow ones, on real servers
 test-slow: $(READY) ## run the slow tests: clusters, chaos, upgrades, clocks, fuzz
 	@scripts/need.sh $(TEST_SERVERS) galera-4 rsync faketime
 	$(BIN)/pytest -m "slow and not nightly" $(XDIST) --durations 10
+
+test-galera: $(READY) ## run only those of the slow tests that use a cluster
+	@scripts/need.sh $(TEST_SERVERS) galera-4 rsync faketime
+	$(BIN)/pytest -m galera --durations 10
 
 test-postgresql: $(READY) ## run the tests that use a server on PostgreSQL, not MariaDB
 	@scripts/need.sh $(TEST_SERVERS) faketime

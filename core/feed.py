@@ -31,7 +31,7 @@ from core import errors, traces
 from core.commits.kind import Kind
 from core.commits.operation import Done, Operation
 from core.consumer_groups.positions import Fence
-from core.storage import dialects, galera, limits, statements, tables
+from core.storage import dialects, limits, statements, tables
 from core.storage.database import APPENDED, Database, after_commit
 from core.storage.lock_order import HEAD
 from core.storage.statements import Pipeline, as_text, as_time, inserts
@@ -213,7 +213,7 @@ def hold(tx: Connection) -> tuple[int, int]:
     """The position of the last event, and the position up to which they were removed. Until the commit no event is
     appended or trimmed. For transactions that depend on the feed's events but append none."""
     position, trimmed = _lock(tx)
-    galera.guard(tx, _head.trimmed, _head.id == 1)
+    dialects.of(tx).guard(tx, _head.trimmed, [(1,)])
     return position, trimmed
 
 

@@ -13,7 +13,7 @@ that really changed, so the second delivery changes nothing. Its response must s
 complete. So the row of a batch without changes is read (again, if necessary) *after* the group locks were acquired. The
 transaction that flipped the bit has committed by then, or its lock would still exist, and its completion was part of
 the same commit. On MariaDB and MySQL, that commit is on disk by then only if there is a binary log: without one,
-InnoDB releases the locks first (see `checks.server`).
+InnoDB releases the locks first (see `checks.mariadb`).
 
 *The batch grows in the meantime.* A producer extends it, and other transactions ack the new items, while this one waits
 for a group. The number of issued items is read after all group locks are granted, so no bit of a locked row is beyond

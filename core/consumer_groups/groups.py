@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from core import errors
-from core.storage import faults, galera, tables
+from core.storage import dialects, faults, tables
 
 MOST_PARTITIONS: Final = 4096
 OWN_NAMES: Final = "lastbit."
@@ -75,7 +75,7 @@ def lock(tx: Connection, name: str) -> ConsumerGroup:
     """The consumer group, locked: until the commit no other worker joins, leaves, or gets a partition. Raises
     `errors.ConsumerGroupNotFound`."""
     group = find(tx, name, locked=True)
-    galera.guard(tx, _groups.first_epoch, _groups.name == name)
+    dialects.of(tx).guard(tx, _groups.first_epoch, [(name,)])
     return group
 
 

@@ -19,7 +19,7 @@ from core import errors, metrics
 from core.commits.kind import Kind
 from core.commits.operation import Done, Operation
 from core.consumer_groups import groups
-from core.storage import dialects, galera, tables
+from core.storage import dialects, tables
 from core.storage.statements import LIST, Pipeline, among, as_text, chunks, inserts
 from lastbit.streams.errors import CorruptSnapshot
 from lastbit.streams.snapshot import Snapshot
@@ -103,13 +103,8 @@ def lock(pipeline: Pipeline, fences: Collection[Fence]) -> Callable[[], dict[Fen
             if owners.get((fence.group, fence.partition)) != (fence.worker, fence.epoch):
                 refused[fence] = _refusal(tx, fence, exists=(fence.group, fence.partition) in owners)
         held = sorted({(fence.group, fence.partition) for fence in fences if fence not in refused})
-        # Only for a cluster, as building the conditions takes longer than the statements of a shared transaction.
-        for part in chunks(held, LIST) if galera.is_node(tx) else ():
-            rows_held = [
-                sa.and_(_positions.group_name == group, _positions.partition_no == partition)
-                for group, partition in part
-            ]
-            galera.guard(tx, _positions.epoch, sa.or_(*rows_held))
+        for part in chunks(held, LIST):
+            dialect.guard(tx, _positions.epoch, part)
         return refused
 
     return refusals
@@ -136,7 +131,7 @@ def hold(tx: Connection, group: str, partition: int) -> None:
     """Lock a partition, whoever owns it: no write on a worker's behalf commits there until this transaction does."""
     row = _positions.group_name == group, _positions.partition_no == partition
     tx.execute(sa.select(_positions.epoch).where(*row).with_for_update())
-    galera.guard(tx, _positions.epoch, *row)
+    dialects.of(tx).guard(tx, _positions.epoch, [(group, partition)])
 
 
 _KEY: Final = ("group_name", "partition_no")

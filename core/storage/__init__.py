@@ -3,7 +3,6 @@
 `opening` opens a database for a program. Only `database` begins, commits, rolls back and retries transactions.
 `dialects` has the differences between databases, one file per database, and `engines` the code that their connection
 pools share. `faults` classifies the drivers' errors. `continuity` detects that a connection leads to another database.
-`galera` has the additions for clusters.
 `statements` sends several statements at once, and makes those of many rows; `row_codec` reads and writes rows as values
 of a dataclass. `limits` limits a page in bytes, `tables` defines the tables, `schema` migrates them, and `checks`
 reports unsafe settings of a database.

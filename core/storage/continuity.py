@@ -12,69 +12,15 @@ Another connection to the same server, not restarted since, raises no doubt.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 Origin = tuple[Any, ...]
 """Identifies the server or file behind a connection."""
-
-_NAMES: Final = ("hostname", "port", "server_id", "server_uid", "server_uuid")
-"""Variables that identify a server. Each kind of server has some of these."""
-
-
-def server(driver: Any) -> Origin:
-    """The MariaDB or MySQL server behind a connection, and its start time. That is its clock minus its uptime; setting
-    the clock moves both. Uses only SHOW: a node outside its cluster refuses anything else."""
-    with contextlib.closing(driver.cursor()) as cursor:
-
-        def show(subject: str) -> dict[str, str]:
-            cursor.execute(f"SHOW {subject}")
-            return dict(cursor.fetchall())
-
-        names = ", ".join(f"'{name}'" for name in (*_NAMES, "timestamp"))
-        for _ in range(3):
-            variables = show(f"VARIABLES WHERE Variable_name IN ({names})")
-            uptime = int(show("GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
-            now = int(float(show("VARIABLES LIKE 'timestamp'")["timestamp"]))
-            if now == int(float(variables["timestamp"])):  # otherwise a second boundary passed in between
-                break
-    return *(variables.get(name) for name in _NAMES), now - uptime
-
-
-def postgresql_server(driver: Any) -> Origin:
-    """The PostgreSQL server behind a connection: its identifier, its start, and its timeline, which changes when a
-    standby is promoted or a backup restored."""
-    timeline = "CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"
-    with contextlib.closing(driver.cursor()) as cursor:
-        cursor.execute(f"SELECT system_identifier, pg_postmaster_start_time(), {timeline} FROM pg_control_system()")  # noqa: S608
-        origin: Origin = cursor.fetchone()
-    driver.rollback()
-    return origin
-
-
-def file(driver: Any) -> Origin:
-    """The SQLite file behind a connection."""
-    return identity(path(driver)) or ()
-
-
-def path(driver: Any) -> Path:
-    """The absolute path of the SQLite file that a connection has opened."""
-    return Path(driver.execute("PRAGMA database_list").fetchone()[2])
-
-
-def identity(path: Path) -> Origin | None:
-    """The file that is now at `path`; None if there is none."""
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status.st_dev, status.st_ino
 
 
 def watch(engine: Engine, origin_of: Callable[[Any], Origin], doubt: Callable[[], None]) -> None:

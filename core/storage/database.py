@@ -117,7 +117,7 @@ class Database:
             self.url = self.url.set(drivername=dialect.driver)
         self.dialect = dialect
         self.engine = dialect.engine(self.url, connections, LOCK_WAIT)
-        continuity.watch(self.engine, dialect.origin(), self._doubt)
+        continuity.watch(self.engine, dialect.origin, self._doubt)
         if not dialect.is_embedded:
             commit_marks.watch(self.engine)
 

@@ -114,6 +114,7 @@ def test_nobody_notices_that_answers_to_commits_are_lost(database: str, tmp_path
     assert report.checks.checked["nested batches cancelled by their failures"] > 0
 
 
+@pytest.mark.galera
 def test_a_node_that_left_permanently_is_rebuilt_though_no_node_has_a_majority() -> None:
     """At once, as nothing else brings it back; a node that still takes part is made the primary component."""
     world = ThreeNodes()

@@ -171,9 +171,9 @@ def test_the_cache_is_dropped_when_a_connection_breaks(server: Server, server_da
 
 @mutant(
     "a-restart-keeps-the-cache",
-    "core.storage.continuity:server",
-    "*(variables.get(name) for name in _NAMES), now - uptime",
-    "*(variables.get(name) for name in _NAMES),",
+    "core.storage.dialects.mariadb:MariaDB.origin",
+    "*(variables.get(name) for name in _IDENTITY), now - uptime",
+    "*(variables.get(name) for name in _IDENTITY),",
     only="mariadb",
 )
 @pytest.mark.mariadb

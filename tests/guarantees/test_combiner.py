@@ -746,7 +746,10 @@ def test_two_locked_batches_do_not_wait_for_each_other(impatient: Service) -> No
     only="postgresql",
 )
 @mutant(
-    "a-wait-for-the-feed-tears-the-flush", "core.storage.faults:_lock_wait", "error.statement == LOCK_HEAD", "False"
+    "a-wait-for-the-feed-tears-the-flush",
+    "core.storage.dialects.dialect:Dialect.lock_wait",
+    "error.statement == LOCK_HEAD",
+    "False",
 )
 @pytest.mark.mariadb
 def test_a_flush_that_waits_for_the_feed_stays_whole(impatient: Service) -> None:

@@ -42,7 +42,10 @@ from tests.support.galera import Cluster, Node, Policy, until
 from tests.support.servers import running_service
 from tests.support.waits import freeze_before
 
-pytestmark = [pytest.mark.slow, pytest.mark.mariadb, pytest.mark.xdist_group("galera"), pytest.mark.timeout(300)]
+pytestmark = [
+    *(pytest.mark.slow, pytest.mark.mariadb, pytest.mark.galera),
+    *(pytest.mark.xdist_group("galera"), pytest.mark.timeout(300)),
+]
 
 ROUNDS = 2000 if "LASTBIT_SOAK" in os.environ else 40
 
@@ -160,7 +163,7 @@ def test_a_failed_certification_is_retried_and_costs_no_connection(pair: Pair) -
 
 @mutant(
     "a-node-answers-by-what-it-has-applied",
-    "core.storage.galera:prepare",
+    "core.storage.dialects.galera:prepare",
     'f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}"',
     'f"SET SESSION wsrep_sync_wait = 0"',
 )
@@ -353,7 +356,7 @@ def test_a_fenced_write_is_visible_to_the_partitions_next_owner_on_another_node(
     assert 0 < losses < ROUNDS, "the same call always came first"
 
 
-@mutant("a-fence-is-locked-on-its-node-alone", "core.storage.galera:guard", "not is_node(tx)", "True")
+@mutant("a-fence-is-locked-on-its-node-alone", "core.storage.dialects.galera:guard", "not is_node(tx)", "True")
 def test_a_partition_that_moves_on_one_node_takes_along_what_was_written_on_another(pair: Pair) -> None:
     """The move has read its tally before the write, and commits last. It is refused, and reads again."""
     first, other = pair.services()
@@ -409,7 +412,10 @@ def test_workers_that_join_on_two_nodes_share_no_partition(pair: Pair) -> None:
 
 
 @mutant(
-    "the-head-is-locked-on-its-node-alone", "core.storage.galera:guard", "not is_node(tx)", "column.name == 'trimmed'"
+    "the-head-is-locked-on-its-node-alone",
+    "core.storage.dialects.galera:guard",
+    "not is_node(tx)",
+    "column.name == 'trimmed'",
 )
 def test_a_trim_that_has_judged_keeps_the_events_of_a_process_defined_on_another_node(pair: Pair) -> None:
     """The trim has read that no process needs them, and commits last. It is refused, and judges again."""
@@ -430,7 +436,7 @@ def test_a_trim_that_has_judged_keeps_the_events_of_a_process_defined_on_another
 
 @mutant(
     "a-group-is-locked-on-its-node-alone",
-    "core.storage.galera:guard",
+    "core.storage.dialects.galera:guard",
     "not is_node(tx)",
     "column.name == 'first_epoch'",
 )

@@ -24,9 +24,9 @@ from core import errors
 from core.batches.batch import Opening
 from core.batches.search import Filter
 from core.service import Service
-from core.storage import continuity, faults, schema, tables
+from core.storage import faults, schema, tables
 from core.storage.database import Database
-from core.storage.dialects import mariadb
+from core.storage.dialects import mariadb, sqlite
 from core.storage.engines import MOST_AGE, MOST_IDLE
 from tests.mutants import mutant
 from tests.support import templates
@@ -344,7 +344,7 @@ def test_nothing_is_written_to_an_sqlite_file_that_was_removed(sqlite_url: str) 
 
 @mutant(
     "a-file-that-replaces-the-open-one-is-opened",
-    "core.storage.continuity:identity",
+    "core.storage.dialects.sqlite:_identity",
     "status.st_dev, status.st_ino",
     "()",
 )
@@ -385,7 +385,7 @@ def test_an_open_sqlite_file_that_cannot_be_looked_at_is_used(
             raise OSError(number, "")
 
         with monkeypatch.context() as patch:
-            patch.setattr(continuity, "identity", fail)
+            patch.setattr(sqlite, "_identity", fail)
             service.batches.open(Opening(key="after"))
         assert [batch.key for batch in service.batches.page(Filter()).batches] == ["after", "before"]
 

@@ -7,17 +7,22 @@ can't work). Unless the verdict is fine, the finding advises what to do. Nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from core.storage import opening
-from core.storage.checks import postgresql, server, sqlite
+from core.storage.checks import mariadb, postgresql, sqlite
 from core.storage.checks.every import clock_ahead
 from core.storage.checks.findings import Finding, Verdict, as_json
 from core.storage.database import Database
 
 __all__ = ["Finding", "Verdict", "as_json", "check", "clock_ahead"]
+
+
+_RULES: Final = {"mysql": mariadb.rules, "mariadb": mariadb.rules, "postgresql": postgresql.rules}
+"""The checks of servers."""
 
 
 def check(database: Database, *, workers: int = 1) -> list[Finding]:
@@ -34,7 +39,7 @@ def check(database: Database, *, workers: int = 1) -> list[Finding]:
                 )
             ]
         return _run(database, lambda tx: sqlite.rules(tx, file))
-    rules = postgresql.rules if database.url.get_backend_name() == "postgresql" else server.rules
+    rules = _RULES[database.url.get_backend_name()]
     return _run(database, lambda tx: rules(tx, database, workers))
 
 

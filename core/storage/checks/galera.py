@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy.engine import Connection
 
 from core.storage.checks.findings import Finding, Verdict
-from core.storage.galera import SYNC_WAIT
+from core.storage.dialects.galera import SYNC_WAIT
 
 MEMBERS: Final = 3
 """In a cluster with fewer members, losing one leaves the rest without a majority."""

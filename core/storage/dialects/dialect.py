@@ -7,13 +7,19 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Any, ClassVar, Final, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import TypeEngine
+
+from core.errors import Fault
+from core.storage.lock_order import LOCK_HEAD
 
 Rows = Sequence[Sequence[Any]]
+Code = str | int
 
 LOCK_WAIT: Final = "lastbit_lock_wait"
 """An option of a connection: seconds that a SELECT … FOR UPDATE may take, lock waits included (on PostgreSQL: each of
@@ -25,6 +31,16 @@ HAS_WRITTEN: Final = "lastbit.has_written"
 """The key in a connection's `info` for whether its transaction has written."""
 REASONS: Final = 4096
 """Maximum rows of one INSERT into `failures`."""
+
+
+class Obstacle(Enum):
+    """Why a database can't be opened."""
+
+    UNREACHABLE = auto()
+    REFUSED = auto()
+    NO_DATABASE = auto()
+    NO_ACCESS = auto()
+    NO_PRIVILEGE = auto()
 
 
 class Dialect(abc.ABC):
@@ -49,6 +65,22 @@ class Dialect(abc.ABC):
     """The database's time in UTC, not before the end of the earlier statements of a packet."""
     greatest: ClassVar[str]
     """The function that returns the largest of its arguments."""
+    find: ClassVar[str] = "INSTR"
+    """The function that returns the place of a text in another one, by bytes; 0 if it isn't there."""
+    sends_texts_as_bytes: ClassVar[bool] = False
+    """The driver takes and returns texts that are compared by their bytes as bytes."""
+    driver_error: ClassVar[type[Exception]]
+    """The class of all errors of the driver."""
+    duplicate: ClassVar[frozenset[Code]]
+    """The codes for a duplicate key."""
+    done_already: ClassVar[frozenset[Code]] = frozenset()
+    """The codes of steps of a migration that were done before."""
+    elsewhere: ClassVar[frozenset[Code]] = frozenset()
+    """The codes of statements that another server behind the same address may accept."""
+    quote: ClassVar[str] = '"'
+    """The character before and after a name."""
+    new_database: ClassVar[str] = ""
+    """The options of a CREATE DATABASE."""
     begin_writing: ClassVar[dict[str, Any]]
     """Execution options of a transaction that will write."""
     begin_snapshot: ClassVar[str]
@@ -66,8 +98,49 @@ class Dialect(abc.ABC):
         """
 
     @abc.abstractmethod
-    def origin(self) -> Callable[[Any], tuple[Any, ...]]:
-        """A function that returns what identifies the server or file behind a driver's connection."""
+    def origin(self, driver: Any) -> tuple[Any, ...]:
+        """What identifies the server or file behind a driver's connection, and its start."""
+
+    def byte_text_type(self, characters: int, *, ascii_only: bool) -> TypeEngine[Any]:
+        """A column for texts that are compared by their bytes."""
+        return sa.String(characters)
+
+    def long_text_type(self) -> TypeEngine[str]:
+        """A column for texts of up to 16 MiB."""
+        return sa.Text()
+
+    def blob_type(self, size: int) -> TypeEngine[bytes]:
+        """A column for up to `size` bytes."""
+        return sa.LargeBinary()
+
+    def timestamp_type(self) -> TypeEngine[datetime]:
+        """A column for times to the microsecond, without a time zone."""
+        return sa.DateTime()
+
+    @abc.abstractmethod
+    def fault(self, error: DBAPIError) -> Fault | None:
+        """The kind of a fault of the database; None if the error is a bug in this code. Raised by this driver."""
+
+    def lock_wait(self, error: DBAPIError) -> Fault:
+        """The fault of a statement that has waited for a lock for too long."""
+        return Fault.HEAD_WAIT if error.statement == LOCK_HEAD else Fault.LOCK_WAIT
+
+    @abc.abstractmethod
+    def code(self, error: DBAPIError) -> Code | None:
+        """The error's code."""
+
+    def text_of(self, error: DBAPIError) -> str:
+        """The error's text, in one line."""
+        return str(error.orig)
+
+    def obstacle(self, error: DBAPIError) -> Obstacle | None:
+        """Why the database of a server can't be opened; None for another error."""
+        return None
+
+    @abc.abstractmethod
+    def guard(self, tx: Connection, column: sa.Column[int], keys: Sequence[tuple[str | int, ...]]) -> None:
+        """Keep rows that the transaction has locked but won't write as they are until its commit. Where a lock holds on
+        all servers, it is enough. `keys` are the rows' primary keys; `column` may be written, unchanged."""
 
     def migrating(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """While it is open, no other migration of the database runs, and none waits long for a table that is in use.

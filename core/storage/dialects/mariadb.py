@@ -9,18 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any, ClassVar, Final
 
 import pymysql
 import sqlalchemy as sa
 from pymysql.constants import CLIENT, CR
+from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InterfaceError
+from sqlalchemy.types import TypeEngine
 
 from core import errors
-from core.storage import continuity, engines, faults, galera
-from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce, note_writes
+from core.errors import Fault
+from core.storage import engines
+from core.storage.dialects import galera
+from core.storage.dialects.dialect import (
+    IDLE,
+    LOCK_WAIT,
+    REASONS,
+    Dialect,
+    Obstacle,
+    Rows,
+    announce,
+    note_writes,
+)
 from core.storage.lock_order import LOCK_HEAD
 
 CONCATENATED: Final = 16 * 2**20
@@ -30,6 +44,31 @@ READ_TIMEOUT: Final = 60
 ROWS: Final = 24
 """Up to this number, rows are not concatenated. The server makes a temporary table to concatenate rows, which costs
 about as much as parsing this number of rows in the driver."""
+
+
+# Deadlock (also used for Galera's certification failures), record changed since last read, rolled back by group
+# replication, table migrated since the snapshot began. Even if a COMMIT fails with these, nothing was committed.
+_CONFLICTS: Final = {1213, 1020, 3101, 1412}
+# The last one: a statement exceeded the time limit that `run` sets for locking reads.
+_LOCK_WAITS: Final = {1205, 3572, 1969}
+_OUTAGES: Final = {
+    # can't connect, connection lost, server shutting down, too many connections, read-only, disk full
+    *(2002, 2003, 2005, 2006, 2012, 2013, 2014, 2055),
+    *(1040, 1042, 1043, 1047, 1053, 1077, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290, 1792, 1836, 1927),
+    *(1021, 1026, 1030, 1041, 1114, 1036, 3, 28),
+    # a failed commit, as when a node loses its cluster; a statement that was killed
+    *(1180, 1317),
+}
+_LOST: Final = {0, 2006, 2013, 2014, 2045, 2055, 1927, 4031}
+_OBSTACLES: Final = {
+    **dict.fromkeys((2002, 2003, 2005), Obstacle.UNREACHABLE),
+    **dict.fromkeys((1045, 1698), Obstacle.REFUSED),
+    1049: Obstacle.NO_DATABASE,
+    1044: Obstacle.NO_ACCESS,
+    **dict.fromkeys((1142, 1143, 1227, 1370), Obstacle.NO_PRIVILEGE),
+}
+_IDENTITY: Final = ("hostname", "port", "server_id", "server_uid", "server_uuid")
+"""Variables that identify a server. Each kind of server has some of these."""
 
 
 class MariaDB(Dialect):
@@ -42,6 +81,15 @@ class MariaDB(Dialect):
     patches_blobs = True
     now = clock = "UTC_TIMESTAMP(6)"
     greatest = "GREATEST"
+    sends_texts_as_bytes = True
+    driver_error = pymysql.MySQLError
+    duplicate = frozenset({1062})
+    # The table, column, index or row exists already; the column or table to drop doesn't exist.
+    done_already = frozenset({1050, 1060, 1061, 1062, 1051, 1091})
+    # The node is not part of its cluster, or the server is read-only.
+    elsewhere = frozenset({1047, 1180, 1290, 1792, 1836})
+    quote = "`"
+    new_database = "CHARACTER SET utf8mb4"
     begin_writing: ClassVar[dict[str, Any]] = {}
     begin_snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
@@ -88,8 +136,60 @@ class MariaDB(Dialect):
         engines.replace_old_connections(engine)
         return engine
 
-    def origin(self) -> Callable[[Any], tuple[Any, ...]]:
-        return continuity.server
+    def origin(self, driver: Any) -> tuple[Any, ...]:
+        """The server behind a connection, and its start time. That is its clock minus its uptime; setting the clock
+        moves both. Uses only SHOW: a node outside its cluster refuses anything else."""
+        with contextlib.closing(driver.cursor()) as cursor:
+
+            def show(subject: str) -> dict[str, str]:
+                cursor.execute(f"SHOW {subject}")
+                return dict(cursor.fetchall())
+
+            names = ", ".join(f"'{name}'" for name in (*_IDENTITY, "timestamp"))
+            for _ in range(3):
+                variables = show(f"VARIABLES WHERE Variable_name IN ({names})")
+                uptime = int(show("GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
+                now = int(float(show("VARIABLES LIKE 'timestamp'")["timestamp"]))
+                if now == int(float(variables["timestamp"])):  # otherwise a second boundary passed in between
+                    break
+        return *(variables.get(name) for name in _IDENTITY), now - uptime
+
+    def byte_text_type(self, characters: int, *, ascii_only: bool) -> TypeEngine[Any]:
+        # Collations would equate `Job-A` with `job-a`, and `a` with `a `.
+        return mysql.VARBINARY(characters * (1 if ascii_only else 4))
+
+    def long_text_type(self) -> TypeEngine[str]:
+        return mysql.MEDIUMTEXT()
+
+    def blob_type(self, size: int) -> TypeEngine[bytes]:
+        return mysql.VARBINARY(size)
+
+    def timestamp_type(self) -> TypeEngine[datetime]:
+        return mysql.DATETIME(fsp=6)
+
+    def fault(self, error: DBAPIError) -> Fault | None:
+        code = self.code(error)
+        if code in _CONFLICTS:
+            return Fault.CONFLICT
+        if code in _LOCK_WAITS:
+            return self.lock_wait(error)
+        is_outage = code in _OUTAGES or error.connection_invalidated or isinstance(error, InterfaceError)
+        return Fault.OUTAGE if is_outage else None
+
+    def code(self, error: DBAPIError) -> int:
+        """The number of the server's error, or of the driver's; 0 if it has none."""
+        args = getattr(error.orig, "args", ())
+        return args[0] if args and isinstance(args[0], int) else 0
+
+    def text_of(self, error: DBAPIError) -> str:
+        args: Sequence[object] = getattr(error.orig, "args", ())
+        return str(args[1] if len(args) > 1 else error.orig)
+
+    def obstacle(self, error: DBAPIError) -> Obstacle | None:
+        return _OBSTACLES.get(self.code(error))
+
+    def guard(self, tx: Connection, column: sa.Column[int], keys: Sequence[tuple[str | int, ...]]) -> None:
+        galera.guard(tx, column, keys)
 
     @contextlib.contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
@@ -182,12 +282,10 @@ class MariaDB(Dialect):
                 error,
                 pymysql.MySQLError,
                 dialect=tx.dialect,
-                connection_invalidated=faults.is_lost(error),
+                connection_invalidated=_is_lost(error),
             )
             # The connection may have unread responses, so it must not be used again.
-            if not isinstance(error, pymysql.err.IntegrityError | pymysql.err.OperationalError) or faults.is_lost(
-                error
-            ):
+            if not isinstance(error, pymysql.err.IntegrityError | pymysql.err.OperationalError) or _is_lost(error):
                 tx.invalidate()
             raise converted from error
         finally:
@@ -243,6 +341,11 @@ class MariaDB(Dialect):
                 [f"({batch},{number},@lastbit_reason,{self.now})" for batch, number in items[first : first + REASONS]]
             )
             yield [name, f"INSERT INTO failures (batch_id, number, reason, failed_at) VALUES {values}"]  # noqa: S608
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether a driver's error means that the connection is lost."""
+    return len(error.args) > 0 and error.args[0] in _LOST
 
 
 def _hurried(tx: Connection, texts: Sequence[str]) -> Sequence[str]:

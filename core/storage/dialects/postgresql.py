@@ -22,7 +22,8 @@ import bisect
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+import re
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, ClassVar, Final, Literal
 
 import psycopg
@@ -33,11 +34,22 @@ from psycopg.adapt import Transformer
 from psycopg.errors import Diagnostic
 from psycopg.types.string import StrDumper, TextLoader
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InterfaceError
+from sqlalchemy.types import TypeEngine
 
 from core import errors
-from core.storage import continuity, engines, faults
-from core.storage.dialects.dialect import IDLE, LOCK_WAIT, REASONS, Dialect, Rows, announce, note_writes
+from core.errors import Fault
+from core.storage import engines
+from core.storage.dialects.dialect import (
+    IDLE,
+    LOCK_WAIT,
+    REASONS,
+    Dialect,
+    Obstacle,
+    Rows,
+    announce,
+    note_writes,
+)
 from core.storage.lock_order import LOCK_HEAD
 
 SILENCE: Final = 60
@@ -49,6 +61,24 @@ MIGRATION: Final = 0x6C617374626974
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _FAILED: Final = "a statement of the transaction has failed, so the server rolled back"
 _FINE: Final = frozenset({pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK})
+
+_FAULTS: Final = {
+    # serialization failure, deadlock
+    **dict.fromkeys(("40001", "40P01"), Fault.CONFLICT),
+    # read-only transaction; a statement that was cancelled, a session that was ended
+    **dict.fromkeys(("25006", "25P03", "25P04", "57014"), Fault.OUTAGE),
+}
+"""By SQLSTATE. Whole classes follow."""
+_NO_LOCK: Final = "55P03"
+_OUTAGES: Final = ("08", "53", "57P", "58")
+"""The connection; insufficient resources, such as a full disk; shutdown and crash; errors of the operating system."""
+_OBSTACLES: Final = (
+    (r'permission denied for database "', Obstacle.NO_ACCESS),
+    (r'database ".*" does not exist', Obstacle.NO_DATABASE),
+    (r'authentication failed|no password supplied|role ".*" does not exist|no pg_hba.conf entry', Obstacle.REFUSED),
+)
+"""The texts of errors while connecting. The driver has no codes for them. If the server is set to another language, the
+message for other errors contains its text."""
 
 
 class PostgreSQL(Dialect):
@@ -62,6 +92,11 @@ class PostgreSQL(Dialect):
     now = "(statement_timestamp() AT TIME ZONE 'UTC')"
     clock = "(clock_timestamp() AT TIME ZONE 'UTC')"
     greatest = "GREATEST"
+    find = "STRPOS"
+    driver_error = psycopg.Error
+    duplicate = frozenset({"23505"})
+    elsewhere = frozenset({"25006"})
+    new_database = "ENCODING 'UTF8'"
     begin_writing: ClassVar[dict[str, Any]] = {}
     begin_snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
@@ -111,8 +146,50 @@ class PostgreSQL(Dialect):
         engines.replace_old_connections(engine)
         return engine
 
-    def origin(self) -> Callable[[Any], tuple[Any, ...]]:
-        return continuity.postgresql_server
+    def origin(self, driver: Any) -> tuple[Any, ...]:
+        """The server behind a connection: its identifier, its start, and its timeline, which changes when a
+        standby is promoted or a backup restored."""
+        timeline = "CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"
+        with contextlib.closing(driver.cursor()) as cursor:
+            cursor.execute(f"SELECT system_identifier, pg_postmaster_start_time(), {timeline} FROM pg_control_system()")  # noqa: S608
+            origin: tuple[Any, ...] = cursor.fetchone()
+        driver.rollback()
+        return origin
+
+    def byte_text_type(self, characters: int, *, ascii_only: bool) -> TypeEngine[Any]:
+        # Other collations sort by language. Twice as wide, because `_stored` makes two characters of U+0000.
+        return sa.String(characters * (1 if ascii_only else 2), collation="C")
+
+    def fault(self, error: DBAPIError) -> Fault | None:
+        state = self.code(error)
+        if state is None:  # from the driver, such as a refused connection
+            is_outage = isinstance(error.orig, psycopg.OperationalError) or isinstance(error, InterfaceError)
+            return Fault.OUTAGE if is_outage or error.connection_invalidated else None
+        if state == _NO_LOCK:
+            return self.lock_wait(error)
+        is_outage = state.startswith(_OUTAGES) or error.connection_invalidated
+        return _FAULTS.get(state, Fault.OUTAGE if is_outage else None)
+
+    def code(self, error: DBAPIError) -> str | None:
+        """The server's; None if the driver has raised the error."""
+        return error.orig.sqlstate if isinstance(error.orig, psycopg.Error) else None
+
+    def text_of(self, error: DBAPIError) -> str:
+        lines = str(error.orig).removeprefix("connection failed: ").splitlines()
+        return lines[0] if lines else type(error.orig).__name__
+
+    def obstacle(self, error: DBAPIError) -> Obstacle | None:
+        state, text = self.code(error), str(error.orig)
+        if state is not None:
+            return Obstacle.NO_PRIVILEGE if state == "42501" else None
+        for pattern, obstacle in _OBSTACLES:
+            if re.search(pattern, text):
+                return obstacle
+        # Other errors of a server that responds, such as one that is starting, have a severity.
+        return None if "FATAL" in text else Obstacle.UNREACHABLE
+
+    def guard(self, tx: Connection, column: sa.Column[int], keys: Sequence[tuple[str | int, ...]]) -> None:
+        pass  # one server has all locks
 
     @contextlib.contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
@@ -125,7 +202,7 @@ class PostgreSQL(Dialect):
             connection.exec_driver_sql(f"SELECT pg_advisory_lock({MIGRATION})")
             connection.commit()
         except DBAPIError as error:
-            if faults.classify(error) is errors.Fault.LOCK_WAIT:
+            if self.fault(error) is Fault.LOCK_WAIT:
                 raise errors.Unavailable("another migration of this database is in progress") from error
             raise
         try:

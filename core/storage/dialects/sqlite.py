@@ -4,29 +4,52 @@ executed one by one."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from core import errors
-from core.storage import continuity, engines, faults
-from core.storage.dialects.dialect import Dialect, Rows
+from core.errors import Fault
+from core.storage import engines
+from core.storage.dialects.dialect import Code, Dialect, Rows
+
+_OUTAGES: Final = {
+    # BUSY is an outage, not a lock wait: the only lock of the file blocks all writers, not only those of one row.
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+}
+
+
+class FileRemoved(sqlite3.OperationalError):
+    """The file that the first connection opened was removed or replaced."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+    advice = (
+        "the SQLite file was removed or replaced: put it back; or stop the service, remove the -wal and -shm files "
+        "beside it, and start the service again"
+    )
 
 
 class _File(NamedTuple):
     """The file that the first connection has opened."""
 
     path: Path
-    identity: continuity.Origin | None
+    identity: tuple[int, int] | None
 
     def is_gone(self) -> bool:
         """Whether the file was removed or replaced."""
         try:
-            return continuity.identity(self.path) != self.identity
+            return _identity(self.path) != self.identity
         except OSError:  # the folder may not be searched now; the file that is open works
             return False
 
@@ -40,6 +63,8 @@ class SQLite(Dialect):
     patches_blobs = False
     now = clock = "lastbit_now()"
     greatest = "max"
+    driver_error = sqlite3.Error
+    duplicate = frozenset({"SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE"})
     begin_writing: ClassVar[dict[str, Any]] = {"lastbit_begin": "IMMEDIATE"}
     begin_snapshot = ""
 
@@ -70,14 +95,14 @@ class SQLite(Dialect):
             # Only the first connection may create the file: a later one would put an empty one in its place. Nor may it
             # open another file, as SQLite would replay the old one's `-wal` file into that.
             if opened is not None and opened.is_gone():
-                raise faults.FileRemoved("the file was removed or replaced")
+                raise FileRemoved("the file was removed or replaced")
 
         @sa.event.listens_for(engine, "connect")
         def prepare(connection: Any, _: object) -> None:
             nonlocal opened
             if opened is None:
-                path = continuity.path(connection)
-                opened = _File(path, continuity.identity(path))
+                path = _path(connection)
+                opened = _File(path, _identity(path))
             connection.isolation_level = None  # `begin` below executes BEGIN
             with contextlib.closing(connection.cursor()) as cursor:
                 cursor.execute("PRAGMA journal_mode = WAL")
@@ -101,8 +126,17 @@ class SQLite(Dialect):
 
         return engine
 
-    def origin(self) -> Callable[[Any], tuple[Any, ...]]:
-        return continuity.file
+    def origin(self, driver: Any) -> tuple[Any, ...]:
+        return _identity(_path(driver)) or ()
+
+    def fault(self, error: DBAPIError) -> Fault | None:
+        return Fault.OUTAGE if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _OUTAGES else None
+
+    def code(self, error: DBAPIError) -> Code | None:
+        return getattr(error.orig, "sqlite_errorname", None)
+
+    def guard(self, tx: Connection, column: sa.Column[int], keys: Sequence[tuple[str | int, ...]]) -> None:
+        pass  # nobody else writes to the file
 
     def by_primary_key(self, table: str) -> str:
         return table
@@ -139,6 +173,20 @@ class SQLite(Dialect):
         columns = f"column1, column2, {self.text(reason.encode().hex())}, {self.now}"
         values = ",".join([f"({batch},{number})" for batch, number in items])
         yield [f"INSERT INTO failures (batch_id, number, reason, failed_at) SELECT {columns} FROM (VALUES {values})"]  # noqa: S608
+
+
+def _path(driver: Any) -> Path:
+    """The absolute path of the file that a connection has opened."""
+    return Path(driver.execute("PRAGMA database_list").fetchone()[2])
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """The file that is now at `path`; None if there is none."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _now() -> str:

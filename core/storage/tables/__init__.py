@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
-from core.storage.tables.types import ByteText, Timestamp, begins, blob, clock, holds, utc_now, without_index
+from core.storage.tables.types import Blob, ByteText, LongText, Timestamp, begins, clock, holds, utc_now, without_index
 
 __all__ = ["MYSQL_OPTIONS", "Timestamp", "begins", "clock", "holds", "metadata", "utc_now", "without_index"]
 
@@ -40,7 +39,7 @@ batches = sa.Table(
     metadata,
     sa.Column("id", _ID, sa.Identity(), primary_key=True, autoincrement=True),
     sa.Column("batch_key", ByteText(255)),
-    sa.Column("labels", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb"), nullable=False),
+    sa.Column("labels", LongText(), nullable=False),
     sa.Column("group_size", sa.Integer, nullable=False),
     sa.Column("items", _BIGINT, nullable=False),
     sa.Column("acked", _BIGINT, nullable=False),
@@ -58,10 +57,10 @@ batches = sa.Table(
     sa.Column("on_exceeded", sa.String(8), nullable=False, server_default="continue"),
     sa.Column("exceeded", sa.Integer, nullable=False, server_default="0"),
     sa.Column("open_key", ByteText(255, ascii_only=True)),
-    sa.Column("open_hash", blob(32)),
+    sa.Column("open_hash", Blob(32)),
     sa.Column("open_count", _BIGINT, nullable=False),
-    sa.Column("completed_by", blob(32)),
-    sa.Column("succeeded_by", blob(32)),
+    sa.Column("completed_by", Blob(32)),
+    sa.Column("succeeded_by", Blob(32)),
     sa.Column("journal_next", _BIGINT, nullable=False, server_default="0"),
     sa.Column("repairs", _BIGINT, nullable=False, server_default="0"),
     sa.Column("children", _BIGINT, nullable=False, server_default="0"),
@@ -150,7 +149,7 @@ feed = sa.Table(
     sa.Column("type", ByteText(255), nullable=False),
     sa.Column("batch_id", _BIGINT),
     sa.Column("event_key", ByteText(255)),
-    sa.Column("data", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("data", LongText()),
     sa.Column("appended_at", Timestamp, nullable=False),
     sa.UniqueConstraint("event_id", name="feed_event_id"),
     sa.Index("feed_batch", "batch_id", "position"),
@@ -162,10 +161,10 @@ webhooks = sa.Table(
     metadata,
     sa.Column("id", _ID, sa.Identity(), primary_key=True, autoincrement=True),
     sa.Column("url", ByteText(2048, ascii_only=True), nullable=False),
-    sa.Column("types", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("types", LongText()),
     sa.Column("label", ByteText(255)),
     sa.Column("secret", ByteText(255, ascii_only=True), nullable=False),
-    sa.Column("rotation", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("rotation", LongText()),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("position", _BIGINT, nullable=False),
     sa.Column("batch_id", _BIGINT),
@@ -198,7 +197,7 @@ deliveries = sa.Table(
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("due_at", Timestamp),
-    sa.Column("token", blob(16)),
+    sa.Column("token", Blob(16)),
     sa.UniqueConstraint("webhook_id", "position", name="deliveries_webhook"),
     sa.Index("deliveries_due", "state", "due_at", "webhook_id"),
     sa.Index("deliveries_state", "state", "position"),
@@ -312,7 +311,7 @@ processes = sa.Table(
     # Keys of InnoDB have at most 3,072 bytes. A process's name is ASCII, so that its instances' names can be any text.
     sa.Column("name", ByteText(PROCESS_NAME, ascii_only=True), primary_key=True),
     sa.Column("instance", ByteText(255), primary_key=True),
-    sa.Column("state", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("state", LongText()),
     sa.Column("version", _BIGINT, nullable=False),
     sa.Column("status", sa.String(16), nullable=False),
     sa.Column("created_at", Timestamp, nullable=False),
@@ -331,7 +330,7 @@ inbox = sa.Table(
     sa.Column("position", _BIGINT, nullable=False),
     sa.Column("status", sa.String(16), nullable=False),
     sa.Column("error", sa.Text),
-    sa.Column("event", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("event", LongText()),
     sa.Column("handled_at", Timestamp, nullable=False),
     sa.Index("inbox_position", "name", "status", "position"),
     **MYSQL_OPTIONS,
@@ -347,7 +346,7 @@ outbox = sa.Table(
     sa.Column("instance", ByteText(255), nullable=False),
     sa.Column("step", ByteText(255), nullable=False),
     sa.Column("type", ByteText(PROCESS_NAME, ascii_only=True), nullable=False),
-    sa.Column("data", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("data", LongText()),
     sa.Column("created_at", Timestamp, nullable=False),
     sa.Column("event_id", ByteText(255)),
     sa.UniqueConstraint("position", name="outbox_position"),
@@ -364,7 +363,7 @@ timers = sa.Table(
     sa.Column("timer", ByteText(255), primary_key=True),
     sa.Column("token", ByteText(36, ascii_only=True), nullable=False),
     sa.Column("due_at", Timestamp, nullable=False),
-    sa.Column("data", sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")),
+    sa.Column("data", LongText()),
     sa.Index("timers_due", "due_at"),
     **MYSQL_OPTIONS,
 )

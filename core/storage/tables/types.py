@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from core.storage.dialects import of_sqlalchemy
+
 
 class ByteText(TypeDecorator[str]):
-    """Text that is compared by its bytes. MariaDB's collations would equate `Job-A` with `job-a`, and `a` with `a `;
-    PostgreSQL's would sort by language."""
+    """Text that is compared by its bytes."""
 
     impl = sa.String
     cache_ok = True
@@ -27,15 +27,10 @@ class ByteText(TypeDecorator[str]):
         self.ascii_only = ascii_only
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in ("mysql", "mariadb"):
-            return dialect.type_descriptor(mysql.VARBINARY(self.characters * (1 if self.ascii_only else 4)))
-        if dialect.name == "postgresql":
-            # Twice as wide, because U+0000 is stored as two characters (see `storage.dialects.postgresql`).
-            return dialect.type_descriptor(sa.String(self.characters * (1 if self.ascii_only else 2), collation="C"))
-        return dialect.type_descriptor(sa.String(self.characters))
+        return of_sqlalchemy(dialect).byte_text_type(self.characters, ascii_only=self.ascii_only)
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> Any:
-        return value.encode() if value is not None and dialect.name in ("mysql", "mariadb") else value
+        return value.encode() if value is not None and of_sqlalchemy(dialect).sends_texts_as_bytes else value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
         return value.decode() if isinstance(value, bytes) else value
@@ -63,12 +58,7 @@ class holds(FunctionElement[bool]):  # noqa: N801  # named like a SQL function
 
 @compiles(holds)
 def _holds(element: holds, compiler: Any, **options: Any) -> str:
-    return f"INSTR({compiler.process(element.clauses, **options)}) > 0"
-
-
-@compiles(holds, "postgresql")
-def _holds_postgresql(element: holds, compiler: Any, **options: Any) -> str:
-    return f"STRPOS({compiler.process(element.clauses, **options)}) > 0"
+    return f"{of_sqlalchemy(compiler.dialect).find}({compiler.process(element.clauses, **options)}) > 0"
 
 
 def _successor(prefix: str) -> str | None:
@@ -89,9 +79,7 @@ class Timestamp(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in ("mysql", "mariadb"):
-            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
-        return dialect.type_descriptor(sa.DateTime())
+        return of_sqlalchemy(dialect).timestamp_type()
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
@@ -107,20 +95,9 @@ class utc_now(FunctionElement[datetime]):  # noqa: N801  # named like a SQL func
     inherit_cache = True
 
 
-@compiles(utc_now, "mysql")
-@compiles(utc_now, "mariadb")
-def _utc_now_mysql(element: object, compiler: object, **_: object) -> str:
-    return "UTC_TIMESTAMP(6)"
-
-
-@compiles(utc_now, "postgresql")
-def _utc_now_postgresql(element: object, compiler: object, **_: object) -> str:
-    return "(statement_timestamp() AT TIME ZONE 'UTC')"
-
-
-@compiles(utc_now, "sqlite")
-def _utc_now_sqlite(element: object, compiler: object, **_: object) -> str:
-    return "lastbit_now()"  # SQLite's own clock has only milliseconds; `storage.dialects.sqlite` registers this one
+@compiles(utc_now)
+def _utc_now(element: object, compiler: Any, **_: object) -> str:
+    return of_sqlalchemy(compiler.dialect).now
 
 
 def clock(tx: Connection) -> datetime:
@@ -130,5 +107,25 @@ def clock(tx: Connection) -> datetime:
     return now
 
 
-def blob(size: int) -> TypeEngine[bytes]:
-    return sa.LargeBinary().with_variant(mysql.VARBINARY(size), "mysql", "mariadb")
+class Blob(TypeDecorator[bytes]):
+    """Up to `size` bytes."""
+
+    impl = sa.LargeBinary
+    cache_ok = True
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return of_sqlalchemy(dialect).blob_type(self.size)
+
+
+class LongText(TypeDecorator[str]):
+    """A text of up to 16 MiB."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return of_sqlalchemy(dialect).long_text_type()

@@ -19,6 +19,7 @@ end, half of an ack was committed (seen with MariaDB 10.11). So a node gets each
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -45,11 +46,13 @@ def is_node(tx: Connection) -> bool:
     return bool(tx.info.get(_MEMBER))
 
 
-def guard(tx: Connection, column: sa.Column[int], *row: sa.ColumnElement[bool]) -> None:
-    """Make Galera certify a locked row as if it were written, without changing it. Does nothing on a single server,
-    where the lock is enough."""
+def guard(tx: Connection, column: sa.Column[int], keys: Sequence[tuple[str | int, ...]]) -> None:
+    """Make Galera certify locked rows as if they were written, without changing them. Does nothing on a single server,
+    where the lock is enough. `keys` are the rows' primary keys."""
     if not is_node(tx):
         return
+    names = column.table.primary_key.columns
+    rows = [sa.and_(*(name == value for name, value in zip(names, key, strict=True))) for key in keys]
     # An UPDATE without a change isn't in the write set, so the value is increased and decreased again.
     for step in (1, -1):
-        tx.execute(sa.update(column.table).where(*row).values({column.name: column + step}))
+        tx.execute(sa.update(column.table).where(sa.or_(*rows)).values({column.name: column + step}))
