@@ -393,12 +393,6 @@ def _die(*_: object) -> NoReturn:
     "owing |= {batch for batch, look in state.seen.items() if look.owes}",
     "pass",
 )
-@mutant(
-    "a-repeat-does-not-pay-what-a-complete-batch-owes",
-    "core.acks.completion:_look_again",
-    "rows_by_id[id].owes",
-    "False",
-)
 @pytest.mark.parametrize("key", [None, "delivery-7"])
 @pytest.mark.parametrize("verb", list(Verb))
 def test_a_clients_retry_pays_what_its_first_request_left_owing(
