@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, timezone
 from email.utils import format_datetime
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from lastbit import _arguments, _calls, _masks, errors, groups
 from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Pause, Request, Service, base_url
 from lastbit.ids import ItemId, ItemIds, item_id
+from lastbit.models import OpenOptions
 from lastbit.retry import Retry, retry_after_seconds
 from lastbit.search import query
 from lastbit.streams._membership import Held, Membership, Sync
@@ -110,7 +111,7 @@ PASSING: list[Outcome] = [
 ]
 
 
-@pytest.mark.parametrize("call", [_calls.seal, lambda *of: _calls.update(*of, {}, ..., ..., ..., None, None)])
+@pytest.mark.parametrize("call", [_calls.seal, lambda *of: _calls.update(*of, {"deadline": None}, None)])
 @pytest.mark.parametrize("trouble", PASSING, ids=str)
 def test_a_temporary_error_is_retried_with_the_same_key(trouble: Outcome, call: Callable[..., Any]) -> None:
     """Each POST and PATCH has an Idempotency-Key, and its retries have the same one and the same body."""
@@ -343,14 +344,23 @@ def test_only_given_arguments_are_sent() -> None:
     """The service has the defaults."""
     body = {**BATCH, "start": 0, "count": 0, "newly": False}
     world = World(lambda _: answer(201, body))
-    world.run(_calls.open_batch(world.service(), None, None, None, None, False, *[None] * 8))
+    world.run(_calls.open_batch(world.service(), {"key": None}, None))
     week = timedelta(days=7)
     deadline = datetime(2026, 1, 2, 5, tzinfo=timezone(timedelta(hours=2)))
-    world.run(
-        _calls.open_batch(
-            world.service(), "k", {"a": "b"}, 64, 3, True, ItemId(6, 0, 1), week, 3, 2, "cancel", None, deadline, None
-        )
-    )
+    options: OpenOptions = {
+        "key": "k",
+        "labels": {"a": "b"},
+        "group_size": 64,
+        "items": 3,
+        "sealed": True,
+        "parent": ItemId(6, 0, 1),
+        "expires_in": week,
+        "tolerated_failures": 3,
+        "tolerated_failure_percentage": 2,
+        "on_exceeded": "cancel",
+        "deadline": deadline,
+    }
+    world.run(_calls.open_batch(world.service(), options, None))
     bodies = [json.loads(request.body or b"null") for request in world.requests]
     assert bodies[0] == {}
     assert bodies[1] == {
@@ -587,8 +597,8 @@ NO_TEXT = "\ud800"
 @pytest.mark.parametrize(
     "flow",
     [
-        lambda service: _calls.open_batch(service, None, {"file": NO_TEXT}, None, None, False, *[None] * 8),
-        lambda service: _calls.open_batch(service, b"k", None, None, None, False, *[None] * 8),
+        lambda service: _calls.open_batch(service, {"labels": {"file": NO_TEXT}}, None),
+        lambda service: _calls.open_batch(service, {"key": cast(str, b"k")}, None),
         lambda service: _calls.extend(service, 7, math.nan, None),
         lambda service: _calls.resolve(service, "failures", _masks.pieces("7:0:1"), NO_TEXT),
         lambda service: _calls.batches(service, query({"key": NO_TEXT}), 10),
