@@ -152,7 +152,7 @@ test-galera: $(READY) ## run only those of the slow tests that use a cluster
 
 test-postgresql: $(READY) ## run the tests that use a server on PostgreSQL, not MariaDB
 	@scripts/need.sh $(TEST_SERVERS) faketime
-	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -m "not nightly" $(XDIST) --durations 10
+	LASTBIT_TEST_DATABASES=postgresql $(BIN)/pytest -m "not nightly" --ignore tests/explorer $(XDIST) --durations 10
 
 test-nightly: $(READY) ## run what repeats other tests, and takes long
 	@scripts/need.sh $(TEST_SERVERS) faketime
