@@ -397,7 +397,8 @@ def _new_batch(operation: Open, parent_columns: Mapping[str, Any]) -> Batch:
     batch = Batch(
         id=0,
         **facts,
-        state=State.OPEN,
+        state=State.SEALED if opening.sealed else State.OPEN,
+        sealed_at=_NOW if opening.sealed else None,
         open_hash=opening.fingerprint() if operation.idempotency_key is not None else None,
         open_count=opening.items,
         created_at=_NOW,
@@ -405,10 +406,7 @@ def _new_batch(operation: Open, parent_columns: Mapping[str, Any]) -> Batch:
         traceparent=None if operation.trace is None else operation.trace.traceparent,
         tracestate=None if operation.trace is None else operation.trace.tracestate,
     )
-    if not opening.sealed:
-        return batch
-    sealed = replace(batch, state=State.SEALED, sealed_at=_NOW)
-    return batches.settled(batch, sealed, _NOW, operation.fingerprint)[0]
+    return batches.settled(batch, batch, _NOW, operation.fingerprint)[0] if opening.sealed else batch
 
 
 def _row(operation: Open, batch: Batch) -> dict[str, Any]:
