@@ -97,7 +97,7 @@ class _Differences(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _enclose(self, node: ast.Attribute | ast.Subscript) -> None:
-        """What is taken from the result of a call is taken after it was awaited."""
+        """Await a call in parentheses, if a part of its result is used."""
         self.generic_visit(node)
         call = node.value
         if isinstance(call, ast.Call) and self.places.get((call.lineno, call.col_offset)) == "await ":

@@ -3,7 +3,7 @@ what the batch then owes the item that it stands for. The change may be acks and
 tolerance, other counts after a repair, a cancellation or an expiry.
 
     a sealed batch without pending items                          → complete
-    failures beyond the tolerance                                 → exceeded, for ever
+    failures beyond the tolerance                                 → exceeded, and that stays
     a live batch with such failures that is to be cancelled then  → cancelled
     a complete batch in which a repair finds pending items        → sealed again, and judged like the others
 """

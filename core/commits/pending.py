@@ -80,7 +80,7 @@ def call_receiver(receiver: Callable[[Any], object], result: Any, results: int =
     goes on."""
     try:
         receiver(result)
-    except Exception:  # see above
+    except Exception:  # a bug of the receiver
         log.exception("receiver_failed", results=results)
 
 

@@ -188,7 +188,7 @@ class _Resolving(BasePartialBatchProcessor):
             try:
                 for completion in result.completed:
                     self._announce(completion)
-            except Exception:
+            except Exception:  # any error of the caller's function
                 log.exception("records are reported as failed, as on_completed raises")
                 return {position for items_left in waiting.values() for position in items_left}, sys.exc_info()
             waiting[is_failed, reason] = {}
@@ -202,7 +202,7 @@ class _Resolving(BasePartialBatchProcessor):
                 if self._on_completed is not None:
                     self._on_completed(completion)
                 return
-            except Exception:
+            except Exception:  # any error of the caller's function
                 pause = RETRY.pause(attempt, time.monotonic() - begin, None, random.random())  # noqa: S311  # jitter
                 if pause is None:
                     raise

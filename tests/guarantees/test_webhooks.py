@@ -135,24 +135,8 @@ def wait_until_delivered(service: Service, webhook: int) -> None:
 @mutant(
     "a-removal-leaves-an-attempt-that-is-logged-meanwhile",
     "core.webhooks.subscriptions:remove",
-    """
-        def remove(tx: Connection, condition: sa.ColumnElement[bool]) -> bool:
-            \"\"\"Remove a chunk of the deliveries and their attempts. Return whether there may be more.\"\"\"
-            ids = list(tx.scalars(sa.select(_deliveries.id).where(condition).limit(CHUNK)))
-            for part in chunks(sorted(ids), LIST):
-                tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))
-                tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))
-            return len(ids) == CHUNK
-    """,
-    """
-        def remove(tx: Connection, condition: sa.ColumnElement[bool]) -> bool:
-            \"\"\"Remove a chunk of the deliveries and their attempts. Return whether there may be more.\"\"\"
-            ids = list(tx.scalars(sa.select(_deliveries.id).where(condition).limit(CHUNK)))
-            for part in chunks(sorted(ids), LIST):
-                tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))
-                tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))
-            return len(ids) == CHUNK
-    """,
+    "tx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))\ntx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))",
+    "tx.execute(sa.delete(tables.delivery_attempts).where(_attempts.delivery_id.in_(part)))\ntx.execute(sa.delete(tables.deliveries).where(_deliveries.id.in_(part)))",
 )
 def test_an_attempt_that_is_logged_during_a_removal_is_removed_too(server_service: Service) -> None:
     """The dispatcher records a send between two statements of the removal."""

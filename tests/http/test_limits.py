@@ -190,42 +190,8 @@ def test_idle_slow_and_unread_connections_are_closed_in_time() -> None:
 @mutant(
     "a-check-of-connections-that-raises-is-the-last",
     "api.limits.connections:Connections.watching",
-    """
-        @contextlib.contextmanager
-        def watching(self) -> Iterator[None]:
-            \"\"\"Check the connections each second while the context lasts.\"\"\"
-            loop = asyncio.get_running_loop()
-            timer: asyncio.TimerHandle | None = None
-
-            def check() -> None:
-                nonlocal timer
-                timer = loop.call_later(CHECK_EVERY, check)
-                self.check(loop.time())
-            check()
-            try:
-                yield
-            finally:
-                assert timer is not None
-                timer.cancel()
-    """,
-    """
-        @contextlib.contextmanager
-        def watching(self) -> Iterator[None]:
-            \"\"\"Check the connections each second while the context lasts.\"\"\"
-            loop = asyncio.get_running_loop()
-            timer: asyncio.TimerHandle | None = None
-
-            def check() -> None:
-                nonlocal timer
-                self.check(loop.time())
-                timer = loop.call_later(CHECK_EVERY, check)
-            check()
-            try:
-                yield
-            finally:
-                assert timer is not None
-                timer.cancel()
-    """,
+    "timer = loop.call_later(CHECK_EVERY, check)\nself.check(loop.time())",
+    "self.check(loop.time())\ntimer = loop.call_later(CHECK_EVERY, check)",
 )
 def test_a_check_of_connections_that_raises_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Peer):

@@ -1084,26 +1084,8 @@ def test_due_times_are_corrected_a_page_at_a_time(
 @mutant(
     "a-second-jump-of-the-clock-corrects-only-the-rest",
     "core.webhooks.due_times:DueTimes.correct",
-    'def correct(self, seconds: float) -> None:\n    """Look whether the clock was set back, perhaps '
-    "before the first call, and correct the due times. This takes\n    about `seconds` at most, and "
-    'continues in the next call. Locked deliveries are left to a later call, too."""\n    until = '
-    "time.monotonic() + seconds\n    now = self._database.read(tables.clock)\n    if self._last is None "
-    "or now < self._last:\n        self._looking, self._before, self._were_locked = (True, None, "
-    "False)\n    self._last = now\n    while self._looking:\n        late, before = self._database.read("
-    "self._look)\n        for part in chunks(late, PAGE):\n            corrected = self._database.write("
-    "self._bring_closer, part)\n            self._were_locked |= corrected < len(part)\n        "
-    "self._before = before\n        if before is None:\n            self._looking, self._were_locked = ("
-    "self._were_locked, False)\n        if before is None or time.monotonic() >= until:\n            break",
-    'def correct(self, seconds: float) -> None:\n    """Look whether the clock was set back, perhaps '
-    "before the first call, and correct the due times. This takes\n    about `seconds` at most, and "
-    'continues in the next call. Locked deliveries are left to a later call, too."""\n    until = '
-    "time.monotonic() + seconds\n    now = self._database.read(tables.clock)\n    if self._last is None "
-    "or now < self._last:\n        self._looking = True\n    self._last = now\n    while self._looking:\n  "
-    "      late, before = self._database.read(self._look)\n        for part in chunks(late, PAGE):\n     "
-    "       corrected = self._database.write(self._bring_closer, part)\n            self._were_locked "
-    "|= corrected < len(part)\n        self._before = before\n        if before is None:\n            "
-    "self._looking, self._were_locked = (self._were_locked, False)\n        if before is None or "
-    "time.monotonic() >= until:\n            break",
+    "self._looking, self._before, self._were_locked = (True, None, False)",
+    "self._looking = True",
 )
 def test_all_due_times_are_looked_through_again_after_a_second_jump(
     database: Database, sender: Script, monkeypatch: pytest.MonkeyPatch

@@ -645,36 +645,8 @@ def test_restored_offsets_missing_from_the_log_do_not_hold_the_floor(
 @mutant(
     "an-offset-is-committed-with-an-older-floor",
     "lastbit.streams._progress:Progress.due",
-    """
-        def due(self) -> Due | None:
-            \"\"\"The next commit; None if there is nothing to commit.\"\"\"
-            acks, floor = (self.window.acks, self.window.floor)
-            offset: Any = floor
-            if self._opaque:
-                with self._names_lock:
-                    self._settle_names()
-                    if self._at_floor is None:
-                        return None
-                    floor, offset = self._at_floor
-            if acks == self._acks or self._floor is None or (self._floor_alone and floor <= self._floor):
-                return None
-            return Due(acks, floor, offset)
-    """,
-    """
-        def due(self) -> Due | None:
-            \"\"\"The next commit; None if there is nothing to commit.\"\"\"
-            acks, floor = (self.window.acks, self.window.floor)
-            offset: Any = floor
-            if self._opaque:
-                with self._names_lock:
-                    self._settle_names()
-                    if self._at_floor is None:
-                        return None
-                    offset = self._at_floor[1]
-            if acks == self._acks or self._floor is None or (self._floor_alone and floor <= self._floor):
-                return None
-            return Due(acks, floor, offset)
-    """,
+    "floor, offset = self._at_floor",
+    "offset = self._at_floor[1]",
 )
 def test_an_ack_while_a_commit_is_computed_does_not_commit_an_opaque_offset_twice() -> None:
     """The floor moves between two reads of it. The commit names the floor to which its offset belongs."""
