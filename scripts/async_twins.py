@@ -120,7 +120,7 @@ def _twin_of(source: str, awaited: set[str]) -> str:
 
 
 def _formatted(text: str) -> str:
-    ruff = [f"{Path(sys.executable).with_name('ruff')}", "format", "--stdin-filename", "twin.py", "-"]
+    ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "twin.py", "-"]
     formatted: str = subprocess.run(ruff, cwd=ROOT, input=text, capture_output=True, text=True, check=True).stdout
     return formatted
 

@@ -52,7 +52,11 @@ from lastbit.integrations.rq._relay import Ack, Fail, Relay
 try:
     import redis
     from rq import Queue, SimpleWorker, Worker
-    from rq.exceptions import StopRequested
+
+    try:
+        from rq.exceptions import StopRequested
+    except ImportError:  # its place in earlier releases
+        from rq.worker import StopRequested
     from rq.job import Job, JobStatus
     from rq.registry import CanceledJobRegistry
 

@@ -55,7 +55,7 @@ class Driver:
     def _use(self, lastbit: LastbitMiddleware) -> None:
         """The broker is that of producer and worker, so its middleware changes."""
         self._broker.middlewares.clear()
-        self._broker.add_middlewares(SimpleRetryMiddleware(types_of_exceptions=[ConnectionError]), lastbit)
+        self._broker.add_middlewares(SimpleRetryMiddleware(), lastbit)
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         async def sending() -> int:
