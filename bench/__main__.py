@@ -20,6 +20,7 @@ QUESTIONS = (
     "wait",
     "overload",
     "stalls",
+    "neighbours",
     "tallies",
     "ordered",
     "processes",

@@ -96,7 +96,7 @@ ROUNDS: dict[str, Round] = {
 
 
 @contextlib.contextmanager
-def _code_of(commit: str) -> Iterator[Path]:
+def code_of(commit: str) -> Iterator[Path]:
     """A folder with the files of this commit."""
     with tempfile.TemporaryDirectory(prefix="lastbit-earlier-") as folder:
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
@@ -134,7 +134,7 @@ def run(commit: str, scale: Scale, beginning: str = "") -> None:
     """Compare the cases whose names begin so."""
     rounds: dict[str, list[tuple[_Measured, _Measured]]] = {name: [] for name in ROUNDS if name.startswith(beginning)}
     with (
-        _code_of(commit) as earlier,
+        code_of(commit) as earlier,
         measure.mariadb() as server,
         _service(server, earlier) as old,
         _service(server, ROOT) as new,

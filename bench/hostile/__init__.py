@@ -1,0 +1,1 @@
+"""The attacks of `bench.neighbours`."""
