@@ -82,6 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (8000)")
     parser.add_argument(
+        "--probe-port", type=int, help="a second port, for probes and scrapes, with connections of its own"
+    )
+    parser.add_argument(
         "--database-url", metavar="URL", help="sqlite:///FILE, or postgresql:// or mysql://USER:PASSWORD@HOST/DATABASE"
     )
     parser.add_argument("--workers", type=int, help="processes (1)")
@@ -226,6 +229,8 @@ def _serve(settings: Settings, database: str) -> None:
     raise_open_files()
     config = configuration(settings)
     sockets = listening(config)
+    if settings.probe_port is not None:
+        sockets.append(_bound(configuration(settings.model_copy(update={"port": settings.probe_port})), "--probe-port"))
     greeting = functools.partial(_greet, settings, database, sockets[0].getsockname()[1])
     if settings.workers > 1:
         threading.Thread(target=_greet_once_listening, args=(sockets[0], greeting), daemon=True).start()
@@ -310,16 +315,22 @@ def configuration(settings: Settings) -> uvicorn.Config:
 
 def listening(config: uvicorn.Config) -> list[socket.socket]:
     """The listening socket and its duplicates. Exits if the address can't be used."""
+    listener = _bound(config, "--port")
+    return [listener, *(listener.dup() for _ in range(LISTENERS - 1 if config.workers == 1 else 0))]
+
+
+def _bound(config: uvicorn.Config, option: str) -> socket.socket:
+    """A socket with the address of `config`. `option`: the one that chooses its port."""
     try:
-        listener = config.bind_socket()
+        return config.bind_socket()
     except SystemExit:  # uvicorn has logged the system's error, which doesn't contain the address
+        variable = f"LASTBIT_{option.removeprefix('--').replace('-', '_').upper()}"
         print(  # noqa: T201
             f"lastbit: can't listen on {config.host} at port {config.port}: if another program uses the port, stop it "
-            "or choose another with --port (LASTBIT_PORT)",
+            f"or choose another with {option} ({variable})",
             file=sys.stderr,
         )
         raise
-    return [listener, *(listener.dup() for _ in range(LISTENERS - 1 if config.workers == 1 else 0))]
 
 
 @contextlib.contextmanager

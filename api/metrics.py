@@ -36,7 +36,8 @@ for _verb in Verb:
     for _result in RESULTS:
         ACKS.labels(_verb.value, _result)
 
-for _cause in ("acks", "bytes", "connections", "idle", "large", "rate", "slow", "requests", "writes"):
+_CAUSES: Final = "acks bytes connections idle large rate requests share slow unread writes"
+for _cause in _CAUSES.split():
     REFUSED.labels(_cause)
 
 SHED: Final = REFUSED.labels("acks")

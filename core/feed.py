@@ -362,8 +362,8 @@ def from_values(
 
 
 def size(event: Event) -> int:
-    """The approximate size of the client's text in an event."""
-    return len(event.data or "")
+    """The bytes of an event's data."""
+    return limits.size_of_json(event.data)
 
 
 def trim(database: Database, keep: timedelta, *, needed: Needed = lambda tx, below: None) -> int:

@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     database_url: str = "sqlite:///lastbit.db"
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    probe_port: int | None = Field(default=None, ge=1, le=65535)
+    """A second port, for probes and scrapes, whose connections don't count as others."""
     workers: int = Field(default=1, ge=1, le=256)
     tokens: str | None = Field(default=None, repr=False)
     """Lines as printed by `lastbit token new`, separated by newlines or semicolons. With these, or a file of them,
@@ -43,6 +45,8 @@ class Settings(BaseSettings):
     """Maximum calls per second and process for tokens without their own limit."""
     token_items: int | None = Field(default=None, ge=1, lt=10**9)
     """Maximum items per second and process for tokens without their own limit."""
+    token_bytes: int | None = Field(default=None, ge=1, lt=10**9)
+    """Maximum bytes of bodies per second and process for tokens without their own limit."""
     insecure: bool = False
     """Allow listening on public addresses without tokens."""
     session_key: str | None = Field(default=None, min_length=32, repr=False)

@@ -4,7 +4,7 @@ standard library.
 A token is 256 random bits, so only its plain SHA-256 is stored. Such a token can't be guessed, even from its digest. A
 slow hash, which protects passwords that people choose, would only slow down each call. A line is
 
-    NAME ROLE[,ROLE…] sha256:HEX [prefix=PREFIX] [requests=N/s] [items=N/s]
+    NAME ROLE[,ROLE…] sha256:HEX [prefix=PREFIX] [requests=N/s] [items=N/s] [bytes=N/s]
 
 where the prefix is percent-encoded and the rates are whole numbers per second. Blank lines and lines that begin with
 `#` are ignored. In an environment variable, `;` separates lines.
@@ -26,6 +26,7 @@ LONGEST: Final = 8192
 _BEGINS: Final = "lastbit_"
 """A prefix by which secret scanners recognize a token."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RATES: Final = ("requests", "items", "bytes")
 _RATE: Final = re.compile(r"([1-9][0-9]{0,8})/s")
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -44,8 +45,8 @@ class InvalidTokens(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token's record, without the token itself. `prefix` limits it to batches whose key begins with it; `requests`
-    and `items` are limits per second."""
+    """A token's record, without the token itself. `prefix` limits it to batches whose key begins with it; `requests`,
+    `items` and `body_bytes` are limits per second."""
 
     name: str
     roles: frozenset[Role]
@@ -53,6 +54,12 @@ class Token:
     prefix: str | None = None
     requests: int | None = None
     items: int | None = None
+    body_bytes: int | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has a prefix or a rate."""
+        return (self.prefix, self.requests, self.items, self.body_bytes) != (None, None, None, None)
 
     def has(self, roles: Iterable[Role]) -> bool:
         """Whether the token has at least one of these roles, or is an admin."""
@@ -66,7 +73,7 @@ class Token:
         """The line for the service's file."""
         roles = ",".join(role for role in Role if role in self.roles)
         limit = "" if self.prefix is None else f" prefix={quote(self.prefix, safe='')}"
-        for name, rate in (("requests", self.requests), ("items", self.items)):
+        for name, rate in (("requests", self.requests), ("items", self.items), ("bytes", self.body_bytes)):
             limit += "" if rate is None else f" {name}={rate}/s"
         return f"{self.name} {roles} sha256:{self.digest.hex()}{limit}"
 
@@ -88,6 +95,7 @@ def known(
     *,
     requests: int | None = None,
     items: int | None = None,
+    body_bytes: int | None = None,
 ) -> Token:
     """The record of `token`, whose `line` the service needs. Raises `ValueError` for an invalid name, prefix or
     rate."""
@@ -95,9 +103,9 @@ def known(
         raise ValueError("a token's name is 1 to 64 letters, digits, dots, underscores and hyphens")
     if prefix is not None and not 1 <= len(prefix) <= 255:
         raise ValueError("a prefix is 1 to 255 characters")
-    if any(rate is not None and not 1 <= rate < 10**9 for rate in (requests, items)):
+    if any(rate is not None and not 1 <= rate < 10**9 for rate in (requests, items, body_bytes)):
         raise ValueError("a rate is at least 1 a second, and below a billion")
-    return Token(name, frozenset(roles), digest(token.encode()), prefix, requests, items)
+    return Token(name, frozenset(roles), digest(token.encode()), prefix, requests, items, body_bytes)
 
 
 def parse(text: str) -> list[Token]:
@@ -122,8 +130,8 @@ def _token(number: int, words: list[str]) -> Token:
 
     if words[0] == "line" and len(words) > 3 and not words[1].startswith("sha256:") and words[3].startswith("sha256:"):
         raise refused("remove the word `line` before the token's name")
-    if not 3 <= len(words) <= 6:
-        raise refused("expected a name, roles, sha256:… and perhaps prefix=…, requests=…/s, items=…/s")
+    if not 3 <= len(words) <= 7:
+        raise refused("expected a name, roles, sha256:… and perhaps prefix=…, requests=…/s, items=…/s, bytes=…/s")
     if not _NAME.fullmatch(words[0]):
         raise refused("expected a name of letters, digits, dots, underscores and hyphens")
     try:
@@ -139,11 +147,11 @@ def _token(number: int, words: list[str]) -> Token:
         option, _, value = word.partition("=")
         if option == "prefix" and prefix is None and 1 <= len(unquote(value)) <= 255:
             prefix = unquote(value)
-        elif option in ("requests", "items") and option not in rates and (rate := _RATE.fullmatch(value)):
+        elif option in _RATES and option not in rates and (rate := _RATE.fullmatch(value)):
             rates[option] = int(rate[1])
         else:
             raise refused(
-                "expected prefix= and 1 to 255 characters, percent-encoded, or requests= or items= and a rate like "
-                "100/s, each once"
+                "expected prefix= and 1 to 255 characters, percent-encoded, or requests=, items= or bytes= and a rate "
+                "like 100/s, each once"
             )
-    return Token(words[0], roles, bytes.fromhex(digest[1]), prefix, rates.get("requests"), rates.get("items"))
+    return Token(words[0], roles, bytes.fromhex(digest[1]), prefix, *map(rates.get, _RATES))

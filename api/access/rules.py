@@ -25,11 +25,10 @@ from starlette.types import Scope
 
 from api.access.sessions import Sessions
 from api.access.tokens import Tokens
+from api.limits.shares import CALLER, NOBODY
 from api.problems import Problem
 from lastbit.tokens import LONGEST, Role, Token
 
-CALLER: Final = "lastbit.caller"
-"""The key of the caller in a request's ASGI scope."""
 ANY: Final = (Role.READ, Role.PRODUCE, Role.CONSUME)
 CONSUMERS: Final = frozenset({Role.CONSUME, Role.ADMIN})
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -49,8 +48,6 @@ class Rule:
 
 REFUSED: Final = Rule()
 """The rule of a route without a declaration. It admits no caller."""
-NOBODY: Final = Token("", frozenset(), b"")
-"""The caller of a route that is open to everybody."""
 
 
 def needs(*roles: Role, is_limited: bool = False) -> Callable[[E], E]:
@@ -101,7 +98,7 @@ class Access:
         if digest is None and self.tokens.required and scope["method"] not in _SAFE:
             _demand_own_site(headers)
         _judge(caller, rule)
-        self.rates.charge_call(caller)
+        self.rates.charge_call(caller, declared_length(headers))
         return caller
 
     def _caller(self, headers: Mapping[bytes, bytes]) -> Token | None:
@@ -126,7 +123,7 @@ class Access:
         if caller is None:
             raise unauthorized(b"authorization" in headers)
         _judge(caller, CONSUMES)
-        self.rates.charge_call(caller)
+        self.rates.charge_call(caller, declared_length(headers))
         return caller
 
     def is_valid(self, scope: Scope) -> bool:
@@ -151,6 +148,12 @@ def first_headers(scope: Scope) -> dict[bytes, bytes]:
     for name, value in scope["headers"]:
         headers.setdefault(name, value)
     return headers
+
+
+def declared_length(headers: Mapping[bytes, bytes]) -> int:
+    """The bytes of the body as its head declares them; 0 if it doesn't."""
+    length = headers.get(b"content-length", b"")
+    return int(length) if length.isdigit() else 0
 
 
 def digest_of(authorization: bytes | None) -> bytes | None:

@@ -34,7 +34,7 @@ class Tokens:
         self._file = None if settings.tokens_file is None else Path(settings.tokens_file)
         self.required = self._text is not None or self._file is not None
         """Whether callers need a token. This never changes while the service runs."""
-        self._default = settings.token_requests, settings.token_items
+        self._default = settings.token_requests, settings.token_items, settings.token_bytes
         self.rates = Rates()
         self._stamp = self._look()
         self._known = self._read()
@@ -94,8 +94,13 @@ class Tokens:
 
     def _rated(self, token: Token) -> Token:
         """The token with the settings' rates as defaults."""
-        requests, items = self._default
-        return replace(token, requests=token.requests or requests, items=token.items or items)
+        requests, items, body_bytes = self._default
+        return replace(
+            token,
+            requests=token.requests or requests,
+            items=token.items or items,
+            body_bytes=token.body_bytes or body_bytes,
+        )
 
     def _texts(self) -> Iterator[tuple[Callable[[], str], str]]:
         """(function that reads the text, name of the source) of each configured source."""

@@ -77,13 +77,14 @@ class AckRoutes:
         if queue.is_full():
             await asyncio.sleep(pause.SECONDS)
             raise errors.Overloaded(TOO_MANY)
-        async with bodies.reading(scope, receive, limits.room) as content:
-            call, check = queue.parse(verb, key, content, caller)
-            if traces.has_sdk():
-                call.trace = traces.in_headers(scope["headers"])
-            if check is not None:
-                await run_in_threadpool(check)
-        loop: asyncio.AbstractEventLoop = self.state.loop
-        future: asyncio.Future[AckResult] = loop.create_future()
-        queue.submit(call, functools.partial(settle, future))
-        return encode(await future)
+        with limits.open_requests.one_of(caller, scope):
+            async with bodies.reading(scope, receive, limits.room, self.access.rates, caller) as content:
+                call, check = queue.parse(verb, key, content, caller)
+                if traces.has_sdk():
+                    call.trace = traces.in_headers(scope["headers"])
+                if check is not None:
+                    await run_in_threadpool(check)
+            loop: asyncio.AbstractEventLoop = self.state.loop
+            future: asyncio.Future[AckResult] = loop.create_future()
+            queue.submit(call, functools.partial(settle, future))
+            return encode(await future)

@@ -65,8 +65,8 @@ class AckExchange(Exchange):
             if queue.is_full():
                 queue.refuse_later(self.refuse_overload)
                 return
-            if self.caller.requests is not None:
-                protocol.access.rates.charge_call(self.caller)
+            if self.caller.is_limited:
+                protocol.access.rates.charge_call(self.caller, len(content))
             call, check = queue.parse(self.verb, self.key, content, self.caller)
             call.trace = self.trace
             if check is None:
@@ -74,7 +74,7 @@ class AckExchange(Exchange):
                 return
             # The call waits for a thread, and its content stays in memory.
             if not size:
-                room.take(len(content))
+                room.take(self.caller, len(content))
                 size = len(content)
             protocol.run(self._check_first(call, check, size))
             size = 0
@@ -82,7 +82,7 @@ class AckExchange(Exchange):
             self.refuse(error)
         finally:
             if size:
-                room.give(size)
+                room.give(self.caller, size)
 
     async def _check_first(self, call: Call, check: Check, size: int) -> None:
         protocol = self._protocol
@@ -95,7 +95,7 @@ class AckExchange(Exchange):
             protocol.transport.close()
             raise
         finally:
-            protocol.room.give(size)
+            protocol.room.give(self.caller, size)
 
     def receive(self, result: Pending[AckResult]) -> None:
         """Respond to the finished call."""
@@ -119,7 +119,7 @@ class AckExchange(Exchange):
         self.response_complete = True
         if not protocol.transport.is_closing():
             protocol.transport.write(_BUSY % (protocol.default_headers(), uuid.uuid4().hex.encode()))
-            protocol.answered()
+            protocol.answered(self)
 
 
 class AckVerb(FastVerb):
@@ -141,6 +141,10 @@ class AckVerb(FastVerb):
         if caller is None:
             return None
         exchange = AckExchange(protocol, self._verb, caller, head)
+        if caller.is_limited:
+            exchange.open_request = protocol.open_requests.begin(caller)
+            if exchange.open_request is None:
+                return None  # the ordinary path refuses it
         if head.has_trace and traces.has_sdk():
             exchange.trace = traces.in_headers(protocol.headers)
         return exchange

@@ -18,6 +18,7 @@ from api.access.rules import SITE, Access
 from api.acks.queue import AckQueue
 from api.acks.routes import AckRoutes
 from api.limits import Limits, sizes
+from api.limits.open_requests import OpenRequest
 from api.problems import Problem
 from api.server.connection import WatchedProtocol
 from api.server.middleware import WIRE_HEADER
@@ -53,6 +54,7 @@ class Exchange(abc.ABC):
         "length",
         "message_event",
         "more_body",
+        "open_request",
         "parts",
         "request_id",
         "response_complete",
@@ -61,6 +63,7 @@ class Exchange(abc.ABC):
 
     def __init__(self, protocol: ExchangeProtocol, caller: Token, head: PlainHead) -> None:
         self._protocol = protocol
+        self.open_request: OpenRequest | None = None
         self.caller = caller
         self.key = head.key
         self.request_id = head.request_id
@@ -93,14 +96,14 @@ class Exchange(abc.ABC):
             self.keep_alive = False
         self.response_complete = True
         self._protocol.write_problem(problem, lines, keep_alive=self.keep_alive)
-        self._protocol.answered()
+        self._protocol.answered(self)
 
     def respond(self, status: int, content: bytes, lines: bytes = b"") -> None:
         self.response_complete = True
         self._protocol.write_response(
             STATUS_LINE[status], b"application/json", content, lines, keep_alive=self.keep_alive
         )
-        self._protocol.answered()
+        self._protocol.answered(self)
 
 
 class FastVerb(abc.ABC):
@@ -135,6 +138,7 @@ class ExchangeProtocol(WatchedProtocol):
         self.acks: AckQueue = self.state.acks
         limits: Limits = self.state.limits
         self.room = limits.room
+        self.open_requests = limits.open_requests
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -186,7 +190,7 @@ class ExchangeProtocol(WatchedProtocol):
             if cycle.response_complete:
                 return
             try:
-                self.room.take(len(body))
+                self.room.take(cycle.caller, len(body))
             except Problem as problem:
                 self.give_room(cycle)
                 cycle.refuse(problem)
@@ -205,7 +209,7 @@ class ExchangeProtocol(WatchedProtocol):
         exchange.begin(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def give_room(self, exchange: Exchange) -> None:
-        self.room.give(exchange.held)
+        self.room.give(exchange.caller, exchange.held)
         exchange.held = 0
         exchange.parts = []
 
@@ -225,9 +229,11 @@ class ExchangeProtocol(WatchedProtocol):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def answered(self) -> None:
+    def answered(self, exchange: Exchange) -> None:
         """Like `on_response_complete`, for a response on this path. It doesn't reset the timer of idle connections,
         which would cost more: when the timer ends, it checks the time of the last response."""
+        if exchange.open_request is not None:
+            exchange.open_request.end()
         self.last = self.loop.time()
         if self.pipeline or self.timeout_keep_alive_task is None:
             self.on_response_complete()

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from api import problems
 from api.access.rules import digest_of, rule_of
 from api.fast_path.exchange import Exchange, ExchangeProtocol, FastVerb, PlainHead
+from api.limits import sizes
 from api.metrics import REQUESTS
 from api.problems import Problem
 from api.routes import batches, consumer_groups, events, fields, models, processes, tallies
@@ -92,6 +93,8 @@ class RouteExchange(Exchange):
 
     def parsed(self, model: type[fields.Body]) -> Any:
         """The body as the route's model has it."""
+        if len(self.content) > sizes.IN_LOOP_FAST:
+            raise _NotPlain
         try:
             # With this option, as FastAPI does: the messages about bad entries are the same then.
             return model.model_validate(bodies.parsed(self.content or b"{}"), from_attributes=True)
@@ -208,9 +211,7 @@ class RouteVerb(FastVerb):
         if digest is None and (tokens.required or head.authorization is not None):
             return None
         caller = tokens.find(digest or b"")
-        if caller is None or not caller.has(self._rule.roles) or caller.prefix is not None:
-            return None
-        if caller.requests is not None or caller.items is not None:
+        if caller is None or caller.is_limited or not caller.has(self._rule.roles):
             return None
         exchange = RouteExchange(protocol, self, target, caller, head)
         if head.has_trace and self.start is _open:

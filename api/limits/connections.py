@@ -26,6 +26,8 @@ IDLE_IN_CROWD: Final = 5.0
 RESERVE: Final = 256
 """File descriptors that are reserved for the database's connections, files and pipes, and for connections that linger
 although they were refused."""
+MOST_PROBES: Final = 64
+"""Connections to the port of the probes. They don't count as others."""
 MOST_LINGERING: Final = 64
 """Connections that linger at the same time."""
 LINGERING: Final = 10.0
@@ -69,28 +71,35 @@ class Lingering(Protocol):
 class Connections:
     """All connections of the running event loop."""
 
-    def __init__(self, limit: int, *, head_timeout: float, request_timeout: float) -> None:
+    def __init__(
+        self, limit: int, *, head_timeout: float, request_timeout: float, probe_port: int | None = None
+    ) -> None:
         """`limit`: connections. The timeouts are in seconds."""
         # Without a free file descriptor, the service could neither accept a client nor connect to the database.
         self.limit = max(1, min(limit, open_files() - RESERVE))
         self._head_timeout = head_timeout
         self._request_timeout = request_timeout
+        self._probe_port = probe_port
         self._all: set[Connection] = set()
+        self._probes: set[Connection] = set()
         self._lingering: set[Lingering] = set()
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, connection: Connection) -> bool:
-        """Add a new connection. False if there are too many."""
-        if len(self._all) >= self.limit:
+    def add(self, connection: Connection, address: tuple[str, int]) -> bool:
+        """Add a new connection to this address of the service. False if there are too many."""
+        is_probe = self._probe_port is not None and address[1] == self._probe_port
+        connections, limit = (self._probes, MOST_PROBES) if is_probe else (self._all, self.limit)
+        if len(connections) >= limit:
             REFUSED.labels("connections").inc()
             return False
-        self._all.add(connection)
+        connections.add(connection)
         return True
 
     def remove(self, connection: Connection) -> None:
         self._all.discard(connection)
+        self._probes.discard(connection)
 
     def add_lingering(self, lingering: Lingering) -> bool:
         """Add a connection that begins to linger. False if there are too many."""
@@ -126,7 +135,7 @@ class Connections:
             if now - lingering.began > LINGERING or now - lingering.last_read > LINGERING_SILENT:
                 lingering.end()
         idle = IDLE_IN_CROWD if len(self._all) >= CROWDED * self.limit else SILENT
-        for connection in list(self._all):
+        for connection in [*self._all, *self._probes]:
             if connection.stuck_since is not None and now - connection.stuck_since > self._request_timeout:
                 REFUSED.labels("slow").inc()
                 connection.abort()  # `close` would wait until the client reads the rest

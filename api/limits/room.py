@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from api.limits.shares import Shares
 from api.metrics import REFUSED
 from api.problems import Problem
+from lastbit.tokens import Token
 
 
 class Room:
@@ -14,10 +16,11 @@ class Room:
         """`limit`: bytes."""
         self.limit = limit
         self.used = 0
+        self._shares = Shares(limit)
 
-    def take(self, size: int) -> None:
+    def take(self, caller: Token, size: int) -> None:
         """Reserve `size` bytes. Raises `Problem` (`unavailable`) if there is no room. A single body always has room."""
-        if self.used and self.used + size > self.limit:
+        if (self.used and self.used + size > self.limit) or not self._shares.has_room(caller, size):
             REFUSED.labels("bytes").inc()
             raise Problem(
                 "unavailable",
@@ -25,7 +28,9 @@ class Room:
                 headers={"Retry-After": "1", "Connection": "close"},
             )
         self.used += size
+        self._shares.take(caller, size)
 
-    def give(self, size: int) -> None:
+    def give(self, caller: Token, size: int) -> None:
         """Release `size` bytes."""
         self.used -= size
+        self._shares.give(caller, size)

@@ -6,8 +6,13 @@ from typing import Final
 
 BODY: Final = 8 * 1024 * 1024
 """Maximum bytes of a body."""
-BODY_OF_STRANGERS: Final = 64 * 1024
-"""The same for a route that is open to all, so that strangers can't occupy the room of the others."""
+BODY_OF_NUMBERS: Final = 64 * 1024
+"""The same for a route that takes some numbers and names. A route that takes more declares it (`fields.Body.LIMIT`)."""
+IN_LOOP: Final = 4096
+"""Maximum bytes of a body that is parsed in the event loop, and not in a thread: its parsing takes up to a millisecond,
+whatever it contains."""
+IN_LOOP_FAST: Final = 64 * 1024
+"""The same for the fast path, which only serves tokens without limits."""
 DEPTH: Final = 100
 """Maximum levels of nested arrays and objects in JSON that the service stores for a caller. Every JSON parser has a
 limit (Python's is near 1,000), and this one is below all of them."""

@@ -9,7 +9,7 @@ import { polled, table } from "./views.js";
 const ROLES = ["read", "produce", "consume", "admin"];
 
 export function tokensView(main) {
-  const tokens = table("Tokens", ["Name", "Roles", "Prefix", "#Requests/s", "#Items/s"], (token) => ({
+  const tokens = table("Tokens", ["Name", "Roles", "Prefix", "#Requests/s", "#Items/s", "#Bytes/s"], (token) => ({
     attributes: { "data-token": token.name },
     cells: [
       token.name,
@@ -17,6 +17,7 @@ export function tokensView(main) {
       token.prefix && make("code", {}, token.prefix),
       token.requests && number(token.requests),
       token.items && number(token.items),
+      token.bytes && number(token.bytes),
     ],
   }));
   const hint = make("p.quiet", {}, "Tokens are lines of the service’s file. To add one: ", make("code", {}, "lastbit token new --role read"), ". To remove one, delete its line.");

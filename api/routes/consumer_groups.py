@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api import expectations
 from api.access.rules import ANY, needs
+from api.limits import sizes
 from api.problems import BODY, Place, documented, invalid
 from api.routes import cursors, fields
 from api.routes.fields import Body
@@ -112,6 +113,8 @@ Drained = Annotated[
 
 
 class SyncBody(Body):
+    LIMIT = 1024 * 1024
+
     worker: Name = Field(description="the worker's name, stable and unique in the group")
     session: Session = Field(description="random, new for each process: 1 to 64 visible ASCII characters")
     drained: list[Drained] = Field(
@@ -149,6 +152,8 @@ class Window(Body):
 
 
 class PositionBody(Window):
+    LIMIT = sizes.BODY
+
     worker: Name
 
     @property
@@ -166,6 +171,8 @@ class NewPosition(Window):
 
 
 class PositionsBody(Body):
+    LIMIT = sizes.BODY
+
     worker: Name
     positions: list[NewPosition] = Field(min_length=1, max_length=MAX_POSITIONS)
 

@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api import expectations
 from api.access.rules import Access, caller_of, forbidden, needs, outside
+from api.limits import sizes
 from api.problems import BODY, Place, documented, invalid
 from api.routes import fields
 from api.routes.consumer_groups import Fence
@@ -36,8 +37,8 @@ MAX_EVENTS: Final = 1000
 LIMIT: Final = 100
 """Events of a page, unless the query has another limit."""
 STREAM_READ: Final = 500
-STREAM_BYTES: Final = 2**20
-"""Maximum bytes of event data per write to a stream. They stay in memory while a slow follower reads."""
+STREAM_BYTES: Final = 128 * 1024
+"""Maximum bytes of event data per write to a stream. Several copies stay in memory while a slow follower reads."""
 PING: Final = 15.0
 """Seconds without an event after which a stream sends a comment to keep the connection alive."""
 
@@ -81,6 +82,8 @@ class NewEvent(Body):
 
 
 class NewEvents(Body):
+    LIMIT = sizes.BODY
+
     events: list[NewEvent] = Field(max_length=MAX_EVENTS)
     fence: Fence | None = Field(None, description="append only while this worker owns the partition at this epoch")
 

@@ -42,6 +42,8 @@ class Reasons(BaseModel):
 
 
 class RedriveBody(fields.Body):
+    LIMIT = 256 * 1024
+
     reason: str | None = Field(None, max_length=MAX_REASON, description="only items that failed for this reason")
     items: list[Annotated[str, Field(json_schema_extra={"pattern": patterns.ITEM_ID})]] | None = Field(
         None, min_length=1, max_length=redrive.RANGES, description="only these, as far as they have failed"

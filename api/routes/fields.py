@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from fastapi import Depends, Path, Query, Request
 from pydantic import (
@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api import expectations
 from api.access.rules import caller_of
+from api.limits import sizes
 from core import feed
 from core.batches.update import MAX_LABELS
 from lastbit.ids import INTEGER_LIMIT
@@ -139,7 +140,10 @@ def of_events(types: list[str]) -> list[str]:
 
 
 class Body(BaseModel):
+    """A JSON body, or an object in one. A body has at most `LIMIT` bytes."""
+
     model_config = ConfigDict(strict=True, extra="forbid")
+    LIMIT: ClassVar[int] = sizes.BODY_OF_NUMBERS
 
     @model_validator(mode="before")
     @classmethod

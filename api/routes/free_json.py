@@ -28,7 +28,10 @@ _LONG: Final = re.compile(rb"[0-9]{309}")
 
 
 def text(value: Any, limit: int) -> str | None:
-    """`value` as JSON text of at most `limit` bytes; None for null. Raises `ValueError`."""
+    """`value` as JSON text of at most `limit` bytes; None for null. Raises `ValueError`. The value of a large body is
+    still encoded."""
+    if isinstance(value, msgspec.Raw):
+        value = _parsed(bytes(value), limit)
     if value is None:
         return None
     try:
@@ -46,6 +49,20 @@ def text(value: Any, limit: int) -> str | None:
     return content.decode()
 
 
+def _parsed(content: bytes, limit: int) -> Any:
+    """The value of JSON. Its text may become shorter than `content`, by its blanks and its escapes."""
+    content = msgspec.json.format(content, indent=-1)
+    size = len(content) - _ESCAPES_SAVE * content.count(b"\\u") - content.count(rb"\/")
+    if size > limit:
+        raise ValueError(f"expected at most {limit:,} bytes of JSON, got {size:,} or more")
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+_ESCAPES_SAVE: Final = len(rb"\u0041") - len("A")
+"""The most bytes by which an escape is longer than its character."""
 _TOO_DEEP: Final = f"expected JSON of at most {DEPTH} levels of nesting"
 _NOT_PORTABLE: Final = "expected JSON with finite numbers and Unicode text"
 

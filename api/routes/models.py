@@ -28,6 +28,8 @@ from core.webhooks import addresses
 from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId, item_id
 
 MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
+BODY_WITH_LABELS: Final = 256 * 1024
+"""Bytes. Every character of a label may be an escape of six or twelve bytes."""
 OnExceededName = Literal["continue", "cancel"]
 DEFAULT_TYPES_TEXT: Final = ", ".join(f"`{name}`" for name in DEFAULT_TYPES)
 TOLERATED_FAILURES: Final = "maximum number of failed items with which the batch succeeds"
@@ -65,6 +67,8 @@ class NewCallback(Body):
 
 
 class OpenBody(Body):
+    LIMIT = BODY_WITH_LABELS
+
     key: Key | None = Field(None, description="your name for the batch; need not be unique")
     labels: Labels = Field(default_factory=dict, description="your names and values, to find the batch by")
     group_size: int = Field(
@@ -129,6 +133,7 @@ class PatchBody(Body):
     64 labels afterwards."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+    LIMIT = BODY_WITH_LABELS
 
     labels: LabelsPatch | None = Field(
         None, description="names to add or change, with their values, or to remove, with null; null removes all labels"

@@ -22,6 +22,7 @@ from pydantic import (
 
 from api import expectations, patterns, problems
 from api.access.rules import ANY, needs
+from api.limits import sizes
 from api.limits.sizes import DEPTH
 from api.problems import BODY, documented
 from api.routes import cursors, free_json
@@ -163,6 +164,8 @@ class NewTimer(Body):
 
 
 class HandleBody(Body):
+    LIMIT = sizes.BODY
+
     event: HandledEvent
     fence: ProcessFence
     version: int = Field(
@@ -198,6 +201,8 @@ def _entry(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 class HandlingsBody(Body):
+    LIMIT = sizes.BODY
+
     handlings: list[Annotated[HandlingEntry, WrapValidator(_entry)]] = Field(min_length=1, max_length=MAX_HANDLINGS)
 
 

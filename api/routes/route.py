@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, get_origin
 
 import structlog
@@ -14,10 +15,15 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
-from api.access.rules import CALLER, Access, rule_of
-from api.limits import sizes
+from api.access.rules import Access, caller_of, rule_of
+from api.limits import Limits, sizes
+from api.limits.rates import Rates
+from api.limits.room import Room
+from api.limits.shares import CALLER
 from api.problems import Problem
+from api.routes.fields import Body
 from api.server import bodies, queries
+from api.server.shapes import LargeBodies
 
 
 class _Rest(Convertor[str]):
@@ -94,7 +100,11 @@ class GuardedRoute(APIRoute):
                 structlog.contextvars.bind_contextvars(token=caller.name)
             if scope["query_string"]:
                 queries.check_names(scope, self._parameters, allow_others=not self._is_strict)
-        await super().handle(scope, receive, send)
+            limits: Limits = scope["app"].state.limits
+            with limits.open_requests.one_of(caller, scope):
+                await super().handle(scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)
 
 
 class _Parsed(Request):
@@ -108,18 +118,32 @@ class _Parsed(Request):
         return self._content
 
 
+def reading(request: Request, limit: int = sizes.BODY) -> AbstractAsyncContextManager[bytes]:
+    """The whole body of the request, as `bodies.reading` has it."""
+    state = request.app.state
+    room: Room = state.limits.room
+    rates: Rates = state.access.rates
+    return bodies.reading(request.scope, request.receive, room, rates, caller_of(request), limit)
+
+
 class JsonRoute(GuardedRoute):
-    """A route whose body is read by `bodies.reading` and parsed by `bodies.parsed`."""
+    """A route whose body is read by `bodies.reading`. FastAPI validates a small one after `bodies.parsed`, and all its
+    faults are reported. A large one arrives validated."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         inner = super().get_route_handler()
         if self.body_field is None:
             return inner
-        limit = sizes.BODY_OF_STRANGERS if rule_of(self.endpoint).everybody else sizes.BODY
+        model: type[Body] = self.body_field.field_info.annotation  # type: ignore[assignment]  # bodies are models
+        large_bodies = LargeBodies(model)
 
         async def handler(request: Request) -> Response:
-            async with bodies.reading(request.scope, request.receive, request.app.state.limits.room, limit) as body:
-                content = bodies.parsed(body)
+            limits: Limits = request.app.state.limits
+            async with reading(request, model.LIMIT) as body:
+                if len(body) <= sizes.IN_LOOP:
+                    content = bodies.parsed(body)
+                else:
+                    content = await limits.parsing.run(large_bodies.validated, body)
 
                 async def receive() -> Message:
                     return {"type": "http.request", "body": body, "more_body": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Request, Response
-from pydantic import BaseModel, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
 from api.access.rules import Access, digest_of, needs, open_to_all, unauthorized
 from api.access.sessions import cookie
@@ -38,6 +38,7 @@ class KnownToken(BaseModel):
     prefix: str | None
     requests: int | None
     items: int | None
+    body_bytes: int | None = Field(serialization_alias="bytes")
 
 
 class KnownTokens(BaseModel):
@@ -92,6 +93,7 @@ def known_tokens(request: Request) -> KnownTokens:
                 prefix=token.prefix,
                 requests=token.requests,
                 items=token.items,
+                body_bytes=token.body_bytes,
             )
             for token in _access(request).tokens.all()
         ]

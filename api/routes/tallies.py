@@ -13,7 +13,7 @@ from api.access.rules import Access, caller_of, needs
 from api.problems import BODY, Problem, documented
 from api.routes import cursors, fields
 from api.routes.reply import EMPTY, Reply
-from api.routes.route import GuardedRoute, PrefixedRouter
+from api.routes.route import GuardedRoute, PrefixedRouter, reading
 from api.routes.writes import Writes
 from api.server import bodies
 from core import tallies
@@ -137,7 +137,7 @@ _BODY: Final = {
 async def apply_entries(tally: TallyName, request: Request) -> Response:
     """Add each entry once, all in one transaction. An entry at or below the last added position of its source is a
     repeat, so the entries of one source must reach a key in order."""
-    async with bodies.reading(request.scope, request.receive, request.app.state.limits.room) as content:
+    async with reading(request) as content:
         operation = operation_of(tally, content)
     access: Access = request.app.state.access
     access.rates.charge_items(caller_of(request), len(operation.entries))

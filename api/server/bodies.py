@@ -13,8 +13,10 @@ from starlette.types import Receive, Scope
 
 from api import expectations, problems
 from api.limits import sizes
+from api.limits.rates import Rates
 from api.limits.room import Room
 from api.problems import Place, Problem, invalid
+from lastbit.tokens import Token
 
 JSON: Final = b"application/json"
 MERGE_PATCH: Final = b"application/merge-patch+json"
@@ -22,10 +24,12 @@ MERGE_PATCH: Final = b"application/merge-patch+json"
 
 
 @contextlib.asynccontextmanager
-async def reading(scope: Scope, receive: Receive, room: Room, limit: int = sizes.BODY) -> AsyncIterator[bytes]:
-    """The whole body, of at most `limit` bytes, which occupies `room` until the context ends. Raises `Problem`:
-    `too_large`, `unavailable`, `invalid_request` if it is incomplete, or `unsupported_media_type` if its Content-Type
-    isn't JSON."""
+async def reading(
+    scope: Scope, receive: Receive, room: Room, rates: Rates, caller: Token, limit: int = sizes.BODY
+) -> AsyncIterator[bytes]:
+    """The whole body, of at most `limit` bytes, which occupies `room` until the context ends. One whose length wasn't
+    declared is charged to the caller's rate. Raises `Problem`: `too_large`, `unavailable`, `invalid_request` if it is
+    incomplete, or `unsupported_media_type` if its Content-Type isn't JSON."""
     content_type = length = b""
     from_browser = False
     for name, value in scope["headers"]:
@@ -51,7 +55,7 @@ async def reading(scope: Scope, receive: Receive, room: Room, limit: int = sizes
             is_incomplete = message.get("more_body", False)
             if size + len(part) > limit:
                 raise _too_large(limit)
-            room.take(len(part))
+            room.take(caller, len(part))
             size += len(part)
             parts.append(part)
         # A page of another site can make a browser send a POST without a body, such as a cancel. A browser can set
@@ -64,7 +68,9 @@ async def reading(scope: Scope, receive: Receive, room: Room, limit: int = sizes
         parts.clear()
         yield body or b"{}"
     finally:
-        room.give(size)
+        room.give(caller, size)
+        if not length:
+            rates.owe_bytes(caller, size)
 
 
 def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:

@@ -12,13 +12,16 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from api import problems
-from api.limits.connections import Connections
+from api.limits import Limits
+from api.limits.open_requests import OPEN, OpenRequest
+from api.limits.shares import CALLER, NOBODY
 from api.limits.sizes import HEAD, WHOLE
 from api.metrics import REFUSED
 from api.problems import Problem
 from api.server.lingering import LingeringTransport
 from api.server.middleware import USUAL
 from api.server.upgrades import Http1Protocol
+from lastbit.tokens import Token
 
 _CODING: Final = "header Transfer-Encoding: expected chunked alone; other transfer codings are not supported"
 USUAL_LINES: Final = b"".join(b"%b: %b\r\n" % header for header in USUAL.items())
@@ -30,7 +33,13 @@ class WatchedProtocol(Http1Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         application: Any = self.app
-        self._watch: Connections = application.state.limits.connections
+        limits: Limits = application.state.limits
+        self._watch = limits.connections
+        self._all_unsent = limits.unsent
+        self._running: Any = None
+        """The cycle whose request is handled now, or was handled last."""
+        self._unread_by: Token | None = None
+        """The caller whose response the client doesn't read."""
         self.transport: LingeringTransport = None  # type: ignore[assignment]  # as uvicorn has it
         self.between = True
         """The parser is not in the middle of a request."""
@@ -93,7 +102,31 @@ class WatchedProtocol(Http1Protocol):
     def abort(self) -> None:
         self.transport.abort()
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _fact(self, attribute: str, key: str) -> Any:
+        """A fact of the running request: an attribute of an exchange on the fast path, else an entry of the ASGI
+        scope. Behind pipelined requests, uvicorn's `cycle` is that of the last one."""
+        cycle: Any = self.cycle
+        return self._running.scope.get(key) if hasattr(cycle, "scope") else getattr(cycle, attribute, None)
+
     # Callbacks of the transport.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_by = self._fact("caller", CALLER) or NOBODY
+        self._all_unsent.add(self, self._unread_by, self.transport.held)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_unsent()
+
+    def _forget_unsent(self) -> None:
+        if self._unread_by is not None:
+            self._all_unsent.remove(self, self._unread_by)
+            self._unread_by = None
 
     @property
     def is_client_sending(self) -> bool:
@@ -103,12 +136,16 @@ class WatchedProtocol(Http1Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(LingeringTransport(transport, self, self._watch))
         self.last = self.loop.time()
-        if not self._watch.add(self):
+        if not self._watch.add(self, transport.get_extra_info("sockname")):
             self._refuse(Problem("unavailable", "too many connections", headers={"Retry-After": "1"}))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._watch.remove(self)
+        self._forget_unsent()
+        request: OpenRequest | None = self._fact("open_request", OPEN)
+        if request is not None:
+            request.end()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The client sends nothing more. Either it has left, or it has closed only its half of the connection and still

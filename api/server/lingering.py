@@ -41,6 +41,13 @@ class LingeringTransport(asyncio.Transport):
         self._owner = owner
         self._connections = connections
         self._lingers = False
+        self._written = 0
+
+    @property
+    def held(self) -> int:
+        """The bytes in memory that are not sent yet. The transport keeps the whole of what was written last, even
+        after it has sent a part of that."""
+        return max(self._written, self._transport.get_write_buffer_size())
 
     def close(self) -> None:
         if self.is_closing():
@@ -68,7 +75,9 @@ class LingeringTransport(asyncio.Transport):
         return self._lingers or self._transport.is_closing()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._lingers:
+        # A pipelined request may begin after its client has left.
+        if not self.is_closing():
+            self._written = len(data)
             self._transport.write(data)
 
     def pause_reading(self) -> None:

@@ -28,6 +28,8 @@ GROUPS: Final = 25
 """Maximum groups of a sample."""
 SAMPLE: Final = 2_500
 """Maximum failures of a sample, divided equally between its groups."""
+EXAMINED: Final = 8 * 2**20
+"""Maximum bytes of the reasons that are examined."""
 EXAMPLES: Final = 5
 """Items that are shown for each reason."""
 
@@ -73,7 +75,7 @@ def by_reason(snapshot: Connection, batch: Batch, start: int, limit: int) -> Rea
         reasons.clear()
         _examine_some(snapshot, batch, reasons)
     order = sorted(reasons.values(), key=lambda row: (-row.count, row.reason is None, row.reason))
-    page, _ = limits.within(order[start:], lambda row: len(row.reason or ""), limit)
+    page, _ = limits.within(order[start:], lambda row: limits.size_as_json(row.reason), limit)
     end = start + len(page)
     examined = sum(row.count for row in order)
     return Reasons(page, examined, exact, end if end < len(order) else None)
@@ -146,9 +148,9 @@ def _rows(tx: Connection, batch: Batch, first: int, end: int, limit: int) -> tup
         return tx.execute(query.where(start).limit(count)).all()
 
     def size(row: Any) -> int:
-        return len(row.reason)
+        return limits.size_as_json(row.reason)
 
-    most = limits.BYTES if limit > MOST else limits.BYTES // GROUPS
+    most = EXAMINED if limit > MOST else EXAMINED // GROUPS
     return limits.within(limits.stepwise(above, size, first=min(limit, 1000), most=most), size, limit, most)
 
 

@@ -191,7 +191,7 @@ def _with_reasons(tx: Connection, batch: Batch, result: RangePage) -> RangePage:
         return tx.execute(part.limit(count)).all()
 
     def size(row: Any) -> int:
-        return len(row.reason)
+        return limits.size_as_json(row.reason)
 
     reasons, has_more = limits.within(limits.stepwise(above, size), size, REASONS + 1)
     stop, next_start = end, result.next

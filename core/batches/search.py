@@ -272,4 +272,4 @@ def counts(tx: Connection, chosen: Filter) -> Counts:
 
 
 def _label_bytes(batch: Batch) -> int:
-    return sum(len(name) + len(value) for name, value in batch.labels.items())
+    return sum(limits.size_as_json(name) + limits.size_as_json(value) for name, value in batch.labels.items())

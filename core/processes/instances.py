@@ -237,7 +237,7 @@ def page(
         return snapshot.execute(part.limit(count)).all()
 
     def size(row: sa.Row[Any]) -> int:
-        return len(row.state or "")
+        return limits.size_of_json(row.state)
 
     rows, has_more = limits.within(limits.stepwise(above, size, first=min(limit, FIRST)), size, limit)
     counts = inbox.parked(snapshot, process, [row.instance for row in rows])

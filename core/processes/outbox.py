@@ -213,7 +213,7 @@ def read(
 
 
 def _size(command: Command) -> int:
-    return len(command.data or "")
+    return limits.size_of_json(command.data)
 
 
 def of_instance(snapshot: Connection, process: str, instance: str, limit: int) -> list[Command]:

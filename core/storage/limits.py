@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
-BYTES: Final = 8 * 2**20
-"""Maximum bytes of clients' text on a page. A page always has at least one row, even a larger one."""
+BYTES: Final = 2**20
+"""Maximum bytes of clients' text on a page, as JSON in UTF-8. A page always has at least one row, even a larger
+one. While a page is read, encoded and sent, the process holds several copies of it."""
 
 T = TypeVar("T")
+
+
+def size_as_json(text: str | None) -> int:
+    """The bytes of a text as JSON in UTF-8. A control character has six."""
+    return 0 if text is None else size_of_json(json.dumps(text, ensure_ascii=False))
+
+
+def size_of_json(text: str | None) -> int:
+    """The bytes of JSON in UTF-8."""
+    if text is None:
+        return 0
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def within(rows: Iterable[T], size: Callable[[T], int], limit: int, most: int | None = None) -> tuple[list[T], bool]:

@@ -32,6 +32,7 @@ def token() -> None:
 @click.option("--prefix", type=UTF8, help="Only batches whose key begins with this.")
 @click.option("--requests", type=RATE, help="Maximum calls per second.")
 @click.option("--items", type=RATE, help="Maximum acks, failures, events and tally entries per second, in all.")
+@click.option("--bytes", "body_bytes", type=RATE, help="Maximum bytes of request bodies per second.")
 @click.option("--name", help="Name in logs and on the page.  [default: the roles and a number]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 @click.pass_context
@@ -41,6 +42,7 @@ def new(
     prefix: str | None,
     requests: int | None,
     items: int | None,
+    body_bytes: int | None,
     name: str | None,
     as_json: bool,
 ) -> None:
@@ -52,7 +54,9 @@ def new(
     token_text = tokens.new()
     try:
         token_name = name or "-".join((*roles, secrets.token_hex(3)))
-        record = tokens.known(token_text, token_name, map(Role, roles), prefix, requests=requests, items=items)
+        record = tokens.known(
+            token_text, token_name, map(Role, roles), prefix, requests=requests, items=items, body_bytes=body_bytes
+        )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     output = Output(as_json or settings.json)

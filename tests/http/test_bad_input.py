@@ -247,12 +247,14 @@ def test_what_was_expected_is_said_in_words(
 
 
 def test_the_fields_that_exist_are_named_for_the_first_unknown_ones_alone(http: httpx.Client) -> None:
-    """A body may have ten thousand."""
-    entries = [{"id": f"e{number}", "type": "paid", "colour": "red"} for number in range(100)]
+    """A body may have many. A large body is read only up to the first one."""
+    entries = [{"id": f"e{number}", "type": "paid", "colour": "red"} for number in range(70)]
     errors = http.post("/v1/events", json={"events": entries}).json()["errors"]
-    assert len(errors) == 100
+    assert len(errors) == 70
     assert errors[0]["expected"] == "no such field here; expected one of data, id, key, type"
-    assert errors[99]["expected"] == "no such field here"
+    assert errors[69]["expected"] == "no such field here"
+    large = http.post("/v1/events", json={"events": entries * 10}).json()["errors"]
+    assert [error["place"] for error in large] == ["body.events[0].colour"]
 
 
 def test_an_idempotency_key_is_described_by_every_route(http: httpx.Client) -> None:
@@ -288,7 +290,7 @@ ROUTES = ["/v1/batches", "/v1/acks", "/v1/failures", "/v1/batches/{id}/items", "
         b"{'a': 1}",
         b"\xff\xfe",
         b'"\xff"',
-        b"[" * 100_000,
+        b"[" * 50_000,
         b"1" * 5000,
         b'{"items": 01}',
         b"\x00",
@@ -355,12 +357,13 @@ def test_another_sites_page_cannot_end_a_batch(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "problem"),
     [
-        ("POST", "/session", {f"field{n}": 1 for n in range(3000)}, "body: expected only token, got 3,000 fields"),
-        ("POST", "/v1/batches", {f"field{n}": 1 for n in range(100_000)}, "body: expected only key, labels, "),
-        ("POST", "/v1/batches", {"labels": {f":{n}": 1 for n in range(100_000)}}, "body.labels: expected at most 64 "),
-        ("PATCH", "/v1/batches/1", {"labels": {f":{n}": 1 for n in range(100_000)}}, "body.labels: expected at most "),
+        ("POST", "/session", {f"field{n}": 1 for n in range(3000)}, "body.field0: no such field here; expected one of"),
+        ("POST", "/v1/batches", {f"field{n}": 1 for n in range(10_000)}, "body.field0: no such field here; expected"),
+        ("POST", "/v1/batches", {f"field{n}": 1 for n in range(100)}, "body: expected only key, labels, "),
+        ("POST", "/v1/batches", {"labels": {f":{n}": 1 for n in range(10_000)}}, "body.labels: expected at most 64 "),
+        ("PATCH", "/v1/batches/1", {"labels": {f":{n}": 1 for n in range(10_000)}}, "body.labels: expected at most "),
     ],
-    ids=["unknown to strangers", "unknown", "labels", "changed labels"],
+    ids=["unknown to strangers", "unknown", "some unknown", "labels", "changed labels"],
 )
 def test_an_error_is_short_however_much_is_wrong(
     http: httpx.Client, method: str, path: str, body: object, problem: str

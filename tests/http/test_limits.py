@@ -165,6 +165,9 @@ class Peer:
         self.ended = "abort"
 
 
+ADDRESS = "127.0.0.1", 8000
+
+
 def test_idle_slow_and_unread_connections_are_closed_in_time() -> None:
     """Idle connections late, and early if there are many; slow heads before slow bodies; clients that don't read at
     once."""
@@ -181,7 +184,7 @@ def test_idle_slow_and_unread_connections_are_closed_in_time() -> None:
             "deaf": Peer(stuck=939),
         }
         for entry in (*peers.values(), *(Peer() for _ in range(crowd))):
-            assert watch.add(entry)
+            assert watch.add(entry, ADDRESS)
         watch.check(1000)
         end_state = {name: peer.ended for name, peer in peers.items() if peer.ended}
         assert end_state == {"too idle": "end", "slow head": "end", "slow body": "end", "deaf": "abort"}
@@ -205,7 +208,7 @@ def test_a_check_of_connections_that_raises_is_not_the_last(monkeypatch: pytest.
         with watch.watching():
             for _ in range(2):
                 peer = Broken(idle=-SILENT)
-                watch.add(peer)
+                watch.add(peer, ADDRESS)
                 await asyncio.wait_for(reported.wait(), 10)
                 reported.clear()
                 watch.remove(peer)
@@ -253,11 +256,11 @@ def test_a_head_without_an_end_is_refused(sqlite_url: str) -> None:
             assert refused(everything(long)) == (413, "too_large")
 
 
-@pytest.mark.parametrize("path", ["/v1/acks", "/v1/batches"])
+@pytest.mark.parametrize("path", ["/v1/acks", "/v1/events"])
 def test_large_bodies_find_room_or_are_refused_with_retry_after(sqlite_url: str, path: str) -> None:
     """On the fast path and the ordinary one; and a client that has left frees its room."""
-    content = b'{"items": %s' % (b" " * 700_000)
-    body, end = (content, b"[]}") if path == "/v1/acks" else (content, b"1}")
+    field = b"items" if path == "/v1/acks" else b"events"
+    body, end = b'{"%b": %b' % (field, b" " * 700_000), b"[]}"
     with running_service(sqlite_url, LASTBIT_MAX_WAITING_BYTES=str(2**20)) as running:
         length = len(body) + len(end)
         with connect(running, head(path, length) + body) as first:

@@ -97,16 +97,16 @@ def test_it_gets_the_503_if_there_is_no_room_for_its_body(path: str) -> None:
 
 
 def test_a_malformed_body_occupies_no_room_while_its_connection_lingers() -> None:
-    start = b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % MIB
+    start = b"POST /v1/events HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % MIB
     with (
         sqlite_file() as url,
         running_service(url, LASTBIT_MAX_WAITING_BYTES=str(2 * MIB)) as running,
         connect(running, start + b" " * MIB + b"\r\nno number") as connection,
     ):
         assert everything(connection).startswith(b"HTTP/1.1 400 ")
-        body = b'{"items": 1%s}' % (b" " * MIB)
-        answer = httpx.post(f"{running.url}/v1/batches", content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code == 201
+        body = b'{"events": [%s]}' % (b" " * MIB)
+        answer = httpx.post(f"{running.url}/v1/events", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 200
         connection.sendall(b" ")  # it lingers
 
 

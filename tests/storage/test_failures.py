@@ -60,6 +60,7 @@ def test_few_failures_in_many_groups_are_all_examined(service: Service, monkeypa
 def test_long_reasons_are_sampled_too(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few they are: what is read at once is limited."""
     monkeypatch.setattr(failures.limits, "BYTES", 1000)
+    monkeypatch.setattr(failures, "EXAMINED", 1000)
     batch = service.batches.open(Opening(items=ITEMS, group_size=SIZE)).batch.id
     for number in range(0, ITEMS, SIZE):
         fail(service, batch, range(number, number + 1), f"{number} {'x' * 200}")

@@ -56,7 +56,7 @@ try:
     try:
         from rq.exceptions import StopRequested
     except ImportError:  # its place in earlier releases
-        from rq.worker import StopRequested
+        from rq.worker import StopRequested  # type: ignore[no-redef, attr-defined]
     from rq.job import Job, JobStatus
     from rq.registry import CanceledJobRegistry
 
