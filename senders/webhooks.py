@@ -3,9 +3,10 @@
 It follows no redirects, uses no cookies and no proxies from the environment. At most a few kilobytes of the response's
 body are read, to check whether it is complete, and discarded.
 
-Each send looks up the host and checks every address. It uses a connection that is still open only if that leads to one
-of them. A receiver may close such a connection at any time. If it does so before any part of a response, the request is
-sent again at once, over a new connection: the receiver has either not seen it or recognizes the repeat by its id.
+Each send looks up the host, for at most `LOOKUP` seconds, and checks every address. It uses a connection that is still
+open only if that leads to one of them. A receiver may close such a connection at any time. If it does so before any
+part of a response, the request is sent again at once, over a new connection: the receiver has either not seen it or
+recognizes the repeat by its id.
 
 Error texts are our own, because those of the resolver and the socket may contain addresses of our network.
 """
@@ -24,15 +25,20 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 import h11
+import structlog
 
-from core.webhooks.addresses import NOT_PUBLIC, Target, Unfit, is_address, is_public, parse
+from core.webhooks.addresses import NOT_FOUND, NOT_PUBLIC, Target, Unfit, is_address, is_private, is_public, parse
 from core.webhooks.sender import SendResult
 from lastbit import __version__
 from senders.connection import Broken, Connection, Deadline, Kept, connect
 
 READ: Final = 4096
 """Maximum bytes of a response's body to read."""
+LOOKUP: Final = 2.0
+"""Maximum seconds of a lookup. The threads that send must not all wait for a resolver that has died."""
 AGENT: Final = f"Lastbit/{__version__}"
+
+log = structlog.get_logger(__name__)
 
 Resolve = Callable[[str, int], Sequence[str]]
 """The addresses of a host. Raises `OSError`."""
@@ -62,8 +68,8 @@ class WebhookSender:
         self._kept = Kept()
 
     def check(self, url: str) -> None:
-        """Check the URL and the addresses that its host resolves to now. Raises `Unfit`."""
-        self._addresses(parse(url), Deadline(self._timeout))
+        """Check the URL, without a lookup. Raises `Unfit`."""
+        self._refuse_private(parse(url))
 
     def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
         """POST `body`. The `SendResult` contains errors of the network or the receiver."""
@@ -119,14 +125,23 @@ class WebhookSender:
             connection.close()
             raise
 
+    def _refuse_private(self, target: Target) -> None:
+        if not self._allow_private and is_private(target.host):
+            raise Unfit(f"the host is {NOT_PUBLIC}")
+
     def _addresses(self, target: Target, deadline: Deadline) -> Sequence[str]:
         """All addresses of the host, each checked. Raises `Unfit`."""
-        addresses = [target.host] if is_address(target.host) else self._look_up(target, deadline)
+        self._refuse_private(target)
+        if is_address(target.host):
+            return [target.host]
+        addresses = self._look_up(target, deadline)
         if not addresses:
-            raise Unfit("the host can't be resolved")
-        if not self._allow_private and not all(map(is_public, addresses)):
-            raise Unfit(f"the host is {NOT_PUBLIC}")
-        return addresses
+            log.warning("host_refused", host=target.host, cause="it can't be resolved")
+        elif not self._allow_private and not all(map(is_public, addresses)):
+            log.warning("host_refused", host=target.host, cause="it has an address that is not public")
+        else:
+            return addresses
+        raise Unfit("the host can't be resolved" if self._allow_private else NOT_FOUND)
 
     def _look_up(self, target: Target, deadline: Deadline) -> Sequence[str]:
         outcome: queue.SimpleQueue[Sequence[str] | None] = queue.SimpleQueue()
@@ -140,7 +155,7 @@ class WebhookSender:
         # In a thread, as the time-out of the system's resolver is longer and can't be changed.
         threading.Thread(target=look_up, daemon=True).start()
         try:
-            return outcome.get(timeout=deadline.left()) or ()
+            return outcome.get(timeout=min(LOOKUP, deadline.left())) or ()
         except queue.Empty:
             return ()
 

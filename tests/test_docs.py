@@ -211,7 +211,7 @@ def test_every_event_of_the_log_is_documented() -> None:
     page = (ROOT / "docs/logs.md").read_text()
     names = re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
     documented_names = {name for cell in names for name in re.findall(r"`(\w+)`", cell)}
-    sources = [path.read_text() for folder in ("core", "api") for path in (ROOT / folder).rglob("*.py")]
+    sources = [path.read_text() for folder in ("core", "api", "senders") for path in (ROOT / folder).rglob("*.py")]
     assert documented_names == {
         each for text in sources for each in re.findall(r"\b_?log(?:\.\w+)?\([^\"()]*\"(\w+)\"", text)
     }

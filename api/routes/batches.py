@@ -99,13 +99,12 @@ async def open_batch(
     if not caller.covers(body.key):
         raise outside(caller, "body.key", "batches whose key begins")
     opening = body.opening()
+    service_of(request).batches.check_callback(opening)
     if caller.prefix is not None and opening.parent is not None:
         await run_in_threadpool(service_of(request).batches.check_parent, opening.parent, caller.prefix)
     operation = opening_of(
         opening, idempotency_key, prefix=caller.prefix, trace=traces.in_headers(request.scope["headers"])
     )
-    if opening.callback is not None:
-        await run_in_threadpool(service_of(request).batches.check_callback, operation)
     result: Opened = await _writes(request).run(operation)
     return opened(result).response()
 

@@ -55,7 +55,7 @@ class NewCallback(Body):
 
     url: str = Field(
         max_length=addresses.LONGEST_URL,
-        description="http or https, without a user name; its host must resolve to public addresses only",
+        description="http or https, without a user name; every address of its host must be public",
         json_schema_extra={"pattern": patterns.URL},
     )
     types: Annotated[list[CallbackType], AfterValidator(_of_a_batch)] | None = Field(

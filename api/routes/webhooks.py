@@ -33,7 +33,7 @@ ProgressName = Literal["pending", "delivered", "dead"]
 class NewWebhook(Body):
     url: str = Field(
         max_length=addresses.LONGEST_URL,
-        description="http or https, without a user name; its host must resolve to public addresses only",
+        description="http or https, without a user name; every address of its host must be public",
         json_schema_extra={"pattern": patterns.URL},
     )
     types: Annotated[list[Name], AfterValidator(fields.of_events)] | None = Field(

@@ -89,12 +89,6 @@ def of_batches(tx: Connection, batches: Collection[int]) -> dict[int, Issued]:
     return found
 
 
-def is_opened(tx: Connection, open_key: str) -> bool:
-    """Whether a batch was opened with this stored key."""
-    query = sa.select(tables.batches.c.id).where(tables.batches.c.open_key == open_key)
-    return tx.scalar(query) is not None
-
-
 def _id(tx: Connection, batch: int) -> int | None:
     id: int | None = tx.scalar(sa.select(_table.id).where(_table.batch_id == batch))
     return id

@@ -9,7 +9,6 @@ from core import errors, explain
 from core.acks.call import request_fingerprint
 from core.batches import batch as batches
 from core.batches import (
-    callbacks,
     failures,
     group_counts,
     purge,
@@ -94,21 +93,14 @@ class BatchService:
         if prefix is not None and opening.parent is not None:
             self.check_parent(opening.parent, prefix)
         operation = opening_of(opening, idempotency_key, prefix=prefix, trace=trace)
-        self.check_callback(operation)
+        self.check_callback(opening)
         opened: batches.Opened = self._writes.run(operation)
         return opened
 
-    def check_callback(self, operation: writing.Open) -> None:
-        """Raise `errors.InvalidRequest` if nothing may be sent to the URL of a new callback."""
-        callback, key = operation.opening.callback, operation.open_key
-        if callback is None:
-            return
-        try:
-            self._webhooks.check(callback.url, "body.callback.url")
-        except errors.InvalidRequest:
-            # A repeat must get the answer of the first request, even if the name can't be resolved at the moment.
-            if key is None or not self._database.read(callbacks.is_opened, key):
-                raise
+    def check_callback(self, opening: batches.Opening) -> None:
+        """Raise `errors.InvalidRequest` if nothing may be sent to the URL of its callback. Needs no thread."""
+        if opening.callback is not None:
+            self._webhooks.check(opening.callback.url, "body.callback.url")
 
     def extend(
         self, batch: int, count: int, idempotency_key: str | None = None, digest: str | None = None

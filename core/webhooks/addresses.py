@@ -1,9 +1,12 @@
 """Checks the URLs and addresses of webhooks. A client that can create a webhook can make this service send requests.
 They must not reach the service's own machine, its private network, or the cloud's metadata address.
 
-Both checks are pure. `parse` checks the URL's syntax so strictly that no two parsers can read it differently.
+All checks are pure. `parse` checks the URL's syntax so strictly that no two parsers can read it differently.
 `is_public` checks one address. The sender resolves the name, checks *every* address, and connects to one of these
 addresses: a second lookup could return others.
+
+Names are resolved only to send. A request that creates a webhook would wait for the servers of its client's choice, and
+its response would tell which names exist in our network.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ NOT_PUBLIC: Final = (
 )
 """The message for every refused address, with the setting of the service and its dispatchers. Naming the address would
 reveal details of our network."""
+NOT_FOUND: Final = f"the host can't be resolved, or has {NOT_PUBLIC}"
+"""The message for every refused name. A client may choose names, so it must not learn which of them exist here."""
 
 
 class Unfit(Exception):  # shown to clients and logged, so it names no address
@@ -98,6 +103,14 @@ _IPV6: Final = tuple(ip_network(network) for network in ("2001::/23", "2001:db8:
 def is_address(host: str) -> bool:
     """Whether the host of a parsed URL is an address, and not a name."""
     return ":" in host or _NUMERIC.fullmatch(host) is not None
+
+
+def is_private(host: str) -> bool:
+    """Whether the host of a parsed URL is not public, whatever a resolver says: an address, or a name for this
+    machine."""
+    if is_address(host):
+        return not is_public(host)
+    return f".{host.rstrip('.')}".endswith(".localhost")
 
 
 def is_public(address: str) -> bool:

@@ -23,10 +23,11 @@ class SendResult:
 
 
 class Sender(Protocol):
-    """An HTTP client. It blocks, and is called from several threads at once, with no transaction open."""
+    """An HTTP client. It is called from several threads at once."""
 
     def check(self, url: str) -> None:
-        """Raises `addresses.Unfit` if this service may not send to the URL."""
+        """Raises `addresses.Unfit` if this service may not send to the URL, whatever its host resolves to."""
 
     def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
-        """POST `body`. Never raises for errors of the network or the receiver."""
+        """POST `body`. It blocks, so no transaction may be open. Never raises for errors of the network or the
+        receiver."""

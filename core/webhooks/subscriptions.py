@@ -70,7 +70,7 @@ def new_secret() -> str:
 
 
 def fit(sender: Sender, url: str, place: str = "body.url") -> None:
-    """Check the URL. This resolves the host, so don't call it in a transaction. Raises `errors.InvalidRequest`."""
+    """Check the URL, without a lookup. Raises `errors.InvalidRequest`."""
     try:
         sender.check(url)
     except addresses.Unfit as cause:

@@ -29,6 +29,7 @@ from core.service.writes import KINDS
 from core.storage import tables
 from core.storage.database import Database
 from core.webhooks import callbacks, deliveries
+from core.webhooks.addresses import NOT_FOUND
 from core.webhooks.backoff import Backoff
 from core.webhooks.delivery_log import Progress
 from core.webhooks.sender import SendResult
@@ -177,15 +178,24 @@ def test_a_repeated_open_returns_the_same_secret(service: Service, database: Dat
     assert count(database, tables.webhooks) == 3
 
 
-def test_a_repeat_is_answered_though_its_host_can_no_longer_be_resolved(database: Database) -> None:
-    names = ["127.0.0.1"]
-    sender = WebhookSender(allow_private=True, resolve=lambda host, port: names)
-    service = Service(database, combiner=Inline, sender=sender)
-    first = open_batch(service, "https://receiver.example", key="k")
-    names.clear()
-    assert open_batch(service, "https://receiver.example", key="k").callback == first.callback
-    with pytest.raises(errors.InvalidRequest):
-        open_batch(service, "https://receiver.example", key="other")
+def test_the_host_is_looked_up_only_to_send(database: Database) -> None:
+    """An open with a callback, its repeat and a new webhook wait for no resolver."""
+    hosts: list[str] = []
+
+    def resolve(host: str, port: int) -> list[str]:
+        hosts.append(host)
+        return []
+
+    service = Service(database, combiner=Inline, sender=WebhookSender(resolve=resolve))
+    opened = open_batch(service, "https://receiver.example", *COMPLETED, key="k")
+    assert open_batch(service, "https://receiver.example", *COMPLETED, key="k").callback == opened.callback
+    webhook = service.webhooks.create("https://other.example", ["none"], None).webhook
+    assert hosts == []
+    _, result = service.webhooks.test(webhook.id)
+    assert result.error == f"not sent: {NOT_FOUND}"
+    assert hosts == ["other.example"]
+    with pytest.raises(errors.InvalidRequest, match="the host is an address that is not public"):
+        open_batch(service, "https://10.0.0.1/")
     service.stop()
 
 

@@ -11,12 +11,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import structlog
 
-from core.webhooks.addresses import NOT_PUBLIC, Unfit
+from core.webhooks.addresses import NOT_FOUND, NOT_PUBLIC, Unfit
 from core.webhooks.sender import SendResult
 from lastbit import __version__
+from senders import webhooks
 from senders.webhooks import WebhookSender
 from tests.mutants import mutant
+from tests.support.names import Names
 from tests.support.receivers import Got, Handler, Receiver, raw, receiving, status
 
 BODY = b'{"type":"x"}'
@@ -129,17 +132,28 @@ def test_the_timeout_covers_the_whole_exchange(receiver: Receiver, part: bytes) 
     assert answer.milliseconds < 5000
 
 
-def test_a_resolver_that_hangs_is_not_waited_for() -> None:
-    """Its time counts too."""
+@mutant(
+    "a-lookup-may-take-the-whole-time",
+    "senders.webhooks:WebhookSender._look_up",
+    "min(LOOKUP, deadline.left())",
+    "deadline.left()",
+)
+@pytest.mark.parametrize(("timeout", "lookup"), [(0.2, 60), (5, 0.2)])
+def test_a_resolver_that_hangs_is_not_waited_for(
+    timeout: float, lookup: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time counts too, and it has less than the whole send."""
     finish = threading.Event()
 
     def hang(host: str, port: int) -> list[str]:
         finish.wait(60)
         return ["127.0.0.1"]
 
-    answer = send("http://hooks.example/", WebhookSender(resolve=hang, timeout=0.2))
+    monkeypatch.setattr(webhooks, "LOOKUP", lookup)
+    answer = send("http://hooks.example/", WebhookSender(resolve=hang, timeout=timeout))
     finish.set()
-    assert answer.error == "not sent: the host can't be resolved"
+    assert answer.error == f"not sent: {NOT_FOUND}"
+    assert answer.milliseconds < 3000
 
 
 def test_a_refused_connection_is_reported(receiver: Receiver) -> None:
@@ -183,17 +197,19 @@ def test_a_date_in_retry_after_is_relative_to_the_receivers_clock(receiver: Rece
     assert send(receiver.url).retry_after == 120
 
 
+@mutant("localhost-is-resolved", "core.webhooks.addresses:is_private", '".localhost"', '".local"')
 @pytest.mark.parametrize(
     "host",
     [
-        *("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.0.0.1", "0.0.0.0", "[::]"),
+        *("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.0.0.1", "0.0.0.0", "[::]"),
         *("[fe80::1]", "[fd00::1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "100.64.0.1", "224.0.0.1"),
+        *("localhost", "LocalHost.", "hooks.localhost"),
     ],
 )
 def test_addresses_that_are_not_public_are_refused(receiver: Receiver, host: str) -> None:
-    """By name or number, when the webhook is created and when it is sent; nothing arrives."""
+    """Without a lookup, when the webhook is created and when it is sent; nothing arrives."""
     url = f"http://{host}:{receiver.url.split(':')[2]}"
-    sender = WebhookSender()
+    sender = WebhookSender(resolve=Resolver(["93.184.216.34"]))
     with pytest.raises(Unfit, match="an address that is not public"):
         sender.check(url)
     answer = send(url, sender)
@@ -201,21 +217,39 @@ def test_addresses_that_are_not_public_are_refused(receiver: Receiver, host: str
     assert receiver.got == []
 
 
-def test_one_private_address_among_public_ones_is_refused() -> None:
-    """Every address is checked, since the connection could use any of them. The error names none of them."""
-    sender = WebhookSender(resolve=Resolver(["93.184.216.34", "10.9.8.7"]))
-    with pytest.raises(Unfit) as refusal:
-        sender.check("http://hooks.example/")
-    assert "10.9.8.7" not in str(refusal.value)
-    error = send("http://hooks.example/", sender).error
-    assert error == f"not sent: the host is {NOT_PUBLIC}"
+@pytest.mark.parametrize("url", ["http://localhostess.example/", "http://local.host/", "http://8.8.8.8/"])
+def test_other_hosts_are_accepted_without_a_lookup(url: str) -> None:
+    """A request that creates a webhook must not wait for a server of its client's choice."""
+    resolver = Resolver([])
+    WebhookSender(resolve=resolver).check(url)
+    assert resolver.asked == []
+
+
+@mutant(
+    "an-error-tells-that-a-name-exists",
+    "senders.webhooks:WebhookSender._addresses",
+    """"the host can't be resolved" if self._allow_private else NOT_FOUND""",
+    """NOT_PUBLIC if addresses else NOT_FOUND""",
+)
+@pytest.mark.parametrize("addresses", [[], ["10.9.8.7"], ["93.184.216.34", "10.9.8.7"]])
+def test_a_refused_name_is_not_told_from_one_that_does_not_exist(addresses: list[str]) -> None:
+    """Every address is checked, since the connection could use any of them. The error names none of them; the log says
+    the cause."""
+    with structlog.testing.capture_logs() as lines:
+        error = send("http://hooks.example/", WebhookSender(resolve=Resolver(addresses))).error
+    assert error == f"not sent: {NOT_FOUND}"
+    assert "10.9.8.7" not in error
+    (line,) = lines
+    assert (line["event"], line["host"]) == ("host_refused", "hooks.example")
+    assert ("public" in line["cause"]) == bool(addresses)
+    unresolved = send("http://hooks.example/", to()).error
+    assert unresolved == "not sent: the host can't be resolved"  # where private addresses are allowed
 
 
 def test_a_name_that_resolves_differently_after_the_check_is_not_followed(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was public when the webhook was created, and is resolved once for each send: the connection goes to the
-    address that was checked."""
+    """It is resolved once for each send: the connection goes to the address that was checked."""
     url = f"http://hooks.example:{receiver.url.split(':')[2]}"
     addresses: list[str] = []
 
@@ -224,14 +258,13 @@ def test_a_name_that_resolves_differently_after_the_check_is_not_followed(
         raise ConnectionRefusedError
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    resolver = Resolver(["93.184.216.34"], ["93.184.216.35"], ["127.0.0.1"])
+    resolver = Resolver(["93.184.216.35"], ["127.0.0.1"])
     sender = WebhookSender(resolve=resolver)
-    sender.check(url)
     assert send(url, sender).error == "the connection was refused"
     assert addresses == ["93.184.216.35"]  # not resolved a second time, which would return loopback
-    assert send(url, sender).error == f"not sent: the host is {NOT_PUBLIC}"
+    assert send(url, sender).error == f"not sent: {NOT_FOUND}"
     assert addresses == ["93.184.216.35"]
-    assert resolver.asked == ["hooks.example"] * 3
+    assert resolver.asked == ["hooks.example"] * 2
     assert receiver.got == []
 
 
@@ -310,8 +343,27 @@ def test_an_open_connection_to_an_address_that_the_host_has_no_more_is_not_used(
         assert send(url, sender).delivered
         assert [peer.split(":")[0] for peer in receiver.requests] == ["127.0.0.1", "127.0.0.2"]
         sender._allow_private = False
-        assert send(url, sender).error == f"not sent: the host is {NOT_PUBLIC}"
+        assert send(url, sender).error == f"not sent: {NOT_FOUND}"
         assert len(receiver.requests) == 2
+
+
+@mutant(
+    "one-public-address-is-enough",
+    "senders.webhooks:WebhookSender._addresses",
+    "not all(map(is_public, addresses))",
+    "not any(map(is_public, addresses))",
+)
+def test_a_name_that_is_rebound_at_each_lookup_leads_only_to_checked_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the system's resolver and a DNS server whose answers alternate. The receiver listens on all of this
+    machine's addresses; here one of them is public."""
+    monkeypatch.setattr(webhooks, "is_public", lambda address: address == "127.0.0.2")
+    answers = ["127.0.0.2"], ["127.0.0.1"], ["127.0.0.2", "127.0.0.1"]
+    with Names(*answers).served() as names, lasting(*[ACCEPTED] * 20) as receiver:
+        sender = WebhookSender(resolve=names.resolve)
+        results = [send(f"http://rebind.example:{receiver.port}/", sender) for _ in range(12)]
+        assert [result.delivered for result in results] == [True, False, False] * 4
+        assert {result.error for result in results} == {None, f"not sent: {NOT_FOUND}"}
+        assert [request.split(":")[0] for request in receiver.requests] == ["127.0.0.2"] * 4
 
 
 @pytest.mark.parametrize("last", [b"", ACCEPTED])

@@ -1646,7 +1646,7 @@ export interface components {
          * @description A signed webhook for one batch alone.
          */
         NewCallback: {
-            /** @description http or https, without a user name; its host must resolve to public addresses only */
+            /** @description http or https, without a user name; every address of its host must be public */
             url: string;
             /** @description types of the batch's events; by default `batch.cancelled`, `batch.completed`, `batch.expired`, `batch.succeeded` */
             types?: string[] | null;
@@ -1711,7 +1711,7 @@ export interface components {
         };
         /** NewWebhook */
         NewWebhook: {
-            /** @description http or https, without a user name; its host must resolve to public addresses only */
+            /** @description http or https, without a user name; every address of its host must be public */
             url: string;
             /** @description event types; null means all */
             types?: string[] | null;
