@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from fastapi import Depends, Path, Query, Request
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,7 +22,8 @@ from api import expectations
 from api.access.rules import caller_of
 from api.limits import sizes
 from core import feed
-from core.batches.update import MAX_LABELS
+from core.batches import labels
+from core.batches.labels import MAX_LABELS
 from lastbit.ids import INTEGER_LIMIT
 
 MOST_UNKNOWN: Final = 16
@@ -79,9 +81,21 @@ def _at_most(limit: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _small(times: int) -> AfterValidator:
+    """Checks that the labels take at most `times` the bytes that a batch may have."""
+
+    def check(value: Any) -> Any:
+        if fault := labels.excess(value, times):
+            raise ValueError(fault)
+        return value
+
+    return AfterValidator(check)
+
+
 Labels = Annotated[
     dict[LabelName, LabelValue],
     _at_most(MAX_LABELS),
+    _small(1),
     # pydantic would describe the names with `patternProperties`, which client generators don't support.
     WithJsonSchema(
         {
@@ -96,6 +110,7 @@ Labels = Annotated[
 LabelsPatch = Annotated[
     dict[LabelName, LabelValue | None],
     _at_most(2 * MAX_LABELS),
+    _small(2),
     WithJsonSchema(
         {
             "type": "object",

@@ -22,6 +22,7 @@ from api.routes.fields import Body, Key, Labels, LabelsPatch, Moment, of_events
 from core import feed
 from core.batches import batch as batches
 from core.batches.callbacks import DEFAULT_TYPES, Callback
+from core.batches.labels import MAX_BYTES
 from core.batches.tolerance import OnExceeded
 from core.batches.update import KEEP, Patch
 from core.webhooks import addresses
@@ -31,6 +32,7 @@ MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
 BODY_WITH_LABELS: Final = 256 * 1024
 """Bytes. Every character of a label may be an escape of six or twelve bytes."""
 OnExceededName = Literal["continue", "cancel"]
+LABELS: Final = f"your names and values, to find the batch by; at most {MAX_BYTES // 2**10} KiB of JSON"
 DEFAULT_TYPES_TEXT: Final = ", ".join(f"`{name}`" for name in DEFAULT_TYPES)
 TOLERATED_FAILURES: Final = "maximum number of failed items with which the batch succeeds"
 TOLERATED_PERCENTAGE: Final = (
@@ -70,7 +72,7 @@ class OpenBody(Body):
     LIMIT = BODY_WITH_LABELS
 
     key: Key | None = Field(None, description="your name for the batch; need not be unique")
-    labels: Labels = Field(default_factory=dict, description="your names and values, to find the batch by")
+    labels: Labels = Field(default_factory=dict, description=LABELS)
     group_size: int = Field(
         DEFAULT_GROUP_SIZE, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE, multiple_of=8, description="items per bitfield"
     )
@@ -130,13 +132,14 @@ class OpenBody(Body):
 
 class PatchBody(Body):
     """A JSON Merge Patch (RFC 7396): fields that are left out stay as they are, and null removes. A batch has at most
-    64 labels afterwards."""
+    64 labels afterwards, of 16 KiB of JSON."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
     LIMIT = BODY_WITH_LABELS
 
     labels: LabelsPatch | None = Field(
-        None, description="names to add or change, with their values, or to remove, with null; null removes all labels"
+        None,
+        description="names to add or change, with their values, or to remove, with null; null removes all labels",
     )
     tolerated_failures: int | None = Field(None, ge=0, le=MAX_ITEMS, description=TOLERATED_FAILURES)
     tolerated_failure_percentage: int | None = Field(None, ge=0, le=100, description=TOLERATED_PERCENTAGE)

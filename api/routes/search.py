@@ -18,9 +18,9 @@ from api.routes.fields import Moment
 from api.routes.route import JsonRoute, PrefixedRouter
 from core import errors
 from core.batches import search
+from core.batches.labels import MAX_LABELS
 from core.batches.lifecycle import State
 from core.batches.search import Filter, Outcome
-from core.batches.update import MAX_LABELS
 from lastbit.ids import INTEGER_LIMIT, ItemId
 from lastbit.tokens import Role
 

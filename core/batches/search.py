@@ -147,8 +147,9 @@ def _stands_for(item: ItemId) -> list[sa.ColumnElement[bool]]:
 def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
     # Labels are stored as JSON: {"a": "b", "c": "d"}. Within a name or a value, a quotation mark comes after a
     # backslash, so one after a brace or a blank belongs to no name and no value.
-    pair = json.dumps({name: value})[1:-1]
-    return sa.or_(*(tables.holds(_table.labels, before + pair) for before in ("{", " ")))
+    # Earlier releases stored other characters than ASCII as \uXXXX.
+    pairs = {json.dumps({name: value}, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)}
+    return sa.or_(*(tables.holds(_table.labels, before + pair) for pair in sorted(pairs) for before in ("{", " ")))
 
 
 def _succeeds() -> sa.ColumnElement[bool]:

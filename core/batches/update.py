@@ -28,14 +28,12 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import batch as batches
-from core.batches import once, writing
+from core.batches import labels, once, writing
 from core.batches.batch import Batch
 from core.batches.lifecycle import judge
 from core.batches.tolerance import NONE, OnExceeded
 from core.storage import tables
 from core.storage.database import Database
-
-MAX_LABELS: Final = 64
 
 
 class Keep(Enum):
@@ -72,11 +70,11 @@ class Patch:
         return any(policy is not None and policy is not KEEP for policy in policies)
 
     def applied_to(self, batch: Batch) -> Batch:
-        """Raises `errors.InvalidRequest` if the batch would have too many labels, or would be cancelled beyond a
-        tolerance that it doesn't have."""
+        """Raises `errors.InvalidRequest` if the batch would have too many or too large labels, or would be cancelled
+        beyond a tolerance that it doesn't have."""
         changes = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not KEEP}
         if self.labels is not KEEP:
-            changes["labels"] = _merged(batch.labels, self.labels)
+            changes["labels"] = labels.merged(batch.labels, self.labels)
         if self.on_exceeded is None:
             changes["on_exceeded"] = OnExceeded.CONTINUE
         after = replace(batch, **changes)
@@ -85,15 +83,6 @@ class Patch:
                 "body.on_exceeded", "it needs tolerated_failures or tolerated_failure_percentage"
             )
         return after
-
-
-def _merged(labels: Mapping[str, str], patch: Mapping[str, str | None] | None) -> dict[str, str]:
-    if patch is None:
-        return {}
-    merged = {name: value for name, value in {**labels, **patch}.items() if value is not None}
-    if len(merged) > MAX_LABELS:
-        raise errors.InvalidRequest("body.labels", f"expected at most {MAX_LABELS} labels, got {len(merged)}")
-    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +113,10 @@ def update(database: Database, batch_id: int, patch: Patch, idempotency_key: str
         change = replace(patch.applied_to(batch), updated_at=max(batch.updated_at, now))
         after, names = batches.settled(batch, change, now)
         batches.save(tx, batch, after)
-        updated = batches.event(after, "updated", patch=patch.content())
-        feed.append(tx, [replace(updated, id=request.event_id), *batches.events(after, names)])
+        # Not all labels, or each change of one would store all of them again.
+        new_labels = {name: value for name, value in after.labels.items() if batch.labels.get(name) != value}
+        event = batches.event(after, "updated", labels=new_labels, patch=patch.content())
+        feed.append(tx, [replace(event, id=request.event_id), *batches.events(after, names)])
         return Updated(after, replayed=False)
 
     return database.write(write)

@@ -100,6 +100,8 @@ def test_the_error_of_a_parameter_that_does_not_exist_has_those_that_do(http: ht
         ({"labels": {"\ud800": "c"}}, "body.labels.\ufffd\ufffd\ufffd"),
         ({"\ud800": 1}, "body"),
         ({"labels": {str(n): "" for n in range(65)}}, "body.labels"),
+        ({"labels": {str(n): "x" * 1024 for n in range(16)}}, "body.labels"),
+        ({"labels": {str(n): "\U0001f600" * 1024 for n in range(4)}}, "body.labels"),
         ({"expires_in": 0}, "body.expires_in"),
         ({"expires_in": -5}, "body.expires_in"),
         ({"expires_in": 2**52}, "body.expires_in"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -59,9 +60,39 @@ def test_what_the_patch_names_is_changed_and_null_removes(http: httpx.Client) ->
         assert answer.json() == http.get(f"/v1/batches/{batch}").json() == expected
         event = events(http, batch)[-1]
         assert event["type"] == "batch.updated"
-        assert event["data"]["labels"] == expected["labels"]
         assert event["data"]["patch"].keys() == patch.keys()
     assert types(http, batch) == ["opened", *["updated"] * 5]
+
+
+LARGEST = {**{str(n): "ö" * 510 for n in range(15)}, "last": "x" * 932}
+"""Labels that take 16 KiB as JSON."""
+
+
+@mutant("labels-may-grow-by-updates", "core.batches.labels:merged", "excess(labels_after)", "None")
+def test_labels_are_limited_in_bytes(http: httpx.Client) -> None:
+    """At the open and after an update, as UTF-8."""
+    assert len(json.dumps(LARGEST, ensure_ascii=False).encode()) == 2**14
+    refusal = http.post("/v1/batches", json={"labels": LARGEST | {"last": "x" * 933}})
+    fault = "body.labels: expected at most 16,384 bytes of JSON, got 16,385"
+    assert (code(refusal), refusal.json()["detail"]) == ((422, "invalid_request"), fault)
+    batch = open_batch(http, labels=LARGEST)["id"]
+    refusal = update(http, batch, labels={"last": "x" * 933})
+    assert (code(refusal), refusal.json()["detail"]) == ((422, "invalid_request"), fault)
+    labels_after = {name * 2: value for name, value in LARGEST.items()} | {"lastlast": "x" * 908}
+    replacement: dict[str, str | None] = {**dict.fromkeys(LARGEST), **labels_after}
+    assert update(http, batch, labels=replacement).json()["labels"] == labels_after
+    absent = {str(n) * 255: None for n in range(10, 90)}
+    assert code(update(http, batch, labels=absent)) == (422, "invalid_request")
+
+
+@mutant("an-update-stores-all-labels-again", "core.batches.update:update", "batch.labels.get(name) != value", "True")
+def test_the_event_of_an_update_has_only_the_labels_that_changed(http: httpx.Client) -> None:
+    """Or a change of one short label would add all of them to the feed."""
+    batch = open_batch(http, labels={"a": "1", "b": "2", "c": "3", "d": "4"})["id"]
+    update(http, batch, labels={"a": "1", "b": "5", "c": None, "e": "6"})
+    data = events(http, batch)[-1]["data"]
+    assert data["labels"] == {"b": "5", "e": "6"}
+    assert data["patch"] == {"labels": {"a": "1", "b": "5", "c": None, "e": "6"}}
 
 
 def test_labels_are_found_as_they_are_now(http: httpx.Client) -> None:

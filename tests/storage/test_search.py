@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from core.batches import batch as batches
 from core.batches import search
 from core.batches.batch import Opening
 from core.batches.lifecycle import State
@@ -55,6 +57,25 @@ def test_pages_that_examine_few_rows_find_every_batch_once(
 ) -> None:
     """With few or many batches that have the prefix; pages may be short or empty, but don't end the list early."""
     assert _all_pages(service, chosen, limit) == [ids[n] for n in expected]
+
+
+@mutant(
+    "labels-of-earlier-releases-are-not-found",
+    "core.batches.search:_has_label",
+    "(False, True)",
+    "(False,)",
+)
+def test_labels_of_earlier_releases_are_found(service: Service, database: Database) -> None:
+    """They had stored other characters than ASCII as escapes, which take three times the space."""
+    labels = {"tür": "ö\U0001f600", 'a"': "b"}
+    old, new = (service.batches.open(Opening(labels=labels)).batch.id for _ in range(2))
+    row = sa.select(tables.batches.c.labels).where(tables.batches.c.id == new)
+    assert database.read(lambda tx: tx.scalar(row)) == json.dumps(labels, ensure_ascii=False)
+    database.write(lambda tx: batches.update(tx, old, labels=json.dumps(labels)))
+    assert service.batches.get(old).labels == labels
+    for name, value in labels.items():
+        assert _all_pages(service, Filter(labels={name: value}), 100) == [new, old]
+    assert _all_pages(service, Filter(labels={"tür": "ö"}), 100) == []
 
 
 @pytest.mark.parametrize(

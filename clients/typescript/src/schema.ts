@@ -1722,7 +1722,7 @@ export interface components {
         OpenBody: {
             /** @description your name for the batch; need not be unique */
             key?: string | null;
-            /** @description your names and values, to find the batch by */
+            /** @description your names and values, to find the batch by; at most 16 KiB of JSON */
             labels?: {
                 [key: string]: string;
             };
@@ -1851,7 +1851,7 @@ export interface components {
         /**
          * PatchBody
          * @description A JSON Merge Patch (RFC 7396): fields that are left out stay as they are, and null removes. A batch has at most
-         *     64 labels afterwards.
+         *     64 labels afterwards, of 16 KiB of JSON.
          */
         PatchBody: {
             /** @description names to add or change, with their values, or to remove, with null; null removes all labels */

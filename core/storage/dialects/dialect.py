@@ -204,7 +204,7 @@ class Dialect(abc.ABC):
             return self.blob(value.hex())
         if isinstance(value, datetime):
             return self.time(f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}")
-        return self.text(json.dumps(dict(value)).encode().hex())
+        return self.text(json.dumps(dict(value), ensure_ascii=False).encode().hex())
 
     def row(self, values: Iterable[str | bytes | int | datetime | None]) -> str:
         """The VALUES of a row."""
