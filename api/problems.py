@@ -24,7 +24,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 MOST_EXPLAINED: Final = 16
 """Unknown fields of a request whose errors name the fields that exist."""
 LONGEST_PATH: Final = 200
-"""Characters of a path that its error shows."""
+"""Characters of a path that its error and the log show."""
 
 log = structlog.get_logger(__name__)
 
@@ -197,7 +197,13 @@ def _allowed(request: Request) -> str:
 
 def _shown_path(request: Request) -> str:
     """The path as it was sent, escapes included, without the end of a long one."""
-    path: str = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("ascii", "backslashreplace")
+    return shortened(
+        (request.scope.get("raw_path") or request.scope["path"].encode()).decode("ascii", "backslashreplace")
+    )
+
+
+def shortened(path: str) -> str:
+    """The path without the end of a long one."""
     return path if len(path) <= LONGEST_PATH else f"{path[:LONGEST_PATH]}…"
 
 

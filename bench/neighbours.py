@@ -238,12 +238,15 @@ class Result(NamedTuple):
 
 def _measured(name: str, url: str, root: Path, shape: Shape) -> Result:
     seconds = shape.long if name in _LONG else shape.short
+    with _service(url, root) as service:
+        attacker = _attacker(service.port, shape)
     with (
+        # Another process, without the memory that the preparation took.
         _service(url, root, **_ENVIRONMENT.get(name, {})) as service,
         multiprocessing.get_context("spawn").Pool(2) as pool,
     ):
         assert service.process is not None
-        attacker = _attacker(service.port, shape)
+        attacker.port = service.port
         alone = pool.apply(_stand_by, (service.port, shape.calm))
         attack = pool.apply_async(attacks.run, (name, attacker, seconds))
         attacked = pool.apply(_stand_by, (service.port, seconds))

@@ -64,6 +64,7 @@ class Requests:
         name = request_id(given_id(scope["headers"]))
         method, path = scope["method"], scope["path"]
         limits: Limits = self.app.state.limits
+        shown_path = problems.shortened(path)
         status = 500
         start = time.perf_counter()
 
@@ -87,9 +88,9 @@ class Requests:
             except Problem as refusal:  # from the limit: FastAPI answers those of the routes
                 await problems.response(refusal)(scope, receive, send_named)
             except Exception:  # logged, not raised again: FastAPI has already sent the 500
-                log.exception("request_failed", method=method, path=path)
+                log.exception("request_failed", method=method, path=shown_path)
             seconds = time.perf_counter() - start
-            log.info("request", method=method, path=path, status=status, ms=round(seconds * 1000, 1))
+            log.info("request", method=method, path=shown_path, status=status, ms=round(seconds * 1000, 1))
         # Labelled with the route, not the path: each path would be a separate series.
         route = name_of(getattr(scope.get("route"), "path", "none"))
         REQUESTS.labels(method if method in _METHODS else "other", route, str(status)).observe(seconds)

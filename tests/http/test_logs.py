@@ -124,6 +124,16 @@ def test_requests_are_logged_once_and_acks_are_not(logged: Logged) -> None:
     assert any(event.startswith("Finished server process") for event in server_events)
 
 
+@mutant("a-path-is-logged-whole", "api.problems:shortened", "len(path) <= LONGEST_PATH", "True")
+def test_the_end_of_a_long_path_is_not_logged(logged: Logged) -> None:
+    """Anybody can send one, also without a token."""
+    path = f"/v1/{'x' * 60_000}"
+    assert logged.http.get(path, headers={"X-Request-Id": "long"}).status_code == 404
+    eventually(lambda: len(logged.of("long")), 1)
+    (line,) = logged.of("long")
+    assert line["path"] == f"{path[:200]}…"
+
+
 def test_an_unexpected_error_is_in_the_log_under_its_id(logged: Logged) -> None:
     """Once, with its traceback, whatever the route; the client gets the id and no details."""
     batch = open_batch(logged.http, items=1)["id"]

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from core import errors
 from core.storage import schema
 from core.storage.database import Database
+from tests.mutants import mutant
 from tests.support.servers import ROOT, MariaDB, free_port, run_module
 
 PROGRAMS = {
@@ -197,6 +198,21 @@ def test_a_file_without_permissions_is_named_with_what_to_do(tmp_path: Path, pro
     assert process.returncode == 1, process.stderr
     (line,) = process.stderr.splitlines()
     assert f"the SQLite file {file} can't be opened for writing: give this process's user write access to it" in line
+
+
+@mutant("a-new-file-can-be-read-by-others", "core.storage.dialects.sqlite:_create", "0o600", "0o644")
+def test_a_new_file_can_be_read_by_its_account_alone(tmp_path: Path) -> None:
+    """It has the secrets of webhooks, and so have the files beside it. The mode of an existing file stays."""
+    files = [tmp_path / f"lastbit.db{suffix}" for suffix in ("", "-wal", "-shm")]
+    before = os.umask(0o022)
+    try:
+        for mode in (0o600, 0o640):
+            with Database(f"sqlite:///{files[0]}") as database:
+                schema.migrate(database)
+                assert [file.stat().st_mode & 0o777 for file in files] == [mode] * 3
+            files[0].chmod(0o640)
+    finally:
+        os.umask(before)
 
 
 def test_check_gives_the_same_advice(mariadb: MariaDB) -> None:

@@ -4,6 +4,7 @@ executed one by one."""
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -91,10 +92,12 @@ class SQLite(Dialect):
         opened: _File | None = None
 
         @sa.event.listens_for(engine, "do_connect")
-        def open_no_other_file(*_: object) -> None:
+        def open_no_other_file(_: object, __: object, arguments: Sequence[str], ___: object) -> None:
             # Only the first connection may create the file: a later one would put an empty one in its place. Nor may it
             # open another file, as SQLite would replay the old one's `-wal` file into that.
-            if opened is not None and opened.is_gone():
+            if opened is None:
+                _create(arguments[0])
+            elif opened.is_gone():
                 raise FileRemoved("the file was removed or replaced")
 
         @sa.event.listens_for(engine, "connect")
@@ -173,6 +176,14 @@ class SQLite(Dialect):
         columns = f"column1, column2, {self.text(reason.encode().hex())}, {self.now}"
         values = ",".join([f"({batch},{number})" for batch, number in items])
         yield [f"INSERT INTO failures (batch_id, number, reason, failed_at) SELECT {columns} FROM (VALUES {values})"]  # noqa: S608
+
+
+def _create(path: str) -> None:
+    """Create the file, unless it exists, so that only this account can read it: it holds the secrets of webhooks.
+    SQLite gives its `-wal` and `-shm` files the same mode. It reports an impossible path itself."""
+    if not path.startswith("file:"):
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _path(driver: Any) -> Path:
