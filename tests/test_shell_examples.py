@@ -30,7 +30,6 @@ LEFT_OUT: Final = (
     r"lastbit-server dispatcher *(#.*)?",  # until SIGTERM
     r"(curl|lastbit\b[^|]*) (--follow|watch|-N)\b.*",  # until Ctrl-C
     r"lastbit-server check\b.*",  # reports that the tests' file is in memory; tests/storage/test_checks.py runs it
-    r".*db\.internal.*",  # test_the_documented_grants_suffice runs it
 )
 
 pytestmark = pytest.mark.skipif(

@@ -147,6 +147,18 @@ def test_the_bill_of_materials_names_each_package_its_hashes_and_its_license(bil
     assert image | wheel == set(packages)
 
 
+def test_licences_of_the_image_that_ask_for_more_than_a_notice_are_named(bills: list[Path]) -> None:
+    """Beside the image's own, and on the page."""
+    components = json.loads((bills[0] / "sbom.cdx.json").read_text())["components"]
+    image = pinned("server")
+    licences = {each["name"]: json.dumps(each["licenses"]) for each in components if each["name"] in image}
+    copyleft = {name: text for name, text in licences.items() if re.search("GPL|MPL|Mozilla", text)}
+    assert copyleft == dict.fromkeys(("psycopg", "psycopg-binary"), '[{"license": {"id": "LGPL-3.0-only"}}]')
+    assert 'licenses="Apache-2.0 AND LGPL-3.0-only"' in (ROOT / "Dockerfile").read_text()
+    page = (ROOT / "docs/supply-chain.md").read_text()
+    assert all(text in page for text in ("LGPL-3.0-only", "`psycopg`", "`psycopg-binary`"))
+
+
 def test_the_bill_of_materials_contains_no_path(bills: list[Path]) -> None:
     """No path of the machine that made it, and no index."""
     text = (bills[0] / "sbom.cdx.json").read_text()

@@ -17,6 +17,7 @@ from lastbit.tokens import Role
 router = APIRouter(route_class=GuardedRoute, tags=["operations"])
 
 
+@router.head("/healthz", name="head_health", responses=documented())
 @router.get("/healthz", responses=documented())
 @open_to_all
 async def get_health() -> dict[str, str]:
@@ -26,6 +27,7 @@ async def get_health() -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.head("/readyz", name="head_readiness", responses=documented())
 @router.get("/readyz", responses=documented())
 @open_to_all
 async def get_readiness(request: Request) -> dict[str, str]:

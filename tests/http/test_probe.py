@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from api.probe import Probe
@@ -26,6 +27,14 @@ def test_callers_share_a_read_that_is_in_progress() -> None:
         second = pool.submit(probe.result)
         may_end.set()
         assert (first.result(), second.result()) == ("read", "read")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_a_probe_may_ask_for_the_head_alone(sqlite_http: httpx.Client, path: str) -> None:
+    """As some monitors and load balancers do."""
+    full, head = sqlite_http.get(path), sqlite_http.head(path)
+    assert (head.status_code, head.content) == (full.status_code, b"") == (200, b"")
+    assert head.headers["content-length"] == full.headers["content-length"]
 
 
 def test_a_silent_database_is_not_waited_for_twice() -> None:
