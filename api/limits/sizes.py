@@ -18,6 +18,10 @@ DEPTH: Final = 100
 limit (Python's is near 1,000), and this one is below all of them."""
 HEAD: Final = 65_536
 """Maximum bytes of a request's head, not counting the read that contained its first byte."""
+PATH: Final = 8192
+"""Maximum bytes of a path. The longest one that a route may have has two names of 255 characters."""
+PARAMETERS: Final = 500
+"""Maximum parameters of a query. Each costs about a microsecond, before anything is known of the caller."""
 WHOLE: Final = 8 * BODY
 """Maximum bytes of a request, including the framing of its chunks, counted as for `HEAD`."""
 DISCARDED: Final = 8 * BODY

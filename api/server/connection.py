@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from api import problems
 from api.limits import Limits
 from api.limits.open_requests import OPEN, OpenRequest
 from api.limits.shares import CALLER, NOBODY
-from api.limits.sizes import HEAD, WHOLE
+from api.limits.sizes import HEAD, PATH, WHOLE
 from api.metrics import REFUSED
 from api.problems import Problem
 from api.server.lingering import LingeringTransport
@@ -52,6 +53,7 @@ class WatchedProtocol(Http1Protocol):
         self._head_ended = False
         self._is_refused = False
         """The rest of what the client sends is not parsed."""
+        self._is_path_long = False
         self._received = 0
         """Bytes of this request after the read that contained its first byte."""
         self._unsent = 0
@@ -174,6 +176,10 @@ class WatchedProtocol(Http1Protocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        # Before uvicorn decodes it, and the routes are tried.
+        if len(self.url) > PATH and len(self.url.partition(b"?")[0]) > PATH:
+            self._is_path_long = True
+            raise httptools.HttpParserError("path too long")
         self.open_cycle()
         self._head_ended = True
         if not self.plain_head:
@@ -209,6 +215,8 @@ class WatchedProtocol(Http1Protocol):
         if self._may_respond:
             if self.unknown_coding:
                 self.write_problem(Problem("not_implemented", _CODING), keep_alive=False)
+            elif self._is_path_long:
+                self.write_problem(Problem("too_large", f"path: expected at most {PATH:,} bytes"), keep_alive=False)
             else:
                 super().send_400_response(msg)
         self.transport.close()

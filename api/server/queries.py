@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Scope
 
+from api.limits.sizes import PARAMETERS
 from api.problems import Place, invalid
 
 
@@ -15,6 +16,8 @@ def check_names(scope: Scope, parameters: Mapping[str, bool], *, allow_others: b
     """Raise `Problem` if a request has a query parameter that does not exist, unless `allow_others`, or a repeated one
     of which FastAPI would use only the last value. `parameters` are those that exist, each with whether it may be
     repeated."""
+    if scope["query_string"].count(b"&") >= PARAMETERS:
+        raise invalid([Place("query", f"expected at most {PARAMETERS} parameters")])
     query = scope["query_string"].decode("latin-1")
     places = []
     for name, count in Counter(name for name, _ in parse_qsl(query, keep_blank_values=True)).items():

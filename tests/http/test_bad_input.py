@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.http.test_batches import code, open_batch
+from tests.mutants import mutant
 from tests.support.servers import ROOT
 
 JSON = {"Content-Type": "application/json"}
@@ -479,3 +480,31 @@ def test_a_missing_path_and_a_wrong_method_are_different_errors(http: httpx.Clie
         assert code(response) == (405, "method_not_allowed")
         assert methods in response.headers["allow"]
         assert response.json()["detail"] == f"this path takes {response.headers['allow']}"
+
+
+@mutant(
+    "any-query-is-parsed", "api.server.queries:check_names", "scope['query_string'].count(b'&') >= PARAMETERS", "False"
+)
+@mutant(
+    "any-path-is-decoded",
+    "api.server.connection:WatchedProtocol.on_headers_complete",
+    "len(self.url) > PATH and len(self.url.partition(b'?')[0]) > PATH",
+    "False",
+)
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/healthz?" + "a=b&" * 15_000, (422, "invalid_request")),
+        ("/v1/batches?" + "a=b&" * 15_000, (422, "invalid_request")),
+        ("/v1/batches/" + "%2f" * 20_000, (413, "too_large")),
+        ("/nowhere/" + "a" * 60_000, (413, "too_large")),
+        ("/healthz?" + "a=b&" * 499 + "a=b", (200, None)),
+        ("/v1/tallies/" + "a" * 255 + "/" + "%F0%9F%98%80" * 255, (200, None)),
+    ],
+)
+def test_a_long_target_is_refused_before_it_costs_anything(
+    http: httpx.Client, target: str, expected: tuple[int, str | None]
+) -> None:
+    """A stranger's query of 60 KB took twelve milliseconds. What a route can use is served."""
+    response = http.get(httpx.URL(http.base_url.join(target)))
+    assert (response.status_code, response.json().get("code")) == expected
