@@ -11,7 +11,7 @@
 | other requests that wait for a thread | `max_waiting_requests` | `threads` | 503 |
 | bytes of bodies in memory | `max_waiting_bytes`, a quarter for a limited token | `room` | 503 |
 | bytes of a head, a path, a body, a whole request | `HEAD`, `PATH`, `BODY`, `WHOLE` | `sizes` | 413 |
-| parameters of a query | `PARAMETERS` | `sizes` | 422 |
+| headers, parameters of a query | `HEADERS`, `PARAMETERS` | `sizes` | 413, 422 |
 | bytes of the body of a route | `fields.Body.LIMIT` | `routes` | 413 |
 | bytes that are parsed in the event loop | `IN_LOOP` | `parsing`, `sizes` | waits for the thread |
 | ids and masks of an ack, entries of other calls | the routes' models | `acks.bodies`, `routes` | 413, 422 |

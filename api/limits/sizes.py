@@ -18,6 +18,8 @@ DEPTH: Final = 100
 limit (Python's is near 1,000), and this one is below all of them."""
 HEAD: Final = 65_536
 """Maximum bytes of a request's head, not counting the read that contained its first byte."""
+HEADERS: Final = 200
+"""Maximum headers of a request."""
 PATH: Final = 8192
 """Maximum bytes of a path. The longest one that a route may have has two names of 255 characters."""
 PARAMETERS: Final = 500

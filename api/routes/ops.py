@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.access.rules import needs, open_to_all
@@ -51,6 +51,9 @@ async def get_metrics(request: Request) -> Response:
 
 @router.get("/openapi.json", include_in_schema=False)
 @open_to_all
-def document(request: Request) -> JSONResponse:
+def document(request: Request) -> Response:
     """The OpenAPI document."""
-    return JSONResponse(request.app.openapi())
+    state = request.app.state
+    if not hasattr(state, "document"):
+        state.document = json.dumps(request.app.openapi(), ensure_ascii=False).encode()
+    return Response(state.document, media_type="application/json")

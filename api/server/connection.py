@@ -16,7 +16,7 @@ from api import problems
 from api.limits import Limits
 from api.limits.open_requests import OPEN, OpenRequest
 from api.limits.shares import CALLER, NOBODY
-from api.limits.sizes import HEAD, PATH, WHOLE
+from api.limits.sizes import HEAD, HEADERS, PATH, WHOLE
 from api.metrics import REFUSED
 from api.problems import Problem
 from api.server.lingering import LingeringTransport
@@ -53,7 +53,7 @@ class WatchedProtocol(Http1Protocol):
         self._head_ended = False
         self._is_refused = False
         """The rest of what the client sends is not parsed."""
-        self._is_path_long = False
+        self._fault: Problem | None = None
         self._received = 0
         """Bytes of this request after the read that contained its first byte."""
         self._unsent = 0
@@ -178,12 +178,18 @@ class WatchedProtocol(Http1Protocol):
     def on_headers_complete(self) -> None:
         # Before uvicorn decodes it, and the routes are tried.
         if len(self.url) > PATH and len(self.url.partition(b"?")[0]) > PATH:
-            self._is_path_long = True
-            raise httptools.HttpParserError("path too long")
+            raise self._too_large(f"path: expected at most {PATH:,} bytes")
+        if len(self.headers) > HEADERS:
+            raise self._too_large(f"head: expected at most {HEADERS} headers")
         self.open_cycle()
         self._head_ended = True
         if not self.plain_head:
             self.heads += 1
+
+    def _too_large(self, detail: str) -> Exception:
+        """The parser's error for a head that is answered with 413."""
+        self._fault = Problem("too_large", detail)
+        return httptools.HttpParserError(detail)
 
     def open_cycle(self) -> None:
         """Begin the request, whose head is now complete."""
@@ -215,8 +221,8 @@ class WatchedProtocol(Http1Protocol):
         if self._may_respond:
             if self.unknown_coding:
                 self.write_problem(Problem("not_implemented", _CODING), keep_alive=False)
-            elif self._is_path_long:
-                self.write_problem(Problem("too_large", f"path: expected at most {PATH:,} bytes"), keep_alive=False)
+            elif self._fault is not None:
+                self.write_problem(self._fault, keep_alive=False)
             else:
                 super().send_400_response(msg)
         self.transport.close()

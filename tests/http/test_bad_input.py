@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.limits import sizes
 from tests.http.test_batches import code, open_batch
 from tests.mutants import mutant
 from tests.support.servers import ROOT
@@ -508,3 +509,16 @@ def test_a_long_target_is_refused_before_it_costs_anything(
     """A stranger's query of 60 KB took twelve milliseconds. What a route can use is served."""
     response = http.get(httpx.URL(http.base_url.join(target)))
     assert (response.status_code, response.json().get("code")) == expected
+
+
+@mutant(
+    "any-number-of-headers-is-read",
+    "api.server.connection:WatchedProtocol.on_headers_complete",
+    "len(self.headers) > HEADERS",
+    "False",
+)
+def test_a_head_of_too_many_headers_is_refused(http: httpx.Client) -> None:
+    headers = {f"x-{number}": "y" for number in range(sizes.HEADERS - 10)}
+    assert http.get("/healthz", headers=headers).status_code == 200
+    headers |= {f"z-{number}": "y" for number in range(11)}
+    assert code(http.get("/healthz", headers=headers)) == (413, "too_large")
