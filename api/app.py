@@ -25,7 +25,6 @@ from api.acks.routes import AckRoutes
 from api.limits import Limits
 from api.metrics import DatabaseGauges
 from api.openapi import VERSION, openapi
-from api.probe import Probe
 from api.routes import (
     batches,
     commands,
@@ -42,11 +41,13 @@ from api.routes import (
 from api.routes.long_polls import Waiting
 from api.routes.route import guarded
 from api.routes.writes import Reads, Writes
+from api.signals import EVERY, Signals
 from core import janitor, logs, traces
 from core.batches import expiry
 from core.commits.admission import Admission
 from core.commits.combiner import Combiner
 from core.dispatcher import Dispatcher
+from core.probe import Probe
 from core.service import Service
 from core.settings import Settings
 from core.storage import schema
@@ -62,7 +63,8 @@ responses. The event loop releases the GIL for a moment with each read, and then
 must be shorter than parsing a call of a thousand ids. Otherwise the combiner rarely acquires the GIL while such calls
 arrive, and a transaction takes ten times as long."""
 READINESS_PATIENCE = 3.0
-"""Seconds that a readiness probe waits for the database. The image's health check waits for five."""
+"""Seconds that a readiness probe waits for a read of the database, and beside it for a write. The image's health check
+waits for five."""
 SWITCH_INTERVAL_SHEDDING = 0.0001
 """The interval while most acks are refused. The event loop acquires the GIL again for each request that it reads, and
 waits this long while the combiner computes. With the usual interval, it could refuse only a thousand calls a second."""
@@ -106,6 +108,13 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.service = service
         app.state.gauges = DatabaseGauges(database)
         app.state.readiness = Probe("readiness", service.check_ready, patience=READINESS_PATIENCE)
+        app.state.writability = Probe(
+            "writability",
+            database.check_writes,
+            patience=READINESS_PATIENCE,
+            fresh=1.0,
+            silence="no write was committed",
+        )
         app.state.loop = loop = asyncio.get_running_loop()
         app.state.limits = Limits(settings, loop)
         app.state.waiting = Waiting(service)
@@ -113,6 +122,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.reads = Reads(service, loop)
         app.state.acks = AckQueue(service, app.state.limits, tokens.rates, loop)
         with contextlib.ExitStack() as running:
+            running.enter_context(ticking("signals", Signals(database).measure, EVERY))
             if settings.tokens_file is not None:
                 running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))
                 running.enter_context(_on_hang_up(loop, tokens.reload))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from api.probe import Probe
 from core import errors, gauges
 from core.batches.lifecycle import Verb
+from core.probe import Probe
 from core.storage.database import Database
 
 ACKS: Final = Counter("lastbit_acks_total", "Items of acks and failures that were answered", ["verb", "result"])
@@ -39,6 +40,12 @@ for _verb in Verb:
 _CAUSES: Final = "acks bytes connections idle large rate requests share slow unread writes"
 for _cause in _CAUSES.split():
     REFUSED.labels(_cause)
+
+WRITE_STALL: Final = Gauge(
+    "lastbit_write_stall_seconds",
+    "Since the oldest write that waits, or that failed, and after which none was committed; 0 if writes get through",
+    multiprocess_mode="livemax",
+)
 
 SHED: Final = REFUSED.labels("acks")
 REFUSED_BY_OVERLOAD: Final = {verb: ACK_REQUESTS.labels(verb.value, "503") for verb in Verb}
@@ -71,9 +78,17 @@ class DatabaseGauges(Collector):
 def exposition(database: DatabaseGauges) -> bytes:
     """All metrics as Prometheus text. May block for up to `PATIENCE` seconds."""
     collector: Collector = REGISTRY
-    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         # Each worker writes to files in this folder, and a scrape may reach any worker. Files of workers that died are
-        # kept, as their counts remain valid.
+        # kept, as their counts remain valid; but not those with their gauges.
+        _forget_gauges_of_dead_workers(Path(folder))
         collector = CollectorRegistry()
         MultiProcessCollector(collector)  # type: ignore[no-untyped-call]
     return generate_latest(collector) + generate_latest(database)
+
+
+def _forget_gauges_of_dead_workers(folder: Path) -> None:
+    for file in folder.glob("gauge_live*_*.db"):
+        worker = int(file.stem.rpartition("_")[2])
+        if not Path(f"/proc/{worker}").exists():
+            mark_process_dead(worker)  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ import json
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import State
 
 from api.access.rules import needs, open_to_all
 from api.metrics import exposition
@@ -31,10 +32,17 @@ async def get_health() -> dict[str, str]:
 @router.get("/readyz", responses=documented())
 @open_to_all
 async def get_readiness(request: Request) -> dict[str, str]:
-    """The database is reachable, and its schema fits this release."""
+    """The database is reachable and takes writes, and its schema fits this release."""
     # Not in the thread pool of the other routes: while the database is unreachable, all its threads may wait for it.
-    await asyncio.to_thread(request.app.state.readiness.result)
+    await asyncio.to_thread(_check_ready, request.app.state)
     return {"status": "ready"}
+
+
+def _check_ready(state: State) -> None:
+    """Raises `errors.CoreError`."""
+    state.writability.begin()  # beside the read
+    state.readiness.result()
+    state.writability.result()
 
 
 @router.get(
@@ -45,6 +53,7 @@ async def get_readiness(request: Request) -> dict[str, str]:
 @needs(Role.READ)
 async def get_metrics(request: Request) -> Response:
     """Metrics in Prometheus text format."""
+    request.app.state.writability.begin()  # on an idle service, nothing else would notice that no write gets through
     content = await asyncio.to_thread(exposition, request.app.state.gauges)
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 

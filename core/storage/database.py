@@ -22,10 +22,11 @@ answer gets lost, `OutcomeUnknown` is raised; clients then repeat the request wi
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 import sqlalchemy as sa
 import structlog
@@ -34,9 +35,11 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from core import errors, metrics
-from core.storage import commit_marks, continuity, dialects, faults, statements
+from core.storage import commit_marks, continuity, dialects, faults, statements, write_probes
 from core.storage.commit_marks import Mark
+from core.storage.dialects.dialect import HAS_WRITTEN
 from core.storage.dialects.dialect import LOCK_WAIT as LOCK_WAIT_OPTION
+from core.storage.write_watch import FAILING, WriteWatch
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -108,6 +111,7 @@ class Database:
             ) from error
         self._on_append: list[Callable[[int], None]] = []
         self._on_doubt: list[Callable[[], None]] = []
+        self.write_watch = WriteWatch()
         self.most_connections = connections
         backend = self.url.get_backend_name()
         dialect = dialects.named(backend)
@@ -163,10 +167,11 @@ class Database:
                         raise errors.Unavailable("another transaction keeps the feed locked") from None
                 raise
 
-        try:
-            return _WRITES(attempt)
-        except _Faulted as trouble:
-            raise errors.Contended("too many transactions want the same rows") from trouble.cause
+        with self.write_watch:
+            try:
+                return _WRITES(attempt)
+            except _Faulted as trouble:
+                raise errors.Contended("too many transactions want the same rows") from trouble.cause
 
     def _once(
         self,
@@ -211,10 +216,13 @@ class Database:
                     for key in (APPENDED, _AFTER, statements.LAST):
                         tx.info.pop(key, None)
                     mark = None if self.is_embedded else commit_marks.new(tx)
+                    written_before = self._written(tx)
                     result = work(tx, *args)
                     done = result, tx.info.get(APPENDED), tx.info.get(_AFTER, [])
                     committing = True
                     statements.commit(tx, None if mark is None else commit_marks.statement(tx, mark))
+                    if self._written(tx) != written_before:
+                        self.write_watch.committed()
                 except BaseException as error:
                     self._judge(tx, error, committing=committing)
                     raise
@@ -223,7 +231,15 @@ class Database:
                 raise errors.OutcomeUnknown(faults.outage(trouble.cause)) from trouble.cause
             if not self._was_committed(mark):
                 raise _Faulted(errors.Fault.OUTAGE, trouble.cause) from trouble.cause
+            self.write_watch.committed()
         return done
+
+    def _written(self, tx: Connection) -> int:
+        """A number that grows when this connection writes."""
+        if not self.is_embedded:
+            return int(tx.info[HAS_WRITTEN])
+        driver: Any = tx.connection.dbapi_connection
+        return int(driver.total_changes)
 
     def _was_committed(self, mark: Mark) -> bool:
         """The outcome of a COMMIT without an answer. Raises `errors.OutcomeUnknown` if the database can't tell it."""
@@ -291,6 +307,21 @@ class Database:
         while count := self.write(work, *args):
             total += count
         return total
+
+    def check_writes(self) -> None:
+        """Return if writes get through: if one was committed lately, or a small one is now; once one has failed, if a
+        large one is. Raises the errors of `write`."""
+        watch = self.write_watch
+        failed_at = watch.failed_at
+        if failed_at is None and watch.is_fresh():
+            return
+        if failed_at is not None and time.monotonic() - failed_at < FAILING:
+            raise errors.Unavailable("a write has just failed")
+        try:
+            self.write(write_probes.small if failed_at is None else write_probes.large)
+        except errors.Unavailable:
+            watch.failed_at = failed_at or -math.inf  # so that the next check tries again at once
+            raise
 
     def read(self, work: Callable[[Connection, Unpack[Args]], T], *args: *Args) -> T:
         """Call `work(tx, *args)`, which only reads; each statement sees what was committed when it began."""

@@ -7,10 +7,8 @@ got a 503 or no answer; and once the failure is over, the work goes on without h
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from core.storage.database import Database
 from tests.conftest import Server, running_server, server_kind
 from tests.guarantees.drivers.load import Load, check, open_shared
 from tests.mutants import mutant
+from tests.support.disks import SMALL_SERVER, full, small_disk
 from tests.support.proxies import Cut, Proxy, proxied
 from tests.support.servers import ServiceProcess, running_service
 
@@ -142,40 +141,9 @@ def test_a_database_that_is_read_only(under_load: UnderLoad, server: Server) -> 
         assert (read.status_code, read.json()["state"]) == (200, "open")
 
 
-@contextlib.contextmanager
-def small_disk(megabytes: int) -> Iterator[Path]:
-    """A file system that can be filled."""
-    with tempfile.TemporaryDirectory(prefix="lastbit-disk-") as folder:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, f"size={megabytes}m".encode()):
-            pytest.skip(f"may not mount: {os.strerror(ctypes.get_errno())}")
-        try:
-            yield Path(folder)
-        finally:
-            libc.umount2(folder.encode(), 2)  # unmount once the last file is closed
-
-
-@contextlib.contextmanager
-def full(disk: Path) -> Iterator[None]:
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-    try:
-        yield
-    finally:
-        filler.unlink()
-
-
-SMALL = {
-    "mariadb": ["--innodb-log-file-size=8M", "--innodb-data-file-path=ibdata1:12M:autoextend:max:16M"],
-    "postgresql": ["min_wal_size=32MB", "max_wal_size=32MB"],
-}
-
-
 @pytest.fixture
 def server_on_a_small_disk() -> Iterator[tuple[Server, Path]]:
-    with small_disk(128) as disk, running_server(folder=disk, options=SMALL[server_kind()]) as running:
+    with small_disk(128) as disk, running_server(folder=disk, options=SMALL_SERVER[server_kind()]) as running:
         yield running, disk
 
 

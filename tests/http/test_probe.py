@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from api.probe import Probe
 from core import errors
+from core.probe import Probe
 
 
 def test_callers_share_a_read_that_is_in_progress() -> None:

@@ -1,25 +1,32 @@
 """Checks of a database's settings, for operators. They may run before the service starts and while it runs.
 
 Each rule checks one thing. Its verdict is fine, unsafe (acks could be lost, or reads be stale) or broken (the service
-can't work). Unless the verdict is fine, the finding advises what to do. Nothing is written.
+can't work). Unless the verdict is fine, the finding advises what to do. The last check writes a mebibyte, and deletes
+it: a full disk shows only then.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from core.storage import opening
-from core.storage.checks import mariadb, postgresql, sqlite
+from core import errors
+from core.probe import Probe
+from core.storage import opening, write_probes
+from core.storage.checks import every, mariadb, postgresql, sqlite
 from core.storage.checks.every import clock_ahead
 from core.storage.checks.findings import Finding, Verdict, as_json
 from core.storage.database import Database
 
 __all__ = ["Finding", "Verdict", "as_json", "check", "clock_ahead"]
 
+
+PATIENCE: Final = 10.0
+"""Seconds that a write may take."""
 
 _RULES: Final = {"mysql": mariadb.rules, "mariadb": mariadb.rules, "postgresql": postgresql.rules}
 """The checks of servers."""
@@ -46,6 +53,22 @@ def check(database: Database, *, workers: int = 1) -> list[Finding]:
 def _run(database: Database, rules: Callable[[Connection], Iterator[Finding]]) -> list[Finding]:
     try:
         with database.engine.connect() as tx:
-            return list(rules(tx))
+            findings = list(rules(tx))
     except DBAPIError as error:
         return [Finding("database", Verdict.BROKEN, *opening.explain(database, error))]
+    return [_committed(database) if finding == every.MAY_WRITE else finding for finding in findings]
+
+
+def _committed(database: Database) -> Finding:
+    """Write and commit, as far as the account may."""
+    try:
+        write = functools.partial(database.write, write_probes.large)
+        Probe("check", write, patience=PATIENCE, silence="no write was committed").result()
+    except errors.CoreError as error:
+        return Finding(
+            "writes",
+            Verdict.BROKEN,
+            f"the account may write, but a write fails: {error}",
+            "see the runbook: no write gets through; often a disk of the database is full",
+        )
+    return Finding("writes", Verdict.FINE, "the account may write to each table, and a write was committed")

@@ -17,6 +17,7 @@ CLOCKS: Final = 2.0
 """The allowed difference, in seconds, between the database's clock and this machine's. The service uses only the
 database's clock, for example to sign webhooks, and receivers reject timestamps that are minutes off. A difference
 suggests that the database's clock is wrong."""
+MAY_WRITE: Final = Finding("writes", Verdict.FINE, "the account may write to each table")
 
 
 def database_schema(tx: Connection) -> Finding:
@@ -66,7 +67,7 @@ def writes(tx: Connection) -> Finding:
                 f"{verb} on {table.name} is refused: {words(error)}",
                 "GRANT SELECT, INSERT, UPDATE, DELETE to the account, on a server that accepts writes",
             )
-    return Finding("writes", Verdict.FINE, "the account may write to each table")
+    return MAY_WRITE
 
 
 def words(error: DBAPIError) -> str:
