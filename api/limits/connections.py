@@ -13,7 +13,10 @@ import resource
 from collections.abc import Iterator
 from typing import Final, Protocol
 
+import structlog
+
 from api.metrics import REFUSED
+from core import errors
 
 CHECK_EVERY: Final = 1.0
 """Seconds between two checks of all connections."""
@@ -28,12 +31,16 @@ RESERVE: Final = 256
 although they were refused."""
 MOST_PROBES: Final = 64
 """Connections to the port of the probes. They don't count as others."""
+FEWEST: Final = 64
+"""Connections that a service must be able to serve, unless it is limited to fewer."""
 MOST_LINGERING: Final = 64
 """Connections that linger at the same time."""
 LINGERING: Final = 10.0
 """Seconds that a connection lingers at most. They are fewer than those that a stopping service has."""
 LINGERING_SILENT: Final = 5.0
 """Seconds that it lingers although the client sends nothing."""
+
+log = structlog.get_logger(__name__)
 
 
 class Connection(Protocol):
@@ -154,6 +161,21 @@ def open_files() -> int:
     """The maximum number of file descriptors of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**20 if soft == resource.RLIM_INFINITY else soft
+
+
+def check_open_files(limit: int) -> None:
+    """Raise the limit of file descriptors, and log if it doesn't suffice for `limit` connections. Raises
+    `errors.Misconfigured` if it suffices only for few."""
+    raise_open_files()
+    allowed, needed = open_files(), RESERVE + min(FEWEST, limit)
+    if allowed < needed:
+        raise errors.Misconfigured(
+            f"this process may open only {allowed} files, but needs at least {needed}: raise its hard limit, as with "
+            "`ulimit -n 65536` before the start, LimitNOFILE=65536 in a systemd unit, or `--ulimit nofile=65536` of "
+            "Docker"
+        )
+    if allowed < RESERVE + limit:
+        log.warning("fewer_connections", open_files=allowed, connections=allowed - RESERVE, configured=limit)
 
 
 def raise_open_files() -> None:
