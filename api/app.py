@@ -122,7 +122,9 @@ def create(settings: Settings | None = None) -> AckRoutes:
         app.state.reads = Reads(service, loop)
         app.state.acks = AckQueue(service, app.state.limits, tokens.rates, loop)
         with contextlib.ExitStack() as running:
-            running.enter_context(ticking("signals", Signals(database).measure, EVERY))
+            signals = Signals(database, app.state.limits.connections, tokens)
+            signals.measure()
+            running.enter_context(ticking("signals", signals.measure, EVERY))
             if settings.tokens_file is not None:
                 running.enter_context(ticking("tokens", tokens.reload_if_changed, LOOK_EVERY))
                 running.enter_context(_on_hang_up(loop, tokens.reload))

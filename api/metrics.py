@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -41,10 +41,26 @@ _CAUSES: Final = "acks bytes connections idle large rate requests share slow unr
 for _cause in _CAUSES.split():
     REFUSED.labels(_cause)
 
-WRITE_STALL: Final = Gauge(
-    "lastbit_write_stall_seconds",
+
+def _gauge(name: str, documentation: str, *, of_workers: Literal["livemax", "livesum"] = "livemax") -> Gauge:
+    """A gauge that `api.signals` sets. `of_workers`: what becomes of the values of several ones."""
+    return Gauge(f"lastbit_{name}", documentation, multiprocess_mode=of_workers)
+
+
+WRITE_STALL: Final = _gauge(
+    "write_stall_seconds",
     "Since the oldest write that waits, or that failed, and after which none was committed; 0 if writes get through",
-    multiprocess_mode="livemax",
+)
+LOOP_LAG: Final = _gauge("event_loop_lag_seconds", "Longest time in the last minute until the event loop reacted")
+THREAD_WAIT: Final = _gauge("thread_wait_seconds", "Longest time in the last minute that a request waited for a thread")
+WAITING_REQUESTS: Final = _gauge("waiting_requests", "Requests that wait for a thread", of_workers="livesum")
+CONNECTIONS: Final = _gauge("connections", "Open connections of clients")
+CONNECTIONS_LIMIT: Final = _gauge("connections_limit", "Maximum connections of clients to one process")
+RESIDENT_MEMORY: Final = _gauge("resident_memory_bytes", "Resident memory of the workers", of_workers="livesum")
+MEMORY_LIMIT: Final = _gauge("memory_limit_bytes", "The limit of the control group, or else the machine's memory")
+TOKENS_UNREADABLE: Final = _gauge("tokens_unreadable", "1 if the file of tokens has changed and can't be read, else 0")
+CLOCK_STEP: Final = _gauge(
+    "clock_step_seconds", "Largest step of the machine's wall clock in the last hour, forward or back"
 )
 
 SHED: Final = REFUSED.labels("acks")

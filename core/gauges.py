@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from core import feed
 from core.batches.lifecycle import State
 from core.processes import inbox
-from core.storage import tables
+from core.storage import checks, tables
 from core.webhooks import callbacks
 from core.webhooks.delivery_log import Progress
 from core.webhooks.subscriptions import State as WebhookState
@@ -30,7 +30,17 @@ seconds, so on a busy service some timers are due at any time."""
 
 def read(tx: Connection) -> Sequence[Metric]:
     """All gauges at one point in time; `tx` must be a snapshot. Add a new gauge here and in docs/metrics.md."""
-    return [*_live_batches(tx), *_feed(tx), *_webhooks(tx), *_groups(tx), *_processes(tx)]
+    return [*_clock(tx), *_live_batches(tx), *_feed(tx), *_webhooks(tx), *_groups(tx), *_processes(tx)]
+
+
+def _clock(tx: Connection) -> Sequence[Metric]:
+    return [
+        GaugeMetricFamily(
+            "lastbit_database_clock_ahead_seconds",
+            "By how much the database's clock is at least ahead of this machine's; negative if it is behind",
+            checks.clock_ahead(tx),
+        )
+    ]
 
 
 def _live_batches(tx: Connection) -> Sequence[Metric]:

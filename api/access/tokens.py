@@ -38,6 +38,8 @@ class Tokens:
         self.rates = Rates()
         self._stamp = self._look()
         self._known = self._read()
+        self.are_current = True
+        """False if the file has changed and can't be read."""
 
     def find(self, digest: bytes) -> Token | None:
         if not self.required:
@@ -62,19 +64,22 @@ class Tokens:
         try:
             self._known = self._read()
         except errors.Misconfigured as error:
+            self.are_current = False
             log.error("tokens_not_reloaded", error=str(error))
         else:
+            self.are_current = True
             self.rates.retain(self._known.keys())
             log.info("tokens_reloaded", tokens=len(self._known))
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _look(self) -> tuple[int, ...] | None:
         if self._file is None:
             return None
         try:
             status = self._file.stat()
         except OSError:
             return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+        # The last one changes with the file's owner and mode too.
+        return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
     def _read(self) -> dict[bytes, Token]:
         loaded_tokens: list[Token] = []

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Iterator
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
-from tests.conftest import need
+from core.storage import schema
+from core.storage.database import Database
+from lastbit import tokens
+from lastbit.tokens import Role
+from tests.conftest import Server, need, running_server
 from tests.support import alerts
 from tests.support.alerts import Reading
+from tests.support.clocks import LIBRARY, WallClock
 from tests.support.disks import full, small_disk
 from tests.support.exposition import eventually, value
+from tests.support.postgresql import PostgreSQL
 from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+Fires = Callable[[str, Reading], bool]
+"""Whether the alert fires when a healthy service becomes what the reading shows."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,30 +39,191 @@ def promtool() -> None:
     need("prometheus", shutil.which("promtool") is not None)
 
 
-def client_of(service: ServiceProcess) -> httpx.Client:
-    return httpx.Client(base_url=service.url, timeout=60)
+def new_database(server: Server) -> str:
+    """The URL of a database with the schema."""
+    url = server.new_database()
+    with Database(url) as database:
+        schema.migrate(database)
+    return url
+
+
+@contextlib.contextmanager
+def service(url: str, module: str = "api", **settings: str) -> Iterator[tuple[ServiceProcess, httpx.Client]]:
+    settings = {"LASTBIT_LOG_LEVEL": "error", **settings}
+    with (
+        running_service(url, module=module, **settings) as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        yield running, client
 
 
 @pytest.fixture(scope="module")
-def healthy() -> Iterator[Reading]:
+def healthy() -> Reading:
     """A service with some work."""
-    with sqlite_file() as url, running_service(url) as running, client_of(running) as client:
+    with sqlite_file() as url, service(url) as (_, client):
         batch = client.post("/v1/batches", json={"items": 3}).json()["id"]
         client.post("/v1/acks", json={"items": [f"{batch}:0:0"]})
-        yield alerts.read(client)
+        return alerts.read(client)
+
+
+@pytest.fixture
+def fires(healthy: Reading, tmp_path: Path) -> Fires:
+    return lambda alert, faulty: alert in alerts.fired(tmp_path, healthy, faulty)
+
+
+@pytest.fixture
+def clock() -> Iterator[WallClock]:
+    need("faketime", LIBRARY is not None)
+    with tempfile.TemporaryDirectory(prefix="lastbit-clock-") as folder:
+        Path(folder).chmod(0o755)  # a server with an account of its own reads it
+        yield WallClock(Path(folder))
 
 
 def test_none_fires_in_a_healthy_hour(healthy: Reading, tmp_path: Path) -> None:
     assert alerts.fired(tmp_path, healthy) == set()
 
 
-def test_a_full_disk(healthy: Reading, tmp_path: Path) -> None:
-    with (
-        small_disk(16) as disk,
-        running_service(f"sqlite:///{disk}/lastbit.db", LASTBIT_LOG_LEVEL="error") as running,
-        client_of(running) as client,
-        full(disk),
-    ):
+def test_a_service_that_is_gone(sqlite_url: str, fires: Fires) -> None:
+    with service(sqlite_url) as (running, client):
+        running.stop(signal.SIGKILL)
+        assert fires("LastbitDown", alerts.read(client))
+
+
+def test_a_full_disk(fires: Fires) -> None:
+    with small_disk(16) as disk, service(f"sqlite:///{disk}/lastbit.db") as (_, client), full(disk):
         eventually(lambda: value(client, "lastbit_write_stall_seconds") > 0, True)
-        faulty = alerts.read(client)
-    assert "LastbitNoWrites" in alerts.fired(tmp_path, healthy, faulty)
+        assert fires("LastbitNoWrites", alerts.read(client))
+
+
+@contextlib.contextmanager
+def hanging_commits(server: Server) -> Iterator[None]:
+    """On PostgreSQL they wait for a standby that doesn't exist; on MariaDB for a backup that has locked all tables."""
+    if isinstance(server, PostgreSQL):
+        with psycopg.connect(server.new_database(), autocommit=True) as administrator:
+            administrator.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            administrator.execute("SELECT pg_reload_conf()")
+        yield
+        return
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("FLUSH TABLES WITH READ LOCK")
+        yield
+
+
+@pytest.mark.mariadb
+def test_commits_that_hang_while_reads_work(mortal_server: Server, fires: Fires) -> None:
+    url = new_database(mortal_server)
+    with service(url) as (_, client), hanging_commits(mortal_server):
+        eventually(lambda: value(client, "lastbit_write_stall_seconds") > 2, True)
+        assert client.get("/v1/batches").status_code == 200
+        assert client.get("/readyz").status_code == 503
+        assert fires("LastbitNoWrites", alerts.read(client))
+
+
+@pytest.mark.mariadb
+def test_a_database_that_is_gone(mortal_server: Server, fires: Fires) -> None:
+    url = new_database(mortal_server)
+    with service(url) as (_, client):
+        mortal_server.stop(signal.SIGKILL)
+        eventually(lambda: value(client, "lastbit_database_up"), 0)
+        assert fires("LastbitDatabaseAway", alerts.read(client))
+
+
+def test_an_event_loop_that_stalls(sqlite_url: str, fires: Fires) -> None:
+    module = "tests.guarantees.programs.blocked_api"
+    with (
+        running_service(sqlite_url, module=module) as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        assert running.process is not None
+        running.process.send_signal(signal.SIGUSR1)
+        eventually(lambda: value(client, "lastbit_event_loop_lag_seconds") > 1, True)
+        assert fires("LastbitEventLoopStalls", alerts.read(client))
+
+
+@pytest.mark.mariadb
+def test_requests_that_wait_for_a_thread(mortal_server: Server, fires: Fires) -> None:
+    """The database is silent, so all threads wait for it."""
+    url = new_database(mortal_server)
+
+    def ask(running: ServiceProcess) -> None:
+        with contextlib.suppress(httpx.TransportError):
+            httpx.get(f"{running.url}/v1/webhooks", timeout=60)
+
+    with service(url) as (running, client), mortal_server.frozen():
+        threads = [threading.Thread(target=ask, args=(running,), daemon=True) for _ in range(60)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: value(client, "lastbit_thread_wait_seconds") > 1, True)
+        assert value(client, "lastbit_waiting_requests") > 0
+        assert fires("LastbitThreadsBusy", alerts.read(client))
+
+
+@contextlib.contextmanager
+def memory_limit(pid: int, limit: int) -> Iterator[None]:
+    """The process is in a control group with this limit, in bytes."""
+    version_1 = Path("/sys/fs/cgroup/memory").is_dir()
+    folder = Path("/sys/fs/cgroup/memory" if version_1 else "/sys/fs/cgroup") / f"lastbit-test-{pid}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(limit))
+    except OSError as error:
+        pytest.skip(f"may not make a control group with a limit: {error}")
+    try:
+        home = folder.parent / "cgroup.procs"
+        (folder / "cgroup.procs").write_text(str(pid))
+        yield
+        home.write_text(str(pid))
+    finally:
+        folder.rmdir()
+
+
+def test_memory_near_the_limit(sqlite_url: str, fires: Fires) -> None:
+    with service(sqlite_url) as (running, client):
+        assert running.process is not None
+        used = int(value(client, "lastbit_resident_memory_bytes"))
+        assert used > 2**20
+        with memory_limit(running.process.pid, used * 21 // 20):
+            eventually(lambda: value(client, "lastbit_memory_limit_bytes") < used * 11 / 10, True)
+            assert fires("LastbitMemoryShort", alerts.read(client))
+
+
+def test_connections_near_the_limit(sqlite_url: str, fires: Fires) -> None:
+    with service(sqlite_url, LASTBIT_MAX_CONNECTIONS="20") as (running, client), contextlib.ExitStack() as stack:
+        for _ in range(18):
+            stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
+        eventually(lambda: value(client, "lastbit_connections") > 18, True)
+        assert fires("LastbitConnectionsShort", alerts.read(client))
+
+
+@pytest.mark.parametrize("damage", ["garbage", "gone"])
+def test_a_token_file_that_cannot_be_read(sqlite_url: str, tmp_path: Path, fires: Fires, damage: str) -> None:
+    secret = tokens.new()
+    file = tmp_path / "tokens"
+    file.write_text(tokens.known(secret, "metrics", [Role.READ]).line() + "\n")
+    with service(sqlite_url, LASTBIT_TOKENS_FILE=str(file)) as (_, client):
+        client.headers["Authorization"] = f"Bearer {secret}"
+        assert value(client, "lastbit_tokens_unreadable") == 0
+        if damage == "garbage":
+            file.write_text("no token\n")
+        else:
+            file.unlink()
+        eventually(lambda: value(client, "lastbit_tokens_unreadable"), 1)
+        assert fires("LastbitTokensUnreadable", alerts.read(client))
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_of_the_service_that_is_set(sqlite_url: str, clock: WallClock, fires: Fires, days: int) -> None:
+    with service(sqlite_url, **clock.environment) as (_, client):
+        clock.jump(days)
+        eventually(lambda: value(client, "lastbit_clock_step_seconds") > 80_000, True)
+        assert fires("LastbitClockSet", alerts.read(client))
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_of_the_database_that_is_set(clock: WallClock, fires: Fires, days: int) -> None:
+    with running_server(environment=clock.environment) as server, service(new_database(server)) as (_, client):
+        assert abs(value(client, "lastbit_database_clock_ahead_seconds")) < 1
+        clock.jump(days)
+        eventually(lambda: value(client, "lastbit_database_clock_ahead_seconds") * days > 80_000, True)
+        assert fires("LastbitClocksDisagree", alerts.read(client))

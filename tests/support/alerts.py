@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.servers import ROOT
 
 RULES: Final = ROOT / "deploy/prometheus/alerts.yml"
-APART: Final = 1.1
+APART: Final = 3.0
 """Seconds between the two scrapes."""
 
 Values = dict[str, float]
