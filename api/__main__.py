@@ -30,7 +30,7 @@ from uvicorn.supervisors import Multiprocess
 
 from api.access.tokens import Tokens
 from api.fast_path.protocol import FastProtocol
-from api.limits.connections import check_open_files
+from api.limits import connections
 from core import errors, logs, programs
 from core.settings import Settings, settings_of
 from core.storage import checks, schema
@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if command == "serve":
             _check_access(settings)
-            check_open_files(settings.max_connections)
+            connections.check_open_files(settings.max_connections)
         with opened(settings.database_url) as database:
             description = database.describe()
             if command == "serve" and database.is_embedded and not Path(database.url.database or "").exists():

@@ -52,6 +52,7 @@ from core.service import Service
 from core.settings import Settings
 from core.storage import schema
 from core.storage.database import Database
+from core.storage.job_runs import JobRuns
 from core.ticker import ticking
 from core.webhooks.replicas import Replica
 from senders.webhooks import WebhookSender
@@ -144,7 +145,7 @@ def create(settings: Settings | None = None) -> AckRoutes:
                 )
                 running.callback(dispatcher.stop)
                 running.enter_context(ticking("dispatcher", dispatcher.run_once, settings.dispatcher_every))
-                overdue = functools.partial(janitor.expire_overdue, database)
+                overdue = JobRuns(database, "deadlines").noting(functools.partial(janitor.expire_overdue, database))
                 running.enter_context(ticking("deadlines", overdue, janitor.DEADLINES_EVERY))
             running.enter_context(app.state.limits.connections.watching())
             running.enter_context(_long_polls_end_first(app.state.waiting, app.state.loop))

@@ -107,4 +107,4 @@ def _forget_gauges_of_dead_workers(folder: Path) -> None:
     for file in folder.glob("gauge_live*_*.db"):
         worker = int(file.stem.rpartition("_")[2])
         if not Path(f"/proc/{worker}").exists():
-            mark_process_dead(worker)  # type: ignore[no-untyped-call]
+            mark_process_dead(worker, str(folder))  # type: ignore[no-untyped-call]

@@ -48,6 +48,7 @@ from core.commits.operation import Done
 from core.commits.pending import Mailbox, Pending, call_receiver
 from core.processes import timers
 from core.storage.database import Database
+from core.storage.job_runs import JobRuns
 from core.webhooks import callbacks, deliveries, message
 from core.webhooks.backoff import Backoff
 from core.webhooks.deliveries import Claim, Record
@@ -142,6 +143,7 @@ class Dispatcher:
         """Claims that were requested, and are not finished."""
         self._stopping = False
         self._stuck = parents.Stuck()
+        self._runs = JobRuns(database, "dispatcher")
         self._due_times = DueTimes(database, timedelta(seconds=backoff.longest))
 
     def run_once(self) -> int:
@@ -151,10 +153,12 @@ class Dispatcher:
         self._start_threads()
         self._beat()
         try:
-            return self._round()
+            count = self._round()
         except errors.CoreError as error:
             log.warning("dispatcher_waits", error=str(error))
             return 0
+        self._runs.succeeded()
+        return count
 
     def run_until_idle(self, stop: threading.Event) -> None:
         """Run rounds, each after the sends of the one before, until nothing is due or `stop` is set. Raises the error
@@ -162,6 +166,7 @@ class Dispatcher:
         self._start_threads()
         while self._round() and not stop.is_set():
             self.settle()
+        self._runs.succeeded()
 
     def _round(self) -> int:
         self._due_times.correct(CORRECT)

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from core import feed
 from core.batches.lifecycle import State
 from core.processes import inbox
-from core.storage import checks, tables
+from core.storage import checks, job_runs, tables
 from core.webhooks import callbacks
 from core.webhooks.delivery_log import Progress
 from core.webhooks.subscriptions import State as WebhookState
@@ -27,10 +27,38 @@ OVERDUE: Final = timedelta(seconds=30)
 """A timer that has been due for longer is overdue. Each timer waits for the dispatcher's next round, which may take
 seconds, so on a busy service some timers are due at any time."""
 
+IDLE: Final = timedelta(days=1)
+"""A live batch that has not changed for longer is idle."""
+MOST: Final = 20_000
+"""Rows that one gauge looks at: the oldest batches in a state, and the oldest pending deliveries."""
+SHOWN: Final = 20
+"""Webhooks that have a series of their own: those whose oldest pending event is the oldest."""
+LATE: Final = timedelta(minutes=5)
+"""A receiver that an older event waits for is overdue."""
+
 
 def read(tx: Connection) -> Sequence[Metric]:
     """All gauges at one point in time; `tx` must be a snapshot. Add a new gauge here and in docs/metrics.md."""
-    return [*_clock(tx), *_live_batches(tx), *_feed(tx), *_webhooks(tx), *_groups(tx), *_processes(tx)]
+    return [
+        *_clock(tx),
+        *_jobs(tx),
+        *_live_batches(tx),
+        *_idle_batches(tx),
+        *_feed(tx),
+        *_webhooks(tx),
+        *_receivers(tx),
+        *_groups(tx),
+        *_processes(tx),
+    ]
+
+
+def _jobs(tx: Connection) -> Sequence[Metric]:
+    family = GaugeMetricFamily(
+        "lastbit_job_age_seconds", "Since the last success of a job; infinite without any", labels=["name"]
+    )
+    for job, age in job_runs.ages(tx).items():
+        family.add_metric([job], age)
+    return [family]
 
 
 def _clock(tx: Connection) -> Sequence[Metric]:
@@ -78,6 +106,19 @@ def _live_batches(tx: Connection) -> Sequence[Metric]:
     ]
 
 
+def _idle_batches(tx: Connection) -> Sequence[Metric]:
+    family = GaugeMetricFamily(
+        "lastbit_idle_batches", f"Live batches that have not changed for {IDLE.days} day", labels=["state"]
+    )
+    latest = tables.clock(tx) - IDLE
+    for state in (State.OPEN, State.SEALED):
+        # No index has `updated_at`, as each ack would change it.
+        oldest = sa.select(_table.updated_at).where(_table.state == state).order_by(_table.id).limit(MOST).subquery().c
+        count = tx.scalar(sa.select(sa.func.count()).where(oldest.updated_at <= latest))
+        family.add_metric([str(state)], count or 0)
+    return [family]
+
+
 def _feed(tx: Connection) -> Sequence[Metric]:
     return [GaugeMetricFamily("lastbit_feed_position", "Position of the feed's last event", feed.head(tx))]
 
@@ -121,6 +162,42 @@ def _webhooks(tx: Connection) -> Sequence[Metric]:
             lag,
         ),
         deliveries,
+    ]
+
+
+def _receivers(tx: Connection) -> Sequence[Metric]:
+    webhooks, columns, events = tables.webhooks.c, tables.deliveries.c, tables.feed.c
+    pending = sa.select(columns.webhook_id, columns.position).where(columns.state == Progress.PENDING)
+    oldest_pending = pending.order_by(columns.position).limit(MOST).subquery().c
+    # Callbacks to one host share a negative lane.
+    receiver = sa.func.coalesce(webhooks.lane, webhooks.id)
+    waiting = (
+        sa.select(receiver.label("receiver"), sa.func.min(oldest_pending.position).label("position"))
+        .where(webhooks.id == oldest_pending.webhook_id, webhooks.state == WebhookState.ACTIVE)
+        .group_by(receiver)
+        .subquery()
+        .c
+    )
+    query = (
+        sa.select(waiting.receiver, events.appended_at, tables.utc_now().label("now"))
+        .where(events.position == waiting.position)
+        .order_by(waiting.position)
+    )
+    lags = [(row.receiver, max(0.0, (row.now - row.appended_at).total_seconds())) for row in tx.execute(query)]
+    family = GaugeMetricFamily(
+        "lastbit_receiver_lag_seconds",
+        "Age of the oldest event whose delivery to a webhook is pending, of those with the largest",
+        labels=["webhook"],
+    )
+    family.add_metric(["callbacks"], max((lag for receiver, lag in lags if receiver < 0), default=0.0))
+    for webhook, lag in [(receiver, lag) for receiver, lag in lags if receiver > 0][:SHOWN]:
+        family.add_metric([str(webhook)], lag)
+    overdue = sum(lag > LATE.total_seconds() for _, lag in lags)
+    return [
+        family,
+        GaugeMetricFamily(
+            "lastbit_receivers_overdue", f"Receivers whose lag is more than {LATE.seconds} seconds", overdue
+        ),
     ]
 
 

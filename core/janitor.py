@@ -24,6 +24,7 @@ from core.batches.lifecycle import Cause, State
 from core.processes import definitions, retention
 from core.storage import commit_marks
 from core.storage.database import Database
+from core.storage.job_runs import JobRuns
 from core.webhooks import deliveries
 
 DEADLINES_EVERY: Final = 1.0
@@ -100,6 +101,7 @@ def run_once(
         definitions.sweep(database)
         report.commands = retention.forget_orphans(database)
         database.write_in_chunks(commit_marks.forget)
+        JobRuns(database, "janitor").succeeded()
     return report
 
 

@@ -21,6 +21,7 @@ import structlog
 from core import errors, janitor, logs, programs
 from core.dispatcher import Dispatcher
 from core.settings import settings_of
+from core.storage.job_runs import JobRuns
 from core.storage.opening import check_privileges
 from core.ticker import ticking
 from core.webhooks.replicas import Replica
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
                 threads=settings.dispatcher_threads,
                 replica=None if single_pass else Replica(database),
             )
-            overdue = functools.partial(janitor.expire_overdue, database)
+            overdue = JobRuns(database, "deadlines").noting(functools.partial(janitor.expire_overdue, database))
             try:
                 if single_pass:
                     overdue()

@@ -83,9 +83,14 @@ def statement(tx: Connection, mark: Mark) -> str:
 def touch(tx: Connection) -> None:
     """Write as little as a transaction can: on a server its mark, which no other connection waits for."""
     if dialects.of(tx).is_embedded:
-        statements.run(tx, _upsert(dialects.of(tx), 0, 0, "0"))
+        note(tx, 0)
     else:
         tx.info[HAS_WRITTEN] = True
+
+
+def note(tx: Connection, writer: int) -> None:
+    """Note the present time for a writer that is no connection."""
+    statements.run(tx, _upsert(dialects.of(tx), writer, 0, "0"))
 
 
 def settle(tx: Connection, mark: Mark) -> bool:
@@ -109,8 +114,8 @@ def _upsert(dialect: dialects.Dialect, writer: int, number: int, otherwise: str)
 
 
 def forget(tx: Connection) -> int:
-    """Remove some of the rows of writers that have not committed for long. Returns how many."""
+    """Remove some of the rows of connections that have not committed for long. Returns how many."""
     columns = tables.commit_marks.c
-    old = columns.marked_at < tables.clock(tx) - KEEP
+    old = sa.and_(columns.writer >= 0, columns.marked_at < tables.clock(tx) - KEEP)
     writers = tx.scalars(sa.select(columns.writer).where(old).order_by(columns.writer).limit(CHUNK)).all()
     return tx.execute(sa.delete(tables.commit_marks).where(columns.writer.in_(writers), old)).rowcount if writers else 0

@@ -8,8 +8,9 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 import psycopg
@@ -26,12 +27,16 @@ from tests.support.clocks import LIBRARY, WallClock
 from tests.support.disks import full, small_disk
 from tests.support.exposition import eventually, value
 from tests.support.postgresql import PostgreSQL
-from tests.support.servers import ServiceProcess, running_service, sqlite_file
+from tests.support.receivers import Receiver
+from tests.support.servers import ServiceProcess, run_module, running_service, sqlite_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-Fires = Callable[[str, Reading], bool]
-"""Whether the alert fires when a healthy service becomes what the reading shows."""
+
+class Fires(Protocol):
+    """Whether the alert fires when a healthy service has become what the reading shows, for so many minutes."""
+
+    def __call__(self, alert: str, faulty: Reading, *, minutes: int = 60, healthy: Reading | None = None) -> bool: ...
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,15 +65,22 @@ def service(url: str, module: str = "api", **settings: str) -> Iterator[tuple[Se
 @pytest.fixture(scope="module")
 def healthy() -> Reading:
     """A service with some work."""
-    with sqlite_file() as url, service(url) as (_, client):
+    with sqlite_file() as url, service(url, LASTBIT_JANITOR_EVERY="1") as (_, client):
         batch = client.post("/v1/batches", json={"items": 3}).json()["id"]
         client.post("/v1/acks", json={"items": [f"{batch}:0:0"]})
+        for job in ("janitor", "dispatcher", "deadlines"):
+            eventually(lambda job=job: value(client, "lastbit_job_age_seconds", name=job) < 60, True)  # type: ignore[misc]
         return alerts.read(client)
 
 
 @pytest.fixture
 def fires(healthy: Reading, tmp_path: Path) -> Fires:
-    return lambda alert, faulty: alert in alerts.fired(tmp_path, healthy, faulty)
+    usual = healthy
+
+    def check(alert: str, faulty: Reading, *, minutes: int = 60, healthy: Reading | None = None) -> bool:
+        return alert in alerts.fired(tmp_path, healthy or usual, faulty, minutes=minutes)
+
+    return check
 
 
 @pytest.fixture
@@ -227,3 +239,60 @@ def test_a_clock_of_the_database_that_is_set(clock: WallClock, fires: Fires, day
         clock.jump(days)
         eventually(lambda: value(client, "lastbit_database_clock_ahead_seconds") * days > 80_000, True)
         assert fires("LastbitClocksDisagree", alerts.read(client))
+
+
+@pytest.mark.mariadb
+def test_jobs_that_never_ran(mortal_server: Server, fires: Fires) -> None:
+    with service(new_database(mortal_server)) as (_, client):
+        faulty = alerts.read(client)
+        assert fires("LastbitDispatcherSilent", faulty)
+        assert fires("LastbitJanitorSilent", faulty, minutes=130)
+
+
+@pytest.mark.mariadb
+def test_jobs_that_ran_and_then_do_not(mortal_server: Server, fires: Fires) -> None:
+    url = new_database(mortal_server)
+    assert run_module("jobs.dispatcher", "--once", "--database-url", url).returncode == 0
+    assert run_module("jobs.janitor", "--database-url", url).returncode == 0
+    with service(url) as (_, client):
+        faulty = alerts.read(client)
+        assert not fires("LastbitDispatcherSilent", faulty, minutes=4)
+        assert not fires("LastbitJanitorSilent", faulty, minutes=1400)
+        assert fires("LastbitJanitorSilent", faulty, minutes=1600)
+
+
+@pytest.mark.mariadb
+def test_a_janitor_that_fails(clock: WallClock, tmp_path: Path, fires: Fires) -> None:
+    """It refuses to work as long as the clocks differ by a day."""
+    with running_server(environment=clock.environment) as server:
+        url = new_database(server)
+        clock.jump(1)
+        assert run_module("jobs.janitor", "--database-url", url).returncode == 1
+        with service(url) as (_, client):
+            assert fires("LastbitJanitorSilent", alerts.read(client), minutes=130)
+
+
+def test_one_receiver_that_hangs_beside_another(sqlite_url: str, receiver: Receiver, fires: Fires) -> None:
+    """By webhook: the one that always hangs doesn't hide the one that begins to."""
+    with (
+        service(sqlite_url, LASTBIT_WEBHOOKS_ALLOW_PRIVATE="true") as (_, client),
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        hooks = [client.post("/v1/webhooks", json={"url": target}).json()["id"] for target in (url, receiver.url)]
+        client.post("/v1/batches", json={"items": 1})
+        eventually(lambda: value(client, "lastbit_receiver_lag_seconds", webhook=str(hooks[0])) > 1, True)
+        eventually(lambda: value(client, "lastbit_webhook_deliveries", state="pending"), 1)
+        assert value(client, "lastbit_receiver_lag_seconds", webhook=str(hooks[1])) == 0
+        assert fires("LastbitReceiverLag", alerts.read(client))
+
+
+def test_batches_that_nobody_continues(sqlite_url: str, clock: WallClock, fires: Fires) -> None:
+    """One that is idle for long hides no other."""
+    with service(sqlite_url, **clock.environment) as (_, client):
+        for days, count in ((1.1, 1), (2.3, 2)):
+            client.post("/v1/batches", json={"items": 1, "sealed": True})
+            before = alerts.read(client)
+            clock.jump(days)
+            eventually(lambda count=count: value(client, "lastbit_idle_batches", state="sealed"), count)  # type: ignore[misc]
+            assert fires("LastbitBatchIdle", alerts.read(client), healthy=before, minutes=30)

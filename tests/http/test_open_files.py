@@ -26,7 +26,7 @@ def started(url: str, files: int, **settings: str) -> Iterator[tuple[subprocess.
     """A service that may open so many files, and its port."""
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "api", "--port", str(port), "--database-url", url],
+        [sys.executable, "-m", "tests.guarantees.programs.mutated_api", "--port", str(port), "--database-url", url],
         cwd=ROOT,
         env={**os.environ, **settings},
         stderr=subprocess.PIPE,

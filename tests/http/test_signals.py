@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
-from api import memory, signals
+from api import memory, metrics, signals
 from api.signals import Delay, WallClock, Worst
 from tests.mutants import mutant
 from tests.support.exposition import eventually, value
@@ -105,9 +106,25 @@ def test_the_limits_of_both_versions_of_control_groups_are_found(groups: str, fi
 @mutant(
     "gauges-of-dead-workers-are-kept",
     "api.metrics:_forget_gauges_of_dead_workers",
-    "mark_process_dead(worker)",
+    "mark_process_dead(worker, str(folder))",
     "pass",
 )
+@mutant(
+    "gauges-of-living-workers-are-removed",
+    "api.metrics:_forget_gauges_of_dead_workers",
+    'not Path(f"/proc/{worker}").exists()',
+    "True",
+)
+def test_only_gauges_of_dead_workers_are_forgotten(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    kept = {f"gauge_livesum_{os.getpid()}.db", f"counter_{os.getpid()}.db", f"counter_{ended.pid}.db"}
+    for name in (*kept, f"gauge_livesum_{ended.pid}.db", f"gauge_livemax_{ended.pid}.db"):
+        (tmp_path / name).touch()
+    metrics._forget_gauges_of_dead_workers(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == kept
+
+
 def test_gauges_are_those_of_all_workers_that_live(sqlite_url: str, tmp_path: Path) -> None:
     with running_service(sqlite_url, workers=2, TMPDIR=str(tmp_path)) as running:
 

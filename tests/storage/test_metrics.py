@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from datetime import timedelta
 
@@ -10,14 +12,20 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from api.metrics import DatabaseGauges
-from core import errors, gauges
+from core import errors, gauges, janitor
 from core.acks.call import Call
 from core.batches.batch import Opening
+from core.batches.expiry import Policy
 from core.batches.lifecycle import Verb
+from core.dispatcher import Dispatcher
 from core.service import Service
 from core.storage import schema, tables
 from core.storage.database import Database
+from core.storage.job_runs import JobRuns
 from core.webhooks import deliveries, subscriptions
+from core.webhooks.backoff import Backoff
+from senders.webhooks import WebhookSender
+from tests.mutants import mutant
 from tests.support.exposition import Change
 
 
@@ -172,6 +180,115 @@ def test_the_feeds_position_and_waiting_webhooks_are_measured(database: Database
     assert lag_and_counts() == (False, [0, 1])
 
 
+def samples(database: Database, name: str, label: str) -> dict[str, float]:
+    (family,) = [family for family in database.snapshot(gauges.read) if family.name == name]
+    return {sample.labels[label]: sample.value for sample in family.samples}
+
+
+@mutant("a-batch-that-changes-is-idle", "core.gauges:_idle_batches", "oldest.updated_at <= latest", "True")
+def test_batches_are_idle_after_a_day_without_a_change(database: Database) -> None:
+    """An old batch that changes is not, and hides none."""
+    service = Service(database)
+    ids = [service.batches.open(Opening(items=2, sealed=sealed)).batch.id for sealed in (True, True, True, False)]
+
+    def make_older(tx: Connection) -> None:
+        day_ago = tx.execute(sa.select(tables.utc_now())).scalar_one() - timedelta(days=1, seconds=1)
+        columns = tables.batches.c
+        tx.execute(sa.update(tables.batches).values(created_at=day_ago))
+        tx.execute(sa.update(tables.batches).where(columns.id.in_(ids[1:])).values(updated_at=day_ago))
+
+    assert samples(database, "lastbit_idle_batches", "state") == {"open": 0, "sealed": 0}
+    database.write(make_older)
+    assert samples(database, "lastbit_idle_batches", "state") == {"open": 1, "sealed": 2}
+    service.stop()
+
+
+@mutant(
+    "only-one-receiver-is-late", "core.gauges:_receivers", "sum(lag > LATE.total_seconds() for _, lag in lags)", "1"
+)
+@mutant("callbacks-have-their-own-series", "core.gauges:_receivers", "receiver > 0", "True")
+def test_each_receiver_has_a_lag_of_its_own(database: Database) -> None:
+    """The callbacks to one host have one receiver, and those to all hosts one series."""
+    service = Service(database)
+
+    def create(tx: Connection) -> int:
+        return subscriptions.create(tx, "https://example.com", None, None, subscriptions.new_secret()).webhook.id
+
+    hooks = [database.write(create) for _ in range(3)]
+    for _ in range(4):
+        service.batches.open(Opening())
+
+    def fill(tx: Connection) -> None:
+        now = tx.execute(sa.select(tables.utc_now())).scalar_one()
+        for position, age in ((1, 9000), (2, 900), (3, 200), (4, 0)):
+            appended_at = now - timedelta(seconds=age)
+            tx.execute(sa.update(tables.feed).where(tables.feed.c.position == position).values(appended_at=appended_at))
+        callback = {"types": "[]", "secret": "", "state": "active", "position": 0, "created_at": now}
+        for batch, lane in ((1, -7), (2, -7), (3, -8)):
+            row = {"url": "https://example.com", "batch_id": batch, "lane": lane, **callback}
+            tx.execute(sa.insert(tables.webhooks).values(row))
+        callbacks = list(tx.scalars(sa.select(tables.webhooks.c.id).where(tables.webhooks.c.lane < 0).order_by("id")))
+        pending = [(hooks[0], 1), (hooks[0], 2), (hooks[1], 3), (callbacks[0], 2), (callbacks[1], 2), (callbacks[2], 4)]
+        for webhook, position in pending:
+            row = {"webhook_id": webhook, "position": position, "state": "pending", "attempts": 1, "due_at": now}
+            tx.execute(sa.insert(tables.deliveries).values(row))
+
+    assert samples(database, "lastbit_receiver_lag_seconds", "webhook") == {"callbacks": 0}
+    database.write(fill)
+    lags = samples(database, "lastbit_receiver_lag_seconds", "webhook")
+    assert {name: round(lag, -2) for name, lag in lags.items()} == {
+        "callbacks": 900,
+        str(hooks[0]): 9000,
+        str(hooks[1]): 200,
+    }
+    assert read(database)["lastbit_receivers_overdue"] == 2
+    service.stop()
+
+
+@mutant("a-pass-of-the-janitor-is-not-noted", "core.janitor:run_once", 'JobRuns(database, "janitor").succeeded()', "")
+@mutant("a-round-of-the-dispatcher-is-not-noted", "core.dispatcher:Dispatcher.run_once", "self._runs.succeeded()", "")
+@mutant("the-janitor-forgets-jobs", "core.storage.commit_marks:forget", "columns.writer >= 0", "sa.true()")
+def test_each_job_tells_when_it_last_succeeded(database: Database) -> None:
+    def ages() -> dict[str, float]:
+        return samples(database, "lastbit_job_age_seconds", "name")
+
+    def make_older(tx: Connection) -> None:
+        now = tx.execute(sa.select(tables.utc_now())).scalar_one()
+        tx.execute(sa.update(tables.commit_marks).values(marked_at=now - timedelta(days=3)))
+
+    assert ages() == dict.fromkeys(("janitor", "dispatcher", "deadlines"), math.inf)
+    dispatcher = Dispatcher(database, WebhookSender(timeout=1), backoff=Backoff(), lease=timedelta(minutes=1))
+    dispatcher.run_once()
+    dispatcher.stop()
+    JobRuns(database, "deadlines").noting(lambda: janitor.expire_overdue(database))()
+    janitor.run_once(database, Policy(), dry_run=True)
+    assert {job: age < 60 for job, age in ages().items()} == {"janitor": False, "dispatcher": True, "deadlines": True}
+    database.write(make_older)
+    janitor.run_once(database, Policy())
+    assert {job: round(age / 86_400) for job, age in ages().items()} == {"janitor": 0, "dispatcher": 3, "deadlines": 3}
+
+
+@mutant(
+    "each-run-is-noted",
+    "core.storage.job_runs:JobRuns.succeeded",
+    "time.monotonic() - self._noted_at < EVERY",
+    "False",
+)
+def test_successes_are_noted_seldom_and_failures_never(database: Database) -> None:
+    commits = Change("lastbit_transaction_seconds_count", outcome="committed")
+    runs = JobRuns(database, "deadlines")
+
+    def fail() -> None:
+        raise ValueError
+
+    with contextlib.suppress(ValueError):
+        runs.noting(fail)()
+    assert commits() == 0
+    for _ in range(2):
+        runs.succeeded()
+    assert commits() == 1
+
+
 def test_timers_are_overdue_after_half_a_minute(database: Database) -> None:
     """Until then they may wait for the dispatcher's next round, as always some do on a busy service."""
 
@@ -216,7 +333,8 @@ def test_concurrent_scrapes_read_the_database_once(database: Database, monkeypat
     for thread in threads:
         thread.join()
     scrape()
-    assert values == [[1, *[0] * (len(values[0]) - 1)]] * 4
+    assert values == [values[0]] * 4
+    assert values[0][0] == 1
     assert len(readings) == 1
 
 

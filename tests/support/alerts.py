@@ -1,11 +1,12 @@
 """Which alerts fire: promtool evaluates the rules over simulated time, on values that a real service has shown.
 
 A `Reading` is two scrapes. From it each series is continued for as long as wanted: a counter grows each minute by as
-much as between the two scrapes; a gauge stays as it is, unless it grew as fast as time, like an age.
+much as between the two scrapes; a gauge stays as it is. In a fault, one that grew as fast as time goes on growing.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import threading
@@ -34,14 +35,14 @@ class Reading:
     later: Values
     seconds: float
 
-    def growth(self, series: str) -> float:
-        """The growth in a minute."""
+    def growth(self, series: str, *, ages: bool) -> float:
+        """The growth in a minute; with `ages`, also of what grows as fast as time."""
         if series not in self.earlier:
             return 0.0
         difference = self.later[series] - self.earlier[series]
         if re.match(r"\w+_(total|count|sum|bucket)\b", series):
             return max(0.0, difference)
-        return 60.0 if abs(difference - self.seconds) < 0.3 * self.seconds else 0.0
+        return 60.0 if ages and abs(difference - self.seconds) < 0.3 * self.seconds else 0.0
 
 
 def read(client: httpx.Client) -> Reading:
@@ -83,7 +84,9 @@ def fired(folder: Path, healthy: Reading, faulty: Reading | None = None, *, minu
                 "input_series": [
                     {
                         "series": name,
-                        "values": " ".join(_continued(reading, name, length) for reading, length in readings),
+                        "values": " ".join(
+                            _continued(reading, name, length, ages=reading is faulty) for reading, length in readings
+                        ),
                     }
                     for name in series
                 ],
@@ -102,8 +105,11 @@ def fired(folder: Path, healthy: Reading, faulty: Reading | None = None, *, minu
     return set(re.findall(r'alertname=\\?"(\w+)\\?"', output))
 
 
-def _continued(reading: Reading, series: str, minutes: int) -> str:
+def _continued(reading: Reading, series: str, minutes: int, *, ages: bool) -> str:
     if series not in reading.later:
         return f"_x{minutes}"
-    value, growth = reading.later[series], reading.growth(series)
-    return f"{value:.17g}+{growth:.17g}x{minutes}" if growth else f"{value:.17g}x{minutes}"
+    value, growth = reading.later[series], reading.growth(series, ages=ages)
+    if math.isinf(value):
+        return " ".join(["Inf"] * minutes)
+    # "x" repeats the value, so there is one more.
+    return f"{value:.17g}{growth:+.17g}x{minutes - 1}" if growth else f"{value:.17g}x{minutes - 1}"
