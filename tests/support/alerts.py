@@ -11,6 +11,7 @@ import re
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,18 +38,18 @@ class Reading:
 
     def growth(self, series: str, *, ages: bool) -> float:
         """The growth in a minute; with `ages`, also of what grows as fast as time."""
-        if series not in self.earlier:
-            return 0.0
-        difference = self.later[series] - self.earlier[series]
+        # A counter may have begun in between.
+        difference = self.later[series] - self.earlier.get(series, 0.0)
         if re.match(r"\w+_(total|count|sum|bucket)\b", series):
             return max(0.0, difference)
         return 60.0 if ages and abs(difference - self.seconds) < 0.3 * self.seconds else 0.0
 
 
-def read(client: httpx.Client) -> Reading:
-    """Scrape twice."""
+def read(client: httpx.Client, meanwhile: Callable[[], object] = lambda: None) -> Reading:
+    """Scrape twice, and call `meanwhile` in between."""
     start = time.monotonic()
     earlier = _scrape(client)
+    meanwhile()
     threading.Event().wait(APART)  # the time is what is measured
     later = _scrape(client)
     return Reading(earlier, later, time.monotonic() - start)
