@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from api.acks.bodies import Check, parse
-from api.limits import Limits
+from api.limits import Limits, sizes
 from api.limits.rates import Rates
 from api.metrics import ACK_REQUESTS, ACKS, RESULTS
 from api.server.wakeups import Wakeups
@@ -36,6 +36,8 @@ class AckQueue:
     ) -> tuple[Call, Check | None]:
         """As `bodies.parse`, and also charges the items to the caller's rate. Writes responses first where parsing
         would delay them (see `ParseBudget.has_large_calls`)."""
+        if len(content) > sizes.IN_LOOP:
+            self._rates.require_items(caller)
         budget = self._limits.parse_budget
         if not self.finished.is_empty and budget.has_large_calls():
             self.finished.empty()

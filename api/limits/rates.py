@@ -65,6 +65,12 @@ class Rates:
             with self._lock:
                 self._bucket(caller, "bytes", caller.body_bytes).owe(size, time.monotonic())
 
+    def require_items(self, caller: Token) -> None:
+        """Refuse a large call before it is parsed, if it will be refused after that. Raises `Problem`:
+        `rate_limited`."""
+        if caller.items is not None:
+            self._take(caller, "items", caller.items, 0)
+
     def charge_items(self, caller: Token, items: int) -> None:
         """Charge the items, events or entries of a call. Raises `Problem`: `rate_limited`."""
         if caller.items is not None and items:

@@ -83,6 +83,7 @@ class NewEvent(Body):
 
 class NewEvents(Body):
     LIMIT = sizes.BODY
+    HAS_ITEMS = True
 
     events: list[NewEvent] = Field(max_length=MAX_EVENTS)
     fence: Fence | None = Field(None, description="append only while this worker owns the partition at this epoch")

@@ -155,10 +155,12 @@ def of_events(types: list[str]) -> list[str]:
 
 
 class Body(BaseModel):
-    """A JSON body, or an object in one. A body has at most `LIMIT` bytes."""
+    """A JSON body, or an object in one. A body has at most `LIMIT` bytes. `HAS_ITEMS`: its entries are charged as
+    items."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     LIMIT: ClassVar[int] = sizes.BODY_OF_NUMBERS
+    HAS_ITEMS: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod

@@ -143,7 +143,10 @@ class JsonRoute(GuardedRoute):
                 if len(body) <= sizes.IN_LOOP:
                     content = bodies.parsed(body)
                 else:
-                    content = await limits.parsing.run(large_bodies.validated, body)
+                    caller, access = caller_of(request), request.app.state.access
+                    if model.HAS_ITEMS:
+                        access.rates.require_items(caller)
+                    content = await limits.parsing.run(caller, large_bodies.validated, body)
 
                 async def receive() -> Message:
                     return {"type": "http.request", "body": body, "more_body": False}

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from api import expectations
 from api.access.rules import Access, caller_of, needs
+from api.limits import sizes
 from api.problems import BODY, Problem, documented
 from api.routes import cursors, fields
 from api.routes.reply import EMPTY, Reply
@@ -137,9 +138,11 @@ _BODY: Final = {
 async def apply_entries(tally: TallyName, request: Request) -> Response:
     """Add each entry once, all in one transaction. An entry at or below the last added position of its source is a
     repeat, so the entries of one source must reach a key in order."""
-    async with reading(request) as content:
-        operation = operation_of(tally, content)
     access: Access = request.app.state.access
+    async with reading(request) as content:
+        if len(content) > sizes.IN_LOOP:
+            access.rates.require_items(caller_of(request))
+        operation = operation_of(tally, content)
     access.rates.charge_items(caller_of(request), len(operation.entries))
     writes: Writes = request.app.state.writes
     return applied(await writes.run(operation)).response()

@@ -18,7 +18,9 @@ from api.limits.rates import Bucket, Rates
 from lastbit import AsyncClient, Client, RateLimited, Retry, tokens
 from lastbit.tokens import Role, Token
 from tests.http.test_fast_path import JSON, Wire, request
+from tests.mutants import mutant
 from tests.sdk.test_cli import Lastbit
+from tests.support.exposition import eventually
 from tests.support.servers import ServiceProcess, running_service, sqlite_file
 
 ALL = (Role.READ, Role.PRODUCE, Role.CONSUME)
@@ -155,6 +157,12 @@ def test_the_fast_path_has_the_same_rates(rated: ServiceProcess) -> None:
     wire.close()
 
 
+@mutant(
+    "large-calls-over-the-rate-are-parsed",
+    "api.limits.rates:Rates.require_items",
+    "self._take(caller, 'items', caller.items, 0)",
+    "pass",
+)
 def test_items_are_counted_and_a_refused_call_applies_nothing(rated: ServiceProcess) -> None:
     """By id, by mask, in events and in tallies; one large call is accepted, and the next must wait for it."""
     batch = open_batch(rated, 8192 * 2)
@@ -178,6 +186,10 @@ def test_items_are_counted_and_a_refused_call_applies_nothing(rated: ServiceProc
         assert client.post("/v1/batches", json={"items": 10**6}).status_code == 201
         assert client.get("/v1/events", params={"type": "mine"}).json()["events"] == []
         assert client.post("/v1/acks", json={"items": ["x"]}).status_code == 422
+        # A large call is refused before it is parsed.
+        for path in ("/v1/acks", "/v1/failures?", "/v1/events", "/v1/tallies/t/apply"):
+            no_json = client.post(path, content=b"[" * 5000, headers={"Content-Type": "application/json"})
+            assert (no_json.status_code, no_json.json()["code"]) == (429, "rate_limited")
         assert client.get("/v1/tallies/rated/k").json()["value"] == 0
 
 
@@ -241,3 +253,26 @@ def test_a_client_that_may_not_wait_gets_an_error(rated: ServiceProcess) -> None
         with pytest.raises(RateLimited) as refusal:
             insist()
     assert refusal.value.retry_after == 1
+
+
+def test_bytes_of_bodies_are_counted_also_those_that_are_refused() -> None:
+    """Declared or chunked, on the fast path and the ordinary one. A call without a body needs none."""
+    secret = tokens.new()
+    line = tokens.known(secret, "few-bytes", ALL, body_bytes=1000).line()
+    with sqlite_file() as url, running_service(url, LASTBIT_TOKENS=line) as running, caller(running, secret) as client:
+        blanks = b" " * 2000
+        json_type = {"Content-Type": "application/json"}
+        bodies: list[tuple[str, Callable[[], bytes | Iterator[bytes]], int]] = [
+            ("/v1/acks", lambda: b'{"items": []%b}' % blanks, 200),
+            ("/v1/acks?", lambda: iter([b'{"items": [', blanks, b"]}"]), 200),
+            ("/v1/batches", lambda: b"{%b}" % blanks, 201),
+            ("/v1/batches", lambda: b"[%b]" % blanks, 422),
+            ("/v1/events", lambda: iter([b'{"events": [', blanks, b"]}"]), 200),
+        ]
+        for path, body, status in bodies:
+            # The bucket fills again.
+            eventually(lambda: client.post(path, content=body(), headers=json_type).status_code, status)  # noqa: B023
+            refusal = client.post(path, json={"items": []})
+            assert (refusal.status_code, refusal.json()["code"]) == (429, "rate_limited")
+            assert "1,000 bytes a second" in refusal.json()["detail"]
+            assert client.get("/v1/batches").status_code == 200
