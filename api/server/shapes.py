@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
-import annotated_types
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ValidationError, WrapValidator
 from pydantic.fields import FieldInfo
@@ -100,7 +99,7 @@ def _of(annotation: Any, metadata: Iterable[Any] = ()) -> Shape:
 
 
 def _of_list(entry: Shape, metadata: Iterable[Any]) -> Shape:
-    bounds = [bound.max_length for bound in metadata if isinstance(bound, annotated_types.MaxLen)]
+    bounds = [bound.max_length for bound in metadata if hasattr(bound, "max_length")]
     entries = list[entry.type]  # type: ignore[name-defined]  # a type that is known only here
     return Shape(
         Annotated[entries, msgspec.Meta(max_length=min(bounds))] if bounds else entries,
