@@ -42,8 +42,9 @@ CHUNK: Final = 1000
 SCAN: Final = 100_000
 """Events whose times are read by one query."""
 FIRST: Final = 128
-"""Events that the first statement of a page reads: even the largest ones don't exceed a page's bytes. Pages of at most
-this many share their reads."""
+"""Pages of at most this many events share their reads."""
+STEP: Final = 16
+"""Events that the first statement of a page reads: even the largest ones don't exceed a page's bytes."""
 EXAMINED: Final = 20_000
 """Positions that a page examines at most for events that match its filter, or a statement reads the whole feed."""
 SMALL: Final = 2048
@@ -286,7 +287,7 @@ def read(
         reached = start if last is None else last.position
         return [event(row) for row in snapshot.execute(query.where(_feed.position > reached).limit(count))]
 
-    rows = limits.stepwise(above, size, first=min(limit, FIRST), most=size_limit)
+    rows = limits.stepwise(above, size, limit, first=STEP, most=size_limit)
     events, has_more = limits.within(rows, size, limit, size_limit)
     return EventPage(events, events[-1].position if has_more else end, position)
 

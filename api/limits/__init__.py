@@ -8,6 +8,7 @@
 | calls that wait for a commit, in seconds | `shed_after` | `core.commits.admission` | 503, acks after a `pause` |
 | the same, in units and in bytes | `max_waiting_acks`, `max_waiting_bytes` | `core.commits.combiner` | 503 |
 | reads that share a transaction, of each kind | `max_waiting_requests` | `core.service.reads` | 503 |
+| streams whose pages are read from the database at a time | `CATCHING_UP` | `routes.long_polls` | waits |
 | other requests that wait for a thread | `max_waiting_requests` | `threads` | 503 |
 | bytes of bodies in memory | `max_waiting_bytes`, a quarter for a limited token | `room` | 503 |
 | bytes of a head, a path, a body, a whole request | `HEAD`, `PATH`, `BODY`, `WHOLE` | `sizes` | 413 |

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import anyio
+import anyio.to_thread
 import structlog
 from starlette.concurrency import run_in_threadpool
 
@@ -33,6 +35,9 @@ from core.service import Service
 from core.storage import limits
 from core.storage.statements import chunks
 
+CATCHING_UP: Final = 2
+"""Maximum streams whose pages are read from the database at the same time. Reading and decoding rows needs the GIL:
+forty such threads made each step of a commit wait for all of them, and acks for half a minute."""
 POLL: Final = 0.25
 """Seconds between two polls of the feed's last position."""
 READ_FIRST: Final = feed.FIRST
@@ -138,6 +143,7 @@ class Waiting:
         self._doubts = self._settled = 0
         """The number of doubts, and how many of them the reader had noticed when it last started."""
         self._closed = False
+        self._catching_up = anyio.CapacityLimiter(CATCHING_UP)
         service.feed.on_append(partial(self._call_in_loop, self._notify_reader))
         service.feed.on_doubt(partial(self._call_in_loop, self._doubt))
 
@@ -227,7 +233,7 @@ class Waiting:
                     del self._pages[next(iter(self._pages))]
                 page = self._pages[key] = SharedPage(events, events[-1].position if is_cut else position, position)
             return page
-        return await run_in_threadpool(
+        return await anyio.to_thread.run_sync(
             lambda: self._service.feed.read(
                 after,
                 limit,
@@ -235,7 +241,9 @@ class Waiting:
                 batch=wanted_filter.batch,
                 prefix=wanted_filter.prefix,
                 size_limit=size_limit,
-            )
+            ),
+            # For streams alone. Polls take threads of the pool, where the number of those that wait is bounded.
+            limiter=None if size_limit is None else self._catching_up,
         )
 
     def close(self) -> None:

@@ -151,7 +151,7 @@ def _rows(tx: Connection, batch: Batch, first: int, end: int, limit: int) -> tup
         return limits.size_as_json(row.reason)
 
     most = EXAMINED if limit > MOST else EXAMINED // GROUPS
-    return limits.within(limits.stepwise(above, size, first=min(limit, 1000), most=most), size, limit, most)
+    return limits.within(limits.stepwise(above, size, limit, first=1000, most=most), size, limit, most)
 
 
 def _collect(rows: Sequence[Any], reasons: dict[str | None, Reason]) -> None:

@@ -193,7 +193,7 @@ def _with_reasons(tx: Connection, batch: Batch, result: RangePage) -> RangePage:
     def size(row: Any) -> int:
         return limits.size_as_json(row.reason)
 
-    reasons, has_more = limits.within(limits.stepwise(above, size), size, REASONS + 1)
+    reasons, has_more = limits.within(limits.stepwise(above, size, REASONS + 1), size, REASONS + 1)
     stop, next_start = end, result.next
     if has_more:
         stop = next_start = reasons.pop().number if len(reasons) > REASONS else reasons[-1].number + 1

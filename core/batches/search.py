@@ -215,7 +215,7 @@ def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: in
         part = query if start is None else query.where(id < start)
         return [ROWS.from_row(row) for row in tx.execute(part.limit(count)).mappings()]
 
-    rows = limits.stepwise(below, _label_bytes, first=min(limit + 1, FIRST))
+    rows = limits.stepwise(below, _label_bytes, limit + 1, first=FIRST)
     matches, has_more = limits.within(rows, _label_bytes, limit + 1)
     if has_more:
         shown = matches[:limit]

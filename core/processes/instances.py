@@ -239,7 +239,7 @@ def page(
     def size(row: sa.Row[Any]) -> int:
         return limits.size_of_json(row.state)
 
-    rows, has_more = limits.within(limits.stepwise(above, size, first=min(limit, FIRST)), size, limit)
+    rows, has_more = limits.within(limits.stepwise(above, size, limit, first=FIRST), size, limit)
     counts = inbox.parked(snapshot, process, [row.instance for row in rows])
     return [_instance(row, counts.get(row.instance, 0)) for row in rows], has_more
 

@@ -207,7 +207,7 @@ def read(
         start = begin if before is None else before.position
         return [_command(row) for row in snapshot.execute(query.where(_outbox.position > start).limit(count))]
 
-    rows = limits.stepwise(above, _size, first=min(limit, feed.FIRST))
+    rows = limits.stepwise(above, _size, limit, first=feed.STEP)
     commands, is_cut = limits.within(rows, _size, limit)
     return CommandPage(commands, commands[-1].position if is_cut else end, last)
 

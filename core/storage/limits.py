@@ -42,18 +42,24 @@ def within(rows: Iterable[T], size: Callable[[T], int], limit: int, most: int | 
 
 
 def stepwise(
-    read: Callable[[T | None, int], Sequence[T]], size: Callable[[T], int], *, first: int = 100, most: int | None = None
+    read: Callable[[T | None, int], Sequence[T]],
+    size: Callable[[T], int],
+    limit: int,
+    *,
+    first: int = 100,
+    most: int | None = None,
 ) -> Iterator[T]:
-    """All rows of `read(last, count)`, which reads `count` rows after `last`. Reads a few at first, and then more at a
-    time if the rows are small, as drivers keep all rows of a statement in memory."""
+    """At most `limit` rows of `read(last, count)`, which reads `count` rows after `last`. Reads a few at first, and
+    then more at a time if the rows are small, as drivers keep all rows of a statement in memory."""
     most = BYTES if most is None else most
     last: T | None = None
-    count = first
+    left, count = limit, min(first, limit)
     while True:
         rows = read(last, count)
         yield from rows
-        if len(rows) < count:
+        left -= len(rows)
+        if len(rows) < count or not left:
             return
         last = rows[-1]
         average = max(1, sum(map(size, rows)) // count)
-        count = max(1, min(4 * count, most // average))
+        count = max(1, min(4 * count, most // average, left))

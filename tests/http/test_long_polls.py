@@ -122,6 +122,41 @@ def test_the_feed_is_polled_once_for_all_waiters(asked: CountingService, monkeyp
     asyncio.run(scene())
 
 
+@mutant(
+    "all-streams-catch-up-at-once",
+    "api.routes.long_polls:Waiting.__init__",
+    "anyio.CapacityLimiter(CATCHING_UP)",
+    "anyio.CapacityLimiter(40)",
+)
+def test_few_streams_catch_up_at_the_same_time(asked: CountingService) -> None:
+    """The others wait without a thread, as each that decodes events makes commits wait for the GIL."""
+    asked.feed.append([feed.NewEvent("one", "mine")])
+    entered, may_end, read = threading.Semaphore(0), threading.Event(), asked.feed.read
+
+    def held(*arguments: Any, **names: Any) -> feed.EventPage:
+        entered.release()
+        assert may_end.wait(30)
+        return read(*arguments, **names)
+
+    asked.feed.read = held  # type: ignore[method-assign]
+
+    async def catch_up(waiters: Waiting) -> feed.EventPage:
+        async with waiters.follow(["mine"]) as follower:
+            return await waiters.read(follower, 0, 100, size_limit=2**20)
+
+    async def scene() -> None:
+        waiters = Waiting(asked)
+        tasks = [asyncio.create_task(catch_up(waiters)) for _ in range(10)]
+        for _ in range(long_polls.CATCHING_UP):
+            assert await asyncio.to_thread(entered.acquire, timeout=30)
+        is_one_more = await asyncio.to_thread(entered.acquire, timeout=0.2)
+        may_end.set()
+        assert all(len(page.events) == 1 for page in await asyncio.wait_for(asyncio.gather(*tasks), 30))
+        assert not is_one_more
+
+    asyncio.run(scene())
+
+
 def test_without_waiters_the_database_is_not_polled(asked: CountingService, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader ends with the last waiter and starts again with the next one; no event is lost in between."""
     monkeypatch.setattr(long_polls, "POLL", 0.01)

@@ -56,10 +56,14 @@ def test_rows_are_read_in_steps_that_fit(size: int) -> None:
         first = 0 if last is None else last[0] + 1
         return [(number, size) for number in range(first, min(first + count, 300))]
 
-    rows = list(limits.stepwise(read, lambda row: row[1], first=10, most=100))
+    rows = list(limits.stepwise(read, lambda row: row[1], 1000, first=10, most=100))
     assert [number for number, _ in rows] == list(range(300))
     assert all(step * size <= max(100, size) for step in steps[1:])
     assert len(steps) <= (8 if size == 1 else 302)
+    for limit in (1, 10, 11, 75, 300):
+        del steps[:]
+        assert len(list(limits.stepwise(read, lambda row: row[1], limit, first=10, most=100))) == limit
+        assert sum(steps) == limit, "rows beyond the limit were read"
 
 
 def all_rows(read: Callable[[Any], tuple[list[Any], Any]], size: Callable[[Any], int]) -> list[Any]:
