@@ -64,7 +64,16 @@ OUTAGE: Final = errors.Unavailable("the disk is full")
         ([fail(errors.LockTimeout("locked"))], False),
         ([fail(OUTAGE), fail(errors.BatchNotFound(7))], True),
     ],
-    ids=str,
+    ids=[
+        "committed",
+        "failed",
+        "failed, then committed",
+        "failed, then nothing written",
+        "committed, then failed",
+        "refused",
+        "locked",
+        "failed, then refused",
+    ],
 )
 def test_a_stall_lasts_from_a_failure_to_a_commit(
     database: Database, works: list[Callable[[Connection], None]], is_stalled: bool
