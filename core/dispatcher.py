@@ -13,6 +13,9 @@ others:
 
 * Places beyond the share are used only while more than half of the threads are free. So a fast receiver that suddenly
   hangs holds at most half of them, until its requests time out.
+* Receivers that have not answered within `STEADY` last time, or not at all yet, use at most half of the threads
+  together. So a tenant whose callbacks go to any number of hosts that hang, or to names that nobody resolves, delays
+  only them.
 * One webhook has at most `ROOM` claims for each thread, and all together four times as many. So memory is bounded,
   webhooks with a backlog leave room for others, and a dispatcher that is killed delays few deliveries by a lease.
 * Callbacks to a host that is slow (`SLOW`) are postponed, except for those that its share needs, so claims for others
@@ -75,6 +78,10 @@ ROOM: Final = 16
 """Maximum claims of one webhook, for each thread."""
 QUICK: Final = 500
 """The maximum duration of a quick answer, in milliseconds."""
+STEADY: Final = 2_000
+"""The maximum duration of a success, in milliseconds, by which a receiver shows that it works."""
+REMEMBERED: Final = 10_000
+"""Maximum receivers of which a dispatcher remembers that they work."""
 PATIENCE: Final = 10.0
 """Seconds after which a claim is too old to be sent."""
 LOCK_WAIT: Final = 0.25
@@ -138,6 +145,8 @@ class Dispatcher:
         """Protects the lanes and the numbers below."""
         self._changed = threading.Condition(self._lock)
         self._lanes: dict[int, _Lane] = {}
+        self._working: dict[int, None] = {}
+        """The lanes whose last send was a success within `STEADY`, oldest first. Also those without claims."""
         self._sending = 0
         self._refills = 0
         """Claims that were requested, and are not finished."""
@@ -316,10 +325,14 @@ class Dispatcher:
         while not self._stopping:
             free = self._threads - self._sending
             has_spare = free > self._threads // 2
+            others = sum(lane.sending for name, lane in self._lanes.items() if name not in self._working)
+            has_spare_for_others = others < max(1, self._threads // 2)
             lanes = [
                 lane
-                for lane in self._lanes.values()
-                if lane.waiting and (lane.sending < self._share or (has_spare and lane.room > self._share))
+                for name, lane in self._lanes.items()
+                if lane.waiting
+                and (has_spare_for_others or name in self._working)
+                and (lane.sending < self._share or (has_spare and lane.room > self._share))
             ]
             if free <= 0 or not lanes:
                 return None
@@ -354,6 +367,7 @@ class Dispatcher:
                 lane = self._lanes[sent.lane]
                 lane.sending -= 1
                 self._sending -= 1
+                self._remember(sent.lane, answer)
                 if answer is not None and answer.delivered and answer.milliseconds <= QUICK:
                     lane.room = min(self._room, lane.room + 1)
                     lane.last_quick = time.monotonic()
@@ -368,6 +382,14 @@ class Dispatcher:
             else:
                 self._record(sent, answer)
             self._give_back(late)
+
+    def _remember(self, lane: int, answer: SendResult | None) -> None:
+        """Whether its receiver works. Called under the lock."""
+        self._working.pop(lane, None)
+        if answer is not None and answer.delivered and answer.milliseconds <= STEADY:
+            self._working[lane] = None
+            if len(self._working) > REMEMBERED:
+                del self._working[next(iter(self._working))]
 
     def _send(self, claim: Claim) -> SendResult:
         content = message.body(claim.event)

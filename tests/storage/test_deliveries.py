@@ -684,6 +684,53 @@ def test_a_receiver_that_hangs_delays_nobody_else(service: Service) -> None:
     assert len(sender.sent) == 80
 
 
+@mutant(
+    "receivers-that-hang-get-every-thread",
+    "core.dispatcher:Dispatcher._take",
+    "others < max(1, self._threads // 2)",
+    "True",
+)
+def test_any_number_of_receivers_that_hang_delay_no_receiver_that_works(service: Service) -> None:
+    """Half of the threads wait for them, each for another one, as for the callbacks of a tenant to many hosts."""
+    release = threading.Event()
+
+    class Hanging(Script):
+        def send(self, url: str, headers: dict[str, str], body: bytes) -> SendResult:
+            answer = super().send(url, headers, body)
+            if "hangs" in url:
+                release.wait(60)
+            return answer
+
+    sender = Hanging()
+    works = hook(service, ["paid"], name="works")
+    dispatcher = Dispatcher(service.database, sender, backoff=Backoff(), lease=LEASE, threads=8)
+    poll = threading.Event()
+
+    def deliver(event: str) -> None:
+        append(service, event, type="paid")
+        while event not in {entry.event for entry in log(service, works) if entry.state is Progress.DELIVERED}:
+            dispatcher.run_once()
+            poll.wait(0.01)
+
+    try:
+        deliver("before")
+        for number in range(20):
+            hook(service, ["late"], name=f"hangs-{number}")
+        append(service, "late", type="late")
+        while len(sender.sent) < 5:
+            dispatcher.run_once()
+            poll.wait(0.01)
+        for number in range(5):
+            deliver(f"beside-{number}")
+        assert len(sender.sent) == 1 + 4 + 5
+    finally:
+        release.set()
+    while dispatcher.run_once():
+        dispatcher.settle()
+    dispatcher.stop()
+    assert len(sender.sent) == 1 + 20 + 5
+
+
 class Crowd(Script):
     """A sender that counts the sends to "busy" that are under way. After `free` of them, each waits for a permit, and
     then answers with `late`."""
