@@ -110,9 +110,11 @@ class WatchedProtocol(Http1Protocol):
 
     def _fact(self, attribute: str, key: str) -> Any:
         """A fact of the running request: an attribute of an exchange on the fast path, else an entry of the ASGI
-        scope. Behind pipelined requests, uvicorn's `cycle` is that of the last one."""
+        scope. None if it isn't known: before pipelined requests, uvicorn's `cycle` is that of the last one."""
         cycle: Any = self.cycle
-        return self._running.scope.get(key) if hasattr(cycle, "scope") else getattr(cycle, attribute, None)
+        if not hasattr(cycle, "scope"):
+            return getattr(cycle, attribute, None)
+        return None if self._running is None else self._running.scope.get(key)
 
     # Callbacks of the transport.
 
