@@ -7,7 +7,6 @@ builds no objects of free JSON, such as the data of an event. The model validate
 
 from __future__ import annotations
 
-import json
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
@@ -120,4 +119,4 @@ def _unchanged(value: Any) -> Any:
 
 
 _FREE: Final = Shape(msgspec.Raw, _unchanged)
-_PARSED: Final = Shape(msgspec.Raw, lambda value: json.loads(bytes(value)))
+_PARSED: Final = Shape(msgspec.Raw, lambda value: bodies.parsed(bytes(value)))

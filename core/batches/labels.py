@@ -14,7 +14,7 @@ MAX_BYTES: Final = 16 * 2**10
 
 
 def excess(labels: Mapping[str, str | None], times: int = 1) -> str | None:
-    """What is wrong if the labels take more than `times` the bytes that a batch may have."""
+    """What was expected, if the labels have more than `times` as many bytes as a batch may have; else None."""
     size, limit = len(json.dumps(dict(labels), ensure_ascii=False).encode()), times * MAX_BYTES
     return None if size <= limit else f"expected at most {limit:,} bytes of JSON, got {size:,}"
 

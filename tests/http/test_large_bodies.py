@@ -157,3 +157,9 @@ def test_a_route_reads_no_more_than_it_can_use(http: httpx.Client, path: str, li
     blanks = http.post(path, content=b" " * limit + b"1", headers=JSON)
     assert code(blanks) == (413, "too_large")
     assert blanks.json()["detail"] == f"body: expected at most {limit:,} bytes"
+
+
+@pytest.mark.parametrize("value", ["[" * 50_000 + "]" * 50_000, "1" * 6000])
+def test_json_that_no_parser_takes_is_refused_in_a_large_body_too(value: str) -> None:
+    with pytest.raises(Problem, match="body: expected JSON"):
+        LargeBodies(models.PatchBody).validated(f'{{"labels":{value}}}'.encode())
