@@ -40,6 +40,7 @@ STATUS: Final[dict[str, int]] = {
     "batch_complete": 409,
     "batch_expired": 409,
     "batch_cancelled": 409,
+    "item_resolved": 409,
     "nothing_failed": 409,
     "webhook_not_found": 404,
     "webhook_disabled": 409,

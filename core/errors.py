@@ -9,6 +9,7 @@ import enum
 from typing import ClassVar
 
 from core import programs
+from lastbit.ids import ItemId
 
 # CoreError
 # ├── InvalidRequest            the input is invalid
@@ -21,6 +22,7 @@ from core import programs
 # │   ├── BatchComplete
 # │   ├── BatchExpired
 # │   └── BatchCancelled
+# ├── ItemResolved              the item on whose behalf items were to be added is not pending
 # ├── NothingFailed             there is nothing to redrive
 # ├── WebhookNotFound
 # ├── WebhookDisabled           its receiver responded with 410 Gone
@@ -117,6 +119,13 @@ class BatchEnded(CoreError):
         self.batch = batch
         self.verb = verb
         super().__init__(f"batch {batch} {self.happened}: {verb} is no longer possible")
+
+
+class ItemResolved(CoreError):
+    code = "item_resolved"
+
+    def __init__(self, item: ItemId) -> None:
+        super().__init__(f"item {item} is resolved: no more items can be added on its behalf")
 
 
 class NothingFailed(CoreError):

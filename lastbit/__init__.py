@@ -33,6 +33,7 @@ _HOMES: Final = {
         "InvalidArgument",
         "InvalidRequest",
         "ItemRejected",
+        "ItemResolved",
         "LastbitError",
         "MalformedItem",
         "MessagesDiffer",

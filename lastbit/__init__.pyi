@@ -19,6 +19,7 @@ from lastbit.errors import (
     InvalidArgument as InvalidArgument,
     InvalidRequest as InvalidRequest,
     ItemRejected as ItemRejected,
+    ItemResolved as ItemResolved,
     LastbitError as LastbitError,
     MalformedItem as MalformedItem,
     MessagesDiffer as MessagesDiffer,

@@ -101,12 +101,19 @@ _ENCODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def extend(
-    service: Service, batch: int, count: int, idempotency_key: str | None, digest: str | None = None
+    service: Service,
+    batch: int,
+    count: int,
+    idempotency_key: str | None,
+    digest: str | None = None,
+    by: str | ItemId | None = None,
 ) -> Flow[models.Extended]:
     path = _path(batch, "items")
     body: dict[str, Any] = {"count": count}
     if digest is not None:
         body["digest"] = visible_ascii("a digest", digest, 64)
+    if by is not None:
+        body["by"] = str(by)
     answer = yield from service.call("POST", path, body=body, idempotency_key=_key(idempotency_key), repeatable=False)
     return replace(service.decoded(f"POST {path}", answer, models.Extended.from_json), replayed=_is_replay(answer))
 
@@ -120,17 +127,18 @@ def update(service: Service, batch: int, changes: models.Changes, idempotency_ke
     return ask(service, "PATCH", _path(batch), decode, body=patch, idempotency_key=_key(idempotency_key))
 
 
-def is_issued(service: Service, batch: int, idempotency_key: str) -> Flow[bool]:
-    """Whether an extend with this key has issued items. The batch must have items.
+def is_issued(service: Service, batch: int, idempotency_key: str, by: str | ItemId | None = None) -> Flow[bool]:
+    """Whether an extend with this key, and on behalf of the item `by` if there is one, has issued items. The batch must
+    have items.
 
     It asks for the maximum number of items of a batch, which is refused in any case, and nothing is issued. The service
     looks up the key first, so the reason of the refusal tells whether it was used.
     """
     try:
-        extended = yield from extend(service, batch, MAX_ITEMS, idempotency_key)
+        extended = yield from extend(service, batch, MAX_ITEMS, idempotency_key, by=by)
     except errors.IdempotencyKeyReused:
         return True
-    except (errors.BatchSealed, errors.BatchEnded):
+    except (errors.BatchSealed, errors.BatchEnded, errors.ItemResolved):
         return False
     except errors.InvalidRequest as error:
         if any(problem.get("place") == "body.count" for problem in error.errors):

@@ -13,7 +13,7 @@ from lastbit import _arguments, _calls, errors, progress
 from lastbit._calls import Ids
 from lastbit._drivers import AsyncDriver, Driver
 from lastbit.failures import FailureReasons, Redrive, Redriven
-from lastbit.ids import DEFAULT_GROUP_SIZE, ItemIds
+from lastbit.ids import DEFAULT_GROUP_SIZE, ItemId, ItemIds
 from lastbit.models import (
     Batch,
     Changes,
@@ -103,11 +103,23 @@ class BatchHandle(_Handle):
         super().__init__(batch, opened, replayed)
         self._driver = driver
 
-    def extend(self, count: int, *, idempotency_key: str | None = None, digest: str | None = None) -> ItemIds:
+    def extend(
+        self,
+        count: int,
+        *,
+        by: str | ItemId | None = None,
+        idempotency_key: str | None = None,
+        digest: str | None = None,
+    ) -> ItemIds:
         """Issue `count` more ids. With the same `idempotency_key` it returns the same ids while the batch exists.
+
+        `by`: the item of this batch that adds them, in the handler of its message. As long as it is pending, the batch
+        may be sealed. Its keys are its own: each item may have the same key. Give one, or a second delivery of the
+        message adds other items.
+
         `digest`: up to 64 visible ASCII characters that stand for what the items are for; with the same key and another
-        digest, nothing is issued. Raises `BatchSealed`, `BatchEnded`, `IdempotencyKeyReused`."""
-        return self._driver.run(_calls.extend, self.id, count, idempotency_key, digest).ids
+        digest, nothing is issued. Raises `BatchSealed`, `BatchEnded`, `ItemResolved`, `IdempotencyKeyReused`."""
+        return self._driver.run(_calls.extend, self.id, count, idempotency_key, digest, by).ids
 
     def seal(self) -> Sealed:
         """Promise that no more items will come. `newly` in the result means that this seal completed the batch."""
@@ -212,11 +224,23 @@ class AsyncBatchHandle(_Handle):
         super().__init__(batch, opened, replayed)
         self._driver = driver
 
-    async def extend(self, count: int, *, idempotency_key: str | None = None, digest: str | None = None) -> ItemIds:
+    async def extend(
+        self,
+        count: int,
+        *,
+        by: str | ItemId | None = None,
+        idempotency_key: str | None = None,
+        digest: str | None = None,
+    ) -> ItemIds:
         """Issue `count` more ids. With the same `idempotency_key` it returns the same ids while the batch exists.
+
+        `by`: the item of this batch that adds them, in the handler of its message. As long as it is pending, the batch
+        may be sealed. Its keys are its own: each item may have the same key. Give one, or a second delivery of the
+        message adds other items.
+
         `digest`: up to 64 visible ASCII characters that stand for what the items are for; with the same key and another
-        digest, nothing is issued. Raises `BatchSealed`, `BatchEnded`, `IdempotencyKeyReused`."""
-        return (await self._driver.run(_calls.extend, self.id, count, idempotency_key, digest)).ids
+        digest, nothing is issued. Raises `BatchSealed`, `BatchEnded`, `ItemResolved`, `IdempotencyKeyReused`."""
+        return (await self._driver.run(_calls.extend, self.id, count, idempotency_key, digest, by)).ids
 
     async def seal(self) -> Sealed:
         """Promise that no more items will come. `newly` in the result means that this seal completed the batch."""

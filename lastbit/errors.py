@@ -17,6 +17,7 @@
     │   │   ├── BatchSealed
     │   │   ├── BatchEnded       batch_complete, batch_expired, batch_cancelled
     │   │   ├── ConsumerGroupInUse
+    │   │   ├── ItemResolved     the item that was to add items is not pending
     │   │   ├── PartitionsFixed  the consumer group has another number of partitions
     │   │   ├── SessionReplaced  another process uses the worker's name now
     │   │   ├── StaleEpoch       the partition has another owner
@@ -144,6 +145,10 @@ class BatchEnded(Conflict):
     """The batch is complete, expired or cancelled; see `code`."""
 
 
+class ItemResolved(Conflict):
+    """The item that was to add items is acked or failed already. Nothing was issued."""
+
+
 class ConsumerGroupInUse(Conflict):
     """The consumer group has live workers."""
 
@@ -201,6 +206,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "batch_complete": BatchEnded,
     "batch_expired": BatchEnded,
     "batch_cancelled": BatchEnded,
+    "item_resolved": ItemResolved,
     "nothing_failed": Conflict,
     "consumer_group_not_found": ConsumerGroupNotFound,
     "consumer_group_in_use": ConsumerGroupInUse,

@@ -32,7 +32,6 @@ from api.routes.writes import Reads, Shared, Writes
 from api.server import bodies
 from api.server.middleware import WIRE_HEADER, request_id
 from core import errors, feed, traces
-from core.batches.writing import Extend
 from core.commits.operation import Done, Operation
 from core.commits.pending import Pending
 from core.consumer_groups import groups
@@ -235,8 +234,7 @@ def _open(call: RouteExchange) -> None:
 
 def _extend(call: RouteExchange) -> None:
     body: models.ExtendBody = call.parsed(models.ExtendBody)
-    operation = Extend(batch=call.batch, count=body.count, idempotency_key=call.idempotency_key, digest=body.digest)
-    call.write(operation, batches.extended)
+    call.write(body.operation(call.batch, call.idempotency_key), batches.extended)
 
 
 def _seal(call: RouteExchange) -> None:

@@ -15,6 +15,7 @@ from api import problems
 from api.access.rules import unauthorized
 from api.problems import Place, Problem
 from core import errors
+from lastbit.ids import ItemId
 from lastbit.streams.snapshot import Snapshot
 
 _PROBLEMS: Final = (
@@ -35,6 +36,7 @@ _PROBLEMS: Final = (
             errors.BatchComplete(7, "extend"),
             errors.BatchExpired(7, "extend"),
             errors.BatchCancelled(7, "extend"),
+            errors.ItemResolved(ItemId(7, 0, 3)),
             errors.NothingFailed(7),
             errors.WebhookNotFound(3),
             errors.WebhookDisabled(3),
@@ -80,7 +82,10 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         "With items": {"key": "catalog-43", "items": 1000, "group_size": 64, "expires_in": 86400},
         "As an item of another batch": {"key": "catalog-43-images", "parent": "2:0:5"},
     },
-    "extend_batch": {"A thousand items": {"count": 1000}},
+    "extend_batch": {
+        "A thousand items": {"count": 1000},
+        "On behalf of an item": {"count": 12, "by": "1:0:3"},
+    },
     "ack_items": {
         "By id": {"items": ["1:0:0", "1:0:1"]},
         "By bitfield": {"groups": [{"batch": 1, "group": 0, "bits": "/w=="}]},

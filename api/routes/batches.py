@@ -23,7 +23,6 @@ from api.routes.writes import Reads, Writes
 from core import traces
 from core.batches import group_counts, ranges
 from core.batches.batch import Batch, Extended, Opened, Sealed
-from core.batches.writing import Extend
 from core.explain import Reason
 from core.service import Service
 from core.service.batches import opening_of, seal_of
@@ -158,6 +157,7 @@ def update_batch(
         **documented(
             "batch_not_found",
             "batch_sealed",
+            "item_resolved",
             "batch_complete",
             "batch_expired",
             "batch_cancelled",
@@ -170,9 +170,8 @@ def update_batch(
 async def extend_batch(
     batch: BatchId, body: models.ExtendBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    """Issue `count` more items."""
-    operation = Extend(batch=batch, count=body.count, idempotency_key=idempotency_key, digest=body.digest)
-    result: Extended = await _writes(request).run(operation)
+    """Issue `count` more items. With `by`, the batch may be sealed, as long as that item is pending."""
+    result: Extended = await _writes(request).run(body.operation(batch, idempotency_key))
     return extended(result).response()
 
 

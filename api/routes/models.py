@@ -25,6 +25,7 @@ from core.batches.callbacks import DEFAULT_TYPES, Callback
 from core.batches.labels import MAX_BYTES
 from core.batches.tolerance import OnExceeded
 from core.batches.update import KEEP, Patch
+from core.batches.writing import Extend
 from core.webhooks import addresses
 from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId, item_id
 
@@ -170,6 +171,27 @@ class ExtendBody(Body):
         pattern=expectations.visible_ascii(64),
         description="stands for what the items are for: a repeat under the same Idempotency-Key has the same one",
     )
+    by: str | None = Field(
+        None,
+        description="a pending item of the batch that adds the items, to a sealed batch too",
+        json_schema_extra={"pattern": patterns.ITEM_ID},
+    )
+
+    @field_validator("by")
+    @classmethod
+    def _is_an_item(cls, value: str | None) -> str | None:
+        if value is not None:
+            ItemId.parse(value)
+        return value
+
+    def operation(self, batch: int, idempotency_key: str | None) -> Extend:
+        return Extend(
+            batch=batch,
+            count=self.count,
+            idempotency_key=idempotency_key,
+            digest=self.digest,
+            by=None if self.by is None else ItemId.parse(self.by),
+        )
 
 
 StateName = Literal["open", "sealed", "complete", "expired", "cancelled"]

@@ -54,6 +54,7 @@ _ENDED: Final[dict[State, type[errors.BatchEnded]]] = {
 }
 _TAKES: Final[dict[str, frozenset[State]]] = {
     "extend": frozenset({State.OPEN}),
+    "extend on behalf of an item": LIVE,
     "seal": frozenset({State.OPEN, State.SEALED, State.COMPLETE}),
     "nesting": frozenset({State.OPEN, State.SEALED}),
     "cancel": frozenset({State.OPEN, State.SEALED, State.CANCELLED}),
@@ -63,8 +64,8 @@ _TAKES: Final[dict[str, frozenset[State]]] = {
 
 
 def judge(verb: str, batch: int, state: State) -> None:
-    """Raise the `errors.BatchEnded` that explains why the state refuses `verb` (extend, seal, cancel, redrive,
-    update, nesting)."""
+    """Raise the `errors.BatchEnded` that explains why the state refuses `verb`: extend, extend on behalf of an item,
+    seal, cancel, redrive, update, nesting."""
     if state not in _TAKES[verb]:
         raise _ENDED[state](batch, verb)
 

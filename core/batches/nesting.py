@@ -31,9 +31,9 @@ from sqlalchemy.engine import Connection
 
 from core import errors
 from core.batches.lifecycle import LIVE, State, Verb, judge
-from core.bits import bitfield, journal
+from core.bits import items
 from core.storage import statements, tables
-from core.storage.statements import LIST, chunks
+from core.storage.statements import LIST, Pipeline, chunks
 from lastbit.ids import ItemId
 
 PAGE: Final = 500
@@ -43,7 +43,6 @@ _CONDITIONS: Final = 50
 _PLACE: Final = "body.parent"
 
 _batches = tables.batches.c
-_groups = tables.item_groups.c
 
 
 class Due(NamedTuple):
@@ -77,17 +76,8 @@ def adopt(tx: Connection, item: ItemId, parent: Any) -> dict[str, Any]:
         raise errors.InvalidRequest(
             _PLACE, f"item {item} was never issued: batch {item.batch} has {parent.items} items"
         )
-    recent = journal.recent(tx, item.batch, parent.group_size).get(item.group, ()) if parent.journal_next else ()
-    resolved = item.index in recent
-    bits = tx.execute(
-        sa.select(_groups.resolved, _groups.resolved_count).where(
-            _groups.batch_id == item.batch, _groups.group_no == item.group
-        )
-    ).first()
-    if bits is not None:
-        group = bitfield.Group.load(bits.resolved, None, bits.resolved_count, 0, parent.group_size)
-        resolved |= bool(group.resolved[item.index])
-    if resolved:
+    pipeline = Pipeline(tx)
+    if items.resolved(pipeline, items.ask(pipeline, [item]), {item.batch: parent}, [item]):
         raise errors.InvalidRequest(_PLACE, f"item {item} is already resolved")
     child = tx.scalar(
         sa.select(_batches.id).where(_batches.parent_batch == item.batch, _batches.parent_number == number)

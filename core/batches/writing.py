@@ -13,6 +13,11 @@ What could go wrong, and why it can't:
 *A producer lost the response to its extend, and the batch was sealed since.* The Idempotency-Key is looked up *under
 the batch's lock and before the state is judged*, so the repeated extend still returns its numbers.
 
+*An item adds items to its sealed batch, and is acked at the same time.* The batch would complete without the new
+items, or get items after its end. Whoever flips the item's bit needs the lock of the batch's row, too. So the bit is
+read under that lock (see `core.bits.items`): while the item is pending, the batch can't be complete, nor become it
+before this transaction commits.
+
 *Two opens with one key.* Both may find no batch with the key. One inserts it; the other one's INSERT waits for that
 commit, fails, and its transaction begins again (`faults.BeginAgain`). In one transaction, the second operation finds
 what the first one opened.
@@ -28,7 +33,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -40,13 +45,13 @@ from core.batches import batch as batches
 from core.batches import callbacks, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
 from core.batches.lifecycle import State, judge
-from core.bits import folding
+from core.bits import folding, items
 from core.commits.kind import Kind
 from core.commits.operation import Done, Operation
 from core.storage import dialects, schema, tables
 from core.storage.statements import Answer, Pipeline, among, as_text, as_time, inserts, packets
 from core.traces import TraceContext
-from lastbit.ids import MAX_ITEMS
+from lastbit.ids import MAX_ITEMS, ItemId
 
 _NOW: Final = datetime.max.replace(tzinfo=UTC)
 """Stands for the database's time when a row is inserted."""
@@ -93,13 +98,23 @@ class Open(Operation):
 @dataclass(slots=True, eq=False, kw_only=True)
 class Extend(Operation):
     """Issue `count` more numbers. `digest` stands for what they are issued for: a repeat under the same key must have
-    the same one, if both have any. Its result is an `Extended`. Errors: `BatchNotFound`, `BatchEnded`,
-    `IdempotencyKeyReused`, `InvalidRequest` (more items than a batch can hold, or a digest without a key)."""
+    the same one, if both have any. Its result is an `Extended`. Errors: `BatchNotFound`, `BatchEnded`, `ItemResolved`,
+    `IdempotencyKeyReused`, `InvalidRequest` (more items than a batch can hold, a digest without a key, or an item that
+    the batch doesn't have)."""
 
     count: int
     idempotency_key: str | None = None
     digest: str | None = None
+    by: ItemId | None = None
+    """The item of the same batch on whose behalf they are issued. As long as it is pending, the batch may be sealed."""
     cost: int = 4
+
+    def extend_key(self) -> str | None:
+        """The stored key. Keys of extends on behalf of an item are the item's own: its handler may have the same key
+        for each item."""
+        if self.idempotency_key is None or self.by is None:
+            return self.idempotency_key
+        return "by:" + hashlib.sha256(json.dumps([*self.by, self.idempotency_key]).encode()).hexdigest()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -168,10 +183,11 @@ class BatchWrites(Kind):
                     result: Any = self._seal(batch, operation, found.now)
                 else:
                     result = _extend(batch, operation, found)
-                    if operation.idempotency_key is not None and not result.replayed:
+                    key = operation.extend_key()
+                    if key is not None and not result.replayed:
                         facts = result.start, result.count, operation.digest
-                        issued.append((batch.id, operation.idempotency_key, *facts))
-                        found.extended[batch.id, operation.idempotency_key] = facts
+                        issued.append((batch.id, key, *facts))
+                        found.extended[batch.id, key] = facts
             except errors.CoreError as error:
                 self.outcomes[operation] = Done(error=error)
             else:
@@ -286,19 +302,20 @@ class _Found:
     now: datetime | None
     extended: dict[tuple[int, str], tuple[int, int, str | None]]
     """(start, count, digest) of earlier extends, by batch and key."""
+    resolved: frozenset[ItemId]
+    """Those of the items on whose behalf batches are extended that are not pending."""
     opened: dict[str, Batch]
     """The batches that were opened with these keys."""
 
 
 def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation]) -> _Found:
-    """Lock the batches of `changes`, and look up all idempotency keys, in one round trip."""
+    """Lock the batches of `changes`, look up all idempotency keys, and read the bits of items on whose behalf batches
+    are extended, in one round trip; another one reads the journals of these batches."""
     dialect = dialects.of(pipeline.tx)
     expressions = batches.ROWS.expressions(dialect)
-    extend_keys = {
-        (operation.batch, operation.idempotency_key)
-        for operation in changes
-        if isinstance(operation, Extend) and operation.idempotency_key is not None
-    }
+    extends = [operation for operation in changes if isinstance(operation, Extend)]
+    extend_keys = {(extend.batch, key) for extend in extends if (key := extend.extend_key()) is not None}
+    adding = {extend.by for extend in extends if extend.by is not None and extend.by.batch == extend.batch}
     open_keys = {key for operation in opens if (key := operation.open_key) is not None}
     columns, table = [*expressions, dialect.flat(dialect.now, "time")], dialect.by_primary_key("batches")
     locked = pipeline.query_keys(
@@ -322,11 +339,13 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
             0,
         ),
     )
-    found = _Found({}, None, {}, {})
+    adding_groups = items.ask(pipeline, adding)
+    found = _Found({}, None, {}, frozenset(), {})
     for *record, time in locked.records():
         batch, found.now = batches.ROWS.from_record(record), found.now or as_time(time)
         if batch.state is not State.DELETING:
             found.locked[batch.id] = batch
+    found.resolved = items.resolved(pipeline, adding_groups, found.locked, adding)
     for id, key, start, count, digest in extended.rows():
         found.extended[id, as_text(key) or ""] = start, count, as_text(digest)
     for digits, *record in opened.records():
@@ -338,7 +357,8 @@ def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
     key, count, digest = operation.idempotency_key, operation.count, operation.digest
     if key is None and digest is not None:
         raise errors.InvalidRequest("body.digest", "expected an Idempotency-Key with it, whose repeats it is for")
-    before = None if key is None else found.extended.get((batch.id, key))
+    extend_key = operation.extend_key()
+    before = None if extend_key is None else found.extended.get((batch.id, extend_key))
     if before is not None:
         start, before_count, before_digest = before
         if before_count != count:
@@ -346,7 +366,11 @@ def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
         if None not in (digest, before_digest) and digest != before_digest:
             raise errors.IdempotencyKeyReused(key or "", f"it extended batch {batch.id} with another digest")
         return Extended(batch, start, count, replayed=True)
-    judge("extend", batch.id, batch.state)
+    if operation.by is None:
+        judge("extend", batch.id, batch.state)
+    else:
+        _check_pending(batch, operation.by, found.resolved)
+        judge("extend on behalf of an item", batch.id, batch.state)
     start = batch.items
     if start + count > MAX_ITEMS:
         raise errors.InvalidRequest(
@@ -357,6 +381,18 @@ def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
     return Extended(
         replace(batch, items=start + count, updated_at=max(batch.updated_at, found.now)), start, count, replayed=False
     )
+
+
+def _check_pending(batch: Batch, item: ItemId, resolved: Collection[ItemId]) -> None:
+    """Raise `errors.InvalidRequest` for an item that the batch doesn't have, `errors.ItemResolved` for one that is not
+    pending."""
+    number = item.number(batch.group_size) if item.batch == batch.id else None
+    if number is None or number >= batch.items:
+        raise errors.InvalidRequest(
+            "body.by", f"expected an item of batch {batch.id}, which has {batch.items} items, got {item}"
+        )
+    if item in resolved:
+        raise errors.ItemResolved(item)
 
 
 def check_policies(tx: Connection) -> None:

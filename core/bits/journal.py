@@ -43,7 +43,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -130,6 +130,15 @@ def recent_by_batch(tx: Connection, group_sizes: Mapping[int, int]) -> dict[int,
         batch: {group: unfolded_items.indexes for group, unfolded_items in state.unfolded.items()}
         for batch, state in states.items()
     }
+
+
+def acked(tx: Connection, numbers: Mapping[int, Collection[int]]) -> dict[int, set[int]]:
+    """Those of the numbers, by batch, that an entry names: these items are acked."""
+    found: dict[int, set[int]] = {batch: set() for batch in numbers}
+    if numbers:
+        for batch, _, entry in statements.run(tx, select(dict.fromkeys(numbers)))[0]:
+            found[batch].update(set(numbers[batch]).intersection(decode(entry)))
+    return found
 
 
 def union(group: Group, indexes: Iterable[int]) -> Group:

@@ -103,11 +103,16 @@ class BatchService:
             self._webhooks.check(opening.callback.url, "body.callback.url")
 
     def extend(
-        self, batch: int, count: int, idempotency_key: str | None = None, digest: str | None = None
+        self,
+        batch: int,
+        count: int,
+        idempotency_key: str | None = None,
+        digest: str | None = None,
+        by: ItemId | None = None,
     ) -> batches.Extended:
-        """Raises `errors.BatchEnded`, `IdempotencyKeyReused`, `InvalidRequest`."""
+        """Raises `errors.BatchEnded`, `ItemResolved`, `IdempotencyKeyReused`, `InvalidRequest`."""
         extended: batches.Extended = self._writes.run(
-            writing.Extend(batch=batch, count=count, idempotency_key=idempotency_key, digest=digest)
+            writing.Extend(batch=batch, count=count, idempotency_key=idempotency_key, digest=digest, by=by)
         )
         return extended
 

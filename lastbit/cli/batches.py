@@ -128,16 +128,21 @@ def open_batch(
 
 @click.command(
     cls=Signed,  # so that the error of a negative count is that of a count
-    epilog=examples("lastbit extend 7 5000", "lastbit extend catalog-42 5000 --idempotency-key chapter-2 --ids"),
+    epilog=examples(
+        "lastbit extend 7 5000",
+        "lastbit extend catalog-42 5000 --idempotency-key chapter-2 --ids",
+        "lastbit extend 7 12 --by 7:0:3",
+    ),
 )
 @click.argument("batch", type=BATCH)
 @click.argument("count", type=COUNT)
+@click.option("--by", metavar="ITEM", help="The pending item that adds them, to a sealed batch too.")
 @click.option("--idempotency-key", help="The same key returns the same items instead of issuing more.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each id on a line, and nothing else.")
 @session
-def extend(s: Session, batch: int, count: int, idempotency_key: str | None, ids_only: bool) -> None:
+def extend(s: Session, batch: int, count: int, by: str | None, idempotency_key: str | None, ids_only: bool) -> None:
     """Issue COUNT more items of BATCH."""
-    extended = s.client.driver.run(_calls.extend, batch, count, sent_once(idempotency_key))
+    extended = s.client.driver.run(_calls.extend, batch, count, sent_once(idempotency_key), by=by)
     ids = extended.ids
     if s.output.as_json:
         head: dict[str, Any] = {"batch": batch, "group_size": ids.group_size, "start": ids.numbers.start}

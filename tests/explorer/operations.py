@@ -63,6 +63,10 @@ def extend_and_ack(session: Session) -> Any:
     return extension, ack((2, 1, 20), (2, 1, 22), key="new")(session)
 
 
+def extend_by(item: ItemId) -> Operation:
+    return lambda session: session.service.batches.extend(2, 20, "links", by=item)
+
+
 def look(session: Session) -> Any:
     """Read as clients do, each read from one snapshot."""
     service = session.service
@@ -186,6 +190,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "update-overdue": update(1, Patch(deadline=datetime(2099, 1, 1, tzinfo=UTC))),
     "extend": lambda session: session.service.batches.extend(2, 20, "more"),
     "extend-far": lambda session: session.service.batches.extend(2, 70, "far"),
+    "extend-by": extend_by(ItemId(2, 0, 63)),
+    "extend-by-other": extend_by(ItemId(2, 1, 6)),
     "seal": lambda session: session.service.batches.seal(2, "seal"),
     "open-child": lambda session: session.service.batches.open(
         Opening(items=0, sealed=True, parent=ItemId(2, 0, 63)), "child"
@@ -204,7 +210,14 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
             Append(events=[feed.NewEvent("mine", "paid", "o1")]),
         ]
     ),
-    "share-seal": share(lambda: [Extend(batch=2, count=20), seal_of(2, "seal"), seal_of(3, "other")]),
+    "share-seal": share(
+        lambda: [
+            Extend(batch=2, count=20),
+            seal_of(2, "seal"),
+            Extend(batch=2, count=5, by=ItemId(2, 1, 6), idempotency_key="links"),
+            seal_of(3, "other"),
+        ]
+    ),
     "cancel": lambda session: session.service.batches.cancel(2),
     "expire": expire,
     "expire-overdue": expire_overdue,
@@ -254,7 +267,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "record": record,
 }
 
-RARE: Final = frozenset({"redrive", "redrive-reason", "update", "update-overdue", "open-with-callback"})
+RARE: Final = frozenset(
+    {"redrive", "redrive-reason", "update", "update-overdue", "open-with-callback", "extend-by", "extend-by-other"}
+)
 """Operations whose pairs only the slow tests run."""
 LONG: Final = frozenset({"janitor"})
 """A sequence of transactions that share only ids; triples use its parts instead."""

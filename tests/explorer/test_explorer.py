@@ -223,12 +223,22 @@ POLICIES = [
     "growing/cold:redrive+fail-beyond",
     "growing/cold:redrive+redrive",
     "growing/cold:update-overdue+expire-overdue",
+    # The ack of the item, or of the last other one, and whatever else ends the batch.
+    *(f"ending/{variant}:ack-few+extend-by" for variant in ("cold", "journaled-warm")),
+    "ending/cold:fail-few+extend-by",
+    "ending/cold:extend-by+cancel",
+    "ending/cold:extend-by+pay-parents",
+    "fresh/cold:extend-by+expire",
+    "growing/cold:seal+extend-by-other",
+    "growing/cold:extend+extend-by-other",
+    "growing/cold:ack-other-group+extend-by-other",
+    "growing/cold:extend-by+delete",
 ]
 
 
 @pytest.mark.mariadb
 @pytest.mark.parametrize("text", POLICIES)
-def test_updates_and_redrives_have_a_serial_outcome(arena: Arena, text: str) -> None:
+def test_rare_operations_have_a_serial_outcome(arena: Arena, text: str) -> None:
     """The pairs with the races that matter most to them; the slow tests have all pairs of rare operations."""
     find_nothing(arena, text, None)
 

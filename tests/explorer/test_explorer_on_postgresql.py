@@ -68,7 +68,7 @@ def test_two_interleaved_operations_have_a_serial_outcome(arena: Arena, part: in
 
 
 @pytest.mark.parametrize("text", POLICIES)
-def test_updates_and_redrives_have_a_serial_outcome(arena: Arena, text: str) -> None:
+def test_rare_operations_have_a_serial_outcome(arena: Arena, text: str) -> None:
     find_nothing(arena, text, None)
 
 

@@ -83,6 +83,13 @@ def extends(ground: Ground) -> Request:
     return {**extension, "digest": "9f2c1d60"}
 
 
+def extends_on_behalf_of_an_item(ground: Ground) -> Request:
+    batch = ground.batch(GROUP - 3, sealed=True)
+    ground.ack(batch, 0, 1)
+    extension = {"verb": "extend", "batch": batch, "count": 2 * GROUP, "key": "links"}
+    return {**extension, "by": [batch, 0, 2]}
+
+
 def seals(ground: Ground) -> Request:
     return {"verb": "seal", "batch": ground.batch(), "key": "seal-1"}
 
@@ -279,6 +286,7 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
         opens_a_batch_with_a_callback,
         opens_a_batch_that_is_complete_at_once,
         extends,
+        extends_on_behalf_of_an_item,
         seals,
         seals_and_completes,
         cancels,
@@ -295,6 +303,7 @@ OF_CHILDREN: list[Callable[[Ground], Request]] = [
     *(seals_a_child_beyond_its_tolerance, opens_a_live_child, acks_held_items_and_others),
 ]
 JOURNALED = [
+    extends_on_behalf_of_an_item,
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction, completes_a_child),
     *(passes_the_tolerance_of_a_child_which_is_cancelled, acks_held_items_and_others),

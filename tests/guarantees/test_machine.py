@@ -226,6 +226,38 @@ class Machine(RuleBasedStateMachine):
         request = {"verb": "extend", "batch": self.batch(place), "count": count, "key": key, "digest": digest}
         self.do_in_some_way(request, way)
 
+    @rule(
+        place=which,
+        owner=which,
+        number=st.sampled_from([0, 1, 2, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP]),
+        count=counts,
+        key=keys,
+        digest=digests,
+        way=ways,
+    )
+    def extend_by_an_item(
+        self,
+        place: int | str,
+        owner: int | str,
+        number: int,
+        count: int,
+        key: str | None,
+        digest: str | None,
+        way: str,
+    ) -> None:
+        """On behalf of an item, which may be missing, resolved, held, or of another batch."""
+        by = [self.batch(owner), *divmod(number, GROUP)]
+        request = {"verb": "extend", "batch": self.batch(place), "count": count, "key": key, "digest": digest}
+        self.do_in_some_way(request | {"by": by}, way)
+
+    @precondition(lambda self: any(batch.live and batch.pending for batch in self.model.batches.values()))
+    @rule(place=st.integers(0, 3), last=st.booleans(), count=counts, key=keys, way=ways)
+    def extend_by_a_pending_item(self, place: int, last: bool, count: int, key: str | None, way: str) -> None:
+        candidates = [batch_ for batch_ in self.model.batches.values() if batch_.live and batch_.pending]
+        batch = candidates[-1 - place % len(candidates)]
+        by = [batch.id, *divmod(max(batch.pending) if last else min(batch.pending), GROUP)]
+        self.do_in_some_way({"verb": "extend", "batch": batch.id, "count": count, "key": key, "by": by}, way)
+
     @rule(place=which, key=keys, way=ways)
     def seal(self, place: int | str, key: str | None, way: str) -> None:
         self.do_in_some_way({"verb": "seal", "batch": self.batch(place), "key": key}, way)

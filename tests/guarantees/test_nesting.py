@@ -360,7 +360,12 @@ def test_a_held_item_of_a_batch_that_has_ended_is_rejected_as_its_other_items(se
     assert service.batches.get(child).state is State.SEALED
 
 
-@mutant("a-resolved-item-gets-a-child", "core.batches.nesting:adopt", "resolved", "False")
+@mutant(
+    "a-resolved-item-gets-a-child",
+    "core.batches.nesting:adopt",
+    "items.resolved(pipeline, items.ask(pipeline, [item]), {item.batch: parent}, [item])",
+    "False",
+)
 @pytest.mark.parametrize(
     ("item", "message"),
     [

@@ -38,7 +38,7 @@ from core.service.tallies import apply_of
 from core.service.writes import KINDS
 from core.storage import tables
 from core.storage.database import Database
-from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS
+from lastbit.ids import INTEGER_LIMIT, MAX_ITEMS, ItemId
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.strangers import locked
 from tests.mutants import mutant
@@ -663,6 +663,7 @@ OPERATIONS = st.lists(
         st.builds(
             lambda *words: ("extend", *words),
             *(st.integers(1, 4), st.integers(0, 3), KEYS, st.sampled_from([None, "a", "b"])),
+            st.none() | st.builds(ItemId, st.integers(1, 3), st.just(0), st.integers(0, 3)),
         ),
         st.builds(lambda batch, key: ("seal", batch, key), st.integers(1, 4), KEYS),
         st.builds(lambda ids: ("append", *ids), st.lists(st.sampled_from("abc"), max_size=3)),
@@ -728,8 +729,8 @@ def operation_of(words: tuple[Any, ...]) -> Operation:
             # The key decides the fingerprint; without one it is random.
             opening = Opening(items=items, sealed=sealed)
             return Open(opening=opening, idempotency_key=key, fingerprint=opening.fingerprint())
-        case ("extend", batch, count, key, digest):
-            return Extend(batch=batch, count=count, idempotency_key=key, digest=digest)
+        case ("extend", batch, count, key, digest, by):
+            return Extend(batch=batch, count=count, idempotency_key=key, digest=digest, by=by)
         case ("seal", batch, key):
             return Seal(batch=batch, fingerprint=(key or "none").encode().ljust(32, b"."))
         case ("append", *ids):

@@ -195,6 +195,28 @@ def test_an_extend_with_another_digest_is_refused(http: httpx.Client) -> None:
     assert http.get(f"/v1/batches/{batch}").json()["items"] == 3
 
 
+def test_a_pending_item_extends_its_sealed_batch(http: httpx.Client) -> None:
+    """The answer is that of every extend, and its repeat has the same numbers though the item was acked since."""
+    batch = open_batch(http, items=2, sealed=True)["id"]
+    body, key = {"count": 3, "by": f"{batch}:0:1"}, {"Idempotency-Key": "links"}
+    answers = []
+    for _ in range(2):
+        answers.append(http.post(f"/v1/batches/{batch}/items", json=body, headers=key))
+        ack(http, f"{batch}:0:1")
+    extension, repeat = answers
+    assert extension.json() == {"batch": batch, "group_size": 8192, "start": 2, "count": 3, "items": 5}
+    assert (repeat.status_code, repeat.json()) == (201, extension.json())
+    assert [answer.headers.get("idempotency-replayed") for answer in answers] == [None, "true"]
+    assert http.get(f"/v1/batches/{batch}").json()["state"] == "sealed"
+    assert code(http.post(f"/v1/batches/{batch}/items", json=body)) == (409, "item_resolved")
+    assert code(http.post(f"/v1/batches/{batch}/items", json={"count": 1})) == (409, "batch_sealed")
+    for item in (f"{batch}:0:5", f"{batch + 999}:0:0", f"0{batch}:0:0", "links"):
+        refused = http.post(f"/v1/batches/{batch}/items", json={"count": 1, "by": item})
+        assert code(refused) == (422, "invalid_request")
+        assert refused.json()["errors"][0]["place"] == "body.by"
+    assert http.get(f"/v1/batches/{batch}").json()["items"] == 5
+
+
 @mutant(
     "extend-compares-with-a-chunk-that-has-no-digest",
     "core.batches.writing:_extend",

@@ -120,6 +120,8 @@ FAST: list[tuple[str, str, Any, str]] = [
     ("POST", EXTEND, {"count": 5, "digest": "b"}, JSON + "Idempotency-Key: digested\r\n"),
     ("POST", EXTEND, {"count": 5, "digest": "a"}, JSON),
     ("POST", EXTEND.replace("{b}", str(UNSEEN)), {"count": 5}, JSON),
+    ("POST", EXTEND, {"count": 5, "by": "{b}:0:0"}, JSON),
+    ("POST", EXTEND, {"count": 5, "by": "{b}:0:8192"}, JSON),
     ("POST", EXTEND, {"count": 10**12}, JSON),
     ("POST", SEAL, {}, JSON),
     ("POST", SEAL, None, ""),

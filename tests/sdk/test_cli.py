@@ -103,6 +103,7 @@ def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
     assert f"{batch}:0:0 … {batch}:0:2  3 items, numbers 0 to 2" in text
     assert f"{batch}:0:3 … {batch}:1:2  64 items" in lastbit.ok("extend", batch, "64")
     assert lastbit.ok("extend", batch, "0").strip() == "no items"
+    assert lastbit.ok("extend", batch, "0", "--by", f"{batch}:0:0").strip() == "no items"
     assert "67 of 67 items pending" in lastbit.ok("seal", batch)
     assert "2 acked" in lastbit.ok("ack", f"{batch}:0:0", f"{batch}:0:1")
     assert "1 failed" in lastbit.ok("fail", f"{batch}:0:5", "--reason", "disk [bold]full")

@@ -31,6 +31,8 @@ from lastbit import (
     IdempotencyKeyReused,
     InvalidArgument,
     InvalidRequest,
+    ItemId,
+    ItemResolved,
     MalformedItem,
     NotRefreshed,
     Retry,
@@ -38,6 +40,7 @@ from lastbit import (
     StateCounts,
     Unavailable,
     WaitTimeout,
+    _calls,
 )
 from lastbit.search import Filters
 from tests.sdk.conftest import ScriptedService
@@ -132,6 +135,23 @@ def test_an_extend_for_other_things_is_refused(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="a digest is 1 to 64 visible ASCII characters"):
         batch.extend(5, idempotency_key="chunk-2", digest="a b")
     assert batch.refresh().items == 5
+
+
+def test_a_pending_item_adds_items_to_its_sealed_batch(client: Client) -> None:
+    batch = client.open(items=2, sealed=True)
+    added = [batch.extend(2, by=item, idempotency_key="links") for item in (*batch.ids, ItemId.parse(batch.ids[0]))]
+    assert [list(ids.numbers) for ids in added] == [[2, 3], [4, 5], [2, 3]]
+    client.ack(batch.ids)
+    assert batch.extend(2, by=batch.ids[0], idempotency_key="links") == added[0]
+    with pytest.raises(ItemResolved, match=f"item {batch.ids[0]} is resolved"):
+        batch.extend(2, by=batch.ids[0])
+    issued = {
+        (key, item): client.driver.run(_calls.is_issued, batch.id, key, item)
+        for key in ("links", "images")
+        for item in (None, batch.ids[0], added[0][0])
+    }
+    assert [known for known, is_issued in issued.items() if is_issued] == [("links", batch.ids[0])]
+    assert client.ack([*added[0], *added[1]]).completed[0].succeeded
 
 
 def test_a_range_of_ids_is_acked_as_bits(client: Client) -> None:

@@ -59,6 +59,7 @@ EXPORTED = [
     "ItemId",
     "ItemIds",
     "ItemRejected",
+    "ItemResolved",
     "LastbitError",
     "MalformedItem",
     "MessagesDiffer",

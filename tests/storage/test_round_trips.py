@@ -40,6 +40,7 @@ from core.tallies import Entry
 from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
+from lastbit.ids import ItemId
 from lastbit.streams.partitions import partition_of
 from lastbit.streams.snapshot import Snapshot
 
@@ -47,6 +48,7 @@ ROUND_TRIPS = {
     "open, 10 items, sealed": 2,
     "open with an Idempotency-Key": 3,
     "extend": 2,
+    "extend on behalf of an item": 2,
     "seal": 3,
     "seal again": 2,
     "status": 1,
@@ -107,6 +109,11 @@ def _open(service: Service, key: str | None = None) -> Measured:
 def _extend(service: Service) -> Measured:
     batch = _batch(service)
     return lambda: service.batches.extend(batch, 10)
+
+
+def _extend_by(service: Service) -> Measured:
+    batch = _batch(service, sealed=True, acked=5)
+    return lambda: service.batches.extend(batch, 10, by=ItemId(batch, 0, 5))
 
 
 def _seal(service: Service, *, again: bool = False) -> Measured:
@@ -200,6 +207,7 @@ VERBS: dict[str, Callable[[Service], Measured]] = {
     "open, 10 items, sealed": _open,
     "open with an Idempotency-Key": lambda service: _open(service, next(_names)),
     "extend": _extend,
+    "extend on behalf of an item": _extend_by,
     "seal": _seal,
     "seal again": lambda service: _seal(service, again=True),
     "status": _look,
@@ -287,6 +295,11 @@ MERGED: Mapping[str, Callable[[Service], Sequence[Operation]]] = {
     "open with an Idempotency-Key": lambda service: [opening_of(Opening(), next(_names)) for _ in range(CALLERS)],
     "extend one batch": lambda service: [Extend(batch=batch, count=1) for batch in [_batch(service)] * CALLERS],
     "extend a batch each": lambda service: [Extend(batch=_batch(service), count=1) for _ in range(CALLERS)],
+    "extend on behalf of items": lambda service: [
+        Extend(batch=batch, count=1, by=ItemId(batch, 0, number % 10))
+        for batch in [_batch(service, sealed=True)]
+        for number in range(CALLERS)
+    ],
     "seal": lambda service: [seal_of(_batch(service)) for _ in range(CALLERS)],
     "append one event": lambda service: [Append(events=[NewEvent(next(_names), "x")]) for _ in range(CALLERS)],
     "one tally entry": lambda service: [
@@ -301,6 +314,7 @@ MERGED_ROUND_TRIPS = {
     "open with an Idempotency-Key": 3,
     "extend one batch": 2,
     "extend a batch each": 2,
+    "extend on behalf of items": 2,
     "seal": 3,
     "append one event": 2,
     "claim deliveries": 4,

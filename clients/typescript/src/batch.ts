@@ -39,6 +39,11 @@ export interface PageOptions extends CallOptions {
 
 export interface ExtendOptions extends KeyOptions {
   /**
+   * The item of this batch that adds them. As long as it is pending, the batch may be sealed. Its idempotency keys are its
+   * own: each item may have the same key.
+   */
+  by?: string | undefined;
+  /**
    * Up to 64 visible ASCII characters that stand for what the items are for. With the same idempotency key and another
    * digest, nothing is issued, and the call rejects with `IdempotencyKeyReused`.
    */
@@ -116,11 +121,11 @@ export class BatchHandle {
 
   /** Issue `count` more ids. With the same idempotency key it returns the same ids while the batch lives. */
   async extend(count: number, options: ExtendOptions = {}): Promise<ItemIds> {
-    const { digest, ...call } = options;
+    const { by, digest, ...call } = options;
     return this.#service.ask(
       "POST",
       batchPath(this.id, "items"),
-      { ...call, body: { count, digest } satisfies Schemas["ExtendBody"] },
+      { ...call, body: { count, digest, by } satisfies Schemas["ExtendBody"] },
       (json: Schemas["Extension"]) => new ItemIds(json.batch, json.group_size, json.start, json.count),
     );
   }

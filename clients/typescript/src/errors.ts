@@ -7,8 +7,8 @@
  *     │   ├── Unauthorized
  *     │   ├── Forbidden
  *     │   ├── NotFound            BatchNotFound, ConsumerGroupNotFound, InstanceNotFound, ProcessNotFound, WebhookNotFound
- *     │   ├── Conflict            BatchSealed, BatchEnded, ConsumerGroupInUse, PartitionsFixed, SessionReplaced,
- *     │   │                       StaleEpoch, VersionConflict
+ *     │   ├── Conflict            BatchSealed, BatchEnded, ItemResolved, ConsumerGroupInUse, PartitionsFixed,
+ *     │   │                       SessionReplaced, StaleEpoch, VersionConflict
  *     │   ├── PositionTrimmed     the requested events are no longer stored
  *     │   ├── OutOfOrder          a message reached its tally after a later one of its source
  *     │   ├── RateLimited
@@ -86,10 +86,12 @@ export class InstanceNotFound extends NotFound {}
 export class WebhookNotFound extends NotFound {}
 /** The current state does not allow the request. */
 export class Conflict extends ServiceError {}
-/** A sealed batch can't be extended. */
+/** A sealed batch can be extended only by one of its pending items. */
 export class BatchSealed extends Conflict {}
 /** The batch is complete, expired or cancelled; see `code`. */
 export class BatchEnded extends Conflict {}
+/** The item that was to add items is acked or failed already. Nothing was issued. */
+export class ItemResolved extends Conflict {}
 export class ConsumerGroupInUse extends Conflict {}
 export class PartitionsFixed extends Conflict {}
 export class SessionReplaced extends Conflict {}
@@ -123,6 +125,7 @@ const BY_CODE: Record<string, typeof ServiceError> = {
   batch_complete: BatchEnded,
   batch_expired: BatchEnded,
   batch_cancelled: BatchEnded,
+  item_resolved: ItemResolved,
   consumer_group_in_use: ConsumerGroupInUse,
   partitions_fixed: PartitionsFixed,
   session_replaced: SessionReplaced,

@@ -88,7 +88,7 @@ export interface paths {
         put?: never;
         /**
          * Extend batch
-         * @description Issue `count` more items.
+         * @description Issue `count` more items. With `by`, the batch may be sealed, as long as that item is pending.
          */
         post: operations["extend_batch"];
         delete?: never;
@@ -940,7 +940,7 @@ export interface paths {
         };
         /**
          * Get readiness
-         * @description The database is reachable, and its schema fits this release.
+         * @description The database is reachable and takes writes, and its schema fits this release.
          */
         get: operations["get_readiness"];
         put?: never;
@@ -949,7 +949,7 @@ export interface paths {
         options?: never;
         /**
          * Head readiness
-         * @description The database is reachable, and its schema fits this release.
+         * @description The database is reachable and takes writes, and its schema fits this release.
          */
         head: operations["head_readiness"];
         patch?: never;
@@ -1335,6 +1335,8 @@ export interface components {
             count: number;
             /** @description stands for what the items are for: a repeat under the same Idempotency-Key has the same one */
             digest?: string | null;
+            /** @description a pending item of the batch that adds the items, to a sealed batch too */
+            by?: string | null;
         };
         /** Extension */
         Extension: {
@@ -2707,7 +2709,7 @@ export interface components {
              * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
-            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "method_not_allowed" | "not_found" | "not_implemented" | "nothing_failed" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
+            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "item_resolved" | "method_not_allowed" | "not_found" | "not_implemented" | "nothing_failed" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
             /** @description a sentence for people */
             detail: string;
         };
@@ -3441,7 +3443,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["PlainProblem"];
                 };
             };
-            /** @description `batch_cancelled` or `batch_complete` or `batch_expired` or `batch_sealed` */
+            /** @description `batch_cancelled` or `batch_complete` or `batch_expired` or `batch_sealed` or `item_resolved` */
             409: {
                 headers: {
                     [name: string]: unknown;

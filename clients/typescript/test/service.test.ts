@@ -14,6 +14,7 @@ import {
   IdempotencyKeyReused,
   InvalidArgument,
   ItemRejected,
+  ItemResolved,
   MalformedItem,
   NotRefreshed,
   ServiceError,
@@ -102,7 +103,13 @@ test("an idempotency key gives the same batch and the same ids", async () => {
   assert.deepEqual([...(await first.extend(5, { idempotencyKey: "a" }))], [...one]);
   await first.extend(5, { idempotencyKey: "b", digest: "1" });
   await assert.rejects(first.extend(5, { idempotencyKey: "b", digest: "2" }), IdempotencyKeyReused);
-  assert.equal((await first.refresh()).items, 20);
+  const item = itemId(first.id, 10);
+  await first.seal();
+  const added = await first.extend(2, { by: item, idempotencyKey: "links" });
+  await client.ack(item);
+  assert.deepEqual([...(await first.extend(2, { by: item, idempotencyKey: "links" }))], [...added]);
+  await assert.rejects(first.extend(2, { by: item }), ItemResolved);
+  assert.equal((await first.refresh()).items, 22);
 });
 
 test("a batch is updated", async () => {

@@ -83,7 +83,10 @@ def _perform(service: Service, request: Request) -> Answer:
                 | {"callback": None if (callback := opening.callback) is None else [callback.url, [*callback.types]]}
             )
         case "extend":
-            extension = service.batches.extend(request["batch"], request["count"], key, request.get("digest"))
+            by = request.get("by")
+            extension = service.batches.extend(
+                request["batch"], request["count"], key, request.get("digest"), None if by is None else ItemId(*by)
+            )
             return {"items": extension.batch.items} | {
                 name: getattr(extension, name) for name in ("start", "count", "replayed")
             }
@@ -190,7 +193,8 @@ class ModelBatch:
     acked: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     reasons: dict[int, str] = field(default_factory=dict)
-    extends: dict[str, tuple[int, int, str | None]] = field(default_factory=dict)
+    extends: dict[Any, tuple[int, int, str | None]] = field(default_factory=dict)
+    """(start, count, digest) by the key, and the item on whose behalf it was used."""
     completed_by: Any = None
     cancelled_by: Any = None
     """The seal that cancelled it."""
@@ -348,22 +352,31 @@ class Model:
 
     def _extend(self, request: Request, _: object) -> Answer:
         batch, key, count, digest = self._find(request), request.get("key"), request["count"], request.get("digest")
+        by = request.get("by")
         if batch is None:
             return {"error": "batch_not_found"}
         if digest is not None and key is None:
             return {"error": "invalid_request"}
-        if key in batch.extends:
-            start, count_before, digest_before = batch.extends[key]
+        name = key, None if by is None else tuple(by)
+        if name in batch.extends:
+            start, count_before, digest_before = batch.extends[name]
             if count_before != count or (digest and digest_before and digest != digest_before):
                 return {"error": "idempotency_key_reused"}
             return {"items": batch.items, "start": start, "count": count, "replayed": True}
-        if batch.state is not State.OPEN:
+        if by is not None:
+            id, group, index = by
+            number = group * batch.group_size + index
+            if id != batch.id or index >= batch.group_size or number >= batch.items:
+                return {"error": "invalid_request"}
+            if number not in batch.pending:
+                return {"error": "item_resolved"}
+        if not (batch.live if by is not None else batch.state is State.OPEN):
             return {"error": f"batch_{batch.state}"}
         start = batch.items
         batch.items += count
         batch.idle = False
         if key is not None:
-            batch.extends[key] = start, count, digest
+            batch.extends[name] = start, count, digest
         return {"items": batch.items, "start": start, "count": count, "replayed": False}
 
     def _seal(self, request: Request, _: object) -> Answer:
@@ -472,22 +485,23 @@ class Model:
 
     def _janitor(self, _: Request, __: object) -> Answer:
         expired = []
-        # In ascending order in each state, and each batch pays its parent at once: whether a parent is idle depends on
-        # its children.
+        # Idle ones come first, in ascending order in each state, and each batch pays its parent at once: whether a
+        # parent is idle depends on its children.
         for state in (State.OPEN, State.SEALED):
             for batch in sorted(self.batches.values(), key=lambda batch: batch.id):
-                is_due = batch.overdue is not None or (batch.idle and not self._has_live_children(batch))
-                if batch.state is state and is_due:
+                is_idle = batch.overdue is None and batch.idle and not self._has_live_children(batch)
+                if batch.state is state and is_idle:
                     batch.end(State.EXPIRED)
-                    expired.append(batch)
+                    expired.append(batch.id)
                     self._ended(batch)
                     while self.owing:
                         self._pay(self.owing.pop(0))
+        expired += self._deadlines(_, __)["expired"]
         unchanged = [batch for batch in self.batches.values() if not batch.live and batch.idle]
         deletions = [batch for batch in unchanged if not batch.has_callback]
         for batch in deletions:
             self._forget(batch)
-        return {"expired": sorted(batch.id for batch in expired), "deleted": sorted(batch.id for batch in deletions)}
+        return {"expired": sorted(expired), "deleted": sorted(batch.id for batch in deletions)}
 
     def _deadlines(self, _: Request, __: object) -> Answer:
         """The earliest deadline comes first. Live children don't matter; an expired parent ignores their debts."""
