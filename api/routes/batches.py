@@ -264,6 +264,23 @@ def count_groups(
     }
 
 
+@router.get("/{id}/history", response_model=models.History, responses=documented("batch_not_found", "invalid_request"))
+@needs(Role.READ, is_limited=True)
+def get_history(batch: BatchId, request: Request) -> dict[str, Any]:
+    """How the batch got on: when it was fast, slow or stuck."""
+    _, line = service_of(request).batches.history(batch)
+    return {"batch": batch, "points": models.points(line)}
+
+
+@router.get(
+    "/{id}/progress", response_model=models.Progress, responses=documented("batch_not_found", "invalid_request")
+)
+@needs(Role.READ, is_limited=True)
+def get_progress(batch: BatchId, request: Request) -> dict[str, Any]:
+    """The sums of the batch and all of its descendants."""
+    return {"batch": batch, **asdict(service_of(request).batches.progress(batch))}
+
+
 @router.get(
     "/{id}/groups/{group}",
     response_model=models.GroupBits,

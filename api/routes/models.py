@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -21,6 +22,7 @@ from api import expectations, patterns
 from api.routes.fields import Body, Key, Labels, LabelsPatch, Moment, of_events
 from core import feed
 from core.batches import batch as batches
+from core.batches import history, tree
 from core.batches.callbacks import DEFAULT_TYPES, Callback
 from core.batches.labels import MAX_BYTES
 from core.batches.tolerance import OnExceeded
@@ -29,7 +31,7 @@ from core.batches.writing import Extend
 from core.webhooks import addresses
 from lastbit.ids import DEFAULT_GROUP_SIZE, MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId, item_id
 
-MAX_EXPIRES_IN: Final = 100 * 365 * 24 * 3600
+MAX_SECONDS: Final = 100 * 365 * 24 * 3600
 BODY_WITH_LABELS: Final = 256 * 1024
 """Bytes. Every character of a label may be an escape of six or twelve bytes."""
 OnExceededName = Literal["continue", "cancel"]
@@ -85,7 +87,7 @@ class OpenBody(Body):
         json_schema_extra={"pattern": patterns.ITEM_ID},
     )
     expires_in: int | None = Field(
-        None, ge=1, le=MAX_EXPIRES_IN, description="seconds of idleness after which this batch expires"
+        None, ge=1, le=MAX_SECONDS, description="seconds of idleness after which this batch expires"
     )
     tolerated_failures: int | None = Field(None, ge=0, le=MAX_ITEMS, description=TOLERATED_FAILURES)
     tolerated_failure_percentage: int | None = Field(None, ge=0, le=100, description=TOLERATED_PERCENTAGE)
@@ -252,8 +254,26 @@ class Extension(BaseModel):
     items: int = Field(description="the batch's total now")
 
 
+class Point(BaseModel):
+    at: datetime
+    resolved: int = Field(description="the items that were acked or failed at this time")
+    failed: int
+
+
+class History(BaseModel):
+    batch: int
+    points: list[Point] = Field(
+        description="from the open until the batch ended, or until now, by time: at most 67. From each point to the "
+        "next, the counts changed within one interval, or steadily"
+    )
+
+
+class ListedBatch(Batch):
+    history: list[Point] | None = Field(None, description="only with `history=true`: the points of its history")
+
+
 class BatchPage(BaseModel):
-    batches: list[Batch]
+    batches: list[ListedBatch]
     next: str | None = Field(description="the cursor of the next page; a page may be empty while this is set")
 
 
@@ -347,6 +367,19 @@ class Repair(BaseModel):
     newly_succeeded: bool = Field(description="this call made `succeeded` true")
 
 
+class Progress(BaseModel):
+    batch: int
+    items: int = Field(description="in the batch and all of its descendants, without the items that a child stands for")
+    acked: int
+    failed: int
+    pending: int
+    batches: dict[StateName, int] = Field(description="the number of these batches by state; the batch itself is one")
+    truncated: bool = Field(
+        description=f"there are more than {tree.MOST:,} batches: the sums have this number of them, those of the upper "
+        "levels"
+    )
+
+
 class Watermark(BaseModel):
     watermark: int = Field(description="the smallest pending number: every item below it is resolved")
     item: str | None = Field(description="the id of that item; null if none is pending")
@@ -376,6 +409,10 @@ _SHOWN: Final = tuple(Batch.model_fields)
 def shown(batch: batches.Batch) -> dict[str, Any]:
     """The fields of `Batch`."""
     return {name: getattr(batch, name) for name in _SHOWN}
+
+
+def points(line: Iterable[history.Point]) -> list[dict[str, Any]]:
+    return [point._asdict() for point in line]
 
 
 def named_range(batch: batches.Batch, start: int, end: int) -> dict[str, Any]:

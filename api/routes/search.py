@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from api import patterns
 from api.access.rules import caller_of, needs
 from api.problems import documented
-from api.routes import cursors, models
+from api.routes import cursors, fields, models
 from api.routes.batches import Limit, service_of
 from api.routes.fields import Moment
 from api.routes.route import JsonRoute, PrefixedRouter
@@ -77,6 +77,11 @@ def _chosen(
             json_schema_extra={"pattern": patterns.BATCH_OR_ITEM},
         ),
     ] = None,
+    unchanged_for: Annotated[
+        int | None,
+        Query(ge=0, le=models.MAX_SECONDS, description="live batches that have not changed for this number of seconds"),
+        fields.Decimal,
+    ] = None,
 ) -> Filter:
     """The filter in the query, without a state."""
     return Filter(
@@ -87,6 +92,7 @@ def _chosen(
         opened_before=opened_before,
         outcome=None if outcome is None else Outcome(outcome),
         parent=_parent(parent),
+        unchanged_for=unchanged_for,
         prefix=caller_of(request).prefix,
     )
 
@@ -108,7 +114,12 @@ class Counts(BaseModel):
     exact: bool = Field(description=f"false: there are more than {search.MOST:,} batches to count; these were counted")
 
 
-@router.get("", response_model=models.BatchPage, responses=documented("invalid_request"))
+@router.get(
+    "",
+    response_model=models.BatchPage,
+    response_model_exclude_unset=True,
+    responses=documented("invalid_request"),
+)
 @needs(Role.READ, is_limited=True)
 def list_batches(
     request: Request,
@@ -116,12 +127,17 @@ def list_batches(
     state: models.StateName | None = None,
     limit: Limit = 100,
     cursor: cursors.Cursor = None,
+    history: Annotated[bool, Query(description="with the history of each batch")] = False,
 ) -> dict[str, Any]:
     """The batches, newest first."""
     chosen = replace(chosen, state=None if state is None else State(state))
-    page = service_of(request).batches.page(chosen, before=cursors.decode("batches", cursor), limit=limit)
+    before = cursors.decode("batches", cursor)
+    page = service_of(request).batches.page(chosen, before=before, limit=limit, with_history=history)
+    documents = [models.shown(batch) for batch in page.batches]
+    for document in documents if history else ():
+        document["history"] = models.points(page.histories[document["id"]])
     following = None if page.before is None else cursors.encode("batches", page.before)
-    return {"batches": [models.shown(batch) for batch in page.batches], "next": following}
+    return {"batches": documents, "next": following}
 
 
 @router.get("/counts", response_model=Counts, responses=documented("invalid_request"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy.engine import Connection
@@ -16,8 +17,9 @@ from sqlalchemy.engine import Connection
 from core import errors, feed
 from core.acks.call import Completed, Unit
 from core.batches import batch as batches
-from core.batches import settle
+from core.batches import history, settle
 from core.batches.batch import Batch
+from core.batches.history import Point
 from core.batches.lifecycle import TAKES_ACKS, State, Verb
 from core.batches.settle import Standing, Transition
 from core.batches.tolerance import OnExceeded, Tolerance
@@ -143,6 +145,9 @@ class Row(NamedTuple):
     on_exceeded: OnExceeded
     exceeded: bool
     parent_due: Verb | None
+    updated_at: datetime | None
+    """Its last change. It and the history are read only if the history's next point is due."""
+    history: bytes | None
 
     @property
     def owes(self) -> bool:
@@ -166,7 +171,7 @@ class _Complete(NamedTuple):
     succeeded_by: bytes | None
 
 
-_ROWS: Final = RowCodec(Row, tables.batches)
+_ROWS: Final = RowCodec(Row, tables.batches, when=dict.fromkeys(("updated_at", "history"), history.is_due))
 _COMPLETE: Final = RowCodec(_Complete, tables.batches, {"key": "batch_key"})
 
 
@@ -216,6 +221,9 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
         columns = _columns(delta, transition)
         if prefixes.get(batch, row.full_prefix) != row.full_prefix:
             columns["full_prefix"] = prefixes[batch]
+        if row.updated_at is not None and not (transition.completed and before.acked + before.failed == 0):
+            point = Point(row.updated_at, before.acked + before.failed, before.failed)
+            columns["history"] = history.extended(row.history, point)
         literals = {name: dialect.now if value is _NOW else dialect.literal(value) for name, value in columns.items()}
         changes[batch] = {"updated_at": touched, **literals}
         if not transition.is_quiet:

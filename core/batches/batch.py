@@ -108,7 +108,7 @@ class Batch:
 
 _table = tables.batches.c
 ROWS: Final = RowCodec(Batch, tables.batches, {"key": "batch_key"})
-"""Reads and writes batches. `open_key`, `children` and `seen_updated_at` are read by themselves."""
+"""Reads and writes batches. `open_key`, `children`, `seen_updated_at` and `history` are read by themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ were all.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -19,7 +19,8 @@ from sqlalchemy.engine import Connection
 
 from core import errors
 from core.batches.batch import ROWS, Batch
-from core.batches.lifecycle import State
+from core.batches.history import Point
+from core.batches.lifecycle import LIVE, State
 from core.storage import limits, tables
 from lastbit.ids import MAX_GROUP_SIZE, MAX_ITEMS, MIN_GROUP_SIZE, ItemId
 
@@ -50,8 +51,9 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Filter:
     """The conditions for a batch; all that are given must hold. A batch has all of `labels`, and perhaps others.
-    `parent` is a batch's id, or one of its items. `opened_after` is inclusive, `opened_before` exclusive. `prefix` is
-    the one that the caller is limited to."""
+    `parent` is a batch's id, or one of its items. `opened_after` is inclusive, `opened_before` exclusive.
+    `unchanged_for`: seconds for which a live batch has not changed. `prefix` is the one that the caller is limited
+    to."""
 
     state: State | None = None
     key: str | None = None
@@ -61,6 +63,7 @@ class Filter:
     opened_before: datetime | None = None
     outcome: Outcome | None = None
     parent: int | ItemId | None = None
+    unchanged_for: int | None = None
     prefix: str | None = None
 
     def check(self) -> None:
@@ -74,12 +77,18 @@ class Filter:
                 "query.outcome",
                 f"expected no state but complete beside it: a batch that is {self.state} has no outcome",
             )
+        if self.unchanged_for is not None and (self._is_complete or self.state not in (None, *LIVE)):
+            raise errors.InvalidRequest(
+                "query.unchanged_for", "expected no state but open or sealed, and no result, beside it"
+            )
         if self.opened_after is not None and self.opened_before is not None and self.opened_before <= self.opened_after:
             raise errors.InvalidRequest("query.opened_before", "expected a time later than opened_after")
 
     def states(self) -> list[sa.ColumnElement[bool]]:
         """The conditions for the state."""
         state = State.COMPLETE if self._is_complete else self.state
+        if state is None and self.unchanged_for is not None:
+            return [_table.state.in_(sorted(LIVE))]
         if state is None:
             return [tables.without_index(_table.state) != State.DELETING]
         if self.times():
@@ -112,9 +121,11 @@ class Filter:
             conditions.append(column < self.opened_before)
         return conditions
 
-    def examined(self) -> list[sa.ColumnElement[bool]]:
+    def examined(self, tx: Connection) -> list[sa.ColumnElement[bool]]:
         """The conditions for which rows must be read."""
         conditions = [_has_label(name, value) for name, value in self.labels.items()]
+        if self.unchanged_for is not None:
+            conditions.append(_table.updated_at <= tables.clock(tx) - timedelta(seconds=self.unchanged_for))
         if self.outcome is Outcome.SUCCEEDED:
             conditions.append(_succeeds())
         elif self.outcome is Outcome.FAILED:
@@ -167,10 +178,12 @@ def _succeeds() -> sa.ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True)
 class BatchPage:
-    """The next page has the ids below `before`; None at the end."""
+    """The next page has the ids below `before`; None at the end. `histories`: how the batches got on, by id, if the
+    caller wants it."""
 
     batches: list[Batch]
     before: int | None
+    histories: Mapping[int, Sequence[Point]] = field(default_factory=dict)
 
 
 class Counts(NamedTuple):
@@ -182,7 +195,7 @@ class Counts(NamedTuple):
 
 def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: int = 100) -> BatchPage:
     """At most `limit` batches with an id below `before`, newest first; fewer if their labels are large."""
-    indexed, examined = chosen.states(), chosen.examined()
+    indexed, examined = chosen.states(), chosen.examined(tx)
     spans: list[_Span] = []
     are_few = False
     # Many batches may have a prefix that a caller is limited to.
@@ -251,7 +264,7 @@ def counts(tx: Connection, chosen: Filter) -> Counts:
     """How many batches there are in each state. If there are too many to examine, those that were opened last are
     counted; with a filter that has an index, any of them."""
     conditions = [*chosen.states(), *chosen.keys(), *chosen.parents(), *chosen.times()]
-    examined, is_exact = chosen.examined(), True
+    examined, is_exact = chosen.examined(tx), True
     if chosen.is_wide:
         first, last = tx.execute(sa.select(sa.func.min(_table.id), sa.func.max(_table.id))).one()
         if first is not None and first <= last - MOST:

@@ -42,7 +42,7 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import batch as batches
-from core.batches import callbacks, nesting
+from core.batches import callbacks, history, nesting
 from core.batches.batch import Batch, Extended, Opened, Opening, Sealed
 from core.batches.lifecycle import State, judge
 from core.bits import folding, items
@@ -446,8 +446,10 @@ def _new_batch(operation: Open, parent_columns: Mapping[str, Any]) -> Batch:
 
 
 def _row(operation: Open, batch: Batch) -> dict[str, Any]:
-    """The values by column. Those of the columns that no `Batch` has are its key, and when it was last seen."""
-    values = batches.ROWS.values(batch) | {"open_key": operation.open_key, "seen_updated_at": _NOW}
+    """The values by column. Those of the columns that no `Batch` has are its key, when it was last seen, and how it got
+    on."""
+    others = {"open_key": operation.open_key, "seen_updated_at": _NOW, "history": history.begun()}
+    values = batches.ROWS.values(batch) | others
     del values["id"]
     return values
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import structlog
 from sqlalchemy.engine import Connection
 
@@ -11,11 +13,13 @@ from core.batches import batch as batches
 from core.batches import (
     failures,
     group_counts,
+    history,
     purge,
     ranges,
     redrive,
     repair,
     search,
+    tree,
     update,
     verify,
     writing,
@@ -156,11 +160,18 @@ class BatchService:
     def get(self, batch: int) -> Batch:
         return self._reads.batches.get(batch)
 
-    def page(self, chosen: search.Filter, *, before: int | None = None, limit: int = 100) -> search.BatchPage:
-        """The newest batches with an id below `before` that the filter selects. Raises `errors.InvalidRequest` for a
-        filter that contradicts itself."""
+    def page(
+        self, chosen: search.Filter, *, before: int | None = None, limit: int = 100, with_history: bool = False
+    ) -> search.BatchPage:
+        """The newest batches with an id below `before` that the filter selects; `with_history`, also how each got on.
+        Raises `errors.InvalidRequest` for a filter that contradicts itself."""
         chosen.check()
-        return self._database.read(lambda tx: search.page(tx, chosen, before=before, limit=limit))
+
+        def read(tx: Connection) -> search.BatchPage:
+            page = search.page(tx, chosen, before=before, limit=limit)
+            return replace(page, histories=history.of_batches(tx, page.batches)) if with_history else page
+
+        return (self._database.snapshot if with_history else self._database.read)(read)
 
     def counts(self, chosen: search.Filter) -> search.Counts:
         """How many batches the filter selects, by state. Raises `errors.InvalidRequest` like `page`."""
@@ -206,6 +217,19 @@ class BatchService:
             return batch, group_counts.picture(tx, batch, start, limit, groups_per_tile)
 
         return self._database.snapshot(read)
+
+    def history(self, batch_id: int) -> tuple[Batch, list[history.Point]]:
+        """The batch, and how it got on."""
+
+        def read(tx: Connection) -> tuple[Batch, list[history.Point]]:
+            batch = batches.get(tx, batch_id)
+            return batch, history.of_batches(tx, [batch])[batch_id]
+
+        return self._database.snapshot(read)
+
+    def progress(self, batch: int) -> tree.Progress:
+        """The sums of the batch and all of its descendants."""
+        return self._database.snapshot(tree.progress, batch)
 
     def verify(self, batch: int) -> verify.Verification:
         return self._database.snapshot(verify.verify, batch)

@@ -82,11 +82,22 @@ class _Column:
     codec: _Codec
 
 
+Condition = Callable[[Dialect], str]
+"""A condition in SQL."""
+
+
 class RowCodec(Generic[T]):
     """Reads and writes the rows of `table` as values of this kind, which may lack some of the columns. `names` has the
-    columns whose name is not that of their field."""
+    columns whose name is not that of their field; `when` those that `statements.select` reads only on a condition: the
+    others' fields are None. They come last."""
 
-    def __init__(self, kind: type[T], table: sa.Table, names: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        kind: type[T],
+        table: sa.Table,
+        names: Mapping[str, str] = MappingProxyType({}),
+        when: Mapping[str, Condition] = MappingProxyType({}),
+    ) -> None:
         self._of: Callable[..., T] = kind
         self._table = table
         self._columns = [
@@ -95,18 +106,31 @@ class RowCodec(Generic[T]):
         ]
         self._readers = [column.codec.from_flat for column in self._columns]
         self._names = [column.column.name for column in self._columns]
+        self._when = when
         self._values = attrgetter(*[column.field for column in self._columns])
         self.columns: Final = [column.column.label(column.field) for column in self._columns]
         """For a SELECT of SQLAlchemy's, whose rows are arguments of `from_row`."""
-        self.expressions: Final = cache(self._expressions)
-        """Of a dialect: the columns for `statements.select`, whose records are arguments of `from_record`. A driver
-        parses one text faster than this number of columns."""
+        self._flat = cache(self._flat_columns)
 
-    def _expressions(self, dialect: Dialect) -> tuple[str, ...]:
-        return tuple(
-            dialect.flat(column.column.name, column.codec.flat, nullable=bool(column.column.nullable))
+    def expressions(self, dialect: Dialect) -> Sequence[str]:
+        """The columns for `statements.select`, whose records are arguments of `from_record`. A driver parses one text
+        faster than this number of columns."""
+        unconditional, conditional = self._flat(dialect)
+        if not conditional:
+            return unconditional
+        return [
+            *unconditional,
+            *[f"CASE WHEN {self._when[field](dialect)} THEN {flat} ELSE '{_NULL}' END" for field, flat in conditional],
+        ]
+
+    def _flat_columns(self, dialect: Dialect) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """The columns that are always read, and the others with their fields."""
+        flat = [
+            (column.field, dialect.flat(column.column.name, column.codec.flat, nullable=bool(column.column.nullable)))
             for column in self._columns
-        )
+        ]
+        unconditional = tuple(text for field, text in flat if field not in self._when)
+        return unconditional, tuple((field, text) for field, text in flat if field in self._when)
 
     def from_row(self, row: RowMapping) -> T:
         values = [(column.codec.from_column, row[column.field]) for column in self._columns]

@@ -443,6 +443,35 @@ def test_a_batch_is_explained(http: httpx.Client) -> None:
     assert code(http.get("/v1/batches/07/explain")) == (422, "invalid_request")
 
 
+def test_a_tree_is_summed(http: httpx.Client) -> None:
+    parent = open_batch(http, items=3, sealed=True)["id"]
+    child = open_batch(http, items=4, parent=f"{parent}:0:2")["id"]
+    ack(http, f"{parent}:0:0", f"{child}:0:1")
+    http.post("/v1/failures", json={"items": [f"{child}:0:2"]}).raise_for_status()
+    assert http.get(f"/v1/batches/{parent}/progress").json() == {
+        "batch": parent,
+        "items": 6,
+        "acked": 2,
+        "failed": 1,
+        "pending": 3,
+        "batches": {"open": 1, "sealed": 1, "complete": 0, "expired": 0, "cancelled": 0},
+        "truncated": False,
+    }
+    assert code(http.get("/v1/batches/999999/progress")) == (404, "batch_not_found")
+
+
+def test_the_history_of_a_batch_ends_with_its_counts(http: httpx.Client) -> None:
+    batch = open_batch(http, items=3)
+    history = http.get(f"/v1/batches/{batch['id']}/history").json()
+    assert history["points"][0] == {"at": batch["created_at"], "resolved": 0, "failed": 0}
+    ack(http, f"{batch['id']}:0:0", f"{batch['id']}:0:1")
+    ended = http.post(f"/v1/batches/{batch['id']}/cancel").json()
+    history = http.get(f"/v1/batches/{batch['id']}/history").json()
+    assert history["batch"] == batch["id"]
+    assert history["points"][-1] == {"at": ended["ended_at"], "resolved": 2, "failed": 0}
+    assert code(http.get("/v1/batches/999999/history")) == (404, "batch_not_found")
+
+
 def test_a_repair_of_an_undamaged_batch_changes_nothing(http: httpx.Client) -> None:
     """HTTP can't damage a batch, so damaged batches are tested in tests/guarantees."""
     batch = open_batch(http, items=3)["id"]

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.http.test_batches import ack, code, open_batch
+from tests.mutants import mutant
 
 
 @pytest.fixture
@@ -186,3 +187,44 @@ def test_contradictory_and_malformed_filters_are_named(sqlite_http: httpx.Client
         response = sqlite_http.get(f"{path}?{query}")
         assert code(response) == (422, "invalid_request")
         assert response.json()["errors"][0]["place"] == place
+
+
+@mutant(
+    "a-batch-that-changed-is-listed-as-unchanged",
+    "core.batches.search:Filter.examined",
+    "_table.updated_at <= tables.clock(tx) - timedelta(seconds=self.unchanged_for)",
+    "sa.true()",
+)
+@mutant(
+    "an-ended-batch-is-listed-as-unchanged",
+    "core.batches.search:Filter.states",
+    "_table.state.in_(sorted(LIVE))",
+    "_table.state != State.DELETING",
+)
+def test_batches_without_a_change_are_found(http: httpx.Client, name: str) -> None:
+    """Live ones alone. It combines with other filters, but not with a state that doesn't change any more."""
+    batches = [open_batch(http, key=f"{name}{n}", items=2, sealed=n == 1)["id"] for n in range(3)]
+    http.post(f"/v1/batches/{batches[2]}/cancel").raise_for_status()
+    assert found(http, key_prefix=name, unchanged_for=0) == [batches[1], batches[0]]
+    assert found(http, key_prefix=name, unchanged_for=0, state="sealed") == [batches[1]]
+    assert found(http, key_prefix=name, unchanged_for=60) == []
+    for query in ({"state": "complete"}, {"outcome": "failed"}):
+        response = http.get("/v1/batches", params={**query, "unchanged_for": 60})
+        assert (code(response), response.json()["errors"][0]["place"]) == (
+            (422, "invalid_request"),
+            "query.unchanged_for",
+        )
+    for wrong in ("-1", "1.5", "9" * 30):
+        assert code(http.get("/v1/batches", params={"unchanged_for": wrong})) == (422, "invalid_request")
+
+
+def test_a_list_has_histories_if_they_are_wanted(http: httpx.Client, name: str) -> None:
+    batch = open_batch(http, key=name, items=2)["id"]
+    ack(http, f"{batch}:0:1")
+    (plain,) = http.get("/v1/batches", params={"key": name}).json()["batches"]
+    assert "history" not in plain
+    (listed,) = http.get("/v1/batches", params={"key": name, "history": "true"}).json()["batches"]
+    points = listed.pop("history")
+    assert listed == plain
+    assert [(point["resolved"], point["failed"]) for point in points[:2]] == [(0, 0), (1, 0)]
+    assert points[0]["at"] == plain["created_at"]

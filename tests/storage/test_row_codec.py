@@ -18,7 +18,7 @@ TIME = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
 def test_a_batch_has_all_columns_but_three() -> None:
     """Those are read by themselves."""
     names = {field.name for field in fields(Batch)} - {"key"} | {"batch_key"}
-    assert set(tables.batches.c.keys()) - names == {"open_key", "children", "seen_updated_at"}
+    assert set(tables.batches.c.keys()) - names == {"open_key", "children", "seen_updated_at", "history"}
 
 
 def test_what_is_saved_is_read_in_both_ways(service: Service) -> None:

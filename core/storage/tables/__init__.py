@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from core.storage.tables.types import Blob, ByteText, LongText, Timestamp, begins, clock, holds, utc_now, without_index
 
-__all__ = ["MYSQL_OPTIONS", "Timestamp", "begins", "clock", "holds", "metadata", "utc_now", "without_index"]
+__all__ = ["MYSQL_OPTIONS", "Blob", "Timestamp", "begins", "clock", "holds", "metadata", "utc_now", "without_index"]
 
 MYSQL_OPTIONS: dict[str, Any] = {
     "mysql_engine": "InnoDB",
@@ -71,6 +71,7 @@ batches = sa.Table(
     sa.Column("ended_at", Timestamp),
     sa.Column("traceparent", ByteText(55, ascii_only=True)),
     sa.Column("tracestate", ByteText(512, ascii_only=True)),
+    sa.Column("history", Blob(600)),
     sa.UniqueConstraint("open_key", name="batches_open_key"),
     sa.UniqueConstraint("parent_batch", "parent_number", name="batches_parent"),
     sa.Index("batches_state", "state", "id"),
