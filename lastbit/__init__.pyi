@@ -66,6 +66,7 @@ from lastbit.models import (
     Extended as Extended,
     FailedRange as FailedRange,
     Fence as Fence,
+    HistoryPoint as HistoryPoint,
     Opened as Opened,
     OpenedCallback as OpenedCallback,
     PendingRange as PendingRange,
@@ -73,6 +74,7 @@ from lastbit.models import (
     Rejected as Rejected,
     Repair as Repair,
     Sealed as Sealed,
+    TreeProgress as TreeProgress,
     Verification as Verification,
     Watermark as Watermark,
 )

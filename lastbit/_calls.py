@@ -177,6 +177,14 @@ def watermark(service: Service, batch: int) -> Flow[models.Watermark]:
     return ask(service, "GET", _path(batch, "watermark"), models.Watermark.from_json)
 
 
+def progress(service: Service, batch: int) -> Flow[models.TreeProgress]:
+    return ask(service, "GET", _path(batch, "progress"), models.TreeProgress.from_json)
+
+
+def history(service: Service, batch: int) -> Flow[list[models.HistoryPoint]]:
+    return ask(service, "GET", _path(batch, "history"), models.history)
+
+
 def explain(service: Service, batch: int) -> Flow[models.Explanation]:
     return ask(service, "GET", _path(batch, "explain"), models.Explanation.from_json)
 

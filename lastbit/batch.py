@@ -19,10 +19,12 @@ from lastbit.models import (
     Changes,
     Explanation,
     FailedRange,
+    HistoryPoint,
     Opened,
     PendingRange,
     Repair,
     Sealed,
+    TreeProgress,
     Verification,
     Watermark,
 )
@@ -196,6 +198,15 @@ class BatchHandle(_Handle):
         page: items that have been acked since are left out."""
         return self._driver.iterate(_calls.redriven, redrive)
 
+    def progress(self) -> TreeProgress:
+        """The sums of the batch and all of its descendants."""
+        return self._driver.run(_calls.progress, self.id)
+
+    def history(self) -> list[HistoryPoint]:
+        """How the batch got on, from its open until it ended, or until now: at most 132 points, between which the
+        counts changed steadily, as far as is known."""
+        return self._driver.run(_calls.history, self.id)
+
     def explain(self) -> Explanation:
         """The reasons why the batch is not done."""
         return self._driver.run(_calls.explain, self.id)
@@ -316,6 +327,15 @@ class AsyncBatchHandle(_Handle):
         """The ids that a redrive of this batch asks for. Of more than 1,000 ranges, the later ones are fetched page by
         page: items that have been acked since are left out."""
         return self._driver.iterate(_calls.redriven, redrive)
+
+    async def progress(self) -> TreeProgress:
+        """The sums of the batch and all of its descendants."""
+        return await self._driver.run(_calls.progress, self.id)
+
+    async def history(self) -> list[HistoryPoint]:
+        """How the batch got on, from its open until it ended, or until now: at most 132 points, between which the
+        counts changed steadily, as far as is known."""
+        return await self._driver.run(_calls.history, self.id)
 
     async def explain(self) -> Explanation:
         """The reasons why the batch is not done."""

@@ -106,8 +106,8 @@ class Client:
 
     def batches(self, *, state: str | None = None, page_size: int = 100, **filters: Unpack[Filters]) -> Iterator[Batch]:
         """The batches, newest first, fetched page by page. Filters: `key`, `key_prefix`, `labels`, `opened_after`,
-        `opened_before`, `outcome`, `parent`; see `lastbit.search.Filters`. Raises `InvalidRequest` if they contradict
-        each other."""
+        `opened_before`, `outcome`, `parent`, `unchanged_for`; see `lastbit.search.Filters`. Raises `InvalidRequest` if
+        they contradict each other."""
         return self._driver.iterate(_calls.batches, query(filters, state), page_size)
 
     def counts(self, **filters: Unpack[Filters]) -> StateCounts:
@@ -271,8 +271,8 @@ class AsyncClient:
         self, *, state: str | None = None, page_size: int = 100, **filters: Unpack[Filters]
     ) -> AsyncIterator[Batch]:
         """The batches, newest first, fetched page by page. Filters: `key`, `key_prefix`, `labels`, `opened_after`,
-        `opened_before`, `outcome`, `parent`; see `lastbit.search.Filters`. Raises `InvalidRequest` if they contradict
-        each other."""
+        `opened_before`, `outcome`, `parent`, `unchanged_for`; see `lastbit.search.Filters`. Raises `InvalidRequest` if
+        they contradict each other."""
         return self._driver.iterate(_calls.batches, query(filters, state), page_size)
 
     async def counts(self, **filters: Unpack[Filters]) -> StateCounts:

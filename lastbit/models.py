@@ -443,6 +443,42 @@ class Watermark:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeProgress:
+    """The sums of a batch and all of its descendants, without the items that a child stands for, and the number of
+    these batches by state. `truncated`: there are more batches than the service sums up."""
+
+    batch: int
+    items: int
+    acked: int
+    failed: int
+    pending: int
+    batches: Mapping[str, int]
+    truncated: bool
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        counts = {name: data[name] for name in ("batch", "items", "acked", "failed", "pending", "truncated")}
+        return cls(**counts, batches=dict(data["batches"]))
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """The counts of a batch at a time. `resolved` includes `failed`."""
+
+    at: datetime
+    resolved: int
+    failed: int
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        return cls(timestamp(data["at"]), data["resolved"], data["failed"])
+
+
+def history(data: Json) -> list[HistoryPoint]:
+    return list(map(HistoryPoint.from_json, data["points"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Reason:
     """A reason why a batch is not done: a stable `code`, a sentence for people, and data for the code."""
 

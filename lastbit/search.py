@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self, TypedDict
 
 from lastbit import _arguments
@@ -21,7 +21,8 @@ class Filters(TypedDict, total=False):
     `labels`: a batch must have all of them. `key_prefix`: the beginning of the key. `opened_after` is inclusive,
     `opened_before` exclusive; both need a time zone. `outcome`: `succeeded` or `failed` is that of a complete batch;
     `exceeded` are batches in any state whose failures have exceeded their tolerance. `parent`: a batch's id or one of
-    its items, for the batches that resolve items of it.
+    its items, for the batches that resolve items of it. `unchanged_for`: open and sealed batches that have not changed
+    for this time; a number is in seconds.
     """
 
     key: str | None
@@ -31,6 +32,7 @@ class Filters(TypedDict, total=False):
     opened_before: datetime | None
     outcome: Outcome | None
     parent: int | str | ItemId | None
+    unchanged_for: int | timedelta | None
 
 
 def query(filters: Filters, state: str | None = None) -> list[tuple[str, str]]:
@@ -44,10 +46,18 @@ def query(filters: Filters, state: str | None = None) -> list[tuple[str, str]]:
         "opened_before": _moment("opened_before", filters.get("opened_before")),
         "outcome": filters.get("outcome"),
         "parent": None if filters.get("parent") is None else str(filters["parent"]),
+        "unchanged_for": _seconds(filters.get("unchanged_for")),
     }
     labels = _arguments.labels(filters.get("labels") or {})
     params = [(name, text) for name, text in texts.items() if text is not None]
     return params + [("label", f"{name}:{value}") for name, value in labels.items()]
+
+
+def _seconds(duration: int | timedelta | None) -> str | None:
+    if duration is None:
+        return None
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    return str(int(_arguments.seconds("unchanged_for", seconds)))
 
 
 def _moment(name: str, time: datetime | None) -> str | None:

@@ -263,8 +263,8 @@ class Point(BaseModel):
 class History(BaseModel):
     batch: int
     points: list[Point] = Field(
-        description="from the open until the batch ended, or until now, by time: at most 67. From each point to the "
-        "next, the counts changed within one interval, or steadily"
+        description="from the open until the batch ended, or until now, by time: at most 132. From each point to the "
+        "next, the counts changed steadily, as far as is known"
     )
 
 

@@ -221,7 +221,7 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
         columns = _columns(delta, transition)
         if prefixes.get(batch, row.full_prefix) != row.full_prefix:
             columns["full_prefix"] = prefixes[batch]
-        if row.updated_at is not None and not (transition.completed and before.acked + before.failed == 0):
+        if row.updated_at is not None:
             point = Point(row.updated_at, before.acked + before.failed, before.failed)
             columns["history"] = history.extended(row.history, point)
         literals = {name: dialect.now if value is _NOW else dialect.literal(value) for name, value in columns.items()}

@@ -6,20 +6,23 @@ columns of the row. If there would be too many points, the interval doubles, and
 left out.
 
 *A point is what the row said before the change*, with the time of the change before it. So a batch in which nothing
-happened for an hour has a point from the beginning of the hour, and the next one from its end: a flat line, not a slow
-one. The line of a reader begins at the open, and ends with what the row says now.
+happened for an hour has a point from the beginning of the hour, and the next one from its end.
+
+*Between two points that are farther apart than the interval, the counts changed within one interval before the second.*
+For a change later than that would have written a point. So a pause is read as a pause, not as slow work. The same holds
+for what happened after the last point, whatever else has changed the row since: an extend, the seal, or the end.
 
 The column begins with the time from which the next point is due, so that the database compares it as bytes and sends
 the points only when they are written. That time is by the clock of the service's machine: if it is wrong, the points
-are closer to each other, or farther, but true.
+are closer to each other, or farther, and pauses are less exact.
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -38,6 +41,10 @@ BYTES: Final = 600
 """Maximum bytes of the column."""
 _HEAD: Final = struct.Struct(">IB")
 """The second (since 1970) from which the next point is due, and the interval as a power of two, in seconds."""
+clock: Callable[[], float] = time.time
+"""The machine's clock, in seconds since 1970."""
+_START: Final = (0, 0, 0)
+"""What the first point differs from."""
 _LATEST: Final = 2**32 - 1
 _TICKS: Final = 10
 """Times are stored in tenths of a second."""
@@ -51,25 +58,23 @@ class Point(NamedTuple):
     failed: int
 
 
-def _second() -> int:
-    return int(time.time())
-
-
 def begun() -> bytes:
     """The column of a new batch."""
-    return _HEAD.pack(_second() + 1, 0)
+    return _HEAD.pack(int(clock()) + 1, 0)
 
 
 def is_due(dialect: Dialect) -> str:
     """The condition that the next point of a row is due. The rows of earlier releases have no points."""
-    until = dialect.blob((_second() + 1).to_bytes(4, "big").hex())
+    until = dialect.blob((int(clock()) + 1).to_bytes(4, "big").hex())
     return f"history IS NULL OR history < {until}"
 
 
 def extended(history: bytes | None, point: Point) -> bytes:
-    """The column with one more point, without those that are too close to others now."""
+    """The column with one more point, if its counts are new, and without those that are too close to others now."""
     exponent = 0 if history is None else _HEAD.unpack_from(history)[1]
-    ticks = [*([] if history is None else _decoded(history)), _in_ticks(point)]
+    ticks = [] if history is None else _decoded(history)
+    if point[1:] != (ticks[-1] if ticks else _START)[1:]:
+        ticks.append(_in_ticks(_changed(history, point)))
     while True:
         # Also without doubling: a point may come too soon, if a clock is wrong.
         ticks = _thinned(ticks, _TICKS << exponent)
@@ -77,28 +82,41 @@ def extended(history: bytes | None, point: Point) -> bytes:
         if len(ticks) <= POINTS and len(content) <= BYTES - _HEAD.size:
             break
         exponent += 1
-    return _HEAD.pack(min(_second() + (1 << exponent), _LATEST), exponent) + content
+    return _HEAD.pack(min(int(clock()) + (1 << exponent), _LATEST), exponent) + content
 
 
 def of_batches(tx: Connection, batches: Sequence[Batch]) -> dict[int, list[Point]]:
-    """How each of these batches got on, from its open until it ended, or until now: at least one point, at most
-    `POINTS` + 3. Without a lock."""
+    """How each of these batches got on (see `line`). Without a lock."""
     columns = tables.batches.c
     query = sa.select(columns.id, columns.history, tables.utc_now().label("now"))
     by_id = {batch.id: batch for batch in batches}
     rows = [row for ids in chunks(sorted(by_id), LIST) for row in tx.execute(query.where(columns.id.in_(ids)))]
-    return {row.id: _line(by_id[row.id], row.history, row.now) for row in rows}
+    return {row.id: line(by_id[row.id], row.history, row.now) for row in rows}
 
 
-def _line(batch: Batch, history: bytes | None, now: datetime) -> list[Point]:
+def line(batch: Batch, history: bytes | None, now: datetime) -> list[Point]:
+    """How the batch got on, from its open until it ended, or until `now`. From each point to the next, its counts
+    changed steadily, as far as is known. At most 2 · (`POINTS` + 2)."""
     end = now if batch.state in LIVE else max(batch.ended_at or batch.updated_at, batch.updated_at)
-    resolved = batch.acked + batch.failed
-    line = [Point(batch.created_at, 0, 0)]
-    for point in (*points(history), *(Point(at, resolved, batch.failed) for at in (batch.updated_at, end))):
-        point = point._replace(at=max(point.at, line[-1].at))  # stored times are rounded down
-        if point != line[-1]:
-            line.append(point)
-    return line
+    last = Point(batch.updated_at, batch.acked + batch.failed, batch.failed)
+    line_ = [Point(batch.created_at, 0, 0)]
+    interval = timedelta(seconds=1 if history is None else 1 << _HEAD.unpack_from(history)[1])
+    for point in (*points(history), _changed(history, last), last._replace(at=end)):
+        before = line_[-1]
+        point = point._replace(at=max(point.at, before.at))  # stored times are rounded down
+        if point.at - before.at > interval and point[1:] != before[1:]:
+            line_.append(before._replace(at=point.at - interval))
+        if point != line_[-1]:
+            line_.append(point)
+    return line_
+
+
+def _changed(history: bytes | None, point: Point) -> Point:
+    """The point as it was reached at the latest: after the next one is due, a change of its counts writes it."""
+    if history is None:
+        return point
+    (due, _) = _HEAD.unpack_from(history)
+    return point._replace(at=min(point.at, datetime.fromtimestamp(due, UTC)))
 
 
 def points(history: bytes | None) -> list[Point]:
@@ -115,18 +133,18 @@ def _in_ticks(point: Point) -> tuple[int, int, int]:
 def _thinned(ticks: Sequence[tuple[int, int, int]], interval: int) -> list[tuple[int, int, int]]:
     """The points without each whose neighbours would be at most `interval` apart. So the points at both ends of a pause
     stay."""
-    kept = [ticks[0]]
+    kept = list(ticks[:1])
     for point, following in pairwise(ticks[1:]):
         if following[0] - kept[-1][0] > interval:
             kept.append(point)
-    return kept if len(ticks) == 1 else [*kept, ticks[-1]]
+    return [*kept, *ticks[1:][-1:]]
 
 
 def _encoded(ticks: Sequence[tuple[int, int, int]]) -> bytes:
     """Each number as its difference from the one of the point before: zigzag, seven bits to a byte, lowest first, as in
     Protocol Buffers."""
     content = bytearray()
-    before = (0, 0, 0)
+    before = _START
     for point in ticks:
         for old, new in zip(before, point, strict=True):
             value = (new - old) * 2 if new >= old else (old - new) * 2 - 1

@@ -267,11 +267,12 @@ def _described(s: Session, batch: int) -> str:
 @session
 def status(s: Session, batch: int) -> None:
     """Show the current state of BATCH."""
-    current = s.client.batch(batch).refresh()
+    handle = s.client.batch(batch)
+    current = handle.refresh()
     if s.output.as_json:
         s.output.document(current)
     else:
-        s.output.show(rendering.batch_lines(current))
+        s.output.show(rendering.batch_lines(current, handle.history(), handle.progress()))
 
 
 @click.command(epilog=examples("lastbit explain 7", "lastbit explain catalog-42"))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from lastbit.cli.arguments import LABEL, MOMENT, labels
+from lastbit.cli.arguments import DURATION, LABEL, MOMENT, labels
 from lastbit.search import Filters, Outcome
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,6 +39,11 @@ def filter_options(command: F) -> F:
     @click.option(
         "--parent", metavar="NUMBER|ITEM", help="Only batches that resolve items of this batch, or this item."
     )
+    @click.option(
+        "--unchanged-for",
+        type=DURATION,
+        help="Only open and sealed batches that have not changed for this time: seconds, or 15m, 12h, 7d, 2w.",
+    )
     @wraps(command)
     def with_filters(
         *arguments: Any,
@@ -49,6 +54,7 @@ def filter_options(command: F) -> F:
         until: datetime | None,
         outcome: Outcome | None,
         parent: str | None,
+        unchanged_for: int | None,
         **options: Any,
     ) -> Any:
         filters = Filters(
@@ -59,6 +65,7 @@ def filter_options(command: F) -> F:
             opened_before=until,
             outcome=outcome,
             parent=parent,
+            unchanged_for=unchanged_for,
         )
         return command(*arguments, filters=filters, **options)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 from rich import box
 from rich.cells import cell_len
@@ -17,10 +19,22 @@ from lastbit.cli.output import plain_text, safe, styled
 from lastbit.errors import ItemRejected
 from lastbit.failures import FailureReasons
 from lastbit.ids import ItemIds
-from lastbit.models import AckResult, Batch, Completed, Event, Explanation, Repair, Verification
+from lastbit.models import (
+    AckResult,
+    Batch,
+    Completed,
+    Event,
+    Explanation,
+    HistoryPoint,
+    Repair,
+    TreeProgress,
+    Verification,
+)
 from lastbit.progress import STATE_STYLES, duration
 
 BAR_WIDTH = 40
+BARS = "▁▂▃▄▅▆▇█"
+"""The bars of a pace: the first one is that of a pause."""
 MOST_REJECTED = 20
 """Maximum rejected items that are listed."""
 
@@ -56,9 +70,9 @@ LINES = "\n\t"
 """Reasons are often tracebacks, which are read line by line."""
 
 
-def number(count: int, noun: str) -> str:
+def number(count: int, noun: str, plural: str | None = None) -> str:
     """`1 item`, `2,000 items`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def state(batch: Batch) -> str:
@@ -92,8 +106,13 @@ def due(time: datetime, now: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M:%S} UTC, in {duration((time - now).total_seconds())}"
 
 
-def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
-    """One batch in detail."""
+def batch_lines(
+    batch: Batch,
+    history: Sequence[HistoryPoint] = (),
+    tree: TreeProgress | None = None,
+    now: datetime | None = None,
+) -> RenderableType:
+    """One batch in detail; with its pace, if anything is resolved, and the sums of its tree, if it has children."""
     now = now or datetime.now(UTC)
     head = styled(f"{title(batch.id, batch.key)}  {state(batch)}")
     full = BAR_WIDTH * batch.resolved // batch.items if batch.items else 0
@@ -111,6 +130,10 @@ def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
+    if history and batch.resolved:
+        facts.add_row("pace", pace(history))
+    if tree is not None and sum(tree.batches.values()) > 1:
+        facts.add_row("tree", tree_sums(tree))
     if batch.labels:
         labels = ", ".join(f"{name}:{value}" for name, value in batch.labels.items())
         facts.add_row("labels", Text(plain_text(labels)))
@@ -131,6 +154,39 @@ def batch_lines(batch: Batch, now: datetime | None = None) -> RenderableType:
     if tolerance:
         facts.add_row("tolerates", tolerance)
     return Group(head, bar, counts, facts)
+
+
+def pace(history: Sequence[HistoryPoint]) -> str:
+    """A bar for each of the same number of seconds, as high as the number of items that were resolved in them."""
+    start, seconds = history[0].at, (history[-1].at - history[0].at).total_seconds()
+    if not seconds:
+        return f"{BARS[-1] * BAR_WIDTH}  0 s"
+    counts = [_resolved_after(history, start + timedelta(seconds=seconds * n / BAR_WIDTH)) for n in range(BAR_WIDTH)]
+    speeds = [after - before for before, after in pairwise([*counts, float(history[-1].resolved)])]
+    most = max(speeds)
+    bars = "".join(
+        BARS[math.ceil((len(BARS) - 1) * max(0.0, speed) / most)] if most > 0 else BARS[0] for speed in speeds
+    )
+    rate = most * BAR_WIDTH / seconds
+    return f"{bars}  {duration(seconds)}, at most {rate:,.0f}/s" if rate >= 1 else f"{bars}  {duration(seconds)}"
+
+
+def _resolved_after(history: Sequence[HistoryPoint], at: datetime) -> float:
+    """How many items had been resolved at this time, which is not before the first point."""
+    for before, after in pairwise(history):
+        if before.at <= at < after.at:
+            return before.resolved + (after.resolved - before.resolved) * ((at - before.at) / (after.at - before.at))
+    return float(history[-1].resolved)
+
+
+def tree_sums(tree: TreeProgress) -> str:
+    """`12 batches (3 open, 9 complete): 5,000 items, 4,321 acked, 2 failed, 677 pending`."""
+    states = ", ".join(f"{count:,} {state}" for state, count in tree.batches.items() if count)
+    more = "more than " if tree.truncated else ""
+    return (
+        f"{more}{number(sum(tree.batches.values()), 'batch', 'batches')} ({states}): {number(tree.items, 'item')}, "
+        f"{tree.acked:,} acked, {tree.failed:,} failed, {tree.pending:,} pending"
+    )
 
 
 def tolerated(batch: Batch) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import click
 
 from lastbit import progress
+from lastbit.batch import BatchHandle
 from lastbit.cli import rendering
 from lastbit.cli.app import Session, end, examples, session
 from lastbit.cli.arguments import BATCH, DURATION
@@ -32,21 +36,36 @@ class Lines:
         )
 
 
+class Tree:
+    """Shows a batch that has children with the sums of its tree."""
+
+    def __init__(self, handle: BatchHandle, show: Callable[[Batch], None]) -> None:
+        self._handle = handle
+        self._show = show
+
+    def __call__(self, batch: Batch) -> None:
+        sums = self._handle.progress()
+        if sum(sums.batches.values()) > 1:
+            batch = replace(batch, items=sums.items, acked=sums.acked, failed=sums.failed, pending=sums.pending)
+        self._show(batch)
+
+
 @click.command(epilog=examples("lastbit watch 7", "lastbit watch catalog-42 --timeout 2h"))
 @click.argument("batch", type=BATCH)
 @click.option("--timeout", type=DURATION, help="Give up after this long: seconds, or 15m, 12h.")
 @session
 def watch(s: Session, batch: int, timeout: int | None) -> None:
-    """Follow BATCH until it is complete, expired or cancelled."""
+    """Follow BATCH until it is complete, expired or cancelled. If it has children, the progress is that of all batches
+    below it."""
     handle = s.client.batch(batch)
     with ending_without_a_reader():
         if s.output.as_json:
             final = handle.wait(timeout)
         elif s.output.console.is_terminal:
             with progress.bar(s.output.console) as bar:
-                final = handle.wait(timeout, progress=bar)
+                final = handle.wait(timeout, progress=Tree(handle, bar))
         else:
-            final = handle.wait(timeout, progress=Lines(s))
+            final = handle.wait(timeout, progress=Tree(handle, Lines(s)))
     if s.output.as_json:
         s.output.document(final)
     else:

@@ -26,6 +26,8 @@ from tests.explorer.sessions import LATER, OLD, OLDER, normalized
 SIZE: Final = 64
 ITEMS: Final = SIZE + 8
 VARIANTS: Final = ("cold", "warm", "journaled", "journaled-warm")
+HISTORY: Final = b"\0\0\0\1\0"
+"""Of a batch that is opened in the explorer, where the clock of histories stands still: no point is ever due."""
 MIXED: Final = "mixed"
 """Batch 2 isn't journaled yet, but every session except the last one takes it as journaled."""
 
@@ -147,7 +149,8 @@ def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
 
 def _batch(id: int, state: str, **values: Any) -> dict[str, Any]:
     facts = {"labels": "{}", "group_size": SIZE, "failed": 0, "full_prefix": 0, "open_count": 0}
-    return {"id": id, "batch_key": f"job-{id}", "state": state, "created_at": OLD, "updated_at": OLD, **facts, **values}
+    times = {"created_at": OLD, "updated_at": OLD, "history": HISTORY}
+    return {"id": id, "batch_key": f"job-{id}", "state": state, **times, **facts, **values}
 
 
 def _group(batch: int, number: int, resolved: set[int], failed: set[int]) -> dict[str, Any]:

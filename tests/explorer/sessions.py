@@ -32,7 +32,7 @@ from sqlalchemy.exc import DBAPIError
 
 from core.acks import call, parents
 from core.acks.parents import Payer
-from core.batches import purge
+from core.batches import history, purge
 from core.bits import journal
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
@@ -530,6 +530,7 @@ def explored() -> Iterator[None]:
         return write(database, *work, **options)
 
     with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(history, "clock", lambda: 0.0)
         patches.setattr(statements, "run", run)
         patches.setattr(statements, "finish", run)
         patches.setattr(postgresql._Connection, "send", send_and_keep)

@@ -111,6 +111,8 @@ def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
     assert "67 items: 2 acked, 1 failed, 64 pending" in status
     assert "team:search" in status
     assert "4.4 %" in status
+    assert re.search("pace +[▁▂▃▄▅▆▇█]{40}  [0-9]+ s", status)
+    assert "tree" not in status
     pending = lastbit.ok("pending", batch)
     assert f"{batch}:0:2 … {batch}:0:4  3 items" in pending
     assert "64 items pending in 2 ranges" in pending
@@ -122,10 +124,21 @@ def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
     assert "this call made it succeed" in lastbit.ok("ack", f"{batch}:0:5")
     assert "ok, the bits agree" in lastbit.ok("verify", batch)
     assert "67 items, 67 acked" in lastbit.ok("watch", batch)
+    assert lastbit.json("list", "--key", "nightly", "--unchanged-for", "0s")["batches"] == []
     text = lastbit.ok("list", "--key", "nightly")
     assert text == "".join(f"{line.rstrip()}\n" for line in text.splitlines() if line.strip())
     assert "complete" in text
     assert "100.0 %" in text
+
+
+def test_the_sums_of_a_tree_are_shown(lastbit: Lastbit) -> None:
+    parent = lastbit.json("open", "--items", "3", "--sealed")["id"]
+    child = lastbit.json("open", "--items", "5", "--sealed", "--parent", f"{parent}:0:2")["id"]
+    lastbit.ok("ack", f"{parent}:0:0", f"{child}:0:4")
+    assert "2 batches (2 sealed): 7 items, 2 acked, 0 failed, 5 pending" in lastbit.ok("status", str(parent))
+    assert "tree" not in lastbit.ok("status", str(child))
+    lines = lastbit("watch", str(parent), "--timeout", "1s").stdout
+    assert f"batch {parent} sealed: 2 of 7 resolved, 28.5 %" in lines
 
 
 def test_failures_that_cancel_their_batch_say_so(lastbit: Lastbit) -> None:

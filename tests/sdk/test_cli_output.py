@@ -28,7 +28,8 @@ from lastbit import Client, chains
 from lastbit.cli import cli
 from lastbit.cli.failures import Failures
 from lastbit.cli.output import encoded, plain_text, safe, styled
-from lastbit.models import FailedRange
+from lastbit.cli.rendering import pace
+from lastbit.models import FailedRange, HistoryPoint
 from tests.sdk.conftest import Reply, ScriptedService, Seen
 from tests.sdk.terminals import on_terminal
 from tests.sdk.test_cli import Lastbit
@@ -49,6 +50,25 @@ def lastbit(service_url: str) -> Lastbit:
 def client(service_url: str) -> Iterator[Client]:
     with Client(service_url) as made:
         yield made
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ([(0, 0), (40, 40)], "█" * 40 + "  40 s, at most 1/s"),
+        ([(0, 0), (10, 100), (30, 100), (40, 200)], "█" * 10 + "▁" * 20 + "█" * 10 + "  40 s, at most 10/s"),
+        # One item in an hour is seen.
+        ([(0, 0), (90, 1000), (3599, 1000), (3600, 1001)], "█" + "▁" * 38 + "▂  1 h, at most 11/s"),
+        ([(0, 0), (4000, 4)], "█" * 40 + "  1 h 6 min"),
+        ([(0, 0), (0, 7)], "█" * 40 + "  0 s"),
+        # A repair may find fewer.
+        ([(0, 0), (20, 20), (40, 10)], "█" * 20 + "▁" * 20 + "  40 s, at most 1/s"),
+    ],
+)
+def test_a_pace_has_a_bar_for_each_part_of_the_time(line: list[tuple[int, int]], expected: str) -> None:
+    start = datetime(2026, 5, 4, tzinfo=UTC)
+    points = [HistoryPoint(start + timedelta(seconds=seconds), resolved, 0) for seconds, resolved in line]
+    assert pace(points) == expected
 
 
 # User data
@@ -483,8 +503,8 @@ EVERY_FIELD = [
     "reasons 7 --limit 5",
     "redrive 7 --reason r --note n",
     "list --state open --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --limit 5 "
-    "--cursor c",
-    "counts --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7",
+    "--unchanged-for 1h --cursor c",
+    "counts --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --unchanged-for 1h",
     "cancel 7",
     "delete 7",
     "verify 7",

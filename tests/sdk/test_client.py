@@ -228,6 +228,28 @@ def test_pending_ranges_are_paged_and_lead_to_the_missing_ids(client: Client) ->
     assert (watermark.watermark, watermark.item) == (0, batch.ids[0])
 
 
+def test_a_tree_is_summed_and_a_batch_has_a_history(client: Client) -> None:
+    parent = client.open(items=2)
+    child = client.open(items=3, parent=parent.ids[0])
+    client.fail(child.ids[0], reason="no such page")
+    sums = parent.progress()
+    assert (sums.batch, sums.items, sums.acked, sums.failed, sums.pending) == (parent.id, 4, 0, 1, 3)
+    assert (sums.batches["open"], sums.truncated) == (2, False)
+    points = child.history()
+    assert (points[0].at, points[0].resolved) == (child.refresh().created_at, 0)
+    assert (points[-1].resolved, points[-1].failed) == (1, 1)
+
+
+def test_batches_without_a_change_are_found(client: Client) -> None:
+    key = uuid.uuid4().hex
+    batch = client.open(key=key)
+    assert [found.id for found in client.batches(key=key, unchanged_for=0)] == [batch.id]
+    assert list(client.batches(key=key, unchanged_for=timedelta(hours=1))) == []
+    assert client.counts(key=key, unchanged_for=3600).total == 0
+    with pytest.raises(InvalidArgument, match="unchanged_for"):
+        client.counts(unchanged_for=-1)
+
+
 def test_batches_are_listed_newest_first_by_state_key_and_labels(client: Client) -> None:
     """The list spans several pages."""
     key = uuid.uuid4().hex

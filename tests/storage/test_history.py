@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from core.acks.call import Call
 from core.batches import history
-from core.batches.batch import Opening
+from core.batches.batch import Batch, Opening
 from core.batches.history import BYTES, POINTS, Point
-from core.batches.lifecycle import Verb
+from core.batches.lifecycle import State, Verb
+from core.batches.tolerance import OnExceeded
 from core.commits.combiner import Inline
 from core.service import Service
 from core.storage.database import Database
@@ -22,53 +24,95 @@ from lastbit.ids import ItemId
 from tests.mutants import mutant
 from tests.support.clocks import START, Clock
 
-PAUSES = st.one_of(st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.floats(0, 10**6))
-STEPS = st.lists(st.tuples(PAUSES, st.integers(-3, 10**10), st.integers(-3, 10**8)), min_size=1, max_size=400)
+BATCH = Batch(
+    id=1,
+    key=None,
+    labels={},
+    group_size=64,
+    items=10**12,
+    state=State.OPEN,
+    on_exceeded=OnExceeded.CONTINUE,
+    open_count=10**12,
+    created_at=START,
+    updated_at=START,
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.one_of(st.sampled_from([0.01, 0.3, 1.0, 7.0]), st.floats(0.001, 10**6)),
+        st.one_of(st.sampled_from([0, 0, 1, 50]), st.integers(0, 10**10)),
+    ),
+    min_size=1,
+    max_size=300,
+)
+"""(seconds since the last change, items that were resolved): without items, something else has changed the row."""
 
 
 @mutant("a-history-without-an-end", "core.batches.history:extended", "len(ticks) <= POINTS", "True")
 @mutant(
-    "a-history-that-outgrows-its-column", "core.batches.history:extended", "len(content) <= BYTES - _HEAD.size", "True"
+    "a-history-that-outgrows-its-column",
+    "core.batches.history:extended",
+    "len(content) <= BYTES - _HEAD.size",
+    "True",
 )
 @mutant(
-    "a-pause-is-smeared",
+    "a-pause-is-lost-when-points-are-left-out",
     "core.batches.history:_thinned",
     "following[0] - kept[-1][0] > interval",
     "point[0] - kept[-1][0] > interval",
 )
-@given(STEPS)
-@example([(1.0, 1, 0)] * 300)
-@example([(1.0, 10**9, 10**8)] * 100)
-def test_any_line_keeps_its_shape_in_few_bytes(steps: list[tuple[float, int, int]]) -> None:
-    """Each point that is left was written, the last one is the newest, and both ends of each long pause are left."""
-    column = history.begun()
-    written = []
-    at, resolved, failed = START, 10**5, 0
-    for pause, more, more_failed in steps:
-        at += timedelta(seconds=pause)
-        at = at.replace(microsecond=at.microsecond // 100_000 * 100_000)
-        resolved, failed = max(0, resolved + more), max(0, failed + more_failed)
-        written.append(Point(at, resolved, failed))
-        column = history.extended(column, written[-1])
-        assert len(column) <= BYTES
-    left = history.points(column)
-    assert len(left) <= POINTS
-    assert left[-1] == written[-1]
-    places = iter(written)
-    assert all(point in places for point in left), "in their order, each of them was written"
-    # The interval is at most twice the mean distance of the points that would be too many.
-    longest = 2 * max(1.0, (written[-1].at - written[0].at).total_seconds() / 24)
-    for point, following in pairwise(written):
-        if (following.at - point.at).total_seconds() > longest:
-            assert point in left
-            assert following in left
+@mutant("a-pause-is-read-as-slow-work", "core.batches.history:line", "point.at - before.at > interval", "False")
+@mutant(
+    "an-extend-moves-a-point",
+    "core.batches.history:_changed",
+    "min(point.at, datetime.fromtimestamp(due, UTC))",
+    "point.at",
+)
+@given(CHANGES)
+@example([(1.0, 1)] * 300)
+@example([(1.0, 10**10)] * 100)
+@example([(0.1, 9), (0.1, 9), (5000.0, 0), (1.0, 0), (1.0, 5)])
+@settings(max_examples=300)
+def test_a_line_is_true_to_one_interval(changes: list[tuple[float, int]]) -> None:
+    """At any time, the batch had resolved what the line says for a moment at most one interval away."""
+    now, column, resolved, updated_at = START, b"", 0, START
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(history, "clock", lambda: now.timestamp())
+        column = history.begun()
+        truth = [(START, 0)]
+        for pause, items in changes:
+            now += timedelta(seconds=pause)
+            if items and column[:4] < (int(now.timestamp()) + 1).to_bytes(4, "big"):
+                column = history.extended(column, Point(updated_at, resolved, resolved // 3))
+                assert len(column) <= BYTES
+                assert len(history.points(column)) <= POINTS
+            resolved, updated_at = resolved + items, now
+            truth.append((now, resolved))
+    batch = replace(BATCH, acked=resolved - resolved // 3, failed=resolved // 3, updated_at=updated_at)
+    line = history.line(batch, column, now + timedelta(seconds=100))
+    assert (line[0], line[-1]) == (Point(START, 0, 0), Point(now + timedelta(seconds=100), resolved, resolved // 3))
+    assert line == sorted(line)
+    # The clock of the column has whole seconds, and times are stored in tenths.
+    interval = timedelta(seconds=(1 << column[4]) + 1.2)
+    for (at, before), (_, after) in pairwise([(START, 0), *truth]):
+        assert resolved_at(line, at - interval) <= after
+        assert before <= resolved_at(line, at + interval)
+
+
+def resolved_at(line: list[Point], at: datetime) -> float:
+    """What the line says for this time."""
+    earlier = [point for point in line if point.at <= at]
+    later = [point for point in line if point.at > at]
+    if not earlier or not later:
+        return earlier[-1].resolved if earlier else 0
+    share = (at - earlier[-1].at) / (later[0].at - earlier[-1].at)
+    return earlier[-1].resolved + share * (later[0].resolved - earlier[-1].resolved)
 
 
 @pytest.fixture
 def clock(database: Database, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Of the database, and of the machine."""
     clock_ = Clock(database)
-    monkeypatch.setattr(history, "_second", lambda: int(clock_.now.timestamp()))
+    monkeypatch.setattr(history, "clock", lambda: clock_.now.timestamp())
     return clock_
 
 
@@ -95,7 +139,7 @@ def line(service: Service, batch: int) -> list[tuple[float, int, int]]:
     "Point(row.updated_at, before.acked + before.failed, before.failed)",
     "Point(row.updated_at, change.acked + change.failed, change.failed)",
 )
-@mutant("a-point-is-written-by-every-flush", "core.batches.history:extended", "_second() + (1 << exponent)", "0")
+@mutant("a-point-is-written-by-every-flush", "core.batches.history:extended", "int(clock()) + (1 << exponent)", "0")
 def test_a_line_shows_when_a_batch_was_stuck(timed_service: Service, clock: Clock) -> None:
     """From the open until now: a point is what the batch was before a change."""
     batch = timed_service.batches.open(Opening(items=100)).batch.id
@@ -109,8 +153,9 @@ def test_a_line_shows_when_a_batch_was_stuck(timed_service: Service, clock: Cloc
     resolve(timed_service, Verb.FAIL, batch, 50, 51)
     clock.go(7)
     points = line(timed_service, batch)
-    assert points[:2] == [(0, 0, 0), (10.75, 4, 0)] or points[:2] == [(0, 0, 0), (10.7, 4, 0)]
-    assert points[-3:] == [(20, 41, 0), (3620, 43, 2), (3627, 43, 2)]
+    # Ten seconds without an ack, then four acks a second.
+    assert points[:3] == [(0, 0, 0), (9.7, 0, 0), (10.7, 4, 0)]
+    assert points[-4:] == [(20, 41, 0), (3619, 41, 0), (3620, 43, 2), (3627, 43, 2)]
     assert len(points) < 20
     timed_service.batches.cancel(batch)
     clock.go(1000)
@@ -127,14 +172,14 @@ def test_a_batch_of_an_earlier_release_gets_points_too(
     resolve(timed_service, Verb.ACK, batch, 0)
     clock.go(5)
     resolve(timed_service, Verb.ACK, batch, 1)
-    assert line(timed_service, batch) == [(0, 0, 0), (5, 1, 0), (10, 2, 0)]
+    assert line(timed_service, batch) == [(0, 0, 0), (4, 0, 0), (5, 1, 0), (9, 1, 0), (10, 2, 0)]
 
 
 @mutant(
-    "one-ack-writes-a-history",
-    "core.acks.completion:_judge",
-    "row.updated_at is not None and (not (transition.completed and before.acked + before.failed == 0))",
-    "row.updated_at is not None",
+    "a-point-without-a-change",
+    "core.batches.history:extended",
+    "point[1:] != (ticks[-1] if ticks else _START)[1:]",
+    "True",
 )
 def test_a_batch_that_ends_at_once_has_no_points(timed_service: Service, clock: Clock, database: Database) -> None:
     """Most batches of a service are small: their rows don't grow."""
@@ -144,4 +189,4 @@ def test_a_batch_that_ends_at_once_has_no_points(timed_service: Service, clock: 
     with database.engine.begin() as tx:
         (stored,) = tx.exec_driver_sql("SELECT LENGTH(history) FROM batches").one()
     assert stored == 5
-    assert line(timed_service, batch) == [(0, 0, 0), (60, 2, 0)]
+    assert line(timed_service, batch) == [(0, 0, 0), (59, 0, 0), (60, 2, 0)]

@@ -7,14 +7,17 @@ import {
   type Batch,
   type Explanation,
   type FailedRange,
+  type HistoryPoint,
   type PendingRange,
   type Repair,
   type Sealed,
+  type TreeProgress,
   type Verification,
   type Watermark,
   camel,
   failedRange,
   hasEnded,
+  historyPoints,
   pendingRange,
 } from "./models.js";
 import type { components } from "./schema.js";
@@ -208,6 +211,19 @@ export class BatchHandle {
   /** The ranges of failed items with their reasons, ascending, fetched page by page. */
   failed(options: PageOptions = {}): AsyncGenerator<FailedRange, void, undefined> {
     return pages(this.#service, batchPath(this.id, "failed"), "ranges", [], failedRange, options, 1000);
+  }
+
+  /** The sums of the batch and all of its descendants. */
+  async progress(options: CallOptions = {}): Promise<TreeProgress> {
+    return this.#service.ask("GET", batchPath(this.id, "progress"), signalOf(options), camel);
+  }
+
+  /**
+   * How the batch got on, from its open until it ended, or until now: at most 132 points, between which the counts
+   * changed steadily, as far as is known.
+   */
+  async history(options: CallOptions = {}): Promise<readonly HistoryPoint[]> {
+    return this.#service.ask("GET", batchPath(this.id, "history"), signalOf(options), historyPoints);
   }
 
   /** The reasons why the batch is not done. */

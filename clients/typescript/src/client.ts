@@ -61,6 +61,8 @@ export interface Filters {
   outcome?: "succeeded" | "failed" | "exceeded";
   /** A batch's id or one of its items, for the batches that resolve items of it. */
   parent?: number | string;
+  /** Seconds for which an open or sealed batch has not changed. */
+  unchangedFor?: number;
 }
 
 export interface BatchesOptions extends PageOptions, Filters {
@@ -70,8 +72,16 @@ export interface BatchesOptions extends PageOptions, Filters {
 export interface CountsOptions extends CallOptions, Filters {}
 
 function filtered(filters: Filters): Query {
-  const { key, keyPrefix, openedAfter, openedBefore, outcome, parent } = filters;
-  const values = { key, key_prefix: keyPrefix, opened_after: openedAfter, opened_before: openedBefore, outcome, parent };
+  const { key, keyPrefix, openedAfter, openedBefore, outcome, parent, unchangedFor } = filters;
+  const values = {
+    key,
+    key_prefix: keyPrefix,
+    opened_after: openedAfter,
+    opened_before: openedBefore,
+    outcome,
+    parent,
+    unchanged_for: unchangedFor,
+  };
   const query: Query = [];
   for (const [name, value] of Object.entries(values)) {
     if (value !== undefined) query.push([name, value instanceof Date ? moment(name, value) : String(value)]);

@@ -16,10 +16,12 @@ export {
   type EventPage,
   type Explanation,
   type FailedRange,
+  type HistoryPoint,
   type PendingRange,
   type Rejected,
   type Repair,
   type Sealed,
+  type TreeProgress,
   type Verification,
   type Watermark,
 } from "./models.js";

@@ -20,6 +20,10 @@ export type Completed = Camel<Schemas["CompletedBatch"]>;
 /** A rejection with its reason: of one `item`, or of `count` bits in the mask of one `group`. */
 export type Rejected = Camel<Schemas["RejectedItem"]>;
 export type Verification = Camel<Schemas["Verification"]>;
+/** The sums of a batch and all of its descendants, without the items that a child stands for. */
+export type TreeProgress = Camel<Schemas["Progress"]>;
+/** The counts of a batch at a time. `resolved` includes `failed`. */
+export type HistoryPoint = Camel<Schemas["Point"]>;
 export type Watermark = Camel<Schemas["Watermark"]>;
 /** The batches by state. `exact`: false if there are more batches than the service counts in one call. */
 export type Counts = Camel<Schemas["Counts"]>;
@@ -48,6 +52,10 @@ const TERMINAL_STATES: ReadonlySet<string> = new Set(["complete", "expired", "ca
 /** Whether the batch is complete, expired or cancelled. */
 export function hasEnded(batch: Batch): boolean {
   return TERMINAL_STATES.has(batch.state);
+}
+
+export function historyPoints(json: Schemas["History"]): readonly HistoryPoint[] {
+  return json.points.map(camel);
 }
 
 /** An answer with its own fields' names in camelCase; values stay as they are. Throws `TypeError`. */

@@ -197,6 +197,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/batches/{id}/history": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get history
+         * @description How the batch got on: when it was fast, slow or stuck.
+         */
+        get: operations["get_history"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/batches/{id}/progress": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get progress
+         * @description The sums of the batch and all of its descendants.
+         */
+        get: operations["get_progress"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/batches/{id}/groups/{group}": {
         parameters: {
             query?: never;
@@ -1130,7 +1170,7 @@ export interface components {
         };
         /** BatchPage */
         BatchPage: {
-            batches: components["schemas"]["Batch"][];
+            batches: components["schemas"]["ListedBatch"][];
             /** @description the cursor of the next page; a page may be empty while this is set */
             next: string | null;
         };
@@ -1593,6 +1633,13 @@ export interface components {
             outstanding: string | null;
             token: string | null;
         };
+        /** History */
+        History: {
+            /** Format: int64 */
+            batch: number;
+            /** @description from the open until the batch ended, or until now, by time: at most 67. From each point to the next, the counts changed within one interval, or steadily */
+            points: components["schemas"]["Point"][];
+        };
         /** InboxEntry */
         InboxEntry: {
             /** @description its id */
@@ -1650,6 +1697,57 @@ export interface components {
             position: number;
             /** @description an earlier call issued it, at this position */
             repeated: boolean;
+        };
+        /** ListedBatch */
+        ListedBatch: {
+            /** Format: int64 */
+            id: number;
+            key: string | null;
+            labels: {
+                [key: string]: string;
+            };
+            /** @enum {string} */
+            state: "open" | "sealed" | "complete" | "expired" | "cancelled";
+            /** Format: int64 */
+            group_size: number;
+            /** Format: int64 */
+            items: number;
+            /** Format: int64 */
+            acked: number;
+            /** Format: int64 */
+            failed: number;
+            /** Format: int64 */
+            pending: number;
+            /** @description sealed, and nothing is pending */
+            complete: boolean;
+            /** @description complete, and the failures are within the tolerance, by default none */
+            succeeded: boolean;
+            parent: string | null;
+            /** Format: int64 */
+            expires_in: number | null;
+            /** Format: date-time */
+            deadline: string | null;
+            /** Format: int64 */
+            tolerated_failures: number | null;
+            /** Format: int64 */
+            tolerated_failure_percentage: number | null;
+            /** @enum {string} */
+            on_exceeded: "continue" | "cancel";
+            /** @description the failures have exceeded the tolerance; stays true */
+            exceeded: boolean;
+            /** Format: date-time */
+            created_at: string;
+            /** Format: date-time */
+            updated_at: string;
+            /** Format: date-time */
+            sealed_at: string | null;
+            /** Format: date-time */
+            ended_at: string | null;
+            /** @description the W3C Trace Context of the open; null if it had none */
+            traceparent: string | null;
+            tracestate: string | null;
+            /** @description only with `history=true`: the points of its history */
+            history?: components["schemas"]["Point"][] | null;
         };
         /**
          * NewCallback
@@ -1914,6 +2012,18 @@ export interface components {
              */
             next: number | null;
         };
+        /** Point */
+        Point: {
+            /** Format: date-time */
+            at: string;
+            /**
+             * Format: int64
+             * @description the items that were acked or failed at this time
+             */
+            resolved: number;
+            /** Format: int64 */
+            failed: number;
+        };
         /** Position */
         Position: {
             /** Format: int64 */
@@ -2110,6 +2220,28 @@ export interface components {
         /** Processes */
         Processes: {
             processes: components["schemas"]["ProcessSummary"][];
+        };
+        /** Progress */
+        Progress: {
+            /** Format: int64 */
+            batch: number;
+            /**
+             * Format: int64
+             * @description in the batch and all of its descendants, without the items that a child stands for
+             */
+            items: number;
+            /** Format: int64 */
+            acked: number;
+            /** Format: int64 */
+            failed: number;
+            /** Format: int64 */
+            pending: number;
+            /** @description the number of these batches by state; the batch itself is one */
+            batches: {
+                [key: string]: number;
+            };
+            /** @description there are more than 10,000 batches: the sums have this number of them, those of the upper levels */
+            truncated: boolean;
         };
         /** Range */
         Range: {
@@ -2798,6 +2930,8 @@ export interface operations {
                 limit?: number;
                 /** @description `next` of the previous page */
                 cursor?: string;
+                /** @description with the history of each batch */
+                history?: boolean;
                 key?: string;
                 /** @description the beginning of the key */
                 key_prefix?: string;
@@ -2811,6 +2945,8 @@ export interface operations {
                 outcome?: "succeeded" | "failed" | "exceeded";
                 /** @description children of this batch, or the child of this item */
                 parent?: string;
+                /** @description live batches that have not changed for this number of seconds */
+                unchanged_for?: number;
             };
             header?: never;
             path?: never;
@@ -3012,6 +3148,8 @@ export interface operations {
                 outcome?: "succeeded" | "failed" | "exceeded";
                 /** @description children of this batch, or the child of this item */
                 parent?: string;
+                /** @description live batches that have not changed for this number of seconds */
+                unchanged_for?: number;
             };
             header?: never;
             path?: never;
@@ -3944,6 +4082,186 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Picture"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    get_history: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @example 7 */
+                id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["History"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    get_progress: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @example 7 */
+                id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Progress"];
                 };
             };
             /** @description `unauthorized` */

@@ -68,6 +68,8 @@ test("open, extend, ack, fail, seal, wait", async () => {
   assert.equal((await batch.verify()).ok, true);
   assert.equal((await batch.watermark()).watermark, 100);
   assert.equal((await batch.explain()).done, true);
+  assert.deepEqual((await batch.progress()).batches, { open: 0, sealed: 0, complete: 1, expired: 0, cancelled: 0 });
+  assert.equal((await batch.history()).at(-1)!.resolved, 100);
   assert.equal((await batch.repair({ dryRun: true })).after.acked, 100);
 });
 
