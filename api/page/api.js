@@ -62,6 +62,8 @@ export const callback = (id, signal) => get(`/v1/batches/${id}/callback`, {}, si
 export const picture = (id, start, limit, per, signal) =>
   get(`/v1/batches/${id}/groups`, { start, limit, per }, signal);
 export const group = (id, number, signal) => get(`/v1/batches/${id}/groups/${number}`, {}, signal);
+export const history = (id, signal) => get(`/v1/batches/${id}/history`, {}, signal);
+export const progress = (id, signal) => get(`/v1/batches/${id}/progress`, {}, signal);
 export const explain = (id, signal) => get(`/v1/batches/${id}/explain`, {}, signal);
 export const deliveries = (id, signal) => get(`/v1/batches/${id}/deliveries`, {}, signal);
 export const cancel = (id) => post(`/v1/batches/${id}/cancel`, {});

@@ -7,6 +7,7 @@ import { ask } from "./dialogs.js";
 import { dotted, fill, make, say, setText } from "./dom.js";
 import { askToEdit } from "./edit.js";
 import { count, duration, isLive, number, percent, rate, since, soFar, title, until } from "./format.js";
+import { chart } from "./history.js";
 import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
 import { pictureSection } from "./picture.js";
@@ -65,6 +66,7 @@ export function batchView(main, id) {
   const bar = progressBar();
   const share = make("p.big", {});
   const numbers = make("dl.numbers");
+  const line = chart();
   const picture = pictureSection(id, go);
   const why = whyPanel();
   const reasons = reasonsPanel(id, { itemAddress: addressOf, changed: () => looking.now(), redriven });
@@ -80,7 +82,7 @@ export function batchView(main, id) {
   const body = make(
     "div.batch-body",
     { hidden: true },
-    make("section.progress", { "aria-label": "Progress" }, share, bar.node, numbers),
+    make("section.progress", { "aria-label": "Progress" }, share, bar.node, numbers, line.node),
     why.node,
     reasons.node,
     picture.node,
@@ -153,8 +155,9 @@ export function batchView(main, id) {
     const wasRedriven = happened.events.some(({ type }) => type === "batch.redrive");
     if (wasRedriven && !isRedriven) looking.now();
     isRedriven = wasRedriven;
-    const nested = await children(id, signal);
-    below.show(id, nested);
+    const [nested, { points }] = await Promise.all([children(id, signal), api.history(id, signal)]);
+    below.show(id, nested, nested.batches.length ? await api.progress(id, signal) : null);
+    line.show(batch ?? (await api.batch(id, signal)), points);
     if (!isPlaced) {
       showAncestors(above, await ancestors(batch ?? (await api.batch(id, signal)), signal));
       isPlaced = true;

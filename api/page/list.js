@@ -186,10 +186,11 @@ function batchRow(batch) {
       setText(share, now.items ? `${percent(now.acked + now.failed, now.items)} %${soFar(now)}` : "");
       setText(numbers, amounts(now));
       setText(failed, now.failed ? `${number(now.failed)} failed` : "");
-      const at = now.ended_at ?? now.created_at;
+      const at = now.ended_at ?? now.updated_at;
       if (at !== moment) {
         moment = at;
-        when.replaceChildren(now.ended_at ? "ended " : "opened ", since(at));
+        if (now.ended_at) when.replaceChildren("ended ", since(at));
+        else when.replaceChildren("opened ", since(now.created_at), ", changed ", since(at));
       }
     },
   };

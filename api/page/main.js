@@ -12,6 +12,7 @@ import { showSections } from "./nav.js";
 import { trouble } from "./pieces.js";
 import { instancesView, instanceView, processesView } from "./processes.js";
 import { look, signInView, signOut } from "./session.js";
+import { stuckView } from "./stuck.js";
 import { talliesView, tallyView, totalView } from "./tallies.js";
 import { tokensView } from "./tokens.js";
 import { webhookView } from "./webhook.js";
@@ -26,6 +27,7 @@ let signedIn = false;
 const VIEWS = [
   ["/", listView],
   ["/batches/{id}", batchView],
+  ["/stuck", stuckView],
   ["/items/[id]", itemView],
   ["/processes", processesView],
   ["/processes/[process]", instancesView],

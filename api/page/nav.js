@@ -9,6 +9,7 @@ const operators = () => may("admin") && !isLimited();
 
 const SECTIONS = [
   ["batches", "Batches", "#/", everybody],
+  ["stuck", "Stuck", "#/stuck", everybody],
   ["processes", "Processes", "#/processes", unlimited],
   ["commands", "Commands", "#/commands", unlimited],
   ["consumer-groups", "Consumer groups", "#/consumer-groups", unlimited],

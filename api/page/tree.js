@@ -2,7 +2,7 @@
 // it is opened.
 
 import * as api from "./api.js";
-import { fill, make } from "./dom.js";
+import { fill, make, setText } from "./dom.js";
 import { count, number, title } from "./format.js";
 import { panel } from "./panels.js";
 import { amounts, progressBar, stateMark } from "./pieces.js";
@@ -37,13 +37,23 @@ export const children = (id, signal) => api.batches({ parent: id, limit: STEP },
 export function childrenPanel() {
   const { node, draw, hide } = panel("children", "Children");
   const branches = branch();
+  const bar = progressBar();
+  const words = make("span.facts");
+  const sums = make("div.sums", { hidden: true }, bar.node, words);
   return {
     node,
-    // The panel's body is drawn once; after that, its branch updates its own lines.
-    show(parent, page) {
+    // The panel's body is drawn once; after that, its branch updates its own lines. `tree` has the sums of all batches
+    // below the parent, and of the parent.
+    show(parent, page, tree) {
       if (!page.batches.length && page.next === null) return hide();
-      draw(parent, () => branches.node);
+      draw(parent, () => [sums, branches.node]);
       branches.show(parent, page);
+      sums.hidden = tree === null;
+      if (tree === null) return;
+      const all = Object.values(tree.batches).reduce((sum, each) => sum + each, 0);
+      const live = tree.batches.open + tree.batches.sealed;
+      bar.update(tree);
+      setText(words, `${tree.truncated ? "the first " : ""}${count(all, "batch", "batches")} with this one, ${number(live)} of them live: ${amounts(tree)}${tree.failed ? `, ${number(tree.failed)} failed` : ""}`);
     },
   };
 }

@@ -1637,7 +1637,7 @@ export interface components {
         History: {
             /** Format: int64 */
             batch: number;
-            /** @description from the open until the batch ended, or until now, by time: at most 67. From each point to the next, the counts changed within one interval, or steadily */
+            /** @description from the open until the batch ended, or until now, by time: at most 132. From each point to the next, the counts changed steadily, as far as is known */
             points: components["schemas"]["Point"][];
         };
         /** InboxEntry */
