@@ -39,6 +39,7 @@ _HOMES: Final = {
         "MessagesDiffer",
         "MessagesRefused",
         "MissingExtra",
+        "NoCurrentItem",
         "NotFound",
         "NotRefreshed",
         "OutOfOrder",

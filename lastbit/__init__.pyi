@@ -25,6 +25,7 @@ from lastbit.errors import (
     MessagesDiffer as MessagesDiffer,
     MessagesRefused as MessagesRefused,
     MissingExtra as MissingExtra,
+    NoCurrentItem as NoCurrentItem,
     NotFound as NotFound,
     NotRefreshed as NotRefreshed,
     OutOfOrder as OutOfOrder,

@@ -36,6 +36,7 @@
     ├── UsedAfterFork            also a RuntimeError; the thread that would do the work is in the parent process
     ├── MessagesRefused          a broker refused messages of a fan-out, however often they were sent
     ├── NotRefreshed             a handle's state was read before it was fetched
+    ├── NoCurrentItem            also a LookupError; no message of an item is being handled here
     ├── MissingExtra             also an ImportError
     └── InvalidArgument          also a ValueError; detected locally, nothing was sent
         ├── MessagesDiffer       a fan-out was run again with other messages, or in another order
@@ -406,6 +407,16 @@ class NotRefreshed(LastbitError):
 
     def __str__(self) -> str:
         return f"the state of batch {self.batch} has not been fetched: call refresh() first"
+
+
+class NoCurrentItem(LastbitError, LookupError):
+    """The current item was asked for where no message of an item is being handled."""
+
+    def __str__(self) -> str:
+        return (
+            "no item is being handled here: this is not a handler of an adapter, or its message belongs to no batch. "
+            "In a thread that a handler starts, run the code by contextvars.copy_context().run, or pass the item to it"
+        )
 
 
 class MessagesRefused(LastbitError):

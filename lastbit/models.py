@@ -105,15 +105,13 @@ class Callback:
     types: str | Iterable[str] | None = None
 
 
-class OpenOptions(TypedDict, total=False):
-    """What `open` can be told about a new batch. Without a value, or with None, the service's default applies. The
-    docstring of `Client.open` explains them."""
+class BatchOptions(TypedDict, total=False):
+    """What a new batch is like. Without a value, or with None, the service's default applies. The docstring of
+    `Client.open` explains them."""
 
     key: str | None
     labels: Mapping[str, str] | None
     group_size: int | None
-    items: int | None
-    sealed: bool
     parent: str | ItemId | None
     expires_in: int | timedelta | None
     tolerated_failures: int | None
@@ -121,6 +119,13 @@ class OpenOptions(TypedDict, total=False):
     on_exceeded: Literal["continue", "cancel"] | None
     callback: str | Callback | None
     deadline: datetime | timedelta | None
+
+
+class OpenOptions(BatchOptions, total=False):
+    """What `open` can be told about a new batch."""
+
+    items: int | None
+    sealed: bool
 
 
 class Changes(TypedDict, total=False):

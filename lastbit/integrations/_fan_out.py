@@ -27,16 +27,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from lastbit import _calls, errors, progress
+from lastbit import _arguments, _calls, errors, progress
 from lastbit.ids import ItemId
 from lastbit.integrations._digests import Digest
+from lastbit.models import BatchOptions
 from lastbit.retry import Retry
 
 if TYPE_CHECKING:
@@ -48,6 +50,17 @@ T = TypeVar("T")
 
 CHUNK: Final = 1000
 """The default number of messages in a chunk."""
+
+
+class FanOutOptions(BatchOptions, total=False):
+    """What every `fan_out` can be told, beside the options of a new batch. The docstring of `fan_out` explains them."""
+
+    seal: bool
+    idempotency_key: str | None
+    chunk: int
+    progress: bool
+
+
 PATIENCE: Final = Retry(attempts=1000)
 """How long messages are sent again while the broker accepts none: a minute. The client's eight attempts are over within
 seconds, and a broker that restarts takes longer."""
@@ -68,20 +81,19 @@ def fan_out(
     messages: Iterable[T],
     send: Send[T],
     *,
-    key: str | None = None,
-    labels: Mapping[str, str] | None = None,
     batch: BatchHandle | int | None = None,
-    seal: bool = True,
-    idempotency_key: str | None = None,
     identify: Callable[[T], Any] | None = None,
-    chunk: int = CHUNK,
-    progress: bool = False,
+    **options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each message and send the messages, `chunk` at a time; then seal the batch and return it.
 
-    It opens a batch with `key` and `labels`, or extends the open `batch`. `seal=False` leaves it open for more.
-    `send` publishes pairs of item id and message, and returns those that the broker refused; they are sent again with
-    growing pauses. `progress=True` shows the number of sent messages on standard error (needs `lastbit[cli]`).
+    It opens a batch, with the options of `Client.open`, or extends the open `batch`. `seal=False` leaves it open for
+    more. `send` publishes pairs of item id and message, and returns those that the broker refused; they are sent again
+    with growing pauses. `progress=True` shows the number of sent messages on standard error (needs `lastbit[cli]`).
+
+    `parent=current_item()`, in a handler, opens the batch under the item whose message is being handled: the new batch
+    resolves that item when it ends. An item has one such batch, so its idempotency key is by default made of the item,
+    and a second delivery of the message continues where the first one was interrupted.
 
     With an `idempotency_key`, a producer that was killed is simply run again: it gets the same batch and the same ids,
     sends everything that it had not sent, and repeats at most one chunk. The messages must be the same, in the same
@@ -90,11 +102,12 @@ def fan_out(
     returns what stands for a message, without what changes with each run. Without the key, a rerun is a new batch.
 
     Raises `MessagesDiffer`, `MessagesRefused`, `InvalidArgument`, `ServiceError` (a `BatchEnded` if the batch was
-    cancelled), `ServiceUnreachable`, and the exceptions of `messages` and `send`.
+    cancelled, or if that under `parent` is complete without success), `ServiceUnreachable`, and the exceptions of
+    `messages` and `send`.
     """
-    options = _Options(key, labels, batch, seal, idempotency_key, identify, chunk)
-    with _counting(progress) as show:
-        handle: BatchHandle = _run(_steps(client, _reader(messages, chunk), send, time.sleep, options, show))
+    plan = _Plan.of(batch, identify, options)
+    with _counting(plan.progress) as show:
+        handle: BatchHandle = _run(_steps(client, _reader(messages, plan.chunk), send, time.sleep, plan, show))
         return handle
 
 
@@ -103,19 +116,14 @@ async def fan_out_async(
     messages: Iterable[T] | AsyncIterable[T],
     send: SendAsync[T],
     *,
-    key: str | None = None,
-    labels: Mapping[str, str] | None = None,
     batch: AsyncBatchHandle | int | None = None,
-    seal: bool = True,
-    idempotency_key: str | None = None,
     identify: Callable[[T], Any] | None = None,
-    chunk: int = CHUNK,
-    progress: bool = False,
+    **options: Unpack[FanOutOptions],
 ) -> AsyncBatchHandle:
     """`fan_out`, awaited. `send` is a coroutine function; the messages may come from an asynchronous generator."""
-    options = _Options(key, labels, batch, seal, idempotency_key, identify, chunk)
-    with _counting(progress) as show:
-        steps = _steps(client, _async_reader(messages, chunk), send, asyncio.sleep, options, show)
+    plan = _Plan.of(batch, identify, options)
+    with _counting(plan.progress) as show:
+        steps = _steps(client, _async_reader(messages, plan.chunk), send, asyncio.sleep, plan, show)
         handle: AsyncBatchHandle = await _run_async(steps)
         return handle
 
@@ -192,20 +200,37 @@ async def _run_async(steps: _Steps) -> Any:
 
 
 @dataclass(frozen=True)
-class _Options:
-    """The options that both functions take."""
+class _Plan:
+    """What both functions were told."""
 
-    key: str | None
-    labels: Mapping[str, str] | None
     batch: Any
-    seal: bool
-    idempotency_key: str | None
     identify: Callable[[Any], Any] | None
-    chunk: int
+    opening: BatchOptions
+    """Of a new batch."""
+    seal: bool = True
+    idempotency_key: str | None = None
+    chunk: int = CHUNK
+    progress: bool = False
+
+    @classmethod
+    def of(cls, batch: Any, identify: Callable[[Any], Any] | None, options: FanOutOptions) -> _Plan:
+        """Raises `TypeError` for an unknown option, and `InvalidArgument`."""
+        _arguments.check_names("option", options, FanOutOptions)
+        values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        opening: Any = {name: values.pop(name) for name in BatchOptions.__annotations__ if name in values}
+        if "parent" in opening:
+            values.setdefault("idempotency_key", f"fan-out-under-{opening['parent']}")
+        return cls(batch, identify, opening, **values)
 
     def __post_init__(self) -> None:
-        if self.batch is not None and not (self.key is None and self.labels is None):
-            raise errors.InvalidArgument("key and labels are for a new batch: give either these or batch")
+        if self.batch is not None and self.opening:
+            raise errors.InvalidArgument(
+                f"give either batch, or the options of a new batch ({', '.join(self.opening)})"
+            )
+        if self.idempotency_key is not None and isinstance(self.opening.get("deadline"), timedelta):
+            raise errors.InvalidArgument(
+                "a deadline counts from now, and a rerun must give the same one: pass a datetime, or expires_in"
+            )
         if self.chunk < 1:
             raise errors.InvalidArgument(f"chunk is at least 1, not {self.chunk!r}")
         if self.idempotency_key is not None and not 0 < len(self.idempotency_key) <= MOST_KEY:
@@ -222,23 +247,22 @@ def _steps(
     read: Callable[[], Any],
     send: Callable[[Pairs[T]], Any],
     sleep: Callable[[float], Any],
-    options: _Options,
+    plan: _Plan,
     show: Callable[[int], None],
 ) -> _Steps:
     """The whole fan-out. `read` returns the next chunk of messages, which is empty at the end."""
-    if options.batch is None:
-        handle = yield partial(
-            client.open, key=options.key, labels=options.labels, idempotency_key=options.idempotency_key
-        )
+    if plan.batch is None:
+        handle = yield partial(client.open, idempotency_key=plan.idempotency_key, **plan.opening)
         resumed = handle.replayed
         if resumed and handle.info.complete:
+            _check_child(handle, plan)
             return handle
         if resumed and handle.info.ended:
             yield handle.seal  # raises BatchEnded
     else:
-        handle = client.batch(options.batch) if isinstance(options.batch, int) else options.batch
-        resumed = options.idempotency_key is not None
-    digest = None if options.idempotency_key is None else Digest(options.identify)
+        handle = client.batch(plan.batch) if isinstance(plan.batch, int) else plan.batch
+        resumed = plan.idempotency_key is not None
+    digest = None if plan.idempotency_key is None else Digest(plan.identify)
     taken = compared = 0  # the numbers of messages
     first_unsent = 0
     for number in count():
@@ -250,20 +274,27 @@ def _steps(
         if number < first_unsent and not _is_power_of_two(number):
             continue
         try:
-            ids = yield from _issue(handle, len(messages), options.chunk_key(number), digest_so_far)
+            ids = yield from _issue(handle, len(messages), plan.chunk_key(number), digest_so_far)
         except errors.IdempotencyKeyReused as error:
-            raise errors.MessagesDiffer(options.idempotency_key or "", compared, taken) from error
+            raise errors.MessagesDiffer(plan.idempotency_key or "", compared, taken) from error
         compared = taken
         if resumed and number == 0:
-            first_unsent = yield from _last_issued(client, handle.id, options)
+            first_unsent = yield from _last_issued(client, handle.id, plan)
         if number >= first_unsent:
             yield from _send_all(list(zip(ids, messages, strict=True)), send, sleep)
             show(taken)
-    if number <= first_unsent and (first_unsent or (resumed and options.batch is None and handle.items)):
-        raise errors.MessagesDiffer(options.idempotency_key or "", taken, None)
-    if options.seal:
+    if number <= first_unsent and (first_unsent or (resumed and plan.batch is None and handle.items)):
+        raise errors.MessagesDiffer(plan.idempotency_key or "", taken, None)
+    if plan.seal:
         yield handle.seal
     return handle
+
+
+def _check_child(handle: Any, plan: _Plan) -> None:
+    """Raises `BatchEnded` if a handler would go on, and ack its item, although the batch under it has failed."""
+    if "parent" in plan.opening and not handle.info.succeeded:
+        text = f"batch {handle.id}, which stands for item {plan.opening['parent']}, is complete without success"
+        raise errors.BatchEnded(409, "batch_complete", f"{text}: redrive its failed items")
 
 
 def _issue(handle: Any, count: int, key: str | None, digest: str | None) -> _Steps:
@@ -282,11 +313,11 @@ def _is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-def _last_issued(client: Any, batch: int, options: _Options) -> _Steps:
+def _last_issued(client: Any, batch: int, plan: _Plan) -> _Steps:
     """The number of the last chunk that was issued; chunk 0 was. All chunks before it have been sent."""
 
     def is_issued(number: int) -> Callable[[], Any]:
-        return partial(client.driver.run, _calls.is_issued, batch, options.chunk_key(number))
+        return partial(client.driver.run, _calls.is_issued, batch, plan.chunk_key(number))
 
     last, beyond = 0, 1
     while (yield is_issued(beyond)):

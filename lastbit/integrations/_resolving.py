@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
+from lastbit.integrations._current import handling
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._verdicts import log_rejections
@@ -26,7 +27,8 @@ def resolving(client: Client, item: str, *, final: bool = True) -> Iterator[None
     Raises `ServiceError`, `ServiceUnreachable`: then the task should be run again.
     """
     try:
-        yield
+        with handling(item):
+            yield
     except Exception as error:
         if final or isinstance(error, Failed):
             log_rejections(client.fail(item, reason_of(error)))
@@ -38,7 +40,8 @@ def resolving(client: Client, item: str, *, final: bool = True) -> Iterator[None
 async def resolving_async(client: AsyncClient, item: str, *, final: bool = True) -> AsyncIterator[None]:
     """`resolving`, for coroutines."""
     try:
-        yield
+        with handling(item):
+            yield
     except Exception as error:
         if final or isinstance(error, Failed):
             log_rejections(await client.fail(item, reason_of(error)))

@@ -22,6 +22,7 @@ from lastbit import errors
 from lastbit._threads import join_started
 from lastbit.acker import GATHERED
 from lastbit.client import Client
+from lastbit.integrations._current import handling
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._resolver import Resolver
@@ -155,7 +156,8 @@ class Workers(Generic[D]):
         """Handle the message. Returns its failure, if it has failed for good; raises `_Raised` if the handler has
         raised something else."""
         try:
-            self._handle(delivery.message)
+            with handling(delivery.item):
+                self._handle(delivery.message)
         except Failed as failure:
             log.warning("a message has failed for good (item %s): %s", delivery.item, failure.reason)
             return failure

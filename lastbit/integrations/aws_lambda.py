@@ -39,6 +39,7 @@ from typing import Any, Final
 from lastbit import errors
 from lastbit.client import Client
 from lastbit.ids import InvalidItemId, ItemId
+from lastbit.integrations._current import handling
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._verdicts import Verdict, log_rejections, verdict_of
@@ -126,6 +127,10 @@ class _Resolving(BasePartialBatchProcessor):
 
     def __call__(self, records: Any, handler: Callable[..., Any], lambda_context: Any = None) -> Any:
         return super().__call__(records, self._catching(handler), lambda_context)
+
+    def _process_record(self, record: Any) -> Any:
+        with handling(self._item_of(record)):
+            return super()._process_record(record)  # type: ignore[safe-super]
 
     def _catching(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         """The handler, which returns a failure for good instead of raising it. Powertools would report the record."""
@@ -236,6 +241,10 @@ class LastbitBatchProcessor(_Resolving, BatchProcessor):
 
 class LastbitAsyncBatchProcessor(_Resolving, AsyncBatchProcessor):
     """`LastbitBatchProcessor`, with Powertools' `AsyncBatchProcessor` for coroutine functions."""
+
+    async def _async_process_record(self, record: Any) -> Any:
+        with handling(self._item_of(record)):
+            return await super()._async_process_record(record)
 
     def _catching(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(handler)

@@ -31,15 +31,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, Unpack
 
 from lastbit import errors
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
-from lastbit.integrations import _fan_out
+from lastbit.integrations import _current, _fan_out
+from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._settler import Resolution, Settler
@@ -93,6 +94,7 @@ class _Notes(threading.local):
     def start(self, message: MessageProxy | None) -> None:
         self.message = message
         self.item = None if message is None else _item(message)
+        _current.replace(self.item)
         self.was_sent = self.skipped = self.ended = False
         self.error = None
 
@@ -259,14 +261,9 @@ def fan_out(
     messages: Iterable[Sendable],
     *,
     broker: Broker | None = None,
-    key: str | None = None,
-    labels: Mapping[str, str] | None = None,
     batch: BatchHandle | int | None = None,
-    seal: bool = True,
-    idempotency_key: str | None = None,
     identify: Callable[[Sendable], Any] | None = None,
-    chunk: int = _fan_out.CHUNK,
-    progress: bool = False,
+    **options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each message and send the messages; then seal the batch and return it.
 
@@ -284,14 +281,9 @@ def fan_out(
         client,
         _checked(messages),
         partial(_send, broker),
-        key=key,
-        labels=labels,
         batch=batch,
-        seal=seal,
-        idempotency_key=idempotency_key,
         identify=identify or _identity,
-        chunk=chunk,
-        progress=progress,
+        **options,
     )
 
 

@@ -31,14 +31,15 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, Unpack
 
 from lastbit import errors
 from lastbit.acker import AsyncAcker
 from lastbit.batch import AsyncBatchHandle
 from lastbit.client import AsyncClient
 from lastbit.failures import Redrive
-from lastbit.integrations import _fan_out, _verdicts
+from lastbit.integrations import _current, _fan_out, _verdicts
+from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._resolver import PAUSE
@@ -87,7 +88,7 @@ class _Run:
     was_sent: bool = False
 
 
-_current: ContextVar[_Run | None] = ContextVar("lastbit_run", default=None)
+_run: ContextVar[_Run | None] = ContextVar("lastbit_run", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +158,19 @@ class LastbitMiddleware(TaskiqMiddleware):
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
         if self._refusal is not None and item_of(message.task_id) is not None:
             await self._refuse(self._refusal)
-        _current.set(_Run(message.task_id))
+        _run.set(_Run(message.task_id))
+        _current.enter(item_of(message.task_id))
         return message
 
     def post_send(self, message: TaskiqMessage) -> None:
-        run = _current.get()
+        run = _run.get()
         if run is not None and run.task_id == message.task_id:
             run.was_sent = True
 
     async def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
+        _current.leave()
         item = item_of(message.task_id)
-        run = _current.get()
+        run = _run.get()
         if run is not None and run.task_id != message.task_id:
             run = None  # of a task that this one has sent, and that the broker has run in place
         if item is None or isinstance(result.error, NoResultError) or (run is not None and run.was_sent):
@@ -239,14 +242,9 @@ async def fan_out(
     task: Task,
     arguments: Iterable[Arguments] | AsyncIterable[Arguments],
     *,
-    key: str | None = None,
-    labels: Mapping[str, str] | None = None,
     batch: AsyncBatchHandle | int | None = None,
-    seal: bool = True,
-    idempotency_key: str | None = None,
     identify: Callable[[Arguments], Any] | None = None,
-    chunk: int = _fan_out.CHUNK,
-    progress: bool = False,
+    **options: Unpack[FanOutOptions],
 ) -> AsyncBatchHandle:
     """Issue an item for each call of the task and send its message; then seal the batch and return it.
 
@@ -261,14 +259,9 @@ async def fan_out(
         _middleware(kicker.broker).client,
         _checked(arguments),
         partial(_send, kicker),
-        key=key,
-        labels=labels,
         batch=batch,
-        seal=seal,
-        idempotency_key=idempotency_key,
         identify=identify or partial(_identity, kicker.task_name),
-        chunk=chunk,
-        progress=progress,
+        **options,
     )
 
 

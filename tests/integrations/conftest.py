@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +14,39 @@ import redis as redis_py
 from lastbit import Client, tokens
 from lastbit.tokens import Role
 from tests import mutants
+from tests.integrations import drivers
 from tests.support.brokers import RedisServer
 from tests.support.servers import running_service, sqlite_file
 
 mutants.from_environment()
 
 TOKEN = tokens.new()
+MARKS = {"rabbitmq": [pytest.mark.xdist_group("rabbitmq")]}
+ADAPTERS = [
+    pytest.param(module.name, marks=MARKS.get(module.name, [])) for module in pkgutil.iter_modules(drivers.__path__)
+]
+
+
+@pytest.fixture(params=ADAPTERS)
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> drivers.Driver:
+    """Each adapter, with short pauses."""
+    for module in ("_resolver", "taskiq"):
+        monkeypatch.setattr(f"lastbit.integrations.{module}.PAUSE", 0.05)
+    made: drivers.Driver = importlib.import_module(f"tests.integrations.drivers.{request.param}").Driver(request)
+    return made
+
+
+@pytest.fixture
+def producer(service_url: str) -> Iterator[drivers.Link]:
+    with drivers.Link(service_url) as link:
+        yield link
+
+
+@pytest.fixture
+def link(service_url: str) -> Iterator[drivers.Link]:
+    """The worker's."""
+    with drivers.Link(service_url) as link:
+        yield link
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -427,7 +428,9 @@ def test_a_broker_may_be_away_for_most_of_a_minute(client: Client, monkeypatch: 
     ("options", "message"),
     [
         ({"chunk": 0}, "chunk is at least 1"),
-        ({"batch": 7, "key": "other"}, "either these or batch"),
+        ({"batch": 7, "key": "other", "labels": {}}, r"give either batch, or .* \(key, labels\)"),
+        ({"batch": 7, "parent": "7:0:0"}, r"give either batch, or .* \(parent\)"),
+        ({"parent": "7:0:0", "deadline": timedelta(hours=1)}, "a rerun must give the same one: pass a datetime"),
         ({"idempotency_key": "k" * 236}, "1 to 235 characters here, not 236"),
         ({"idempotency_key": ""}, "1 to 235 characters"),
     ],

@@ -7,51 +7,20 @@ adapter.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import pkgutil
 import threading
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
 from lastbit import Completed, Forbidden, ItemRejected
-from lastbit.integrations import Failed, _resolver, _verdicts
-from lastbit.integrations import taskiq as taskiq_adapter
-from tests.integrations import drivers
+from lastbit.integrations import Failed, _verdicts
 from tests.integrations.conftest import TOKEN
 from tests.integrations.drivers import Driver, Link
 from tests.integrations.workers import reasons
 from tests.mutants import mutant
 
-MARKS = {"rabbitmq": [pytest.mark.xdist_group("rabbitmq")]}
-ADAPTERS = [
-    pytest.param(module.name, marks=MARKS.get(module.name, [])) for module in pkgutil.iter_modules(drivers.__path__)
-]
 REFUSED = "the service refuses calls for good"
-
-
-@pytest.fixture(params=ADAPTERS)
-def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """With short pauses."""
-    for module in (_resolver, taskiq_adapter):
-        monkeypatch.setattr(module, "PAUSE", 0.05)
-    made: Driver = importlib.import_module(f"tests.integrations.drivers.{request.param}").Driver(request)
-    return made
-
-
-@pytest.fixture
-def producer(service_url: str) -> Iterator[Link]:
-    with Link(service_url) as link:
-        yield link
-
-
-@pytest.fixture
-def link(service_url: str) -> Iterator[Link]:
-    """The worker's."""
-    with Link(service_url) as link:
-        yield link
 
 
 class Handler:

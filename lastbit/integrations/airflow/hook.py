@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar, Unpack
 
 from lastbit.client import Client
 from lastbit.errors import BatchNotFound, LastbitError
-from lastbit.integrations._fan_out import CHUNK, Send, fan_out
+from lastbit.integrations._fan_out import FanOutOptions, Send, fan_out
 from lastbit.integrations.airflow import provider
 from lastbit.integrations.airflow._airflow import BaseHook
 from lastbit.integrations.airflow.address import Address
@@ -58,33 +58,27 @@ class LastbitHook(BaseHook):
         messages: Iterable[T],
         send: Send[T],
         *,
-        key: str | None = None,
-        labels: Mapping[str, str] | None = None,
         batch: int | None = None,
-        seal: bool = True,
-        idempotency_key: str | None = None,
         identify: Callable[[T], Any] | None = None,
-        chunk: int = CHUNK,
+        **options: Unpack[FanOutOptions],
     ) -> int:
         """`lastbit.integrations.fan_out` within a task. Returns the batch's id, which a sensor can wait for.
 
-        The idempotency key is by default one of the task's run (`run_key`) with `key`, `labels` and `batch`: if a try
-        was interrupted, the next one continues the same batch, sends everything that was not sent, and repeats at most
-        one chunk. The messages must be the same, in the same order; see there, also for `identify`. Several fan-outs in
-        one task need different keys.
+        The idempotency key is by default one of the task's run (`run_key`) with `key`, `labels` and `batch`, or that of
+        the `parent`: if a try was interrupted, the next one continues the same batch, sends everything that was not
+        sent, and repeats at most one chunk. The messages must be the same, in the same order; see there, also for
+        `identify`. Several fan-outs in one task need different keys.
         """
+        if options.get("idempotency_key") is None and options.get("parent") is None:
+            options["idempotency_key"] = run_key(None, options.get("key"), options.get("labels"), batch)
         with self.get_conn() as client:
             handle = fan_out(
                 client,
                 messages,
                 send,
-                key=key,
-                labels=labels,
                 batch=batch,
-                seal=seal,
-                idempotency_key=idempotency_key or run_key(None, key, labels, batch),
                 identify=identify,
-                chunk=chunk,
+                **options,
             )
             self.log.info("%s: %s/#/batches/%d", handle, client.url, handle.id)
             return handle.id

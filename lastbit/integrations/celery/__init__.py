@@ -10,6 +10,7 @@ commit. Tasks with other ids take Celery's own path.
     resolver.py    the acker of a worker's main process
     worker.py      connects them to a worker's consumer
     eager.py       tasks that run without a message
+    current.py     the item that a task works for
     publisher.py   sends the tasks of a fan-out
 """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from celery import Celery
 from celery.canvas import Signature
@@ -16,8 +16,8 @@ from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.errors import InvalidArgument
 from lastbit.failures import Redrive
-from lastbit.integrations._fan_out import CHUNK, fan_out, resend, send_items
-from lastbit.integrations.celery import eager, worker
+from lastbit.integrations._fan_out import FanOutOptions, fan_out, resend, send_items
+from lastbit.integrations.celery import current, eager, worker
 from lastbit.integrations.celery.publisher import Publisher, identity
 from lastbit.integrations.celery.requests import WHEN_IGNORED
 from lastbit.models import Completed
@@ -52,6 +52,7 @@ class Lastbit:
         self._lock = threading.Lock()
         worker.install(app, lambda: self.client, when_ignored, on_completed)
         eager.install(app, lambda: self.client, when_ignored)
+        current.install(app)
 
     @property
     def client(self) -> Client:
@@ -66,23 +67,19 @@ class Lastbit:
         self,
         tasks: Iterable[Signature],
         *,
-        key: str | None = None,
-        labels: Mapping[str, str] | None = None,
         batch: BatchHandle | int | None = None,
-        seal: bool = True,
-        idempotency_key: str | None = None,
         identify: Callable[[Signature], Any] | None = None,
-        chunk: int = CHUNK,
-        progress: bool = False,
+        **options: Unpack[FanOutOptions],
     ) -> BatchHandle:
         """Publish each signature (a task, a chain or a chord) as an item of a batch, `chunk` at a time; then seal the
         batch and return it.
 
-        It opens a batch with `key` and `labels`, or extends the open `batch`. `seal=False` leaves it open for more.
-        With an `idempotency_key`, a producer that was killed is simply run again: it gets the same batch and the same
-        ids, publishes what it had not published, and repeats at most one chunk. The signatures must be the same, in the
-        same order, or it raises `MessagesDiffer`: task and arguments are compared, or what `identify` returns for a
-        signature. `progress=True` shows a progress line (needs `lastbit[cli]`).
+        It opens a batch, with the options of `Client.open`, or extends the open `batch`. `seal=False` leaves it open
+        for more. With `parent=current_item()`, a task opens the batch under its own item; all options are explained at
+        `lastbit.integrations.fan_out`. With an `idempotency_key`, a producer that was killed is simply run again: it
+        gets the same batch and the same ids, publishes what it had not published, and repeats at most one chunk. The
+        signatures must be the same, in the same order, or it raises `MessagesDiffer`: task and arguments are compared,
+        or what `identify` returns for a signature. `progress=True` shows a progress line (needs `lastbit[cli]`).
 
         Raises `InvalidArgument` for a group, and for a chain or chord that ends with one, as it has no end of its own:
         pass its tasks. Otherwise raises the errors of `lastbit.integrations.fan_out`, and `MessagesRefused` if the
@@ -93,14 +90,9 @@ class Lastbit:
                 self.client,
                 map(publisher.checked, tasks),
                 publisher.send,
-                key=key,
-                labels=labels,
                 batch=batch,
-                seal=seal,
-                idempotency_key=idempotency_key,
                 identify=identify or identity,
-                chunk=chunk,
-                progress=progress,
+                **options,
             )
 
     def republish(self, batch: BatchHandle | int, tasks: Iterable[Signature]) -> int:

@@ -13,15 +13,15 @@ of one key are handled in any order here; where their order matters, use `lastbi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Unpack
 
 from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
-from lastbit.integrations import CHUNK, Failed
+from lastbit.integrations import Failed, FanOutOptions
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations._workers import ITEM, Workers, checked_workers
 from lastbit.integrations.kafka._consumer import DeadLetter, Delivery, Handler, Options, run
@@ -50,15 +50,10 @@ def fan_out(
     topic: str,
     values: Iterable[Value],
     *,
-    key: str | None = None,
-    labels: Mapping[str, str] | None = None,
     batch: BatchHandle | int | None = None,
-    seal: bool = True,
-    idempotency_key: str | None = None,
     identify: Callable[[Value], Any] | None = None,
-    chunk: int = CHUNK,
-    progress: bool = False,
     lastbit: Client | None = None,
+    **options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each value and publish it as a record; then seal the batch and return it.
 
@@ -68,24 +63,18 @@ def fan_out(
 
     Each chunk is flushed. Records whose delivery the producer has given up are published again.
 
-    `key`, `labels`, `batch`, `seal`, `idempotency_key`, `identify`, `chunk` and `progress` as in
-    `lastbit.integrations.fan_out`: with an idempotency key, a producer that was killed can be run again, with the same
-    records in the same order. Values, keys, headers and partitions are compared, or what `identify` returns. Raises
-    what that raises (`MessagesRefused` if nothing is delivered), `InvalidArgument`, and the producer's errors, for
-    example for a record that is too large.
+    Everything else is as in `lastbit.integrations.fan_out`, which takes the options of a new batch: with an idempotency
+    key, a producer that was killed can be run again, with the same records in the same order. Values, keys, headers and
+    partitions are compared, or what `identify` returns. Raises what that raises (`MessagesRefused` if nothing is
+    delivered), `InvalidArgument`, and the producer's errors, for example for a record that is too large.
     """
     return integrations.fan_out(
         lastbit or Client(),
         values,
         sender(producer, topic),
-        key=key,
-        labels=labels,
         batch=batch,
-        seal=seal,
-        idempotency_key=idempotency_key,
         identify=identify,
-        chunk=chunk,
-        progress=progress,
+        **options,
     )
 
 

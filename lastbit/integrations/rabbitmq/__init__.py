@@ -16,15 +16,15 @@ Messages of a stream, whose order matters, are better read by `lastbit.streams`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
-from lastbit.integrations import CHUNK, Failed
+from lastbit.integrations import Failed, FanOutOptions
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations._workers import ITEM, Workers, checked_workers
@@ -51,15 +51,10 @@ def fan_out(
     bodies: Iterable[Body],
     *,
     exchange: str = "",
-    key: str | None = None,
-    labels: Mapping[str, str] | None = None,
     batch: BatchHandle | int | None = None,
-    seal: bool = True,
-    idempotency_key: str | None = None,
     identify: Callable[[Body], Any] | None = None,
-    chunk: int = CHUNK,
-    progress: bool = False,
     lastbit: Client | None = None,
+    **options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each body and publish it as a message; then seal the batch and return it.
 
@@ -70,25 +65,20 @@ def fan_out(
     Publisher confirms are on. Messages that the broker returns because no queue is bound to their key, that it refuses,
     or whose confirmation was lost with the connection are published again.
 
-    `key`, `labels`, `batch`, `seal`, `idempotency_key`, `identify`, `chunk` and `progress` as in
-    `lastbit.integrations.fan_out`: with an idempotency key, a producer that was killed can be run again, with the same
-    messages in the same order. Bodies, routing keys and headers are compared, or what `identify` returns. Raises what
-    that raises (`MessagesRefused` if the broker accepts nothing for a minute), pika's errors if the broker refuses the
-    connection or has no such exchange, and `MissingExtra`.
+    Everything else is as in `lastbit.integrations.fan_out`, which takes the options of a new batch: with an idempotency
+    key, a producer that was killed can be run again, with the same messages in the same order. Bodies, routing keys and
+    headers are compared, or what `identify` returns. Raises what that raises (`MessagesRefused` if the broker accepts
+    nothing for a minute), pika's errors if the broker refuses the connection or has no such exchange, and
+    `MissingExtra`.
     """
     with Sender(broker, exchange, routing_key) as send:
         return integrations.fan_out(
             lastbit or Client(),  # not closed here: the handle uses it
             bodies,
             send,
-            key=key,
-            labels=labels,
             batch=batch,
-            seal=seal,
-            idempotency_key=idempotency_key,
             identify=identify or identity,
-            chunk=chunk,
-            progress=progress,
+            **options,
         )
 
 

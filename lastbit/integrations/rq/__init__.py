@@ -35,7 +35,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from lastbit import errors
 from lastbit.batch import BatchHandle
@@ -43,6 +43,8 @@ from lastbit.client import Client
 from lastbit.failures import Redrive
 from lastbit.ids import ItemId
 from lastbit.integrations import _fan_out
+from lastbit.integrations._current import handling
+from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import accepted
 from lastbit.integrations._settler import Resolution, Settler
@@ -141,6 +143,10 @@ class LastbitMixin:
         if self._relay is not None:
             self._relay.enter_horse()
         super().main_work_horse(job, queue)  # type: ignore[misc]
+
+    def perform_job(self, job: Job, *args: Any, **kwargs: Any) -> Any:
+        with handling(item_of_job(job.id)):
+            return super().perform_job(job, *args, **kwargs)  # type: ignore[misc]
 
     def handle_job_success(self, job: Job, queue: Queue, started_job_registry: Any) -> None:
         item = item_of_job(job.id)
@@ -360,14 +366,9 @@ def fan_out(
     *,
     client: Client | None = None,
     options: Mapping[str, Any] | None = None,
-    key: str | None = None,
-    labels: Mapping[str, str] | None = None,
     batch: BatchHandle | int | None = None,
-    seal: bool = True,
-    idempotency_key: str | None = None,
     identify: Callable[[Any], Any] | None = None,
-    chunk: int = _fan_out.CHUNK,
-    progress: bool = False,
+    **batch_options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each call of the function and enqueue its job; then seal the batch and return it.
 
@@ -382,14 +383,9 @@ def fan_out(
         client,
         _checked(arguments),
         _sender(queue, function, options, client),
-        key=key,
-        labels=labels,
         batch=batch,
-        seal=seal,
-        idempotency_key=idempotency_key,
         identify=identify or partial(_identity, function),
-        chunk=chunk,
-        progress=progress,
+        **batch_options,
     )
 
 
@@ -460,7 +456,9 @@ def _send(
     ]
     if not queue.is_async:
         for (item, _), job in zip(pairs, jobs, strict=True):
-            _resolve(client, item, queue.enqueue_call(**job))
+            with handling(item):
+                ended = queue.enqueue_call(**job)
+            _resolve(client, item, ended)
         return []
     try:
         queue.enqueue_many([Queue.prepare_data(**job) for job in jobs])

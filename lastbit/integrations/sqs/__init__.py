@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Unpack
 
 from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
-from lastbit.integrations import CHUNK, Failed
+from lastbit.integrations import Failed, FanOutOptions
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations.sqs._consumer import Consumer, Handler, Options
 from lastbit.integrations.sqs._fan_out import Body, Group, Sender
@@ -40,17 +40,12 @@ def fan_out(
     queue_url: str,
     bodies: Iterable[Body],
     *,
-    key: str | None = None,
-    labels: Mapping[str, str] | None = None,
     batch: BatchHandle | int | None = None,
-    seal: bool = True,
-    idempotency_key: str | None = None,
     identify: Callable[[Body], Any] | None = None,
-    chunk: int = CHUNK,
-    progress: bool = False,
     group: Group | None = None,
     senders: int = 8,
     lastbit: Client | None = None,
+    **options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each body and send it as a message; then seal the batch and return it.
 
@@ -61,11 +56,10 @@ def fan_out(
     On a FIFO queue, `group` is the messages' group, or a function of the body that returns it. The deduplication id is
     the item's id.
 
-    `key`, `labels`, `batch`, `seal`, `idempotency_key`, `identify`, `chunk` and `progress` as in
-    `lastbit.integrations.fan_out`: with an idempotency key, a producer that was killed can be run again, with the same
-    bodies in the same order. Texts or whole mappings are compared, or what `identify` returns. Raises
-    `InvalidArgument`, also for a message that SQS will never accept, what `lastbit.integrations.fan_out` raises, and
-    boto3's errors.
+    Everything else is as in `lastbit.integrations.fan_out`, which takes the options of a new batch: with an idempotency
+    key, a producer that was killed can be run again, with the same bodies in the same order. Texts or whole mappings
+    are compared, or what `identify` returns. Raises `InvalidArgument`, also for a message that SQS will never accept,
+    what `lastbit.integrations.fan_out` raises, and boto3's errors.
     """
     queue = Queue(client, queue_url)
     with ThreadPoolExecutor(senders, "lastbit-sqs-send") as executor:
@@ -73,14 +67,9 @@ def fan_out(
             lastbit or Client(),  # stays open: the handle that is returned uses it
             bodies,
             Sender(client, queue, group, executor),
-            key=key,
-            labels=labels,
             batch=batch,
-            seal=seal,
-            idempotency_key=idempotency_key,
             identify=identify,
-            chunk=chunk,
-            progress=progress,
+            **options,
         )
 
 

@@ -25,10 +25,19 @@ from typing import Final
 from lastbit import errors
 from lastbit._threads import join_started
 from lastbit.client import Client
+from lastbit.integrations._current import handling
 from lastbit.integrations._failed import Failed
 from lastbit.integrations.sqs._inbox import Inbox, Run, runs
 from lastbit.integrations.sqs._leases import Leases
-from lastbit.integrations.sqs._queue import LONGEST_POLL, LONGEST_VISIBILITY, MOST_ENTRIES, Message, Queue, passes
+from lastbit.integrations.sqs._queue import (
+    LONGEST_POLL,
+    LONGEST_VISIBILITY,
+    MOST_ENTRIES,
+    Message,
+    Queue,
+    item_of,
+    passes,
+)
 from lastbit.integrations.sqs._settler import Settler
 from lastbit.models import Completed
 
@@ -164,7 +173,8 @@ class Consumer:
         message = run.messages[position]
         failure = None
         try:
-            self._handle(message)
+            with handling(item_of(message)):
+                self._handle(message)
         except Failed as error:
             failure = error
             log.warning("message %s of %s has failed: %s", message["MessageId"], self._queue.name, error.reason)

@@ -16,7 +16,9 @@ from celery.signals import task_postrun
 from celery.worker.request import Request
 
 from lastbit import Completed
+from lastbit.integrations import current_item
 from lastbit.integrations.celery import Lastbit
+from lastbit.integrations.celery.items import is_item
 
 app = Celery("tests", broker=os.environ.get("TEST_BROKER"), backend=os.environ.get("TEST_BACKEND"))
 app.conf.update(json.loads(os.environ.get("TEST_SETTINGS", "{}")))
@@ -39,7 +41,10 @@ def note(kind: str, name: object) -> str:
 
 
 def run_of(task: Any) -> int:
-    """Record that the task runs, and return how often it has, including this time."""
+    """Record that the task runs, and return how often it has, including this time. It knows its item, in each pool and
+    attempt."""
+    if is_item(task.request.id):
+        assert current_item() == task.request.id
     run: int = notes.incr(note("runs", task.request.id))
     notes.rpush(note("started", task.request.id), os.getpid())
     return run

@@ -10,6 +10,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from lastbit import Client, ItemIds
 from lastbit.batch import BatchHandle
+from lastbit.integrations import current_item
 from lastbit.integrations.celery import Lastbit
 
 
@@ -51,6 +52,32 @@ def failures(batch: BatchHandle) -> list[str]:
     """The reasons, once the batch is complete: without waiting."""
     assert batch.refresh().complete
     return [reason for failed in batch.failed() for reason in failed.reasons.values()]
+
+
+def test_a_task_knows_its_item_also_around_another_one(client: Client) -> None:
+    """One that isn't tracked knows none, even within one that is."""
+    eager = Eager(client.url)
+    found: list[tuple[str, str | None]] = []
+
+    @eager.app.task(name="note")
+    def note(name: str, *args: Any) -> None:
+        found.append((name, current_item(None)))
+        if name == "outer":
+            note.apply(("untracked",))
+            found.append(("outer again", current_item(None)))
+
+    batch, (one, other) = opened(client, 2)
+    note.apply_async(("outer",), task_id=one)
+    chain(note.si("earlier"), note.si("last"), app=eager.app).apply_async(task_id=other)
+    assert found == [
+        ("outer", one),
+        ("untracked", None),
+        ("outer again", one),
+        ("earlier", other),
+        ("last", other),
+    ]
+    assert current_item(None) is None
+    assert batch.refresh().succeeded
 
 
 @pytest.mark.parametrize(

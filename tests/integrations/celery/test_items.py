@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
+from celery.app.task import Context
 
+from lastbit.integrations.celery.current import item_of
 from lastbit.integrations.celery.items import is_item, items_of_message
+from tests.mutants import mutant
 from tests.support.servers import ROOT
 
 app = Celery("items", set_as_current=False)
@@ -65,3 +68,21 @@ def test_a_missing_extra_is_named() -> None:
     process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert "MissingExtra: lastbit.integrations.celery needs more than the bare client" in process.stderr
     assert "pip install 'lastbit[celery]'" in process.stderr
+
+
+@mutant(
+    "an-earlier-task-of-a-chain-knows-no-item",
+    "lastbit.integrations.celery.current:item_of",
+    "len(items) == 1",
+    "False",
+)
+def test_an_earlier_task_works_for_the_item_of_its_chain() -> None:
+    """Not if several items wait for its success: then it works for none of them alone."""
+
+    def later(*items: str) -> Context:
+        return Context(chain=[task(item) for item in items])
+
+    assert item_of("7:0:1", later()) == "7:0:1"
+    assert item_of("some id", later("7:0:1")) == "7:0:1"
+    assert item_of("some id", later("7:0:1", "7:0:2")) is None
+    assert item_of("some id", later()) is None

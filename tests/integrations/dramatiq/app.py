@@ -15,6 +15,7 @@ from dramatiq.middleware import CurrentMessage, Middleware, SkipMessage, TimeLim
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
+from lastbit.integrations import current_item
 from lastbit.integrations.dramatiq import LastbitMiddleware
 
 URL = os.environ["TESTS_REDIS"]
@@ -46,9 +47,11 @@ broker.add_middleware(LastbitMiddleware(linger=float(os.environ.get("TESTS_LINGE
 
 
 def run() -> int:
-    """Count this run of the current message, and return how many there were."""
+    """Count this run of the current message, and return how many there were. It knows its item."""
     message = CurrentMessage.get_current_message()
     assert message is not None
+    if ":" in message.message_id:
+        assert current_item() == message.message_id
     return int(store.hincrby("runs", message.message_id, 1))
 
 

@@ -30,7 +30,7 @@ def test_the_snippets_run(
     """One after the other."""
     monkeypatch.setenv("LASTBIT_URL", client.url)
     namespace: dict[str, Any] = {}
-    producing, consuming, giving_up, burying, _ = (
+    producing, consuming, giving_up, burying, *_ = (
         block.replace(BROKERS, address)
         for language in ("python", "py")
         for block in blocks(ROOT / "docs/kafka.md", language)

@@ -10,6 +10,8 @@ import time
 import redis
 from rq import Queue, Retry, get_current_job
 
+from lastbit.integrations import current_item
+
 URL = os.environ["TESTS_REDIS"]
 store = redis.Redis.from_url(URL)
 queue = Queue(connection=store)
@@ -25,6 +27,10 @@ def run() -> int:
 def succeeds(number: int = 0) -> int:
     run()
     return number
+
+
+def notes_its_item() -> None:
+    store.rpush("items", current_item())
 
 
 def succeeds_at_the_third_run() -> None:

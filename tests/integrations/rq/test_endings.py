@@ -74,6 +74,16 @@ def test_each_ending_resolves_its_item(app: ModuleType, worker: StartWorker, cli
     assert batch.verify().ok
 
 
+def test_a_job_knows_its_item(app: ModuleType, worker: StartWorker, store: Any) -> None:
+    """In a work-horse, and in the process of the producer."""
+    with worker():
+        batch = fan_out(app.queue, app.notes_its_item, [()])
+        batch.wait(30)
+    here = fan_out(Queue(connection=app.store, is_async=False), app.notes_its_item, [()])
+    assert here.refresh().succeeded
+    assert store.lrange("items", 0, -1) == [f"{batch.id}:0:0", f"{here.id}:0:0"]
+
+
 def test_redriven_jobs_run_again(app: ModuleType, worker: StartWorker, client: Client, store: Any) -> None:
     """Only the failed items run again, each with its own arguments, and with the new options."""
     calls = [(word,) for word in ("wrong", "right", "wrong", "right")]

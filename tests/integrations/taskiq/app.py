@@ -12,6 +12,7 @@ import redis
 from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends, TaskiqMiddleware
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
+from lastbit.integrations import current_item
 from lastbit.integrations.taskiq import LastbitMiddleware
 
 URL = os.environ["TESTS_REDIS"]
@@ -37,7 +38,9 @@ Current = Annotated[Context, TaskiqDepends()]
 
 
 def run(context: Context) -> int:
-    """Count this run of the task, and return how many there were."""
+    """Count this run of the task, and return how many there were. It knows its item."""
+    if ":" in context.message.task_id:
+        assert current_item() == context.message.task_id
     return int(store.hincrby("runs", context.message.task_id, 1))
 
 
@@ -49,6 +52,7 @@ async def succeeds(number: int, context: Current) -> int:
 
 @broker.task
 def succeeds_in_a_thread(number: int) -> int:
+    assert current_item()
     return number
 
 

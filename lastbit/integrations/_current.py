@@ -1,0 +1,92 @@
+"""The item that a handler works for. Every adapter sets it around its handler.
+
+It is a context variable: tasks of asyncio and `asyncio.to_thread` see it, and so does a thread that runs in a copy of
+the handler's context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final, TypeVar, overload
+
+from lastbit.errors import NoCurrentItem
+from lastbit.ids import ItemId
+from lastbit.integrations._messages import item_of
+
+T = TypeVar("T")
+
+_REQUIRED: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Handling:
+    """A message that is being handled: its item, and what was handled around it, as by a task that runs another one in
+    place."""
+
+    item: str | None
+    outer: _Handling | None
+
+
+_handling: ContextVar[_Handling | None] = ContextVar("lastbit_handling", default=None)
+
+
+@overload
+def current_item() -> str: ...
+@overload
+def current_item(default: T) -> str | T: ...
+def current_item(default: object = _REQUIRED) -> object:
+    """The id of the item whose message is being handled. Where there is none, outside of a handler and for a message
+    without an item, it returns the `default`, or raises `NoCurrentItem`.
+
+    Tasks that the handler starts have the same item. A thread has it if it runs in a copy of the handler's context:
+    `executor.submit(contextvars.copy_context().run, work)`.
+    """
+    handling = _handling.get()
+    if handling is not None and handling.item is not None:
+        return handling.item
+    if default is _REQUIRED:
+        raise NoCurrentItem
+    return default
+
+
+@overload
+def current_batch() -> int: ...
+@overload
+def current_batch(default: T) -> int | T: ...
+def current_batch(default: object = _REQUIRED) -> object:
+    """The id of the batch of `current_item`. Otherwise as there."""
+    item = current_item(None)
+    if item is not None:
+        return ItemId.parse(item).batch
+    if default is _REQUIRED:
+        raise NoCurrentItem
+    return default
+
+
+def enter(item: str | None) -> None:
+    """A handler begins, of a message with this item, or with a malformed one. `leave` ends it, in the same context."""
+    _handling.set(_Handling(None if item is None else item_of(item), _handling.get()))
+
+
+def leave() -> None:
+    handling = _handling.get()
+    if handling is not None:
+        _handling.set(handling.outer)
+
+
+def replace(item: str | None) -> None:
+    """This thread's handler has the item from now on; None: it has ended."""
+    _handling.set(None if item is None else _Handling(item, None))
+
+
+@contextmanager
+def handling(item: str | None) -> Iterator[None]:
+    """The block handles a message with this item."""
+    enter(item)
+    try:
+        yield
+    finally:
+        leave()
