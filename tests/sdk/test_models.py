@@ -152,6 +152,7 @@ def every_error() -> list[errors.LastbitError]:
         errors.MessagesDiffer("run-1", 0, 1000),
         errors.MessagesRefused(["7:0:1"]),
         errors.MissingExtra("cli", "a bar"),
+        errors.NoCurrentItem(),
         errors.InvalidArgument("no"),
         errors.MalformedItem("7:0", 3),
     ]

@@ -66,6 +66,7 @@ EXPORTED = [
     "MessagesDiffer",
     "MessagesRefused",
     "MissingExtra",
+    "NoCurrentItem",
     "NotFound",
     "NotRefreshed",
     "Opened",
