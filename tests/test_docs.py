@@ -345,6 +345,7 @@ for thread in threads:
         ("tallies", TALLIED),
         ("processes", WORKED),
         ("handlers", ""),
+        ("patterns", ""),
     ],
 )
 def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ def test_the_snippets_of_a_page_run(name: str, after: str, fresh_url: str, tmp_p
     page = ROOT / f"docs/{name}.md"
     process = run_script(tmp_path / f"{name}.py", "\n".join([*blocks(page, "python"), after]), fresh_url)
     assert process.returncode == 0, process.stderr
-    if name in ("events", "consumer-groups", "handlers"):
+    if name in ("events", "consumer-groups", "handlers", "patterns"):
         outputs = re.findall(r"^```python\n[^`]*^```\n\n```text\n([^`]*)^```", page.read_text(), re.MULTILINE)
         assert outputs
         assert process.stdout == "".join(outputs)
