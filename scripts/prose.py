@@ -74,7 +74,7 @@ PARTICIPLES = _words("""
 NOUNS = _words("bed exceed feed hundred need seed shed speed thread weed")
 # States and counts of the contract, named like their fields, and two names that are usual everywhere.
 USUAL = _words("""
-    acked applied assigned cancelled completed counted delivered disabled drained elapsed expected expired failed
+    acked applied assigned by cancelled completed counted delivered disabled drained elapsed expected expired failed
     finished handled issued owned parked redelivered rejected resolved sealed succeeded trimmed
 """)
 

@@ -171,7 +171,7 @@ class _Complete(NamedTuple):
     succeeded_by: bytes | None
 
 
-_ROWS: Final = RowCodec(Row, tables.batches, when=dict.fromkeys(("updated_at", "history"), history.is_due))
+_ROWS: Final = RowCodec(Row, tables.batches, conditions=dict.fromkeys(("updated_at", "history"), history.is_due))
 _COMPLETE: Final = RowCodec(_Complete, tables.batches, {"key": "batch_key"})
 
 

@@ -123,7 +123,7 @@ def points(history: bytes | None) -> list[Point]:
     """The points of a column, by time."""
     if history is None:
         return []
-    return [Point(datetime.fromtimestamp(at / _TICKS, UTC), *counts) for at, *counts in _decoded(history)]
+    return [Point(datetime.fromtimestamp(tick / _TICKS, UTC), *counts) for tick, *counts in _decoded(history)]
 
 
 def _in_ticks(point: Point) -> tuple[int, int, int]:
@@ -159,10 +159,10 @@ def _encoded(ticks: Sequence[tuple[int, int, int]]) -> bytes:
 def _decoded(history: bytes) -> list[tuple[int, int, int]]:
     ticks = []
     numbers = _numbers(history[_HEAD.size :])
-    at = resolved = failed = 0
+    moment = resolved = failed = 0
     for difference in numbers:
-        at, resolved, failed = at + difference, resolved + next(numbers), failed + next(numbers)
-        ticks.append((at, resolved, failed))
+        moment, resolved, failed = moment + difference, resolved + next(numbers), failed + next(numbers)
+        ticks.append((moment, resolved, failed))
     return ticks
 
 

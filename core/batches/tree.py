@@ -78,18 +78,18 @@ def progress(tx: Connection, batch: int) -> Progress:
     return Progress(items, acked, failed, items - acked - failed, by_state, is_truncated)
 
 
-def _read(tx: Connection, column: str, ids: Sequence[int], most: int) -> list[_Node]:
-    """At most `most` batches whose `column` has one of these values."""
+def _read(tx: Connection, column: str, ids: Sequence[int], limit: int) -> list[_Node]:
+    """At most `limit` batches whose `column` has one of these values."""
     dialect = dialects.of(tx)
-    found: list[_Node] = []
+    nodes: list[_Node] = []
     for part in chunks(sorted(ids), LIST):
         source = f"batches WHERE {column} IN ({','.join(map(str, part))}) AND state <> '{State.DELETING}'"
-        text = f"{dialect.select(_ROWS.expressions(dialect), source, 0)} LIMIT {most - len(found)}"
+        text = f"{dialect.select(_ROWS.expressions(dialect), source, 0)} LIMIT {limit - len(nodes)}"
         for rows in statements.run(tx, text):
-            found += map(_ROWS.from_record, dialect.records(rows))
-        if len(found) == most:
+            nodes += map(_ROWS.from_record, dialect.records(rows))
+        if len(nodes) == limit:
             break
-    return found
+    return nodes
 
 
 def _held(tx: Connection, nodes: Mapping[int, _Node]) -> tuple[int, int]:
@@ -122,7 +122,7 @@ def _groups(tx: Connection, keys: Sequence[Key], nodes: Mapping[int, _Node]) -> 
     for batch, number, resolved, failed, resolved_count, failed_count in rows:
         group_size = nodes[batch].group_size
         groups[batch, number] = bitfield.Group.load(resolved, failed, resolved_count, failed_count, group_size)
-    for batch, unfolded in recent.items():
+    for batch, indexes in recent.items():
         for number in numbers[batch]:
-            journal.union(groups[batch, number], unfolded.get(number, ()))
+            journal.union(groups[batch, number], indexes.get(number, ()))
     return groups

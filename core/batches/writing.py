@@ -448,8 +448,8 @@ def _new_batch(operation: Open, parent_columns: Mapping[str, Any]) -> Batch:
 def _row(operation: Open, batch: Batch) -> dict[str, Any]:
     """The values by column. Those of the columns that no `Batch` has are its key, when it was last seen, and how it got
     on."""
-    others = {"open_key": operation.open_key, "seen_updated_at": _NOW, "history": history.begun()}
-    values = batches.ROWS.values(batch) | others
+    more_values = {"open_key": operation.open_key, "seen_updated_at": _NOW, "history": history.begun()}
+    values = batches.ROWS.values(batch) | more_values
     del values["id"]
     return values
 

@@ -88,15 +88,15 @@ Condition = Callable[[Dialect], str]
 
 class RowCodec(Generic[T]):
     """Reads and writes the rows of `table` as values of this kind, which may lack some of the columns. `names` has the
-    columns whose name is not that of their field; `when` those that `statements.select` reads only on a condition: the
-    others' fields are None. They come last."""
+    columns whose name is not that of their field; `conditions` those that `statements.select` reads only on a
+    condition, without which their fields are None. They come last."""
 
     def __init__(
         self,
         kind: type[T],
         table: sa.Table,
         names: Mapping[str, str] = MappingProxyType({}),
-        when: Mapping[str, Condition] = MappingProxyType({}),
+        conditions: Mapping[str, Condition] = MappingProxyType({}),
     ) -> None:
         self._of: Callable[..., T] = kind
         self._table = table
@@ -106,7 +106,7 @@ class RowCodec(Generic[T]):
         ]
         self._readers = [column.codec.from_flat for column in self._columns]
         self._names = [column.column.name for column in self._columns]
-        self._when = when
+        self._conditions = conditions
         self._values = attrgetter(*[column.field for column in self._columns])
         self.columns: Final = [column.column.label(column.field) for column in self._columns]
         """For a SELECT of SQLAlchemy's, whose rows are arguments of `from_row`."""
@@ -120,7 +120,10 @@ class RowCodec(Generic[T]):
             return unconditional
         return [
             *unconditional,
-            *[f"CASE WHEN {self._when[field](dialect)} THEN {flat} ELSE '{_NULL}' END" for field, flat in conditional],
+            *[
+                f"CASE WHEN {self._conditions[field](dialect)} THEN {flat} ELSE '{_NULL}' END"
+                for field, flat in conditional
+            ],
         ]
 
     def _flat_columns(self, dialect: Dialect) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -129,8 +132,8 @@ class RowCodec(Generic[T]):
             (column.field, dialect.flat(column.column.name, column.codec.flat, nullable=bool(column.column.nullable)))
             for column in self._columns
         ]
-        unconditional = tuple(text for field, text in flat if field not in self._when)
-        return unconditional, tuple((field, text) for field, text in flat if field in self._when)
+        unconditional = tuple(text for field, text in flat if field not in self._conditions)
+        return unconditional, tuple((field, text) for field, text in flat if field in self._conditions)
 
     def from_row(self, row: RowMapping) -> T:
         values = [(column.codec.from_column, row[column.field]) for column in self._columns]

@@ -163,28 +163,29 @@ def pace(history: Sequence[HistoryPoint]) -> str:
         return f"{BARS[-1] * BAR_WIDTH}  0 s"
     counts = [_resolved_after(history, start + timedelta(seconds=seconds * n / BAR_WIDTH)) for n in range(BAR_WIDTH)]
     speeds = [after - before for before, after in pairwise([*counts, float(history[-1].resolved)])]
-    most = max(speeds)
-    bars = "".join(
-        BARS[math.ceil((len(BARS) - 1) * max(0.0, speed) / most)] if most > 0 else BARS[0] for speed in speeds
-    )
-    rate = most * BAR_WIDTH / seconds
+    top_speed = max(speeds)
+    heights = [math.ceil((len(BARS) - 1) * max(0.0, speed) / top_speed) if top_speed > 0 else 0 for speed in speeds]
+    bars = "".join(BARS[height] for height in heights)
+    rate = top_speed * BAR_WIDTH / seconds
     return f"{bars}  {duration(seconds)}, at most {rate:,.0f}/s" if rate >= 1 else f"{bars}  {duration(seconds)}"
 
 
-def _resolved_after(history: Sequence[HistoryPoint], at: datetime) -> float:
+def _resolved_after(history: Sequence[HistoryPoint], moment: datetime) -> float:
     """How many items had been resolved at this time, which is not before the first point."""
     for before, after in pairwise(history):
-        if before.at <= at < after.at:
-            return before.resolved + (after.resolved - before.resolved) * ((at - before.at) / (after.at - before.at))
+        if before.at <= moment < after.at:
+            return before.resolved + (after.resolved - before.resolved) * (
+                (moment - before.at) / (after.at - before.at)
+            )
     return float(history[-1].resolved)
 
 
 def tree_sums(tree: TreeProgress) -> str:
     """`12 batches (3 open, 9 complete): 5,000 items, 4,321 acked, 2 failed, 677 pending`."""
     states = ", ".join(f"{count:,} {state}" for state, count in tree.batches.items() if count)
-    more = "more than " if tree.truncated else ""
+    prefix = "more than " if tree.truncated else ""
     return (
-        f"{more}{number(sum(tree.batches.values()), 'batch', 'batches')} ({states}): {number(tree.items, 'item')}, "
+        f"{prefix}{number(sum(tree.batches.values()), 'batch', 'batches')} ({states}): {number(tree.items, 'item')}, "
         f"{tree.acked:,} acked, {tree.failed:,} failed, {tree.pending:,} pending"
     )
 

@@ -223,8 +223,8 @@ def test_a_list_has_histories_if_they_are_wanted(http: httpx.Client, name: str) 
     ack(http, f"{batch}:0:1")
     (plain,) = http.get("/v1/batches", params={"key": name}).json()["batches"]
     assert "history" not in plain
-    (listed,) = http.get("/v1/batches", params={"key": name, "history": "true"}).json()["batches"]
-    points = listed.pop("history")
-    assert listed == plain
+    (batch_document,) = http.get("/v1/batches", params={"key": name, "history": "true"}).json()["batches"]
+    points = batch_document.pop("history")
+    assert batch_document == plain
     assert [(point["resolved"], point["failed"]) for point in points[:2]] == [(0, 0), (1, 0)]
     assert points[0]["at"] == plain["created_at"]

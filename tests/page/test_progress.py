@@ -22,7 +22,7 @@ from tests.support.servers import running_service, sqlite_file
 pytestmark = pytest.mark.xdist_group("page")
 
 
-class Aged(NamedTuple):
+class OldBatches(NamedTuple):
     """A service with batches of several ages."""
 
     url: str
@@ -33,7 +33,7 @@ class Aged(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def aged() -> Iterator[Aged]:
+def service() -> Iterator[OldBatches]:
     with sqlite_file() as url, running_service(url, LASTBIT_JANITOR_EVERY="0") as running:
         with httpx.Client(base_url=running.url) as api:
             nightly = open_batch(api, key="nightly", items=1000, sealed=True)
@@ -46,13 +46,13 @@ def aged() -> Iterator[Aged]:
         now = datetime.now(UTC)
         with sqlite3.connect(str(sa.make_url(url).database)) as database:
             for batch, hours, line in ((nightly, 3.0, steady(now)), (crawl, 2 / 60, history.begun())):
-                opened = f"{now - timedelta(hours=hours):%Y-%m-%d %H:%M:%S.%f}"
-                changed = f"{now - timedelta(hours=min(1.0, hours)):%Y-%m-%d %H:%M:%S.%f}"
+                open_time = f"{now - timedelta(hours=hours):%Y-%m-%d %H:%M:%S.%f}"
+                change_time = f"{now - timedelta(hours=min(1.0, hours)):%Y-%m-%d %H:%M:%S.%f}"
                 database.execute(
                     "UPDATE batches SET created_at = ?, updated_at = ?, history = ? WHERE id = ?",
-                    (opened, changed, line, batch),
+                    (open_time, change_time, line, batch),
                 )
-        yield Aged(running.url, nightly, crawl)
+        yield OldBatches(running.url, nightly, crawl)
 
 
 def steady(now: datetime) -> bytes:
@@ -72,11 +72,11 @@ def stuck(page: Page) -> list[str]:
     return page.locator("tbody tr th").all_inner_texts()
 
 
-def test_stuck_batches_are_found_with_the_time_of_their_last_change(page: Page, aged: Aged) -> None:
+def test_stuck_batches_are_found_with_the_time_of_their_last_change(page: Page, service: OldBatches) -> None:
     """In the order of the address, whose parts are links; each leads to its batch."""
-    page.goto(f"{aged.url}/#/stuck?for=60")
+    page.goto(f"{service.url}/#/stuck?for=60")
     assert stuck(page) == ["nightly", "crawl"]
-    row = page.locator(f"tr[data-batch='{aged.nightly}']")
+    row = page.locator(f"tr[data-batch='{service.nightly}']")
     expect(row).to_contain_text("98 %")
     expect(row.locator("time")).to_have_text("1 h ago")
     expect(row.get_by_role("img")).to_have_attribute("aria-label", re.compile("98 % resolved after 3 h, .* 1 h before"))
@@ -87,19 +87,19 @@ def test_stuck_batches_are_found_with_the_time_of_their_last_change(page: Page, 
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_role("link", name="1 d").click()
     expect(page.get_by_role("heading", name="Nothing is stuck")).to_be_visible()
-    page.goto(f"{aged.url}/#/stuck?for=7&by=nonsense")
+    page.goto(f"{service.url}/#/stuck?for=7&by=nonsense")
     assert stuck(page) == ["nightly"]
     page.get_by_role("link", name="nightly").click()
     expect(page.get_by_role("heading", name="nightly")).to_be_visible()
 
 
-def test_the_list_shows_the_last_change(page: Page, aged: Aged) -> None:
-    page.goto(f"{aged.url}/#/?key=nightly")
-    expect(page.locator(f"[data-batch='{aged.nightly}'] .when")).to_have_text("opened 3 h ago, changed 1 h ago")
+def test_the_list_shows_the_last_change(page: Page, service: OldBatches) -> None:
+    page.goto(f"{service.url}/#/?key=nightly")
+    expect(page.locator(f"[data-batch='{service.nightly}'] .when")).to_have_text("opened 3 h ago, changed 1 h ago")
 
 
-def test_a_batch_has_a_chart_and_the_sums_of_its_tree(page: Page, aged: Aged) -> None:
-    page.goto(f"{aged.url}/#/batches/{aged.nightly}")
+def test_a_batch_has_a_chart_and_the_sums_of_its_tree(page: Page, service: OldBatches) -> None:
+    page.goto(f"{service.url}/#/batches/{service.nightly}")
     figure = page.locator("figure.history")
     expect(figure.get_by_role("img")).to_have_attribute("aria-label", re.compile("^98 % resolved after 3 h"))
     expect(figure).to_contain_text("unchanged for 1 h")
@@ -110,7 +110,7 @@ def test_a_batch_has_a_chart_and_the_sums_of_its_tree(page: Page, aged: Aged) ->
     assert heights[min(heights, key=lambda x: abs(x - 420))] == pytest.approx(2, abs=1)
     sums = panel(page, "children").locator(".sums")
     expect(sums).to_contain_text("2 batches with this one, 2 of them live: 982 of 1,049 items, 6 failed")
-    page.goto(f"{aged.url}/#/batches/{aged.crawl}")
+    page.goto(f"{service.url}/#/batches/{service.crawl}")
     expect(page.get_by_role("heading", name="crawl")).to_be_visible()
     expect(figure).to_be_hidden()
 
@@ -124,11 +124,11 @@ def test_a_batch_has_a_chart_and_the_sums_of_its_tree(page: Page, aged: Aged) ->
     ],
     ids=["light", "dark", "phone"],
 )
-def test_axe_finds_nothing_in_what_is_stuck(page: Page, aged: Aged, settings: dict[str, Any]) -> None:
+def test_axe_finds_nothing_in_what_is_stuck(page: Page, service: OldBatches, settings: dict[str, Any]) -> None:
     """And on a phone nothing is wider than the screen."""
-    shown = {"stuck?for=60": "tbody tr", "stuck?for=86400": ".empty", f"batches/{aged.nightly}": ".sums"}
-    for path, shows in shown.items():
-        page.goto(f"{aged.url}/#/{path}")
+    selectors = {"stuck?for=60": "tbody tr", "stuck?for=86400": ".empty", f"batches/{service.nightly}": ".sums"}
+    for path, shows in selectors.items():
+        page.goto(f"{service.url}/#/{path}")
         expect(page.locator(shows).first).to_be_visible()
         result = Axe().run(page)
         assert result.violations_count == 0, f"{path}: {result.generate_report()}"

@@ -93,19 +93,19 @@ def test_a_line_is_true_to_one_interval(changes: list[tuple[float, int]]) -> Non
     assert line == sorted(line)
     # The clock of the column has whole seconds, and times are stored in tenths.
     interval = timedelta(seconds=(1 << column[4]) + 1.2)
-    for (at, before), (_, after) in pairwise([(START, 0), *truth]):
-        assert resolved_at(line, at - interval) <= after
-        assert before <= resolved_at(line, at + interval)
+    for (moment, before), (_, after) in pairwise([(START, 0), *truth]):
+        assert resolved_at(line, moment - interval) <= after
+        assert before <= resolved_at(line, moment + interval)
 
 
-def resolved_at(line: list[Point], at: datetime) -> float:
+def resolved_at(line: list[Point], moment: datetime) -> float:
     """What the line says for this time."""
-    earlier = [point for point in line if point.at <= at]
-    later = [point for point in line if point.at > at]
-    if not earlier or not later:
-        return earlier[-1].resolved if earlier else 0
-    share = (at - earlier[-1].at) / (later[0].at - earlier[-1].at)
-    return earlier[-1].resolved + share * (later[0].resolved - earlier[-1].resolved)
+    preceding = [point for point in line if point.at <= moment]
+    following = [point for point in line if point.at > moment]
+    if not preceding or not following:
+        return preceding[-1].resolved if preceding else 0
+    share = (moment - preceding[-1].at) / (following[0].at - preceding[-1].at)
+    return preceding[-1].resolved + share * (following[0].resolved - preceding[-1].resolved)
 
 
 @pytest.fixture
@@ -187,6 +187,6 @@ def test_a_batch_that_ends_at_once_has_no_points(timed_service: Service, clock: 
     clock.go(60)
     resolve(timed_service, Verb.ACK, batch, 0, 1)
     with database.engine.begin() as tx:
-        (stored,) = tx.exec_driver_sql("SELECT LENGTH(history) FROM batches").one()
-    assert stored == 5
+        (size,) = tx.exec_driver_sql("SELECT LENGTH(history) FROM batches").one()
+    assert size == 5
     assert line(timed_service, batch) == [(0, 0, 0), (59, 0, 0), (60, 2, 0)]

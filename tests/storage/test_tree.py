@@ -1,4 +1,4 @@
-"""The sums of a batch and its descendants, on each database."""
+"""The sums of a batch and its descendants, on children_count database."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def test_items_whose_bits_are_in_the_journal_are_found(service: Service, monkeyp
     monkeypatch.setattr(journal, "SCATTERED", 4)
     root = open_batch(service, 640)
     child = open_batch(service, 1, item(root, 70), sealed=True)
-    scattered = [*range(0, 640, 64), *range(1, 640, 64)]
-    for numbers in (scattered[:10], scattered[10:]):
-        resolve(service, Verb.ACK, root, *numbers)
+    numbers = [*range(0, 640, 64), *range(1, 640, 64)]
+    for part in (numbers[:10], numbers[10:]):
+        resolve(service, Verb.ACK, root, *part)
     assert service.batches.get(root).journal_next
     resolve(service, Verb.ACK, child, 0)
-    assert service.batches.get(root).acked == len(scattered) + 1
+    assert service.batches.get(root).acked == len(numbers) + 1
     assert service.batches.progress(root) == Progress(
-        640, len(scattered) + 1, 0, 639 - len(scattered), states(open=1, complete=1), truncated=False
+        640, len(numbers) + 1, 0, 639 - len(numbers), states(open=1, complete=1), truncated=False
     )
 
 
@@ -121,24 +121,26 @@ def test_the_sums_of_random_trees_are_those_of_their_leaves(service: Service) ->
     for _ in range(5):
         root = open_batch(service, 2000)
         leaves: Counter[str] = Counter()
-        unresolved = [(root, number) for number in range(2000)]
+        pending_items = [(root, number) for number in range(2000)]
         depth = {root: 1}
         for _ in range(12):
-            batch, number = unresolved.pop(rng.randrange(len(unresolved)))
+            batch, number = pending_items.pop(rng.randrange(len(pending_items)))
             if depth[batch] > 3:
-                unresolved.append((batch, number))
+                pending_items.append((batch, number))
                 continue
             child = open_batch(service, 300, item(batch, number))
             depth[child] = depth[batch] + 1
-            unresolved += [(child, number) for number in range(300)]
-        rng.shuffle(unresolved)
+            pending_items += [(child, number) for number in range(300)]
+        rng.shuffle(pending_items)
         for start in range(0, 1200, 200):
             for verb in Verb:
-                chosen = [unresolved[place] for place in range(start, start + 200) if place % 4 == (verb is Verb.FAIL)]
-                leaves[verb] += len(chosen)
-                resolve_all(service, verb, chosen)
+                batch_items = [
+                    pending_items[place] for place in range(start, start + 200) if place % 4 == (verb is Verb.FAIL)
+                ]
+                leaves[verb] += len(batch_items)
+                resolve_all(service, verb, batch_items)
         progress = service.batches.progress(root)
-        counts = len(unresolved), leaves[Verb.ACK], leaves[Verb.FAIL]
+        counts = len(pending_items), leaves[Verb.ACK], leaves[Verb.FAIL]
         assert (progress.items, progress.acked, progress.failed) == counts
         assert sum(progress.batches.values()) == len(depth)
 
@@ -159,12 +161,14 @@ def test_ten_thousand_batches_are_summed_quickly(service: Service) -> None:
     """In levels of 1, 99 and 9,900. The bound is ten times the usual time, for a busy machine."""
     root = open_batch(service, 99)
 
-    def copies(tx: Connection, parents: Sequence[int], each: int) -> None:
+    def copies(tx: Connection, parents: Sequence[int], children_count: int) -> None:
         row = dict(tx.execute(sa.select(tables.batches).where(tables.batches.c.id == root)).mappings().one())
         del row["id"]
         facts = row | {"items": 100, "parent_group_size": MIN_GROUP_SIZE}
         children = [
-            facts | {"parent_batch": parent, "parent_number": number} for parent in parents for number in range(each)
+            facts | {"parent_batch": parent, "parent_number": number}
+            for parent in parents
+            for number in range(children_count)
         ]
         tx.execute(sa.insert(tables.batches), children)
 
@@ -172,8 +176,8 @@ def test_ten_thousand_batches_are_summed_quickly(service: Service) -> None:
     with service.database.engine.connect() as tx:
         parents = list(tx.scalars(sa.select(tables.batches.c.id).where(tables.batches.c.parent_batch == root)))
     service.database.write(copies, parents, 100)
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     progress = service.batches.progress(root)
-    taken = time.perf_counter() - started
+    seconds = time.perf_counter() - start_time
     assert (progress.items, progress.truncated) == (100 * 9900, False)
-    assert taken < 1
+    assert seconds < 1
