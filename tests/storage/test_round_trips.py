@@ -17,6 +17,7 @@ import pytest
 
 from core import writes
 from core.acks.call import Call
+from core.batches import batch as batches
 from core.batches.batch import Opening
 from core.batches.lifecycle import Verb
 from core.batches.writing import Extend
@@ -59,6 +60,7 @@ ROUND_TRIPS = {
     "one position": 2,
     "ack, the first of its group": 2,
     "ack": 2,
+    "ack that writes a point of the history": 2,
     "ack that completes": 3,
     "process event": 3,
     "process event that finishes": 4,
@@ -124,6 +126,16 @@ def _seal(service: Service, *, again: bool = False) -> Measured:
 def _ack(service: Service, *, before: int) -> Measured:
     batch = _batch(service, sealed=True, acked=before)
     return lambda: service.acks.ack(Call.of(Verb.ACK, [(batch, 0, before)])).result()
+
+
+def _ack_with_a_point(service: Service) -> Measured:
+    batch = _batch(service, sealed=True, acked=1)
+    service.database.write(lambda tx: batches.update(tx, batch, history=b"\0\0\0\1\0"))
+
+    def ack() -> None:
+        service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result()
+
+    return ack
 
 
 def _look(service: Service, *, watermark: bool = False) -> Measured:
@@ -218,6 +230,7 @@ VERBS: dict[str, Callable[[Service], Measured]] = {
     "one position": _position,
     "ack, the first of its group": lambda service: _ack(service, before=0),
     "ack": lambda service: _ack(service, before=1),
+    "ack that writes a point of the history": _ack_with_a_point,
     "ack that completes": lambda service: _ack(service, before=9),
     "process event": lambda service: _handle(service, finish=False),
     "process event that finishes": lambda service: _handle(service, finish=True),
@@ -256,6 +269,8 @@ def test_each_verb_makes_the_round_trips_of_the_table(service: Service, monkeypa
             *(f"  {' '.join(packet.split())[:100]}" for packet in wire.packets),
             sep="\n",
         )
+        if name == "ack that writes a point of the history":
+            assert any("history = " in packet for packet in wire.packets)
     assert round_trips == ROUND_TRIPS
 
 
