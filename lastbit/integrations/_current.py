@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, TypeVar, overload
 
 from lastbit.errors import NoCurrentItem
@@ -28,6 +29,8 @@ class _Handling:
 
     item: str | None
     outer: _Handling | None
+    fan_outs: Iterator[int] = field(default_factory=count)
+    """The numbers of the fan-outs that the handler makes for its item. Tasks and threads share them."""
 
 
 _handling: ContextVar[_Handling | None] = ContextVar("lastbit_handling", default=None)
@@ -64,6 +67,12 @@ def current_batch(default: object = _REQUIRED) -> object:
     if default is _REQUIRED:
         raise NoCurrentItem
     return default
+
+
+def fan_out_number(item: str) -> int | None:
+    """The number of another fan-out of the handler on behalf of its own item; None if it has another one."""
+    handling = _handling.get()
+    return next(handling.fan_outs) if handling is not None and handling.item == item else None
 
 
 def enter(item: str | None) -> None:

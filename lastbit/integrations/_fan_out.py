@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from lastbit import _arguments, _calls, errors, progress
 from lastbit.ids import ItemId
+from lastbit.integrations import _current
 from lastbit.integrations._digests import Digest
 from lastbit.models import BatchOptions
 from lastbit.retry import Retry
@@ -55,7 +56,8 @@ CHUNK: Final = 1000
 class FanOutOptions(BatchOptions, total=False):
     """What every `fan_out` can be told, beside the options of a new batch. The docstring of `fan_out` explains them."""
 
-    seal: bool
+    by: str | ItemId | None
+    seal: bool | None
     idempotency_key: str | None
     chunk: int
     progress: bool
@@ -94,6 +96,10 @@ def fan_out(
     `parent=current_item()`, in a handler, opens the batch under the item whose message is being handled: the new batch
     resolves that item when it ends. An item has one such batch, so its idempotency key is by default made of the item,
     and a second delivery of the message continues where the first one was interrupted.
+
+    `by=current_item()`, in a handler, adds to the batch of that item, which may be sealed as long as the item is
+    pending, and does not seal it. The idempotency keys of an item are its own. By default they number the handler's
+    fan-outs in their order, so a second delivery of the message continues here too.
 
     With an `idempotency_key`, a producer that was killed is simply run again: it gets the same batch and the same ids,
     sends everything that it had not sent, and repeats at most one chunk. The messages must be the same, in the same
@@ -204,9 +210,11 @@ class _Plan:
     """What both functions were told."""
 
     batch: Any
+    """The one to extend; None for a new one."""
     identify: Callable[[Any], Any] | None
     opening: BatchOptions
     """Of a new batch."""
+    by: str | None = None
     seal: bool = True
     idempotency_key: str | None = None
     chunk: int = CHUNK
@@ -218,6 +226,17 @@ class _Plan:
         _arguments.check_names("option", options, FanOutOptions)
         values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         opening: Any = {name: values.pop(name) for name in BatchOptions.__annotations__ if name in values}
+        if "by" in values:
+            if batch is not None or opening:
+                raise errors.InvalidArgument(
+                    "by names the batch to extend: give neither batch nor options of a new one"
+                )
+            values["by"] = str(values["by"])
+            batch = ItemId.parse(values["by"]).batch
+            values.setdefault("seal", False)
+            number = _current.fan_out_number(values["by"])
+            if number is not None:
+                values.setdefault("idempotency_key", f"fan-out-{number}")
         if "parent" in opening:
             values.setdefault("idempotency_key", f"fan-out-under-{opening['parent']}")
         return cls(batch, identify, opening, **values)
@@ -274,7 +293,7 @@ def _steps(
         if number < first_unsent and not _is_power_of_two(number):
             continue
         try:
-            ids = yield from _issue(handle, len(messages), plan.chunk_key(number), digest_so_far)
+            ids = yield from _issue(handle, len(messages), plan, number, digest_so_far)
         except errors.IdempotencyKeyReused as error:
             raise errors.MessagesDiffer(plan.idempotency_key or "", compared, taken) from error
         compared = taken
@@ -297,16 +316,17 @@ def _check_child(handle: Any, plan: _Plan) -> None:
         raise errors.BatchEnded(409, "batch_complete", f"{text}: redrive its failed items")
 
 
-def _issue(handle: Any, count: int, key: str | None, digest: str | None) -> _Steps:
+def _issue(handle: Any, count: int, plan: _Plan, chunk: int, digest: str | None) -> _Steps:
     """The ids of a chunk. Raises `IdempotencyKeyReused` if an earlier run issued them for other messages."""
+    extend = partial(handle.extend, count, by=plan.by, idempotency_key=plan.chunk_key(chunk))
     if digest is not None:
         try:
-            return (yield partial(handle.extend, count, idempotency_key=key, digest=digest))
+            return (yield partial(extend, digest=digest))
         except errors.InvalidRequest as error:
             if all(problem.get("place") != "body.digest" for problem in error.errors):
                 raise
             # The service is of an earlier release, which compares only the count.
-    return (yield partial(handle.extend, count, idempotency_key=key))
+    return (yield extend)
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -317,7 +337,7 @@ def _last_issued(client: Any, batch: int, plan: _Plan) -> _Steps:
     """The number of the last chunk that was issued; chunk 0 was. All chunks before it have been sent."""
 
     def is_issued(number: int) -> Callable[[], Any]:
-        return partial(client.driver.run, _calls.is_issued, batch, plan.chunk_key(number))
+        return partial(client.driver.run, _calls.is_issued, batch, plan.chunk_key(number), plan.by)
 
     last, beyond = 0, 1
     while (yield is_issued(beyond)):

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from lastbit.errors import InvalidArgument
 from lastbit.integrations import Failed
+from lastbit.integrations._current import handling
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._workers import LeftToRedelivery, Outcome, Workers
@@ -82,7 +83,8 @@ class Attempts:
         attempt = 1
         while True:
             try:
-                self._handle(record)
+                with handling(delivery.item):  # each attempt numbers its fan-outs from 0
+                    self._handle(record)
                 return
             except Failed as failure:
                 self._give_up(record, failure)

@@ -57,19 +57,19 @@ def failures(batch: BatchHandle) -> list[str]:
 def test_a_task_knows_its_item_also_around_another_one(client: Client) -> None:
     """One that isn't tracked knows none, even within one that is."""
     eager = Eager(client.url)
-    found: list[tuple[str, str | None]] = []
+    notes: list[tuple[str, str | None]] = []
 
     @eager.app.task(name="note")
     def note(name: str, *args: Any) -> None:
-        found.append((name, current_item(None)))
+        notes.append((name, current_item(None)))
         if name == "outer":
             note.apply(("untracked",))
-            found.append(("outer again", current_item(None)))
+            notes.append(("outer again", current_item(None)))
 
     batch, (one, other) = opened(client, 2)
     note.apply_async(("outer",), task_id=one)
     chain(note.si("earlier"), note.si("last"), app=eager.app).apply_async(task_id=other)
-    assert found == [
+    assert notes == [
         ("outer", one),
         ("untracked", None),
         ("outer again", one),
