@@ -58,14 +58,19 @@ class Point(NamedTuple):
     failed: int
 
 
+def _second() -> int:
+    """The machine's time in the range of the column, however wrong it is: no ack may fail for it."""
+    return min(max(int(clock()), 0), _LATEST - 1)
+
+
 def begun() -> bytes:
     """The column of a new batch."""
-    return _HEAD.pack(int(clock()) + 1, 0)
+    return _HEAD.pack(_second() + 1, 0)
 
 
 def is_due(dialect: Dialect) -> str:
     """The condition that the next point of a row is due. The rows of earlier releases have no points."""
-    until = dialect.blob((int(clock()) + 1).to_bytes(4, "big").hex())
+    until = dialect.blob((_second() + 1).to_bytes(4, "big").hex())
     return f"history IS NULL OR history < {until}"
 
 
@@ -82,7 +87,7 @@ def extended(history: bytes | None, point: Point) -> bytes:
         if len(ticks) <= POINTS and len(content) <= BYTES - _HEAD.size:
             break
         exponent += 1
-    return _HEAD.pack(min(int(clock()) + (1 << exponent), _LATEST), exponent) + content
+    return _HEAD.pack(min(_second() + (1 << exponent), _LATEST), exponent) + content
 
 
 def of_batches(tx: Connection, batches: Sequence[Batch]) -> dict[int, list[Point]]:

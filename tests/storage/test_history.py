@@ -139,7 +139,7 @@ def line(service: Service, batch: int) -> list[tuple[float, int, int]]:
     "Point(row.updated_at, before.acked + before.failed, before.failed)",
     "Point(row.updated_at, change.acked + change.failed, change.failed)",
 )
-@mutant("a-point-is-written-by-every-flush", "core.batches.history:extended", "int(clock()) + (1 << exponent)", "0")
+@mutant("a-point-is-written-by-every-flush", "core.batches.history:extended", "_second() + (1 << exponent)", "0")
 def test_a_line_shows_when_a_batch_was_stuck(timed_service: Service, clock: Clock) -> None:
     """From the open until now: a point is what the batch was before a change."""
     batch = timed_service.batches.open(Opening(items=100)).batch.id
@@ -190,3 +190,22 @@ def test_a_batch_that_ends_at_once_has_no_points(timed_service: Service, clock: 
         (size,) = tx.exec_driver_sql("SELECT LENGTH(history) FROM batches").one()
     assert size == 5
     assert line(timed_service, batch) == [(0, 0, 0), (59, 0, 0), (60, 2, 0)]
+
+
+@mutant(
+    "acks-need-a-right-clock", "core.batches.history:_second", "min(max(int(clock()), 0), _LATEST - 1)", "int(clock())"
+)
+@pytest.mark.parametrize("seconds", [-1e9, 0.0, 1e11])
+def test_a_machine_whose_clock_is_wrong_takes_acks(
+    timed_service: Service, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """In whatever year it is."""
+    batch = timed_service.batches.open(Opening(items=9)).batch.id
+    resolve(timed_service, Verb.ACK, batch, 0)
+    monkeypatch.setattr(history, "clock", lambda: seconds)
+    for number in range(1, 5):
+        resolve(timed_service, Verb.ACK, batch, number)
+    other = timed_service.batches.open(Opening(items=1)).batch.id
+    resolve(timed_service, Verb.ACK, other, 0)
+    assert timed_service.batches.get(batch).acked == 5
+    assert line(timed_service, batch)[-1][1:] == (5, 0)
