@@ -46,6 +46,7 @@ import structlog
 
 from core import errors, metrics, threads, traces
 from core.acks import parents
+from core.batches import descendants
 from core.commits.combiner import Combiner
 from core.commits.operation import Done
 from core.commits.pending import Mailbox, Pending, call_receiver
@@ -67,7 +68,8 @@ CLAIM: Final = 0.5
 PREPARE: Final = 0.5
 """Seconds that a round spends on timers and on planning, and at least a page of each."""
 SWEEP: Final = 0.5
-"""Seconds that a round spends on parents of ended batches. The remaining ones are left to the next round."""
+"""Seconds that a round spends on the children of ended batches, and as many on their parents. The remaining ones are
+left to the next round."""
 
 POSTPONE: Final = 0.5
 """Seconds that a round spends on postponing deliveries to slow hosts, and at least a page of each host."""
@@ -186,8 +188,9 @@ class Dispatcher:
         due = self._database.read(deliveries.is_due, self._partitions)
         claims = self._claim() if due else 0
         # After the sends were started. The resulting events are sent in the next round.
+        ended = descendants.sweep(self._database, seconds=SWEEP).ended
         resolved = parents.sweep(self._database, stuck_parents=self._stuck, seconds=SWEEP)
-        return claims + resolved + is_behind
+        return claims + ended + resolved + is_behind
 
     def _start_threads(self) -> None:
         """Start a thread of each kind, unless it is running. Raises `errors.Unavailable`."""

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from core.batches import batch as batches
 from core.batches import ranges
 from core.batches.batch import Batch
-from core.batches.lifecycle import LIVE, State, Verb, is_overdue
+from core.batches.lifecycle import LIVE, Duty, State, Verb, is_overdue
 from core.batches.tolerance import NONE
 from core.bits import journal
 from core.storage import tables
@@ -96,7 +96,7 @@ def _success(batch: Batch) -> str:
     return f"The batch is complete: all {batch.items:,} items are acked"
 
 
-def _ended(_: Connection, subject: _Subject) -> Iterator[Reason]:
+def _ended(tx: Connection, subject: _Subject) -> Iterator[Reason]:
     batch = subject.batch
     if batch.state in (State.EXPIRED, State.CANCELLED) and batch.ended_at is not None:
         if batch.state is State.CANCELLED:
@@ -105,12 +105,29 @@ def _ended(_: Connection, subject: _Subject) -> Iterator[Reason]:
             ending = "reached its deadline and expired"
         else:
             ending = "was idle for too long and expired"
+        cause = (
+            "" if batch.ended_by is None else f", because batch {batch.ended_by} above it {_past(tx, batch.ended_by)}"
+        )
+        cause += "" if batch.reason is None else f": {_shortened(batch.reason)!r}"
         yield Reason(
             "ended",
-            f"The batch {ending} at {_moment(batch.ended_at)} with {_count(batch.pending, 'item')} pending; "
+            f"The batch {ending} at {_moment(batch.ended_at)} with {_count(batch.pending, 'item')} pending{cause}; "
             "it accepts no more acks.",
-            {"ended_at": batch.ended_at, "pending": batch.pending},
+            {
+                "ended_at": batch.ended_at,
+                "pending": batch.pending,
+                "ended_by": batch.ended_by,
+                "reason": batch.reason,
+            },
         )
+
+
+def _past(tx: Connection, batch_id: int) -> str:
+    """What has happened to the batch, whose end ended others."""
+    batch = batches.by_id(tx, [batch_id]).get(batch_id)
+    if batch is None:
+        return "ended, which is deleted since"
+    return {State.CANCELLED: "was cancelled", State.EXPIRED: "expired"}.get(batch.state, "ended")
 
 
 def _failed(tx: Connection, subject: _Subject) -> Iterator[Reason]:
@@ -298,6 +315,19 @@ def _parent_not_told(_: Connection, subject: _Subject) -> Iterator[Reason]:
         )
 
 
+def _children_not_told(_: Connection, subject: _Subject) -> Iterator[Reason]:
+    batch = subject.batch
+    if batch.children_due is not None:
+        rest = (
+            "end its live nested batches" if batch.children_due is Duty.END else "collect what its nested batches owe"
+        )
+        yield Reason(
+            "children_not_told",
+            f"The batch must still {rest}; the dispatcher's next round does that.",
+            {"children_due": batch.children_due},
+        )
+
+
 def _webhook_not_delivered(snapshot: Connection, subject: _Subject) -> Iterator[Reason]:
     late: dict[int, delivery_log.Delivery] = {}
     for delivery in delivery_log.undelivered(snapshot, subject.batch.id):
@@ -341,6 +371,7 @@ _RULES: Final[tuple[Callable[[Connection, _Subject], Iterator[Reason]], ...]] = 
     _waiting_for_children,
     _failed_incomplete,
     _parent_not_told,
+    _children_not_told,
     _webhook_not_delivered,
 )
 """The rules, in the order of their reasons in the explanation. Add a rule for a new reason."""

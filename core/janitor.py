@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from core import errors, feed
 from core.acks import parents
 from core.batches import batch as batches
-from core.batches import callbacks, expiry, nesting
+from core.batches import callbacks, descendants, expiry, nesting
 from core.batches.expiry import Policy
 from core.batches.lifecycle import Cause, State
 from core.processes import definitions, retention
@@ -48,6 +48,8 @@ class Report:
     """Ids of batches that were due, but locked by another transaction."""
     parents: int = 0
     """The number of ended batches whose parent's item this pass acked or failed."""
+    children: int = 0
+    """The number of batches that this pass ended because a batch above them had ended."""
     events: int = 0
     """The number of removed events."""
     inbox: int = 0
@@ -66,6 +68,7 @@ def run_once(
     report = Report(dry_run)
     stuck = parents.Stuck()
     if not dry_run:
+        report.children = descendants.sweep(database).ended
         report.parents = parents.sweep(database, stuck_parents=stuck)
 
     def unless_locked(step: Callable[[], bool], batch: int) -> bool:
@@ -139,6 +142,8 @@ def _expire(
     database: Database, batch_id: int, policy: Policy, stuck: parents.Stuck, *, lock_wait: float | None = None
 ) -> batches.Batch | None:
     expired = expiry.expire(database, batch_id, policy, lock_wait=lock_wait)
+    if expired is not None and expired.children_due is not None:
+        descendants.settle(database, [expired.id], seconds=descendants.PATIENCE)
     if expired is not None and expired.parent_due is not None:
         parents.sweep(database, stuck_parents=stuck)
     return expired

@@ -50,6 +50,7 @@ def shown(report: Report) -> dict[str, object]:
         "expired": {"open": len(report.expired_open), "sealed": len(report.expired_sealed)},
         "deleted": len(report.deleted),
         "parents": report.parents,
+        "children": report.children,
         "events": report.events,
         "inbox": report.inbox,
         "instances": report.instances,

@@ -153,8 +153,11 @@ def seal(service: Service, batch: int) -> Flow[models.Sealed]:
     return ask(service, "POST", _path(batch, "seal"), models.Sealed.from_json)
 
 
-def cancel(service: Service, batch: int) -> Flow[models.Batch]:
-    return ask(service, "POST", _path(batch, "cancel"), models.Batch.from_json)
+def cancel(service: Service, batch: int, reason: str | None = None, children: bool = False) -> Flow[models.Batch]:
+    body: dict[str, Any] = {} if reason is None else {"reason": utf8("a reason", reason)}
+    if children:
+        body["children"] = True
+    return ask(service, "POST", _path(batch, "cancel"), models.Batch.from_json, body=body)
 
 
 def delete(service: Service, batch: int) -> Flow[None]:

@@ -137,10 +137,11 @@ class BatchHandle(_Handle):
         self._info = self._driver.run(_calls.update, self.id, changes, idempotency_key)
         return self._info
 
-    def cancel(self) -> Batch:
-        """End the batch without its pending items. Later acks are rejected. Raises `BatchEnded` if it is complete or
-        expired."""
-        self._info = self._driver.run(_calls.cancel, self.id)
+    def cancel(self, *, reason: str | None = None, children: bool = False) -> Batch:
+        """End the batch without its pending items. Later acks are rejected. `reason`: why, for people; a repeat keeps
+        the first one. `children`: also cancel the live batches that stand for its items, at any depth. Raises
+        `BatchEnded` if it is complete or expired."""
+        self._info = self._driver.run(_calls.cancel, self.id, reason, children)
         return self._info
 
     def delete(self) -> None:
@@ -267,10 +268,11 @@ class AsyncBatchHandle(_Handle):
         self._info = await self._driver.run(_calls.update, self.id, changes, idempotency_key)
         return self._info
 
-    async def cancel(self) -> Batch:
-        """End the batch without its pending items. Later acks are rejected. Raises `BatchEnded` if it is complete or
-        expired."""
-        self._info = await self._driver.run(_calls.cancel, self.id)
+    async def cancel(self, *, reason: str | None = None, children: bool = False) -> Batch:
+        """End the batch without its pending items. Later acks are rejected. `reason`: why, for people; a repeat keeps
+        the first one. `children`: also cancel the live batches that stand for its items, at any depth. Raises
+        `BatchEnded` if it is complete or expired."""
+        self._info = await self._driver.run(_calls.cancel, self.id, reason, children)
         return self._info
 
     async def delete(self) -> None:

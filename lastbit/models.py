@@ -24,7 +24,8 @@ TERMINAL_STATES = frozenset({"complete", "expired", "cancelled"})
 class Batch:
     """A batch's state at the time of the response. `state` is `open`, `sealed`, `complete`, `expired` or `cancelled`;
     `expires_in` is in seconds of idleness. An unfinished batch also expires at its `deadline`. `exceeded`: the failures
-    have passed the tolerance at some time. `traceparent` and `tracestate`: the W3C Trace Context in which it was
+    have passed the tolerance at some time. `reason`: why it was cancelled, if anybody said. `ended_by`: the batch above
+    it whose end cancelled it. `traceparent` and `tracestate`: the W3C Trace Context in which it was
     opened."""
 
     id: int
@@ -49,6 +50,8 @@ class Batch:
     updated_at: datetime
     sealed_at: datetime | None
     ended_at: datetime | None
+    ended_by: int | None
+    reason: str | None
     traceparent: str | None
     tracestate: str | None
 
@@ -87,6 +90,8 @@ class Batch:
             "updated_at": timestamp(data["updated_at"]),
             "sealed_at": timestamp_or_none(data["sealed_at"]),
             "ended_at": timestamp_or_none(data["ended_at"]),
+            "ended_by": data.get("ended_by"),
+            "reason": data.get("reason"),
             "traceparent": data.get("traceparent"),
             "tracestate": data.get("tracestate"),
         }

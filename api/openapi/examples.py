@@ -107,7 +107,10 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
     },
     "repair_batch": {"Look first": {"dry_run": True}, "Repair": {}},
     "seal_batch": {"No fields": {}},
-    "cancel_batch": {"No fields": {}},
+    "cancel_batch": {
+        "Just end it": {},
+        "With all below it": {"reason": "the catalog is a wrong one", "children": True},
+    },
     "put_consumer_group": {"Sixteen partitions": {"partitions": 16, "ttl": 10, "release": 30}},
     "sync_worker": {
         "Join": {"worker": "worker-1", "session": "5f0c7a31"},

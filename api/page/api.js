@@ -66,7 +66,7 @@ export const history = (id, signal) => get(`/v1/batches/${id}/history`, {}, sign
 export const progress = (id, signal) => get(`/v1/batches/${id}/progress`, {}, signal);
 export const explain = (id, signal) => get(`/v1/batches/${id}/explain`, {}, signal);
 export const deliveries = (id, signal) => get(`/v1/batches/${id}/deliveries`, {}, signal);
-export const cancel = (id) => post(`/v1/batches/${id}/cancel`, {});
+export const cancel = (id, body = {}) => post(`/v1/batches/${id}/cancel`, body);
 export const processes = (signal) => get("/v1/processes", {}, signal);
 export const instances = (process, filter, signal) => get(`/v1/processes/${encodeURIComponent(process)}`, filter, signal);
 const instancePath = (process, name) => `/v1/processes/${encodeURIComponent(process)}/${encodeURIComponent(name)}`;

@@ -15,6 +15,7 @@ import { labelLinks, progressBar, stateMark, trouble } from "./pieces.js";
 import { reasonsPanel } from "./reasons.js";
 import { isLimited, may } from "./session.js";
 import { ancestors, children, childrenPanel, showAncestors } from "./tree.js";
+import { field } from "./views.js";
 
 const STEP = 12;
 const MOST = 1000;
@@ -32,6 +33,7 @@ export function batchView(main, id) {
   let isStale = false; // the service has not answered the last look
   let bits = null;
   let asked = false;
+  let hasChildren = false;
   let isRedriven = false; // acks may override failures of a batch that is complete
   const shown = { pending: STEP, failed: STEP };
 
@@ -58,6 +60,7 @@ export function batchView(main, id) {
   const name = make("h1", {}, `Batch ${id}`);
   const state = stateMark();
   const about = make("p.facts.about");
+  const reason = make("p.quiet.quoted", { hidden: true });
   const labels = make("div");
   const edit = make("button", { type: "button", hidden: true, onclick: () => askToEdit(batch, changed) }, "Edit…");
   const seal = make("button", { type: "button", hidden: true, onclick: askToSeal }, "Seal…");
@@ -93,6 +96,7 @@ export function batchView(main, id) {
     above,
     make("div.title", {}, name, state.node, make("div.actions", {}, edit, seal, cancel)),
     about,
+    reason,
     labels,
     wrong.node,
     body,
@@ -158,6 +162,7 @@ export function batchView(main, id) {
     const [nested, { points }] = await Promise.all([children(id, signal), api.history(id, signal)]);
     below.show(id, nested, nested.batches.length ? await api.progress(id, signal) : null);
     line.show(batch ?? (await api.batch(id, signal)), points);
+    hasChildren = nested.batches.length > 0;
     if (!isPlaced) {
       showAncestors(above, await ancestors(batch ?? (await api.batch(id, signal)), signal));
       isPlaced = true;
@@ -181,7 +186,7 @@ export function batchView(main, id) {
     body.hidden = true;
     edit.hidden = seal.hidden = cancel.hidden = true;
     state.node.hidden = true;
-    labels.hidden = true;
+    labels.hidden = reason.hidden = true;
     setText(name, `There is no batch ${id}`);
     fill(about, "It was deleted, or never opened. ", make("a", { href: "#/" }, "All batches"));
   }
@@ -208,6 +213,8 @@ export function batchView(main, id) {
       about.dataset.version = key;
       fill(about, dotted(facts));
       fill(labels, labelLinks(batch));
+      setText(reason, batch.reason ?? "");
+      reason.hidden = !batch.reason;
     }
     bar.update(batch);
     showShare();
@@ -222,6 +229,7 @@ export function batchView(main, id) {
       say("sealed", batch.sealed_at),
       say(batch.state === "complete" ? "completed" : batch.state, batch.ended_at),
       took === null ? null : `after ${duration(took)}`,
+      batch.ended_by === null ? null : make("span", {}, "because of ", make("a", { href: `#/batches/${batch.ended_by}` }, `batch ${batch.ended_by}`)),
     ];
   }
 
@@ -350,11 +358,15 @@ export function batchView(main, id) {
           : "It will not complete. ",
         "This can’t be undone.",
       ),
+      fields: [
+        field("reason", "Reason", { maxlength: 4000, placeholder: "why; shown to everybody" }, "optional"),
+        hasChildren && make("label.check", { for: "children" }, make("input", { id: "children", name: "children", type: "checkbox" }), make("span", {}, "Also cancel the live batches below it")),
+      ],
       typed: String(id),
       confirm: "Cancel the batch",
       keep: "Keep it",
-      async act() {
-        await api.cancel(id);
+      async act(values) {
+        await api.cancel(id, { reason: values.reason || null, children: values.children === "on" });
         say(`Batch ${id} is cancelled`);
         changed();
       },

@@ -2,9 +2,9 @@
 
 import { make, say } from "./dom.js";
 
-// Show a dialog. Confirming it calls `act`; an error that `act` throws is shown in the dialog. With `typed`, that word
-// must be typed first. Closing the dialog removes it and restores the focus.
-export function ask({ typed, body, ...rest }) {
+// Show a dialog. Confirming it calls `act` with the values of the `fields` by name; an error that `act` throws is shown in
+// the dialog. With `typed`, that word must be typed first. Closing the dialog removes it and restores the focus.
+export function ask({ typed, body, fields = [], ...rest }) {
   const word =
     typed === undefined
       ? null
@@ -21,7 +21,7 @@ export function ask({ typed, body, ...rest }) {
   const dialog = show({
     ...rest,
     kind: "button.danger",
-    body: [body, word && make("label.typed", { for: "typed" }, make("span", {}, "Type ", make("strong", {}, typed), " to confirm"), word)],
+    body: [body, ...fields, word && make("label.typed", { for: "typed" }, make("span", {}, "Type ", make("strong", {}, typed), " to confirm"), word)],
     isReady: typed === undefined,
   });
   return dialog.node;

@@ -178,6 +178,9 @@ function details({ type, data }) {
     return [count(data.count, "failed item"), typeof data.reason === "string" && reasonMark(data.reason), data.note && `“${data.note}”`].filter(Boolean);
   }
   if (type === "batch.updated" && data?.patch) return Object.entries(data.patch).map(changed);
+  if (type === "batch.cancelled") {
+    return [data?.ended_by && `because of batch ${data.ended_by}`, typeof data?.reason === "string" && reasonMark(data.reason)].filter(Boolean);
+  }
   if (type === "batch.expired" && data?.cause) return [data.cause === "deadline" ? "at its deadline" : "as nothing happened for too long"];
   return [];
 }

@@ -195,9 +195,11 @@ async def seal_batch(
     responses=documented("batch_not_found", "batch_complete", "batch_expired", *BODY),
 )
 @needs(Role.PRODUCE, is_limited=True)
-def cancel_batch(batch: BatchId, body: fields.EmptyBody, request: Request) -> dict[str, Any]:
-    """End a batch that is open or sealed; it stays as a tombstone."""
-    return models.shown(service_of(request).batches.cancel(batch))
+def cancel_batch(batch: BatchId, body: models.CancelBody, request: Request) -> dict[str, Any]:
+    """End a batch that is open or sealed; it stays as a tombstone. With `children`, its live descendants end too, also
+    if it was cancelled before."""
+    cancelled = service_of(request).batches.cancel(batch, reason=body.reason, children=body.children)
+    return models.shown(cancelled)
 
 
 @router.delete("/{id:batch}", status_code=204, responses=documented("batch_not_found", "invalid_request"))

@@ -173,4 +173,4 @@ class Body(BaseModel):
 
 
 class EmptyBody(Body):
-    """Seal and cancel take no fields."""
+    """Seal takes no fields."""

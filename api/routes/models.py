@@ -21,6 +21,7 @@ from pydantic import (
 from api import expectations, patterns
 from api.routes.fields import Body, Key, Labels, LabelsPatch, Moment, of_events
 from core import feed
+from core.acks.call import MAX_REASON
 from core.batches import batch as batches
 from core.batches import history, tree
 from core.batches.callbacks import DEFAULT_TYPES, Callback
@@ -196,6 +197,13 @@ class ExtendBody(Body):
         )
 
 
+class CancelBody(Body):
+    reason: str | None = Field(None, max_length=MAX_REASON, description="why; for people. A repeat keeps the first one")
+    children: bool = Field(
+        default=False, description="also cancel the live batches below it, which stand for its items, at any depth"
+    )
+
+
 StateName = Literal["open", "sealed", "complete", "expired", "cancelled"]
 
 
@@ -222,6 +230,10 @@ class Batch(BaseModel):
     updated_at: datetime
     sealed_at: datetime | None
     ended_at: datetime | None
+    ended_by: int | None = Field(
+        description="the batch above it whose end cancelled it; null if it ended by itself, or not at all"
+    )
+    reason: str | None = Field(description="the reason of its cancellation, if one was given")
     traceparent: str | None = Field(description="the W3C Trace Context of the open; null if it had none")
     tracestate: str | None
 
@@ -390,7 +402,8 @@ class Reason(BaseModel):
 
     code: str = Field(
         description="stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, "
-        "`oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later "
+        "`oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, "
+        "`children_not_told`, `webhook_not_delivered`; later "
         "releases may add codes. Other fields depend on the code"
     )
     text: str = Field(description="a sentence for people")

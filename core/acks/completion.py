@@ -218,7 +218,7 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
             pipeline.flush()
             raise
         transition = settle.settle(before, change)
-        columns = _columns(delta, transition)
+        columns = _columns(row, delta, transition)
         if prefixes.get(batch, row.full_prefix) != row.full_prefix:
             columns["full_prefix"] = prefixes[batch]
         if row.updated_at is not None:
@@ -242,8 +242,8 @@ _NOW: Final = object()
 """Stands for the database's time."""
 
 
-def _columns(delta: BatchDelta, transition: Transition) -> dict[str, Any]:
-    """The changed columns of the batch's row. `_announce` writes what it owes."""
+def _columns(row: Row, delta: BatchDelta, transition: Transition) -> dict[str, Any]:
+    """The changed columns of the batch's row. `_announce` writes what it owes its parent."""
     after = transition.after
     columns: dict[str, Any] = {"acked": after.acked}
     if delta.failed:
@@ -252,7 +252,7 @@ def _columns(delta: BatchDelta, transition: Transition) -> dict[str, Any]:
         columns["journal_next"] = delta.journal_next
     if transition.is_quiet:
         return columns
-    columns |= transition.columns(_NOW, is_nested=False)
+    columns |= transition.columns(_NOW, is_nested=False, has_children=row.children > 0)
     if transition.completed:
         assert delta.last_resolver is not None
         columns["completed_by"] = delta.last_resolver.call.fingerprint()

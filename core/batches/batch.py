@@ -15,12 +15,12 @@ from sqlalchemy.engine import Connection
 from core import errors, feed
 from core.batches import settle
 from core.batches.callbacks import Callback, Issued
-from core.batches.lifecycle import State, Verb, judge
+from core.batches.lifecycle import Duty, State, Verb, judge
 from core.batches.settle import Standing
 from core.batches.tolerance import OnExceeded, Tolerance
 from core.storage import dialects, statements, tables
 from core.storage.row_codec import RowCodec
-from core.storage.statements import LIST, chunks
+from core.storage.statements import LIST, Pipeline, chunks
 from core.traces import TraceContext
 from lastbit.ids import DEFAULT_GROUP_SIZE, ItemId, item_id
 
@@ -61,8 +61,13 @@ class Batch:
     succeeded_by: bytes | None = None
     journal_next: int = 0
     repairs: int = 0
+    children: int = 0
+    children_due: Duty | None = None
+    children_told: int = 0
     sealed_at: datetime | None = None
     ended_at: datetime | None = None
+    ended_by: int | None = None
+    reason: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
 
@@ -108,7 +113,7 @@ class Batch:
 
 _table = tables.batches.c
 ROWS: Final = RowCodec(Batch, tables.batches, {"key": "batch_key"})
-"""Reads and writes batches. `open_key`, `children`, `seen_updated_at` and `history` are read by themselves."""
+"""Reads and writes batches. `open_key`, `seen_updated_at` and `history` are read by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,20 +297,43 @@ def save(tx: Connection, before: Batch, after: Batch) -> None:
     statements.run(tx, *ROWS.updates(dialects.of(tx), [(before, after)]))
 
 
-def cancel(tx: Connection, batch_id: int) -> Batch:
-    """End a live batch; its row stays as a tombstone. Raises `errors.BatchNotFound`, `BatchEnded`."""
+def lock_all(tx: Connection, ids: Collection[int], *, skip_locked: bool = False) -> dict[int, Batch]:
+    """Those of the batches that exist, under their locks; with `skip_locked`, without those that are locked now.
+    Observes a short wait for locks."""
+    dialect = dialects.of(tx)
+    skip = " SKIP LOCKED" if skip_locked and dialect.locks_rows else ""
+    answer = Pipeline(tx).query_keys(
+        ids,
+        lambda part: dialect.select(
+            ROWS.expressions(dialect),
+            f"{dialect.by_primary_key('batches')} WHERE id IN ({','.join(map(str, part))}) "
+            f"ORDER BY id{dialect.for_update()}{skip}",
+            0,
+        ),
+    )
+    batches = map(ROWS.from_record, answer.records())
+    return {batch.id: batch for batch in batches if batch.state is not State.DELETING}
+
+
+def cancel(tx: Connection, batch_id: int, *, reason: str | None = None, children: bool = False) -> Batch:
+    """End a live batch; its row stays as a tombstone. With `children`, it must end its live descendants, also if it was
+    cancelled before (see `descendants`). Raises `errors.BatchNotFound`, `BatchEnded`."""
     batch, now = lock(tx, batch_id)
     judge("cancel", batch_id, batch.state)
-    if batch.state is State.CANCELLED:
+    if batch.state is not State.CANCELLED:
+        return end(tx, batch, State.CANCELLED, now, reason=reason, children=children)
+    if not children or not batch.children:
         return batch
-    return end(tx, batch, State.CANCELLED, now)
+    after = replace(batch, children_due=Duty.END, children_told=0)
+    save(tx, batch, after)
+    return after
 
 
 def settled(before: Batch, change: Batch, now: datetime, by: bytes | None = None) -> tuple[Batch, list[str]]:
     """What a change makes of the batch, whose lock is held or which is new; and the names of the events. `by`
     identifies the request."""
     transition = settle.settle(before.standing, change.standing)
-    columns = transition.columns(now, is_nested=change.parent_batch is not None)
+    columns = transition.columns(now, is_nested=change.parent_batch is not None, has_children=change.children > 0)
     if transition.completed:
         columns["completed_by"] = by
     if transition.succeeded:
@@ -315,9 +343,31 @@ def settled(before: Batch, change: Batch, now: datetime, by: bytes | None = None
     return change, transition.events()
 
 
-def end(tx: Connection, batch: Batch, state: State, now: datetime, **more: Any) -> Batch:
-    """Cancel or expire a live batch whose lock is held. `more` are further data of the event."""
-    after, names = settled(batch, replace(batch, state=state, updated_at=now), now)
+def ending(
+    batch: Batch,
+    state: State,
+    now: datetime,
+    *,
+    reason: str | None = None,
+    ended_by: int | None = None,
+    children: bool = True,
+    **more: Any,
+) -> tuple[Batch, list[feed.NewEvent]]:
+    """What a live batch becomes when it is cancelled or expires, and the events. `reason` is for people; `ended_by` is
+    the ancestor that ended it; `more` are further data of the event. `children`: whether its live descendants end."""
+    change = replace(batch, state=state, reason=reason, ended_by=ended_by, updated_at=now)
+    after, names = settled(batch, change, now)
+    if not children:
+        after = replace(after, children_due=None)
+    causes: dict[str, Any] = {
+        name: cause for name, cause in (("reason", reason), ("ended_by", ended_by)) if cause is not None
+    }
+    return after, events(after, names, **causes, **more)
+
+
+def end(tx: Connection, batch: Batch, state: State, now: datetime, **causes: Any) -> Batch:
+    """Cancel or expire a live batch whose lock is held. `causes`: see `ending`."""
+    after, new_events = ending(batch, state, now, **causes)
     save(tx, batch, after)
-    feed.append(tx, events(after, names, **more))
+    feed.append(tx, new_events)
     return after

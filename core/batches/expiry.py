@@ -9,7 +9,7 @@ passes had.
 
 Each change is a separate transaction that checks again under the batch's lock, by the database's clock, and can be
 repeated. A batch that is being acked is never idle: every ack updates `updated_at` under the same lock. A deadline ends
-it however busy it is, and also if it has live children: like a cancelled one, it then ignores what they owe it.
+it however busy it is, and also if it has live children: they end as well (see `descendants`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sqlalchemy.engine import Connection
 from core import errors
 from core.batches import batch as batches
 from core.batches import callbacks, nesting, purge
-from core.batches.lifecycle import LIVE, Cause, State, is_idle, is_overdue
+from core.batches.lifecycle import LIVE, Cause, Duty, State, is_idle, is_overdue
 from core.storage import dialects, statements, tables
 from core.storage.database import Database
 
@@ -195,8 +195,8 @@ def expire(
     database: Database, batch_id: int, policy: Policy, *, lock_wait: float | None = None
 ) -> batches.Batch | None:
     """Expire the batch if it is overdue, or still idle and without live children. Return the expired batch, or None.
-    The caller must pay the batch's debt to its parent, if any. Raises `errors.LockTimeout` if the batch stays
-    locked. `lock_wait`: seconds to wait for the lock, on MariaDB."""
+    The caller must end its children, if any, and pay its debt to its parent. Raises `errors.LockTimeout` if the batch
+    stays locked. `lock_wait`: seconds to wait for the lock, on MariaDB."""
 
     def work(tx: Connection) -> batches.Batch | None:
         try:
@@ -226,7 +226,9 @@ def remove(database: Database, batch_id: int, policy: Policy) -> bool:
             batch, now = batches.lock(tx, batch_id)
         except errors.BatchNotFound:
             return True
-        if batch.ended_at is None or now - _last_change(batch) < policy.keep or batch.parent_due is not None:
+        if batch.ended_at is None or now - _last_change(batch) < policy.keep:
+            return False
+        if batch.parent_due is not None or batch.children_due is Duty.END:
             return False
         if callbacks.is_owed(tx, batch_id):
             return False

@@ -40,6 +40,15 @@ class Verb(StrEnum):
     FAIL = "fail"
 
 
+class Duty(StrEnum):
+    """What a batch still has to do for its children (see `descendants`)."""
+
+    END = "end"
+    """It has ended, and its live descendants must end as well."""
+    COLLECT = "collect"
+    """It is live again, and children that ended in the meantime must resolve their items."""
+
+
 LIVE: Final = frozenset({State.OPEN, State.SEALED})
 TERMINAL: Final = frozenset({State.COMPLETE, State.EXPIRED, State.CANCELLED})
 TAKES_ACKS: Final = LIVE | {State.COMPLETE}

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 
 from core.batches import batch as batches
 from core.batches import callbacks
-from core.batches.lifecycle import LIVE, State
+from core.batches.lifecycle import LIVE, Duty, State
 from core.storage import tables
 from core.storage.database import Database
 
@@ -38,15 +38,16 @@ _BY_BATCH: Final = (
 
 
 def condemn(tx: Connection, batch_id: int) -> bool:
-    """Step 1, which also cancels a live batch. Returns False if the batch has a debt to its parent, which must be paid
-    first. Raises `errors.BatchNotFound`."""
+    """Step 1, which also cancels a live batch. Returns False if the batch has a debt to its parent or must end its
+    children, which must be done first. Raises `errors.BatchNotFound`."""
     batch, now = batches.lock(tx, batch_id)
     is_live = batch.state in LIVE
     owes = batch.parent_due is not None or (is_live and batch.parent_batch is not None)
+    owes |= batch.children_due is Duty.END
     if not owes:
         callbacks.disable(tx, batch_id)  # before its end locks the head of the feed
     if is_live:
-        batches.end(tx, batch, State.CANCELLED, now)
+        batches.end(tx, batch, State.CANCELLED, now, children=False)
     if not owes:
         mark(tx, batch_id)
     return not owes
@@ -55,7 +56,14 @@ def condemn(tx: Connection, batch_id: int) -> bool:
 def mark(tx: Connection, batch_id: int) -> None:
     """Set the state `deleting` on a batch whose lock is held, and whose callback is disabled."""
     batches.update(
-        tx, batch_id, state=State.DELETING, open_key=None, open_hash=None, parent_batch=None, parent_number=None
+        tx,
+        batch_id,
+        state=State.DELETING,
+        open_key=None,
+        open_hash=None,
+        parent_batch=None,
+        parent_number=None,
+        children_due=None,
     )
 
 

@@ -38,8 +38,8 @@ requires that the schema supports no such release (`schema.finish`).
 *The second completion is mistaken for the first.* Each repair increments `batches.repairs`, which is part of the ids of
 all later events of the batch: `batch:7:completed:1`. See decision 18.
 
-*The item that a child batch resolved is pending again.* No queue redelivers it. So children that have ended, and whose
-item is pending, get their debt again (`owe_again`). Nothing is revoked in the other direction: if a batch that was
+*The item that a child batch resolved is pending again.* No queue redelivers it. So the batch collects again what its
+ended children owe it (see `descendants`). Nothing is revoked in the other direction: if a batch that was
 wrongly complete has resolved its parent's item, that item stays resolved.
 
 Cost: one read of all groups under the lock of the batch row, and one write of those that are wrong. Acks, extends and
@@ -48,7 +48,6 @@ the seal of this batch wait in the meantime; other batches don't.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -60,10 +59,9 @@ from core import errors, feed
 from core.batches import batch as batches
 from core.batches import verify
 from core.batches.batch import Batch
-from core.batches.lifecycle import LIVE, TERMINAL, State
-from core.batches.settle import owed
+from core.batches.lifecycle import LIVE, Duty, State
 from core.batches.verify import StoredGroup
-from core.bits import bitfield, group_rows, journal
+from core.bits import bitfield, group_rows
 from core.storage import schema, statements, tables
 from core.storage.statements import LIST, chunks
 
@@ -126,6 +124,8 @@ def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
         batches.save(tx, batch, journaled)
         return _fine(batch, fingerprint)
     after, names = _settled(journaled, counts, now, fingerprint)
+    if after.state in LIVE:
+        after = replace(after, children_due=Duty.COLLECT, children_told=0)
     batches.save(tx, batch, after)
     feed.append(tx, batches.events(after, ["repaired", *names]))
     return Repaired(batch, after, counts.groups, faults, "completed" in names, "succeeded" in names)
@@ -190,38 +190,3 @@ def _restored(stored_group: StoredGroup, size: int, issued: int) -> bitfield.Gro
     resolved[issued:] = False
     failed[issued:] = False
     return bitfield.Group(resolved, failed if failed.any() else None, resolved.count(), failed.count())
-
-
-def owe_again(tx: Connection, batch_id: int, after: int) -> tuple[list[int], int | None]:
-    """Write a debt again for children of the batch that have ended and whose item is pending. Handles one page, of
-    items above the number `after`. Returns the children that owe, and the `after` of the next page. Raises
-    `errors.BatchNotFound`."""
-    batch = batches.get(tx, batch_id)
-    has_ended = (_batches.state.in_(TERMINAL), _batches.parent_due.is_(None))
-    query = sa.select(_batches.id, _batches.parent_number).where(
-        _batches.parent_batch == batch_id, _batches.parent_number > after, *has_ended
-    )
-    rows = tx.execute(query.order_by(_batches.parent_number).limit(LIST)).all() if batch.state in LIVE else []
-    resolved = _resolved(tx, batch, [row.parent_number for row in rows])
-    children = [row.id for row in rows if row.parent_number not in resolved]
-    query = sa.select(_batches.id).where(_batches.id.in_(children), *has_ended)
-    owing = list(tx.scalars(query.order_by(_batches.id).with_for_update())) if children else []
-    for child in batches.by_id(tx, owing).values():
-        batches.save(tx, child, replace(child, parent_due=owed(succeeded=child.succeeded)))
-    return owing, rows[-1].parent_number if len(rows) == LIST else None
-
-
-def _resolved(tx: Connection, batch: Batch, numbers: Sequence[int]) -> set[int]:
-    """Those of `numbers` that are resolved; at most `LIST` of them."""
-    size = batch.group_size
-    resolved = {
-        group * size + index for group, indexes in journal.recent(tx, batch.id, size).items() for index in indexes
-    }.intersection(numbers)
-    columns = tables.item_groups.c
-    group_numbers = {number // size for number in numbers}
-    for row in tx.execute(
-        sa.select(tables.item_groups).where(columns.batch_id == batch.id, columns.group_no.in_(group_numbers))
-    ):
-        group = bitfield.Group.load(row.resolved, row.failed, row.resolved_count, row.failed_count, size)
-        resolved |= {number for number in numbers if number // size == row.group_no and group.resolved[number % size]}
-    return resolved

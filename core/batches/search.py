@@ -194,7 +194,7 @@ class Counts(NamedTuple):
 
 
 def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: int = 100) -> BatchPage:
-    """At most `limit` batches with an id below `before`, newest first; fewer if their labels are large."""
+    """At most `limit` batches with an id below `before`, newest first; fewer if their labels or reasons are large."""
     indexed, examined = chosen.states(), chosen.examined(tx)
     spans: list[_Span] = []
     are_few = False
@@ -228,8 +228,8 @@ def page(tx: Connection, chosen: Filter, *, before: int | None = None, limit: in
         part = query if start is None else query.where(id < start)
         return [ROWS.from_row(row) for row in tx.execute(part.limit(count)).mappings()]
 
-    rows = limits.stepwise(below, _label_bytes, limit + 1, first=FIRST)
-    matches, has_more = limits.within(rows, _label_bytes, limit + 1)
+    rows = limits.stepwise(below, _text_bytes, limit + 1, first=FIRST)
+    matches, has_more = limits.within(rows, _text_bytes, limit + 1)
     if has_more:
         shown = matches[:limit]
         return BatchPage(shown, shown[-1].id)
@@ -285,5 +285,7 @@ def counts(tx: Connection, chosen: Filter) -> Counts:
     return Counts(by_state | {State(state): count for state, count in results}, is_exact)
 
 
-def _label_bytes(batch: Batch) -> int:
-    return sum(limits.size_as_json(name) + limits.size_as_json(value) for name, value in batch.labels.items())
+def _text_bytes(batch: Batch) -> int:
+    return limits.size_as_json(batch.reason) + sum(
+        limits.size_as_json(name) + limits.size_as_json(value) for name, value in batch.labels.items()
+    )

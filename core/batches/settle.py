@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from core.batches.lifecycle import LIVE, TAKES_ACKS, State, Verb, completes
+from core.batches.lifecycle import LIVE, TAKES_ACKS, Duty, State, Verb, completes
 from core.batches.tolerance import OnExceeded, Tolerance
 
 
@@ -89,7 +89,7 @@ class Transition(NamedTuple):
             return owed(succeeded=self.after.succeeded)
         return None
 
-    def columns(self, now: Any, *, is_nested: bool) -> dict[str, Any]:
+    def columns(self, now: Any, *, is_nested: bool, has_children: bool) -> dict[str, Any]:
         """The changed columns of its row, without those that name the request: `completed_by` and `succeeded_by` are
         only removed here."""
         columns: dict[str, Any] = {}
@@ -103,6 +103,8 @@ class Transition(NamedTuple):
             columns["ended_at"] = now
         if self.after.exceeded is not self.before.exceeded:
             columns["exceeded"] = self.after.exceeded
+        if self.ended_early and has_children:
+            columns |= {"children_due": Duty.END, "children_told": 0}
         debt = self.debt() if is_nested else None
         if debt is not None:
             columns["parent_due"] = debt

@@ -11,6 +11,7 @@ from core import errors, explain
 from core.acks.call import request_fingerprint
 from core.batches import batch as batches
 from core.batches import (
+    descendants,
     failures,
     group_counts,
     history,
@@ -129,21 +130,31 @@ class BatchService:
         """Change the tolerance, deadline and labels of a live batch. Raises `errors.BatchEnded`, `InvalidRequest`,
         `IdempotencyKeyReused`, `UpgradeNotFinished`."""
         updated = update.update(self._database, batch, patch, idempotency_key)
-        self._acks.pay_parent(updated.batch)
+        self._settle(updated.batch)
         return updated
 
-    def cancel(self, batch: int) -> Batch:
-        """Raises `errors.BatchEnded`."""
-        cancelled = self._database.write(batches.cancel, batch)
-        self._acks.pay_parent(cancelled)
+    def cancel(self, batch: int, *, reason: str | None = None, children: bool = False) -> Batch:
+        """With `children`, live descendants end before this returns, if they do within `descendants.PATIENCE`. A repeat
+        keeps the first reason. Raises `errors.BatchEnded`."""
+        cancelled = self._database.write(lambda tx: batches.cancel(tx, batch, reason=reason, children=children))
+        self._settle(cancelled)
         return cancelled
+
+    def _settle(self, batch: Batch) -> None:
+        """Do what follows from the batch's end, or its return, in its parent and its children; what takes too long is
+        left to the sweeps."""
+        self._acks.pay_parent(batch)
+        if batch.children_due is not None:
+            self._acks.pay(*descendants.settle(self._database, [batch.id], seconds=descendants.PATIENCE).owing)
 
     def delete(self, batch: int) -> None:
         """Cancel the batch, notify its parent, and remove it."""
         if not self._database.write(purge.condemn, batch):
-            self._acks.pay(batch)
+            self._settle(self.get(batch))
             if not self._database.write(purge.condemn, batch):
-                raise errors.Unavailable(f"batch {batch} is cancelled, but its parent can't be updated at the moment")
+                raise errors.Unavailable(
+                    f"batch {batch} is cancelled, but its parent can't be updated, or its children, at the moment"
+                )
         purge.purge(self._database, batch)
 
     def check_parent(self, parent: ItemId, prefix: str) -> None:
@@ -249,9 +260,5 @@ class BatchService:
             self._database.write(repair.prepare, batch)
             result = self._database.write(repair.repair, batch, fingerprint)
             log.warning("batch_repaired", batch=batch, faults=len(plan.faults), first=plan.faults[0])
-        self._acks.pay_parent(result.after)
-        after: int | None = -1
-        while after is not None:
-            owing, after = self._database.write(repair.owe_again, batch, after)
-            self._acks.pay(*owing)
+        self._settle(self.get(batch))
         return result

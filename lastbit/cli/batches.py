@@ -226,14 +226,19 @@ def update(
         s.output.show(rendering.batch_lines(updated))
 
 
-@click.command(epilog=examples("lastbit cancel 7", "lastbit cancel catalog-42 --yes"))
+@click.command(
+    epilog=examples("lastbit cancel 7", "lastbit cancel catalog-42 --reason 'the wrong catalog' --children --yes")
+)
 @click.argument("batch", type=BATCH)
+@click.option("--reason", help="Why, for people: the event, explain and the page show it.")
+@click.option("--children", is_flag=True, help="Also cancel the live batches below it, at any depth.")
 @yes_option
 @session
-def cancel(s: Session, batch: int, yes: bool) -> None:
+def cancel(s: Session, batch: int, reason: str | None, children: bool, yes: bool) -> None:
     """End BATCH now; later acks are rejected."""
-    confirm(yes, lambda: f"Cancel {_described(s, batch)}? Later acks are rejected.")
-    cancelled = s.client.batch(batch).cancel()
+    below = " with all live batches below it" if children else ""
+    confirm(yes, lambda: f"Cancel {_described(s, batch)}{below}? Later acks are rejected.")
+    cancelled = s.client.batch(batch).cancel(reason=reason, children=children)
     pending_text = f"{cancelled.pending:,} of {rendering.number(cancelled.items, 'item')} pending"
     s.output.answer(
         cancelled, f"{rendering.title(cancelled.id, cancelled.key)}  {rendering.state(cancelled)}, {pending_text}"

@@ -143,7 +143,10 @@ def batch_lines(
     if batch.sealed_at is not None:
         facts.add_row("sealed", moment(batch.sealed_at, now))
     if batch.ended_at is not None:
-        facts.add_row("ended", moment(batch.ended_at, now))
+        above = "" if batch.ended_by is None else f", because of batch {batch.ended_by} above it"
+        facts.add_row("ended", f"{moment(batch.ended_at, now)}{above}")
+        if batch.reason is not None:
+            facts.add_row("reason", Text(plain_text(batch.reason)))
     else:
         facts.add_row("changed", moment(batch.updated_at, now))
     if batch.expires_in is not None and not batch.ended:

@@ -219,6 +219,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         ]
     ),
     "cancel": lambda session: session.service.batches.cancel(2),
+    "cancel-above": lambda session: session.service.batches.cancel(1, reason="wrong", children=True),
     "expire": expire,
     "expire-overdue": expire_overdue,
     "delete": lambda session: session.service.batches.delete(2),

@@ -38,6 +38,8 @@ LEFT_OVER: Final = {
     "record",
     # The next round of the janitor pays what the expired batch owes.
     "expire",
+    # And ends its children.
+    "expire-overdue",
 }
 """Operations that leave other rows if they are done again."""
 SAME_RESPONSE: Final = {

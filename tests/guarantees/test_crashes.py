@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from core.acks import parents
-from core.batches import nesting
+from core.batches import descendants, nesting
 from core.commits.combiner import Inline
 from core.service import Service
 from core.storage import schema, tables
@@ -226,6 +226,20 @@ def cancels_a_child(ground: Ground) -> Request:
     return {"verb": "cancel", "batch": _child(ground)}
 
 
+def cancels_all_below(ground: Ground) -> Request:
+    root = ground.batch(2, sealed=True)
+    child = ground.batch(2, sealed=True, parent=[root, 0, 0])
+    ground.batch(1, parent=[child, 0, 1])
+    return {"verb": "cancel", "batch": root, "children": True, "reason": "the wrong catalog"}
+
+
+def cancels_all_below_by_a_failure(ground: Ground) -> Request:
+    root = ground.batch(4, sealed=True, tolerated_failures=1, on_exceeded="cancel")
+    ground.ack(root, 1, verb="fail")
+    _child(ground, root)
+    return {"verb": "fail", "items": [[root, 0, 2]]}
+
+
 def opens_a_child_that_is_complete_at_once(ground: Ground) -> Request:
     parent = ground.batch(1, sealed=True)
     return {"verb": "open", "opening": {"sealed": True, "parent": [parent, 0, 0]}, "key": f"open-{next(numbers)}"}
@@ -255,7 +269,9 @@ def expires_overdue_batches(ground: Ground) -> Request:
     child = _child(ground)
     batch = ground.batch(5, sealed=True)
     ground.ack(batch, 1)
-    for overdue in (child, batch):
+    parent = ground.batch(1, sealed=True)
+    _child(ground, parent)
+    for overdue in (child, batch, parent):
         ground.model.deadline_passes(ground.service, overdue)
     return {"verb": "deadlines"}
 
@@ -301,6 +317,7 @@ OF_CHILDREN: list[Callable[[Ground], Request]] = [
     *(seals_a_child_and_completes_it, redrives_a_child, cancels_a_child, updates_a_child_which_is_cancelled),
     *(opens_a_child_that_is_complete_at_once, passes_the_tolerance_of_a_child_which_is_cancelled),
     *(seals_a_child_beyond_its_tolerance, opens_a_live_child, acks_held_items_and_others),
+    *(cancels_all_below, cancels_all_below_by_a_failure),
 ]
 JOURNALED = [
     extends_on_behalf_of_an_item,
@@ -378,7 +395,7 @@ def _die_everywhere(
             completed = answer.get("completed", {0: answer})
             assert all(entry["newly"] for entry in completed.values())  # type: ignore[attr-defined]
         # The server may take a moment to notice that the dead process's session is gone, and its locks with it.
-        while database.read(nesting.debts):
+        while descendants.sweep(database).left or database.read(nesting.debts):
             parents.sweep(database)
         assert_equal(ground.service, ground.model)
         if death is None:

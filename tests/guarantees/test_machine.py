@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from core import errors
+from core.batches import descendants
 from core.batches.lifecycle import State
 from core.batches.search import Filter
 from core.commits.combiner import Combiner, Commit, GroupCommit, Inline
@@ -138,8 +139,13 @@ class Machine(RuleBasedStateMachine):
 
     # Ways to perform a request.
 
-    def do(self, request: Request) -> dict[str, Any]:
+    def perform(self, request: Request) -> dict[str, Any]:
         answer = perform(self.service, request)
+        descendants.sweep(self.service.database)  # as each round of the dispatcher does
+        return answer
+
+    def do(self, request: Request) -> dict[str, Any]:
+        answer = self.perform(request)
         expected = self.model.perform(request, answer.get("batch"))
         assert answer == expected, request
         self.remember(request, answer)
@@ -171,7 +177,7 @@ class Machine(RuleBasedStateMachine):
                 self.remember(request, answer)
             self.crash.clear()
         elif way == "unanswered" and (request["verb"] != "open" or request.get("key") is not None):
-            lost_answer = perform(self.service, request)
+            lost_answer = self.perform(request)
             self.model.perform(request, lost_answer.get("batch"))
         elif way == "twice":
             self.do(request)
@@ -379,12 +385,15 @@ class Machine(RuleBasedStateMachine):
             self.touched |= self.batches_of(request)
 
     @precondition(lambda self: len(self.model.batches) > 2)
-    @rule(place=which, way=ways, verb=st.sampled_from(["cancel", "delete"]))
-    def end(self, place: int | str, way: str, verb: str) -> None:
-        if verb == "cancel":
-            self.do_in_some_way({"verb": "cancel", "batch": self.batch(place)}, way)
-        else:
-            self.do({"verb": "delete", "batch": self.batch(place)})
+    @rule(place=which, way=ways, children=st.booleans(), reason=reasons)
+    def cancel(self, place: int | str, way: str, children: bool, reason: str | None) -> None:
+        request = {"verb": "cancel", "batch": self.batch(place), "children": children, "reason": reason}
+        self.do_in_some_way(request, way)
+
+    @precondition(lambda self: len(self.model.batches) > 2)
+    @rule(place=which)
+    def delete(self, place: int | str) -> None:
+        self.do({"verb": "delete", "batch": self.batch(place)})
 
     @precondition(lambda self: len(self.model.batches) > 1)
     @rule(places=st.sets(st.integers(1, 4), max_size=2))

@@ -412,7 +412,7 @@ def test_a_batch_is_read_in_steps_of_as_many_groups_as_fit_into_memory(
 
 @mutant(
     "children-owe-a-repaired-parent-nothing",
-    "core.batches.repair:owe_again",
+    "core.batches.descendants:_unresolved",
     "row.parent_number not in resolved",
     "False",
 )

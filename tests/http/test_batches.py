@@ -42,7 +42,7 @@ FIELDS = [
         "on_exceeded",
         "exceeded",
     ),
-    *("created_at", "updated_at", "sealed_at", "ended_at", "traceparent", "tracestate"),
+    *("created_at", "updated_at", "sealed_at", "ended_at", "ended_by", "reason", "traceparent", "tracestate"),
 ]
 
 
@@ -284,6 +284,29 @@ def test_a_cancelled_batch_stays_as_a_tombstone(http: httpx.Client) -> None:
     pending = http.get(f"/v1/batches/{batch}/pending").json()
     assert [(entry["start"], entry["end"]) for entry in pending["ranges"]] == [(1, 2)]
     assert http.get(f"/v1/batches/{batch}/verify").json()["ok"]
+
+
+def test_a_cancel_has_a_reason_and_ends_the_batches_below(http: httpx.Client) -> None:
+    """Both are optional. The reason has at most 4,000 characters; it is in the batch, its event and explanation, and
+    in those of the batches below, which name the batch that was cancelled."""
+    reason = "the wrong catalog: \0 \U0001f4d6" + 3978 * "ä"
+    batch = open_batch(http, items=2)["id"]
+    child = open_batch(http, items=1, parent=f"{batch}:0:1")["id"]
+    for body in ({"reason": reason + "!"}, {"reason": 7}, {"children": 1}, {"children": None}, {"cause": "x"}):
+        assert code(http.post(f"/v1/batches/{batch}/cancel", json=body)) == (422, "invalid_request")
+    answer = http.post(f"/v1/batches/{batch}/cancel", json={"reason": reason, "children": True}).json()
+    assert (answer["state"], answer["reason"], answer["ended_by"]) == ("cancelled", reason, None)
+    assert http.post(f"/v1/batches/{batch}/cancel", json={"reason": None}).json() == answer
+    for id, ancestor in ((batch, None), (child, batch)):
+        found = http.get(f"/v1/batches/{id}").json()
+        assert (found["state"], found["reason"], found["ended_by"]) == ("cancelled", reason, ancestor)
+        (event,) = http.get("/v1/events", params={"batch": id, "type": "batch.cancelled"}).json()["events"]
+        assert (event["data"]["reason"], event["data"].get("ended_by")) == (reason, ancestor)
+        ended = http.get(f"/v1/batches/{id}/explain").json()["reasons"][0]
+        assert (ended["code"], ended["reason"], ended["ended_by"]) == ("ended", reason, ancestor)
+    assert http.get("/v1/batches", params={"parent": batch}).json()["batches"] == [
+        http.get(f"/v1/batches/{child}").json()
+    ]
 
 
 def test_a_deleted_batch_is_unknown(http: httpx.Client) -> None:

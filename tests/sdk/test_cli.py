@@ -469,6 +469,17 @@ def test_ids_and_documents_need_a_standard_output(lastbit: Lastbit, arguments: l
     assert "standard input or output failed: standard output is closed" in line
 
 
+def test_a_cancel_tells_why_and_ends_what_is_below(lastbit: Lastbit) -> None:
+    """Status shows the reason, and of a batch below the one that was cancelled."""
+    batch = lastbit.json("open", "--items", "2")["id"]
+    child = lastbit.json("open", "--items", "1", "--parent", f"{batch}:0:0")["id"]
+    assert lastbit.json("cancel", str(batch), "--reason", "the wrong [catalog]", "--children")["ended_by"] is None
+    shown = lastbit("status", str(child)).stdout
+    assert f", because of batch {batch} above it" in shown
+    assert re.search(r"reason +the wrong \[catalog\]", shown)
+    assert "the wrong [catalog]" in lastbit("explain", str(child)).stdout
+
+
 def test_a_refusal_is_exit_code_1(lastbit: Lastbit) -> None:
     """With the service's message and code."""
     result = lastbit("status", "999999")

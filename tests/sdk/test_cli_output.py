@@ -505,7 +505,7 @@ EVERY_FIELD = [
     "list --state open --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --limit 5 "
     "--unchanged-for 1h --cursor c",
     "counts --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --unchanged-for 1h",
-    "cancel 7",
+    "cancel 7 --reason r --children",
     "delete 7",
     "verify 7",
     "repair 7 --dry-run",

@@ -323,8 +323,11 @@ def test_an_ended_batch_refuses_with_its_own_error(client: Client) -> None:
     with pytest.raises(BatchSealed) as sealed:
         batch.extend(1)
     assert sealed.value.code == "batch_sealed"
-    assert batch.cancel().state == "cancelled"
-    assert batch.cancel().state == "cancelled"
+    child = client.open(items=1, parent=batch.ids[0])
+    assert batch.cancel(reason="a mistake").state == "cancelled"
+    assert child.refresh().state == "open"
+    assert batch.cancel(reason="another one", children=True).reason == "a mistake"
+    assert (child.refresh().state, child.info.ended_by, child.info.reason) == ("cancelled", batch.id, "a mistake")
     with pytest.raises(BatchEnded) as excinfo:
         batch.extend(1)
     assert (excinfo.value.status, excinfo.value.code) == (409, "batch_cancelled")

@@ -235,7 +235,12 @@ def test_an_ended_batch_has_its_end_as_the_reason(service: Service) -> None:
         assert not explanation.batch.complete
         detail = reason(explanation, "ended")
         assert word in detail.text
-        assert detail.facts == {"ended_at": explanation.batch.ended_at, "pending": pending}
+        assert detail.facts == {
+            "ended_at": explanation.batch.ended_at,
+            "pending": pending,
+            "ended_by": None,
+            "reason": None,
+        }
     strict = opened(service, 3, tolerated_failures=1, on_exceeded=OnExceeded.CANCEL)
     resolve(service, Verb.FAIL, strict, 0, 1, reason="no disk")
     explanation = service.batches.explain(strict)

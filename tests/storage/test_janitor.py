@@ -505,6 +505,7 @@ def test_the_command_reports_in_json(service: Service) -> None:
         "expired": {"open": 1, "sealed": 0},
         "deleted": 0,
         "parents": 0,
+        "children": 0,
         "events": 0,
         "inbox": 0,
         "instances": 0,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from core.batches import batch as batches
 from core.batches.batch import Batch, Opening
-from core.batches.lifecycle import State, Verb
+from core.batches.lifecycle import Duty, State, Verb
 from core.batches.tolerance import OnExceeded
 from core.service import Service
 from core.storage import tables
@@ -18,7 +18,7 @@ TIME = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
 def test_a_batch_has_all_columns_but_three() -> None:
     """Those are read by themselves."""
     names = {field.name for field in fields(Batch)} - {"key"} | {"batch_key"}
-    assert set(tables.batches.c.keys()) - names == {"open_key", "children", "seen_updated_at", "history"}
+    assert set(tables.batches.c.keys()) - names == {"open_key", "seen_updated_at", "history"}
 
 
 def test_what_is_saved_is_read_in_both_ways(service: Service) -> None:
@@ -53,8 +53,13 @@ def test_what_is_saved_is_read_in_both_ways(service: Service) -> None:
         succeeded_by=b"1" * 32,
         journal_next=7,
         repairs=8,
+        children=9,
+        children_due=Duty.END,
+        children_told=10,
         sealed_at=TIME,
         ended_at=TIME,
+        ended_by=11,
+        reason="ä\0'",
         traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         tracestate="a=b",
     )

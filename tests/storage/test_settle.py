@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.batches.lifecycle import State, Verb
+from core.batches.lifecycle import Duty, State, Verb
 from core.batches.settle import Standing, settle
 from core.batches.tolerance import NONE, OnExceeded, Tolerance
 
@@ -61,8 +61,10 @@ def test_a_change_is_judged(
 
 
 def test_only_what_changes_is_written() -> None:
-    def columns(before: Standing, change: Standing, *, is_nested: bool = False) -> dict[str, Any]:
-        return settle(before, change).columns(NOW, is_nested=is_nested)
+    def columns(
+        before: Standing, change: Standing, *, is_nested: bool = False, has_children: bool = False
+    ) -> dict[str, Any]:
+        return settle(before, change).columns(NOW, is_nested=is_nested, has_children=has_children)
 
     assert columns(SEALED, SEALED._replace(acked=1)) == {}
     assert columns(CANCELLING, CANCELLING._replace(failed=2), is_nested=True) == {
@@ -70,6 +72,12 @@ def test_only_what_changes_is_written() -> None:
         "ended_at": NOW,
         "exceeded": True,
         "parent_due": Verb.FAIL,
+    }
+    assert columns(SEALED, SEALED._replace(state=State.EXPIRED), has_children=True) == {
+        "state": State.EXPIRED,
+        "ended_at": NOW,
+        "children_due": Duty.END,
+        "children_told": 0,
     }
     reopened = columns(COMPLETE, SEALED._replace(acked=3), is_nested=True)
     unset = dict.fromkeys(("ended_at", "completed_by", "succeeded_by", "parent_due"))

@@ -67,6 +67,13 @@ export interface UpdateOptions extends KeyOptions {
   deadline?: Date | null | undefined;
 }
 
+export interface CancelOptions extends CallOptions {
+  /** Why, for people. A repeat keeps the first reason. */
+  reason?: string | undefined;
+  /** Whether the live batches that stand for its items are cancelled too, at any depth. */
+  children?: boolean | undefined;
+}
+
 /** A handle stores the last known state (`info`); only its methods send requests. */
 export class BatchHandle {
   readonly id: number;
@@ -157,8 +164,10 @@ export class BatchHandle {
   }
 
   /** End the batch without its pending items. Later acks are rejected. */
-  async cancel(options: CallOptions = {}): Promise<Batch> {
-    return (this.#info = await this.#service.ask<Batch>("POST", batchPath(this.id, "cancel"), signalOf(options), camel));
+  async cancel(options: CancelOptions = {}): Promise<Batch> {
+    const body: Schemas["CancelBody"] = { reason: options.reason, children: options.children };
+    const call = { ...signalOf(options), body };
+    return (this.#info = await this.#service.ask<Batch>("POST", batchPath(this.id, "cancel"), call, camel));
   }
 
   /** Delete the batch. A live batch is cancelled first. */

@@ -128,7 +128,8 @@ export interface paths {
         put?: never;
         /**
          * Cancel batch
-         * @description End a batch that is open or sealed; it stays as a tombstone.
+         * @description End a batch that is open or sealed; it stays as a tombstone. With `children`, its live descendants end too, also
+         *     if it was cancelled before.
          */
         post: operations["cancel_batch"];
         delete?: never;
@@ -1143,6 +1144,13 @@ export interface components {
             sealed_at: string | null;
             /** Format: date-time */
             ended_at: string | null;
+            /**
+             * Format: int64
+             * @description the batch above it whose end cancelled it; null if it ended by itself, or not at all
+             */
+            ended_by: number | null;
+            /** @description the reason of its cancellation, if one was given */
+            reason: string | null;
             /** @description the W3C Trace Context of the open; null if it had none */
             traceparent: string | null;
             tracestate: string | null;
@@ -1180,6 +1188,16 @@ export interface components {
             resolved: string;
             /** @description likewise; a failed item is resolved too */
             failed: string;
+        };
+        /** CancelBody */
+        CancelBody: {
+            /** @description why; for people. A repeat keeps the first one */
+            reason?: string | null;
+            /**
+             * @description also cancel the live batches below it, which stand for its items, at any depth
+             * @default false
+             */
+            children?: boolean;
         };
         /** Command */
         Command: {
@@ -1322,7 +1340,7 @@ export interface components {
         };
         /**
          * EmptyBody
-         * @description Seal and cancel take no fields.
+         * @description Seal takes no fields.
          */
         EmptyBody: Record<string, never>;
         /** Event */
@@ -1743,6 +1761,13 @@ export interface components {
             sealed_at: string | null;
             /** Format: date-time */
             ended_at: string | null;
+            /**
+             * Format: int64
+             * @description the batch above it whose end cancelled it; null if it ended by itself, or not at all
+             */
+            ended_by: number | null;
+            /** @description the reason of its cancellation, if one was given */
+            reason: string | null;
             /** @description the W3C Trace Context of the open; null if it had none */
             traceparent: string | null;
             tracestate: string | null;
@@ -1926,6 +1951,13 @@ export interface components {
             sealed_at: string | null;
             /** Format: date-time */
             ended_at: string | null;
+            /**
+             * Format: int64
+             * @description the batch above it whose end cancelled it; null if it ended by itself, or not at all
+             */
+            ended_by: number | null;
+            /** @description the reason of its cancellation, if one was given */
+            reason: string | null;
             /** @description the W3C Trace Context of the open; null if it had none */
             traceparent: string | null;
             tracestate: string | null;
@@ -2449,6 +2481,13 @@ export interface components {
             sealed_at: string | null;
             /** Format: date-time */
             ended_at: string | null;
+            /**
+             * Format: int64
+             * @description the batch above it whose end cancelled it; null if it ended by itself, or not at all
+             */
+            ended_by: number | null;
+            /** @description the reason of its cancellation, if one was given */
+            reason: string | null;
             /** @description the W3C Trace Context of the open; null if it had none */
             traceparent: string | null;
             tracestate: string | null;
@@ -2686,7 +2725,7 @@ export interface components {
         };
         /** Reason */
         api__routes__models__Reason: {
-            /** @description stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `webhook_not_delivered`; later releases may add codes. Other fields depend on the code */
+            /** @description stable: `complete`, `ended`, `failed`, `failures_exceeded`, `not_sealed`, `pending`, `oldest_untouched_group`, `waiting_for_children`, `parent_not_told`, `children_not_told`, `webhook_not_delivered`; later releases may add codes. Other fields depend on the code */
             code: string;
             /** @description a sentence for people */
             text: string;
@@ -3768,7 +3807,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["EmptyBody"];
+                "application/json": components["schemas"]["CancelBody"];
             };
         };
         responses: {

@@ -147,7 +147,10 @@ test("refusals have their own error classes", async () => {
 
 test("a batch is cancelled and deleted", async () => {
   const batch = await client.open({ items: 3 });
-  assert.equal((await batch.cancel()).state, "cancelled");
+  const child = await client.open({ items: 1, parent: batch.ids.at(0) });
+  const cancelled = await batch.cancel({ reason: "the wrong catalog", children: true });
+  assert.deepEqual([cancelled.state, cancelled.reason], ["cancelled", "the wrong catalog"]);
+  assert.deepEqual([(await child.refresh()).state, child.info.endedBy], ["cancelled", batch.id]);
   await batch.delete();
   await assert.rejects(batch.refresh(), BatchNotFound);
 });

@@ -20,7 +20,7 @@ from core import errors, janitor, tallies
 from core.acks import parents
 from core.acks.call import Call
 from core.batches import batch as batches
-from core.batches import expiry
+from core.batches import descendants, expiry
 from core.batches.callbacks import Callback
 from core.batches.lifecycle import State, Verb
 from core.batches.redrive import Wish
@@ -102,7 +102,10 @@ def _perform(service: Service, request: Request) -> Answer:
             ranges = [(span.start, span.end) for span in redrive.ranges]
             return {"count": redrive.count, "ranges": ranges, "more": redrive.more, "replayed": redrive.replayed}
         case "cancel":
-            return {"state": service.batches.cancel(request["batch"]).state}
+            cancelled = service.batches.cancel(
+                request["batch"], reason=request.get("reason"), children=request.get("children", False)
+            )
+            return {"state": cancelled.state, "reason": cancelled.reason}
         case "delete":
             service.batches.delete(request["batch"])
             return {}
@@ -111,7 +114,8 @@ def _perform(service: Service, request: Request) -> Answer:
             return {"expired": sorted(report.expired_open + report.expired_sealed), "deleted": sorted(report.deleted)}
         case "deadlines":
             expired = janitor.expire_overdue(service.database)
-            parents.sweep(service.database)  # as each round of the dispatcher does
+            descendants.sweep(service.database)  # as each round of the dispatcher does
+            parents.sweep(service.database)
             return {"expired": sorted(expired)}
         case "tally":
             applied = service.tallies.apply(request["tally"], [tally_entry(entry) for entry in request["entries"]])
@@ -213,6 +217,10 @@ class ModelBatch:
     """What redrives asked for, and their answers, by their keys."""
     events: list[str] = field(default_factory=list)
     """Its events in the feed."""
+    reason: str | None = None
+    """Why it was cancelled."""
+    ended_by: int | None = None
+    """The batch above it whose end cancelled it."""
     idle: bool = False
     """Whether the batch is unchanged since `time_passes`."""
     has_callback: bool = False
@@ -258,13 +266,27 @@ class Model:
         self.opens: dict[str, tuple[int, dict[str, Any]]] = {}
         self.owing: list[ModelBatch] = []
         """Batches that ended during the request, and whose parent's item must be resolved before it returns."""
+        self.ending: list[ModelBatch] = []
+        """Batches that ended during the request, and whose live descendants a sweep ends."""
 
     def perform(self, request: Request, batch_id: int | None = None) -> Answer:
         """Apply the request; `batch_id` is the id that the service gave a new batch."""
         answer: Answer = getattr(self, f"_{request['verb']}")(request, batch_id)
         while self.owing:
             self._pay(self.owing.pop(0))
+        while self.ending:
+            self._end_below(self.ending.pop(0))
         return answer
+
+    def _end_below(self, batch: ModelBatch) -> None:
+        """Cancel the live descendants. They owe nothing."""
+        for child in self.batches.values():
+            if child.parent is not None and child.parent[0] == batch.id:
+                if child.live:
+                    child.end(State.CANCELLED)
+                    child.reason = batch.reason
+                    child.ended_by = batch.id if batch.ended_by is None else batch.ended_by
+                self._end_below(child)
 
     def _ended(self, batch: ModelBatch) -> None:
         if batch.parent is not None:
@@ -464,8 +486,11 @@ class Model:
             return {"error": f"batch_{batch.state}"}
         if batch.state is not State.CANCELLED:
             batch.end(State.CANCELLED)
+            batch.reason = request.get("reason")
             self._ended(batch)
-        return {"state": State.CANCELLED}
+        if request.get("children"):
+            self.ending.append(batch)
+        return {"state": State.CANCELLED, "reason": batch.reason}
 
     def _delete(self, request: Request, _: object) -> Answer:
         batch = self._find(request)
@@ -493,6 +518,7 @@ class Model:
                 if batch.state is state and is_idle:
                     batch.end(State.EXPIRED)
                     expired.append(batch.id)
+                    self._end_below(batch)
                     self._ended(batch)
                     while self.owing:
                         self._pay(self.owing.pop(0))
@@ -504,16 +530,17 @@ class Model:
         return {"expired": sorted(expired), "deleted": sorted(batch.id for batch in deletions)}
 
     def _deadlines(self, _: Request, __: object) -> Answer:
-        """The earliest deadline comes first. Live children don't matter; an expired parent ignores their debts."""
+        """The earliest deadline comes first. Live children don't delay it; they end too."""
         overdue = sorted(
             (batch for batch in self.batches.values() if batch.live and batch.overdue is not None),
             key=lambda batch: (-(batch.overdue or 0), batch.id),
         )
         expired = []
         for batch in overdue:
-            if batch.live:  # a payment before may have cancelled it
+            if batch.live:  # a payment before, or the end of a batch above it, may have cancelled it
                 batch.end(State.EXPIRED)
                 expired.append(batch.id)
+                self._end_below(batch)
                 self._ended(batch)
                 while self.owing:
                     self._pay(self.owing.pop(0))
@@ -607,6 +634,7 @@ class Model:
                 batch.events.append("failures_exceeded")
             if batch.cancels and not is_done:
                 batch.end(State.CANCELLED)
+                self.ending.append(batch)
                 self._ended(batch)
         if is_done:
             batch.end(State.COMPLETE)
@@ -692,7 +720,8 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
         stored_batch.labels,
     )
     assert events_of(service, batch.id) == batch.events
-    assert stored_batch.parent_due is None
+    assert stored_batch.parent_due is stored_batch.children_due is None
+    assert (stored_batch.reason, stored_batch.ended_by) == (batch.reason, batch.ended_by)
     parent = (stored_batch.parent_batch, stored_batch.parent_number) if stored_batch.parent is not None else None
     assert parent == batch.parent
     complete = batch.state is State.COMPLETE

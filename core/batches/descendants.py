@@ -1,0 +1,226 @@
+"""Descendants: what the end of a batch, and its return, mean for the batches below it, at any depth.
+
+A batch that is cancelled with its children, that expires, or that its failures cancel, ends its live descendants: they
+become cancelled. A batch that is live again collects what its children owe: those that ended while it took no acks
+resolve their items now. Neither fits into one transaction, as there may be a million children. So the transaction that
+ends or revives the batch writes a *duty* to its row (`children_due`). It is done in pages of children, by the item that
+they stand for, and `children_told` is how far. Each page is a transaction that locks the batch and then its children.
+A child that must pass it on gets a duty itself, in that transaction. After a crash, a sweep continues.
+
+What could go wrong, and why it can't:
+
+*A child is opened in the meantime.* An open of a child locks the row of the parent, and is refused if the parent has
+ended. The same holds one level below: a child that hasn't been reached yet takes children until it ends, and the pages
+of its own children begin after that.
+
+*The batch is revived in the meantime.* That overwrites the duty, under the lock that each page holds.
+
+*An ended child has live children*, since it was cancelled without them: it passes the duty on, and stays as it is.
+
+*A child is locked by another session.* After a short wait it is passed over. `children_told` stays below it, so the
+next sweep tries again.
+
+*Pointless debts.* A child that ends here owes its parent nothing: the parent takes no acks.
+
+*Two sweeps do the same.* The second one finds that the children have ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from core import errors, feed
+from core.batches import batch as batches
+from core.batches.batch import Batch
+from core.batches.lifecycle import LIVE, TERMINAL, Duty, State
+from core.batches.settle import owed
+from core.bits import bitfield, journal
+from core.storage import dialects, statements, tables
+from core.storage.database import Database
+
+PAGE: Final = 100
+"""Children of one transaction. The event of each has its labels and the reason."""
+LOCK_WAIT: Final = 0.1
+"""Seconds that a page waits for a lock."""
+PATIENCE: Final = 3.0
+"""Seconds that a call waits for the end of the descendants. The rest is left to the sweep."""
+
+_batches = tables.batches.c
+_groups = tables.item_groups.c
+
+
+@dataclass(slots=True)
+class Done:
+    """What was done: how many batches ended, which ones owe their parent's item an ack or a failure again, and which
+    duties are left because of locked rows."""
+
+    ended: int = 0
+    owing: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """`next` is the number of the item where the next page starts, None at the end; `passed_on` are the children with a
+    duty now; `skipped` tells whether one was passed over."""
+
+    next: int | None = None
+    ended: int = 0
+    owing: Sequence[int] = ()
+    passed_on: Sequence[int] = ()
+    skipped: bool = False
+
+
+def settle(database: Database, parents: Iterable[int], *, seconds: float | None = None) -> Done:
+    """Do the duties of these batches and those that follow below, for about `seconds` at most. Raises
+    `errors.Unavailable`."""
+    until = None if seconds is None else time.monotonic() + seconds
+    done = Done()
+    waiting = deque(parents)
+    while waiting:
+        parent = waiting.popleft()
+        start: int | None = None
+        skipped = False
+        while True:
+            if until is not None and time.monotonic() >= until:
+                done.left += [parent, *waiting]
+                return done
+            try:
+                page = _do_page(database, parent, start, skipped)
+            except errors.LockTimeout:
+                done.left.append(parent)
+                break
+            done.ended += page.ended
+            done.owing += page.owing
+            waiting += page.passed_on
+            skipped = skipped or page.skipped
+            start = page.next
+            if start is None:
+                done.left += [parent] if skipped else []
+                break
+    return done
+
+
+def sweep(database: Database, *, seconds: float | None = None) -> Done:
+    """Do all duties, for about `seconds` at most. Raises `errors.Unavailable`."""
+    done = Done()
+    until = None if seconds is None else time.monotonic() + seconds
+    for parents in _duties(database):
+        part = settle(database, parents, seconds=None if until is None else until - time.monotonic())
+        done.ended += part.ended
+        done.owing += part.owing
+        done.left += part.left
+        if until is not None and time.monotonic() >= until:
+            break
+    return done
+
+
+def _duties(database: Database) -> Iterator[Sequence[int]]:
+    """Pages of the batches with a duty, by id."""
+    after = 0
+    while True:
+        # As for debts (see `nesting.debts`), by the index of the few rows.
+        id = tables.without_index(_batches.id)
+        query = sa.select(_batches.id).where(_batches.children_due > "", id > after).order_by(id).limit(PAGE)
+        parents = database.read(lambda tx, query=query: tx.scalars(query).all())  # type: ignore[misc]
+        if parents:
+            yield parents
+        if len(parents) < PAGE:
+            return
+        after = parents[-1]
+
+
+def _do_page(database: Database, parent: int, start: int | None, skipped: bool) -> _Page:
+    arguments = parent, start, skipped
+    try:
+        return database.write(_page, *arguments, False, lock_waits=0, lock_wait=LOCK_WAIT)
+    except errors.LockTimeout:
+        return database.write(_page, *arguments, True, lock_waits=0, lock_wait=LOCK_WAIT)
+
+
+def _page(tx: Connection, parent_id: int, start: int | None, skipped: bool, skip_locked: bool) -> _Page:
+    """One page of the batch's children, from the item `start` on; None: from where the last sweep came to. `skipped`:
+    an earlier page has passed over a child."""
+    parent = batches.lock_all(tx, [parent_id]).get(parent_id)
+    if parent is None or parent.children_due is None:
+        return _Page()
+    start = parent.children_told if start is None else start
+    query = sa.select(_batches.id, _batches.parent_number, _batches.state, _batches.children, _batches.parent_due)
+    query = query.where(_batches.parent_batch == parent_id, _batches.parent_number >= start)
+    rows = tx.execute(query.order_by(_batches.parent_number).limit(PAGE)).all()
+    next = rows[-1].parent_number + 1 if len(rows) == PAGE else None
+    if parent.children_due is Duty.END:
+        concerned = {row.id for row in rows if row.state in LIVE or (row.children and row.state in TERMINAL)}
+    else:
+        concerned = _unresolved(tx, parent, [row for row in rows if row.state in TERMINAL and not row.parent_due])
+    children = list(batches.lock_all(tx, concerned, skip_locked=skip_locked).values()) if concerned else []
+    skipped = skipped or len(children) < len(concerned)
+    told = parent
+    if not skipped:
+        told = (
+            replace(parent, children_due=None, children_told=0) if next is None else replace(parent, children_told=next)
+        )
+    done = _Page(next, skipped=skipped)
+    if parent.children_due is Duty.END:
+        return _end(tx, parent, told, children, done)
+    return _collect(tx, parent, told, children, done)
+
+
+def _end(tx: Connection, parent: Batch, told: Batch, children: Sequence[Batch], page: _Page) -> _Page:
+    """End those children that are live; all pass it on that have children."""
+    ancestor = parent.id if parent.ended_by is None else parent.ended_by
+    now = tables.clock(tx)
+    changed = [(parent, told)]
+    events: list[feed.NewEvent] = []
+    passed_on = []
+    ended = 0
+    for child in children:
+        if child.state in LIVE:
+            ended += 1
+            after, news = batches.ending(child, State.CANCELLED, now, reason=parent.reason, ended_by=ancestor)
+            changed.append((child, replace(after, parent_due=None)))
+            events += news
+        elif child.children:
+            changed.append((child, replace(child, children_due=Duty.END, children_told=0)))
+        if child.children:
+            passed_on.append(child.id)
+    statements.run(tx, *batches.ROWS.updates(dialects.of(tx), changed))
+    feed.append(tx, events)
+    return replace(page, ended=ended, passed_on=passed_on)
+
+
+def _collect(tx: Connection, parent: Batch, told: Batch, children: Sequence[Batch], page: _Page) -> _Page:
+    """Write their debts again to those children that have ended."""
+    owing = [child for child in children if child.state in TERMINAL and child.parent_due is None]
+    debts = [(child, replace(child, parent_due=owed(succeeded=child.succeeded))) for child in owing]
+    statements.run(tx, *batches.ROWS.updates(dialects.of(tx), [(parent, told), *debts]))
+    return replace(page, owing=[child.id for child in owing])
+
+
+def _unresolved(tx: Connection, parent: Batch, rows: Sequence[Any]) -> set[int]:
+    """Those of the children (rows) whose item is pending; none if the parent takes no acks."""
+    if parent.state not in LIVE:
+        return set()
+    resolved = _resolved(tx, parent, [row.parent_number for row in rows])
+    return {row.id for row in rows if row.parent_number not in resolved}
+
+
+def _resolved(tx: Connection, batch: Batch, numbers: Sequence[int]) -> set[int]:
+    """Those of `numbers`, at most a page, that are resolved."""
+    size = batch.group_size
+    resolved = {
+        group * size + index for group, indexes in journal.recent(tx, batch.id, size).items() for index in indexes
+    }.intersection(numbers)
+    groups = {number // size for number in numbers}
+    query = sa.select(tables.item_groups).where(_groups.batch_id == batch.id, _groups.group_no.in_(groups))
+    for row in tx.execute(query):
+        group = bitfield.Group.load(row.resolved, row.failed, row.resolved_count, row.failed_count, size)
+        resolved |= {number for number in numbers if number // size == row.group_no and group.resolved[number % size]}
+    return resolved
