@@ -41,6 +41,7 @@ STATUS: Final[dict[str, int]] = {
     "batch_expired": 409,
     "batch_cancelled": 409,
     "item_resolved": 409,
+    "batch_live": 409,
     "nothing_failed": 409,
     "webhook_not_found": 404,
     "webhook_disabled": 409,

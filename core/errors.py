@@ -23,6 +23,7 @@ from lastbit.ids import ItemId
 # │   ├── BatchExpired
 # │   └── BatchCancelled
 # ├── ItemResolved              the item on whose behalf items were to be added is not pending
+# ├── BatchLive                 it has not ended, so it can't be reopened
 # ├── NothingFailed             there is nothing to redrive
 # ├── WebhookNotFound
 # ├── WebhookDisabled           its receiver responded with 410 Gone
@@ -133,6 +134,13 @@ class NothingFailed(CoreError):
 
     def __init__(self, batch: int) -> None:
         super().__init__(f"batch {batch} has no failed items, or none of those that were asked for: nothing to redrive")
+
+
+class BatchLive(CoreError):
+    code = "batch_live"
+
+    def __init__(self, batch: int, state: str) -> None:
+        super().__init__(f"batch {batch} is {state}: only a batch that was cancelled or has expired can be reopened")
 
 
 class BatchSealed(BatchEnded):

@@ -318,9 +318,7 @@ def _parent_not_told(_: Connection, subject: _Subject) -> Iterator[Reason]:
 def _children_not_told(_: Connection, subject: _Subject) -> Iterator[Reason]:
     batch = subject.batch
     if batch.children_due is not None:
-        rest = (
-            "end its live nested batches" if batch.children_due is Duty.END else "collect what its nested batches owe"
-        )
+        rest = "end its live nested batches" if batch.children_due is Duty.END else "bring back its nested batches"
         yield Reason(
             "children_not_told",
             f"The batch must still {rest}; the dispatcher's next round does that.",

@@ -8,7 +8,7 @@ again.
 
 The event of a state change is appended in the same transaction, so either both exist or neither. Its id names the
 change, such as `batch:7:completed`, and is unique, so a change has only one event. (A change that was undone by a
-repair may happen again; its id then ends with the number of repairs.)
+reopen or a repair may happen again; its id then ends with the batch's generation.)
 
 Trimming first commits the position up to which events will be removed, then removes them in chunks from below. So a
 late reader gets an error, and no reader sees a gap.

@@ -9,8 +9,9 @@ import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
+from types import EllipsisType
 from typing import Any, Final, NamedTuple
 
 from lastbit import _arguments, _masks, _traces, errors, failures, models
@@ -153,11 +154,29 @@ def seal(service: Service, batch: int) -> Flow[models.Sealed]:
     return ask(service, "POST", _path(batch, "seal"), models.Sealed.from_json)
 
 
-def cancel(service: Service, batch: int, reason: str | None = None, children: bool = False) -> Flow[models.Batch]:
+def cancel(
+    service: Service, batch: int, reason: str | None, children: bool, idempotency_key: str | None
+) -> Flow[models.Batch]:
     body: dict[str, Any] = {} if reason is None else {"reason": utf8("a reason", reason)}
     if children:
         body["children"] = True
-    return ask(service, "POST", _path(batch, "cancel"), models.Batch.from_json, body=body)
+    key, path = _key(idempotency_key), _path(batch, "cancel")
+    return ask(service, "POST", path, models.Batch.from_json, body=body, idempotency_key=key)
+
+
+def reopen(
+    service: Service,
+    batch: int,
+    deadline: datetime | timedelta | EllipsisType | None,
+    reason: str | None,
+    idempotency_key: str | None,
+) -> Flow[models.Batch]:
+    """`...`: the deadline stays as it is."""
+    body = {} if deadline is ... else _encoded({"deadline": deadline})
+    if reason is not None:
+        body["reason"] = utf8("a reason", reason)
+    key, path = _key(idempotency_key), _path(batch, "reopen")
+    return ask(service, "POST", path, models.Batch.from_json, body=body, idempotency_key=key)
 
 
 def delete(service: Service, batch: int) -> Flow[None]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
+from types import EllipsisType
 from typing import Unpack
 
 from lastbit import _arguments, _calls, errors, progress
@@ -137,11 +139,25 @@ class BatchHandle(_Handle):
         self._info = self._driver.run(_calls.update, self.id, changes, idempotency_key)
         return self._info
 
-    def cancel(self, *, reason: str | None = None, children: bool = False) -> Batch:
-        """End the batch without its pending items. Later acks are rejected. `reason`: why, for people; a repeat keeps
-        the first one. `children`: also cancel the live batches that stand for its items, at any depth. Raises
-        `BatchEnded` if it is complete or expired."""
-        self._info = self._driver.run(_calls.cancel, self.id, reason, children)
+    def cancel(self, *, reason: str | None = None, children: bool = False, idempotency_key: str | None = None) -> Batch:
+        """End the batch without its pending items. Later acks are rejected, until it is reopened. `reason`: why, for
+        people; a repeat keeps the first one. `children`: also cancel the live batches that stand for its items, at any
+        depth. Raises `BatchEnded` if it is complete or expired."""
+        self._info = self._driver.run(_calls.cancel, self.id, reason, children, idempotency_key)
+        return self._info
+
+    def reopen(
+        self,
+        *,
+        deadline: datetime | timedelta | EllipsisType | None = ...,
+        reason: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Batch:
+        """Bring back a batch that was cancelled or has expired: it is open or sealed again, with all that was resolved.
+        A `deadline` that has passed must be replaced, or removed with None. `reason`: why, for readers of the
+        event. If its failures exceed its tolerance, it continues, whatever its `on_exceeded` was. Raises `BatchEnded`
+        if it is complete, `Conflict` with the code `batch_live`, `InvalidRequest`."""
+        self._info = self._driver.run(_calls.reopen, self.id, deadline, reason, idempotency_key)
         return self._info
 
     def delete(self) -> None:
@@ -268,11 +284,27 @@ class AsyncBatchHandle(_Handle):
         self._info = await self._driver.run(_calls.update, self.id, changes, idempotency_key)
         return self._info
 
-    async def cancel(self, *, reason: str | None = None, children: bool = False) -> Batch:
-        """End the batch without its pending items. Later acks are rejected. `reason`: why, for people; a repeat keeps
-        the first one. `children`: also cancel the live batches that stand for its items, at any depth. Raises
-        `BatchEnded` if it is complete or expired."""
-        self._info = await self._driver.run(_calls.cancel, self.id, reason, children)
+    async def cancel(
+        self, *, reason: str | None = None, children: bool = False, idempotency_key: str | None = None
+    ) -> Batch:
+        """End the batch without its pending items. Later acks are rejected, until it is reopened. `reason`: why, for
+        people; a repeat keeps the first one. `children`: also cancel the live batches that stand for its items, at any
+        depth. Raises `BatchEnded` if it is complete or expired."""
+        self._info = await self._driver.run(_calls.cancel, self.id, reason, children, idempotency_key)
+        return self._info
+
+    async def reopen(
+        self,
+        *,
+        deadline: datetime | timedelta | EllipsisType | None = ...,
+        reason: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Batch:
+        """Bring back a batch that was cancelled or has expired: it is open or sealed again, with all that was resolved.
+        A `deadline` that has passed must be replaced, or removed with None. `reason`: why, for readers of the
+        event. If its failures exceed its tolerance, it continues, whatever its `on_exceeded` was. Raises `BatchEnded`
+        if it is complete, `Conflict` with the code `batch_live`, `InvalidRequest`."""
+        self._info = await self._driver.run(_calls.reopen, self.id, deadline, reason, idempotency_key)
         return self._info
 
     async def delete(self) -> None:

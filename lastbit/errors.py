@@ -208,6 +208,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "batch_expired": BatchEnded,
     "batch_cancelled": BatchEnded,
     "item_resolved": ItemResolved,
+    "batch_live": Conflict,
     "nothing_failed": Conflict,
     "consumer_group_not_found": ConsumerGroupNotFound,
     "consumer_group_in_use": ConsumerGroupInUse,

@@ -37,6 +37,7 @@ _PROBLEMS: Final = (
             errors.BatchExpired(7, "extend"),
             errors.BatchCancelled(7, "extend"),
             errors.ItemResolved(ItemId(7, 0, 3)),
+            errors.BatchLive(7, "open"),
             errors.NothingFailed(7),
             errors.WebhookNotFound(3),
             errors.WebhookDisabled(3),
@@ -110,6 +111,10 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "cancel_batch": {
         "Just end it": {},
         "With all below it": {"reason": "the catalog is a wrong one", "children": True},
+    },
+    "reopen_batch": {
+        "As it was": {},
+        "With another deadline": {"deadline": "2027-05-04T17:30:00Z", "reason": "the disk is back"},
     },
     "put_consumer_group": {"Sixteen partitions": {"partitions": 16, "ttl": 10, "release": 30}},
     "sync_worker": {

@@ -67,6 +67,7 @@ export const progress = (id, signal) => get(`/v1/batches/${id}/progress`, {}, si
 export const explain = (id, signal) => get(`/v1/batches/${id}/explain`, {}, signal);
 export const deliveries = (id, signal) => get(`/v1/batches/${id}/deliveries`, {}, signal);
 export const cancel = (id, body = {}) => post(`/v1/batches/${id}/cancel`, body);
+export const reopen = (id, body, key) => post(`/v1/batches/${id}/reopen`, body, { "Idempotency-Key": key });
 export const processes = (signal) => get("/v1/processes", {}, signal);
 export const instances = (process, filter, signal) => get(`/v1/processes/${encodeURIComponent(process)}`, filter, signal);
 const instancePath = (process, name) => `/v1/processes/${encodeURIComponent(process)}/${encodeURIComponent(name)}`;

@@ -13,6 +13,7 @@ import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, wh
 import { pictureSection } from "./picture.js";
 import { labelLinks, progressBar, stateMark, trouble } from "./pieces.js";
 import { reasonsPanel } from "./reasons.js";
+import { askToReopen, canReopen } from "./reopen.js";
 import { isLimited, may } from "./session.js";
 import { ancestors, children, childrenPanel, showAncestors } from "./tree.js";
 import { field } from "./views.js";
@@ -65,6 +66,7 @@ export function batchView(main, id) {
   const edit = make("button", { type: "button", hidden: true, onclick: () => askToEdit(batch, changed) }, "Edit…");
   const seal = make("button", { type: "button", hidden: true, onclick: askToSeal }, "Seal…");
   const cancel = make("button.cancel", { type: "button", hidden: true, onclick: askToCancel }, "Cancel…");
+  const reopen = make("button", { type: "button", hidden: true, onclick: () => askToReopen(batch, changed) }, "Reopen…");
   const wrong = trouble();
   const bar = progressBar();
   const share = make("p.big", {});
@@ -94,7 +96,7 @@ export function batchView(main, id) {
   );
   main.append(
     above,
-    make("div.title", {}, name, state.node, make("div.actions", {}, edit, seal, cancel)),
+    make("div.title", {}, name, state.node, make("div.actions", {}, edit, seal, cancel, reopen)),
     about,
     reason,
     labels,
@@ -184,7 +186,7 @@ export function batchView(main, id) {
     aside.stop();
     wrong.clear();
     body.hidden = true;
-    edit.hidden = seal.hidden = cancel.hidden = true;
+    edit.hidden = seal.hidden = cancel.hidden = reopen.hidden = true;
     state.node.hidden = true;
     labels.hidden = reason.hidden = true;
     setText(name, `There is no batch ${id}`);
@@ -206,6 +208,7 @@ export function batchView(main, id) {
     state.update(batch);
     seal.hidden = batch.state !== "open" || !may("produce");
     edit.hidden = cancel.hidden = !isLive(batch) || !may("produce");
+    reopen.hidden = !canReopen(batch);
     const facts = [`batch ${id}`, ...times(), parent(), tolerance(), deadline()].filter(Boolean);
     const policy = [batch.tolerated_failures, batch.tolerated_failure_percentage, batch.on_exceeded, batch.deadline];
     const key = JSON.stringify([batch.state, batch.sealed_at, batch.ended_at, batch.exceeded, ...policy, batch.labels]);
@@ -356,7 +359,7 @@ export function batchView(main, id) {
         batch.pending
           ? `${number(batch.pending)} of its items are pending; acks that still come for them will be rejected. `
           : "It will not complete. ",
-        "This can’t be undone.",
+        "It can be reopened.",
       ),
       fields: [
         field("reason", "Reason", { maxlength: 4000, placeholder: "why; shown to everybody" }, "optional"),

@@ -59,7 +59,7 @@ export function askToCancelAll(filter, done) {
     const pending = waiting.reduce((sum, batch) => sum + batch.pending, 0);
     setText(
       status,
-      `${isMore ? "The first " : ""}${count(waiting.length, "live batch", "live batches")} with ${count(pending, "pending item")}. Acks that still come for ${pending === 1 ? "it" : "them"} will be rejected. This can’t be undone.`,
+      `${isMore ? "The first " : ""}${count(waiting.length, "live batch", "live batches")} with ${count(pending, "pending item")}. Acks that still come for ${pending === 1 ? "it" : "them"} will be rejected.`,
     );
     fill(
       preview,

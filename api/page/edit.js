@@ -38,7 +38,7 @@ export function askToEdit(batch, done) {
       make("div", {}, field("tolerated_failures", "Tolerated failures", { ...number, value: before.tolerated_failures }, "items")),
       make("div", {}, field("tolerated_failure_percentage", "Tolerated percentage", { ...number, value: before.tolerated_failure_percentage }, "% of the items, once it is sealed")),
     ),
-    make("label.field-line", { for: "on_exceeded" }, make("span", {}, "If more fail"), exceeded, make("small.quiet", {}, "Cancelling can’t be undone, and happens at once if more have failed already.")),
+    make("label.field-line", { for: "on_exceeded" }, make("span", {}, "If more fail"), exceeded, make("small.quiet", {}, "It happens at once if more have failed already.")),
     field("deadline", "Deadline", { type: "datetime-local", max: "9999-12-31T23:59", value: before.deadline }, "in your time zone"),
     labels.node,
   );

@@ -160,6 +160,7 @@ const HAPPENED = {
   "batch.succeeded": "succeeded",
   "batch.expired": "expired",
   "batch.cancelled": "cancelled",
+  "batch.reopened": "reopened",
   "batch.repaired": "repaired",
   "batch.failures_exceeded": "failures exceeded the tolerance",
   "batch.redrive": "redrive requested",
@@ -181,6 +182,7 @@ function details({ type, data }) {
   if (type === "batch.cancelled") {
     return [data?.ended_by && `because of batch ${data.ended_by}`, typeof data?.reason === "string" && reasonMark(data.reason)].filter(Boolean);
   }
+  if (type === "batch.reopened" && typeof data?.reason === "string") return [reasonMark(data.reason)];
   if (type === "batch.expired" && data?.cause) return [data.cause === "deadline" ? "at its deadline" : "as nothing happened for too long"];
   return [];
 }

@@ -195,11 +195,40 @@ async def seal_batch(
     responses=documented("batch_not_found", "batch_complete", "batch_expired", *BODY),
 )
 @needs(Role.PRODUCE, is_limited=True)
-def cancel_batch(batch: BatchId, body: models.CancelBody, request: Request) -> dict[str, Any]:
+def cancel_batch(
+    batch: BatchId, body: models.CancelBody, request: Request, idempotency_key: IdempotencyKey = None
+) -> dict[str, Any]:
     """End a batch that is open or sealed; it stays as a tombstone. With `children`, its live descendants end too, also
     if it was cancelled before."""
-    cancelled = service_of(request).batches.cancel(batch, reason=body.reason, children=body.children)
-    return models.shown(cancelled)
+    batches = service_of(request).batches
+    return models.shown(batches.cancel(batch, idempotency_key, reason=body.reason, children=body.children))
+
+
+@router.post(
+    "/{id}/reopen",
+    response_model=models.Batch,
+    responses={
+        200: REPLAYED,
+        **documented(
+            "batch_not_found",
+            "batch_complete",
+            "batch_live",
+            "idempotency_key_reused",
+            "upgrade_not_finished",
+            *BODY,
+        ),
+    },
+)
+@needs(Role.PRODUCE, is_limited=True)
+def reopen_batch(
+    batch: BatchId, body: models.ReopenBody, request: Request, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Bring back a batch that was cancelled or has expired: it is open or sealed again, as before, with all that was
+    resolved. If its failures exceed its tolerance, `on_exceeded` becomes `continue`."""
+    options = {name: getattr(body, name) for name in body.model_fields_set}
+    result = service_of(request).batches.reopen(batch, idempotency_key, **options)
+    headers = {"Idempotency-Replayed": "true"} if result.replayed else EMPTY
+    return Reply.of(models.shown(result.batch), headers=headers).response()
 
 
 @router.delete("/{id:batch}", status_code=204, responses=documented("batch_not_found", "invalid_request"))

@@ -140,7 +140,9 @@ def _moment(value: Any) -> Any:
 Moment = Annotated[datetime | None, BeforeValidator(_moment)]
 
 
-_BATCH_EVENTS: Final = "opened updated sealed completed succeeded redrive failures_exceeded expired cancelled repaired"
+_BATCH_EVENTS: Final = (
+    "opened updated sealed completed succeeded redrive failures_exceeded expired cancelled reopened repaired"
+)
 BATCH_EVENTS: Final = tuple(f"{feed.BATCH}.{name}" for name in _BATCH_EVENTS.split())
 """The types of the service's events of batches."""
 

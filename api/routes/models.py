@@ -204,6 +204,15 @@ class CancelBody(Body):
     )
 
 
+class ReopenBody(Body):
+    deadline: Moment = Field(
+        None,
+        description="the new deadline, a time in the future, or null for none; left out, it stays as it is. One that "
+        "has passed must be replaced",
+    )
+    reason: str | None = Field(None, max_length=MAX_REASON, description="why, for readers of the event")
+
+
 StateName = Literal["open", "sealed", "complete", "expired", "cancelled"]
 
 

@@ -60,7 +60,8 @@ class Batch:
     completed_by: bytes | None = None
     succeeded_by: bytes | None = None
     journal_next: int = 0
-    repairs: int = 0
+    generation: int = 0
+    """How often it came back from an end, or was repaired: a part of the ids of its events from then on."""
     children: int = 0
     children_due: Duty | None = None
     children_told: int = 0
@@ -112,7 +113,7 @@ class Batch:
 
 
 _table = tables.batches.c
-ROWS: Final = RowCodec(Batch, tables.batches, {"key": "batch_key"})
+ROWS: Final = RowCodec(Batch, tables.batches, {"key": "batch_key", "generation": "repairs"})
 """Reads and writes batches. `open_key`, `seen_updated_at` and `history` are read by themselves."""
 
 
@@ -248,8 +249,9 @@ def events(
             **more,
         }
     )
-    # A repair can revoke a completion that was announced. The true completion is another event, with an id of its own.
-    suffix = f":{batch.repairs}" if batch.repairs else ""
+    # A reopened batch ends again, and a repair can revoke a completion that was announced. The later end is another
+    # event, with an id of its own.
+    suffix = f":{batch.generation}" if batch.generation else ""
     return [
         feed.NewEvent(
             f"{feed.BATCH}:{batch.id}:{name}{suffix}", f"{feed.BATCH}.{name}", batch.key, data, batch.id, trace, trigger
@@ -315,13 +317,18 @@ def lock_all(tx: Connection, ids: Collection[int], *, skip_locked: bool = False)
     return {batch.id: batch for batch in batches if batch.state is not State.DELETING}
 
 
-def cancel(tx: Connection, batch_id: int, *, reason: str | None = None, children: bool = False) -> Batch:
+def cancel(
+    tx: Connection, batch_id: int, fingerprint: bytes, *, reason: str | None = None, children: bool = False
+) -> Batch:
     """End a live batch; its row stays as a tombstone. With `children`, it must end its live descendants, also if it was
-    cancelled before (see `descendants`). Raises `errors.BatchNotFound`, `BatchEnded`."""
+    cancelled before (see `descendants`). `fingerprint` identifies the request, whose repeat doesn't end a batch that
+    was reopened since. Raises `errors.BatchNotFound`, `BatchEnded`."""
     batch, now = lock(tx, batch_id)
-    judge("cancel", batch_id, batch.state)
-    if batch.state is not State.CANCELLED:
-        return end(tx, batch, State.CANCELLED, now, reason=reason, children=children)
+    if not batch.complete and batch.completed_by == fingerprint:
+        children = children and batch.state is State.CANCELLED
+    elif batch.state is not State.CANCELLED:
+        judge("cancel", batch_id, batch.state)
+        return end(tx, batch, State.CANCELLED, now, by=fingerprint, reason=reason, children=children)
     if not children or not batch.children:
         return batch
     after = replace(batch, children_due=Duty.END, children_told=0)
@@ -350,12 +357,14 @@ def ending(
     *,
     reason: str | None = None,
     ended_by: int | None = None,
+    by: bytes | None = None,
     children: bool = True,
     **more: Any,
 ) -> tuple[Batch, list[feed.NewEvent]]:
     """What a live batch becomes when it is cancelled or expires, and the events. `reason` is for people; `ended_by` is
-    the ancestor that ended it; `more` are further data of the event. `children`: whether its live descendants end."""
-    change = replace(batch, state=state, reason=reason, ended_by=ended_by, updated_at=now)
+    the ancestor that ended it; `by` identifies the request; `more` are further data of the event. `children`: whether
+    its live descendants end."""
+    change = replace(batch, state=state, reason=reason, ended_by=ended_by, completed_by=by, updated_at=now)
     after, names = settled(batch, change, now)
     if not children:
         after = replace(after, children_due=None)

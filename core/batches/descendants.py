@@ -1,11 +1,12 @@
 """Descendants: what the end of a batch, and its return, mean for the batches below it, at any depth.
 
 A batch that is cancelled with its children, that expires, or that its failures cancel, ends its live descendants: they
-become cancelled. A batch that is live again collects what its children owe: those that ended while it took no acks
-resolve their items now. Neither fits into one transaction, as there may be a million children. So the transaction that
-ends or revives the batch writes a *duty* to its row (`children_due`). It is done in pages of children, by the item that
-they stand for, and `children_told` is how far. Each page is a transaction that locks the batch and then its children.
-A child that must pass it on gets a duty itself, in that transaction. After a crash, a sweep continues.
+become cancelled. A batch that is live again brings back those that its end has ended. Its other children, which ended
+while it took no acks, resolve their items now. Neither fits into one transaction, as there may be a million children.
+So the transaction that ends or reopens the batch writes a *duty* to its row (`children_due`). It is done in pages of
+children, by the item that they stand for, and `children_told` is how far. Each page is a transaction that locks the
+batch and then its children. A child that must pass it on gets a duty itself, in that transaction. After a crash, a
+sweep continues.
 
 What could go wrong, and why it can't:
 
@@ -13,7 +14,7 @@ What could go wrong, and why it can't:
 ended. The same holds one level below: a child that hasn't been reached yet takes children until it ends, and the pages
 of its own children begin after that.
 
-*The batch is revived in the meantime.* That overwrites the duty, under the lock that each page holds.
+*The batch is reopened in the meantime.* That overwrites the duty, under the lock that each page holds.
 
 *An ended child has live children*, since it was cancelled without them: it passes the duty on, and stays as it is.
 
@@ -38,8 +39,9 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import batch as batches
+from core.batches import reopen
 from core.batches.batch import Batch
-from core.batches.lifecycle import LIVE, TERMINAL, Duty, State
+from core.batches.lifecycle import LIVE, TERMINAL, Duty, State, is_overdue
 from core.batches.settle import owed
 from core.bits import bitfield, journal
 from core.storage import dialects, statements, tables
@@ -68,58 +70,58 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """`next` is the number of the item where the next page starts, None at the end; `passed_on` are the children with a
-    duty now; `skipped` tells whether one was passed over."""
+    """`next_start` is the number of the item where the next page starts, None at the end; `passed_on` are the children
+    with a duty now; `has_skipped` tells whether one was passed over."""
 
-    next: int | None = None
+    next_start: int | None = None
     ended: int = 0
     owing: Sequence[int] = ()
     passed_on: Sequence[int] = ()
-    skipped: bool = False
+    has_skipped: bool = False
 
 
 def settle(database: Database, parents: Iterable[int], *, seconds: float | None = None) -> Done:
     """Do the duties of these batches and those that follow below, for about `seconds` at most. Raises
     `errors.Unavailable`."""
     until = None if seconds is None else time.monotonic() + seconds
-    done = Done()
+    result = Done()
     waiting = deque(parents)
     while waiting:
         parent = waiting.popleft()
         start: int | None = None
-        skipped = False
+        has_skipped = False
         while True:
             if until is not None and time.monotonic() >= until:
-                done.left += [parent, *waiting]
-                return done
+                result.left += [parent, *waiting]
+                return result
             try:
-                page = _do_page(database, parent, start, skipped)
+                page = _do_page(database, parent, start, has_skipped)
             except errors.LockTimeout:
-                done.left.append(parent)
+                result.left.append(parent)
                 break
-            done.ended += page.ended
-            done.owing += page.owing
+            result.ended += page.ended
+            result.owing += page.owing
             waiting += page.passed_on
-            skipped = skipped or page.skipped
-            start = page.next
+            has_skipped = has_skipped or page.has_skipped
+            start = page.next_start
             if start is None:
-                done.left += [parent] if skipped else []
+                result.left += [parent] if has_skipped else []
                 break
-    return done
+    return result
 
 
 def sweep(database: Database, *, seconds: float | None = None) -> Done:
     """Do all duties, for about `seconds` at most. Raises `errors.Unavailable`."""
-    done = Done()
+    result = Done()
     until = None if seconds is None else time.monotonic() + seconds
     for parents in _duties(database):
-        part = settle(database, parents, seconds=None if until is None else until - time.monotonic())
-        done.ended += part.ended
-        done.owing += part.owing
-        done.left += part.left
+        page_result = settle(database, parents, seconds=None if until is None else until - time.monotonic())
+        result.ended += page_result.ended
+        result.owing += page_result.owing
+        result.left += page_result.left
         if until is not None and time.monotonic() >= until:
             break
-    return done
+    return result
 
 
 def _duties(database: Database) -> Iterator[Sequence[int]]:
@@ -137,78 +139,93 @@ def _duties(database: Database) -> Iterator[Sequence[int]]:
         after = parents[-1]
 
 
-def _do_page(database: Database, parent: int, start: int | None, skipped: bool) -> _Page:
-    arguments = parent, start, skipped
+def _do_page(database: Database, parent: int, start: int | None, has_skipped: bool) -> _Page:
+    arguments = parent, start, has_skipped
     try:
         return database.write(_page, *arguments, False, lock_waits=0, lock_wait=LOCK_WAIT)
     except errors.LockTimeout:
         return database.write(_page, *arguments, True, lock_waits=0, lock_wait=LOCK_WAIT)
 
 
-def _page(tx: Connection, parent_id: int, start: int | None, skipped: bool, skip_locked: bool) -> _Page:
-    """One page of the batch's children, from the item `start` on; None: from where the last sweep came to. `skipped`:
-    an earlier page has passed over a child."""
+def _page(tx: Connection, parent_id: int, start: int | None, has_skipped: bool, skip_locked: bool) -> _Page:
+    """One page of the batch's children, from the item `start` on; None: from where the last sweep came to.
+    `has_skipped`: an earlier page has passed over a child."""
     parent = batches.lock_all(tx, [parent_id]).get(parent_id)
     if parent is None or parent.children_due is None:
         return _Page()
     start = parent.children_told if start is None else start
-    query = sa.select(_batches.id, _batches.parent_number, _batches.state, _batches.children, _batches.parent_due)
-    query = query.where(_batches.parent_batch == parent_id, _batches.parent_number >= start)
+    columns = ("id", "parent_number", "state", "children", "parent_due", "ended_by")
+    query = sa.select(*(_batches[name] for name in columns)).where(
+        _batches.parent_batch == parent_id, _batches.parent_number >= start
+    )
     rows = tx.execute(query.order_by(_batches.parent_number).limit(PAGE)).all()
-    next = rows[-1].parent_number + 1 if len(rows) == PAGE else None
+    next_start = rows[-1].parent_number + 1 if len(rows) == PAGE else None
     if parent.children_due is Duty.END:
-        concerned = {row.id for row in rows if row.state in LIVE or (row.children and row.state in TERMINAL)}
+        child_ids = {row.id for row in rows if row.state in LIVE or (row.children and row.state in TERMINAL)}
     else:
-        concerned = _unresolved(tx, parent, [row for row in rows if row.state in TERMINAL and not row.parent_due])
-    children = list(batches.lock_all(tx, concerned, skip_locked=skip_locked).values()) if concerned else []
-    skipped = skipped or len(children) < len(concerned)
-    told = parent
-    if not skipped:
-        told = (
-            replace(parent, children_due=None, children_told=0) if next is None else replace(parent, children_told=next)
+        ended_rows = [row for row in rows if row.state in TERMINAL and parent.state in LIVE]
+        child_ids = {row.id for row in ended_rows if row.ended_by is not None}
+        child_ids |= _unresolved(tx, parent, [row for row in ended_rows if not row.parent_due])
+    children = list(batches.lock_all(tx, child_ids, skip_locked=skip_locked).values()) if child_ids else []
+    has_skipped = has_skipped or len(children) < len(child_ids)
+    told_parent = parent
+    if not has_skipped:
+        is_last = next_start is None
+        told_parent = replace(
+            parent, children_due=None if is_last else parent.children_due, children_told=next_start or 0
         )
-    done = _Page(next, skipped=skipped)
+    result = _Page(next_start, has_skipped=has_skipped)
     if parent.children_due is Duty.END:
-        return _end(tx, parent, told, children, done)
-    return _collect(tx, parent, told, children, done)
+        return _end(tx, parent, told_parent, children, result)
+    return _revive(tx, parent, told_parent, children, result)
 
 
-def _end(tx: Connection, parent: Batch, told: Batch, children: Sequence[Batch], page: _Page) -> _Page:
+def _end(tx: Connection, parent: Batch, told_parent: Batch, children: Sequence[Batch], page: _Page) -> _Page:
     """End those children that are live; all pass it on that have children."""
     ancestor = parent.id if parent.ended_by is None else parent.ended_by
     now = tables.clock(tx)
-    changed = [(parent, told)]
+    changes = [(parent, told_parent)]
     events: list[feed.NewEvent] = []
     passed_on = []
-    ended = 0
+    end_count = 0
     for child in children:
         if child.state in LIVE:
-            ended += 1
-            after, news = batches.ending(child, State.CANCELLED, now, reason=parent.reason, ended_by=ancestor)
-            changed.append((child, replace(after, parent_due=None)))
+            end_count += 1
+            result, news = batches.ending(child, State.CANCELLED, now, reason=parent.reason, ended_by=ancestor)
+            changes.append((child, replace(result, parent_due=None)))
             events += news
         elif child.children:
-            changed.append((child, replace(child, children_due=Duty.END, children_told=0)))
+            changes.append((child, replace(child, children_due=Duty.END, children_told=0)))
         if child.children:
             passed_on.append(child.id)
-    statements.run(tx, *batches.ROWS.updates(dialects.of(tx), changed))
+    statements.run(tx, *batches.ROWS.updates(dialects.of(tx), changes))
     feed.append(tx, events)
-    return replace(page, ended=ended, passed_on=passed_on)
+    return replace(page, ended=end_count, passed_on=passed_on)
 
 
-def _collect(tx: Connection, parent: Batch, told: Batch, children: Sequence[Batch], page: _Page) -> _Page:
-    """Write their debts again to those children that have ended."""
-    owing = [child for child in children if child.state in TERMINAL and child.parent_due is None]
-    debts = [(child, replace(child, parent_due=owed(succeeded=child.succeeded))) for child in owing]
-    statements.run(tx, *batches.ROWS.updates(dialects.of(tx), [(parent, told), *debts]))
-    return replace(page, owing=[child.id for child in owing])
+def _revive(tx: Connection, parent: Batch, told_parent: Batch, children: Sequence[Batch], page: _Page) -> _Page:
+    """Bring back those children that the end of a batch above them has ended, and write their debts to the others."""
+    now = tables.clock(tx)
+    changes = [(parent, told_parent)]
+    events: list[feed.NewEvent] = []
+    owing, passed_on = [], []
+    for child in children:
+        if child.ended_by is not None and not is_overdue(State.OPEN, child.deadline, now=now):
+            result, news = reopen.revived(tx, child, now)
+            changes.append((child, result))
+            events += news
+            passed_on.append(child.id)
+        elif child.state in TERMINAL and child.parent_due is None:
+            changes.append((child, replace(child, parent_due=owed(succeeded=child.succeeded))))
+            owing.append(child.id)
+    statements.run(tx, *batches.ROWS.updates(dialects.of(tx), changes))
+    feed.append(tx, events)
+    return replace(page, owing=owing, passed_on=passed_on)
 
 
 def _unresolved(tx: Connection, parent: Batch, rows: Sequence[Any]) -> set[int]:
-    """Those of the children (rows) whose item is pending; none if the parent takes no acks."""
-    if parent.state not in LIVE:
-        return set()
-    resolved = _resolved(tx, parent, [row.parent_number for row in rows])
+    """Those of the children (rows) whose item is pending."""
+    resolved = _resolved(tx, parent, [row.parent_number for row in rows]) if rows else set()
     return {row.id for row in rows if row.parent_number not in resolved}
 
 

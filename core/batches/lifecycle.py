@@ -6,6 +6,8 @@ being complete, idle or overdue. They use no clock and no database; the time is 
       │  ╲──seal of a batch without pending items──▶ complete
       ├──cancel──▶ cancelled ◀──cancel──┤
       └──idle, or its deadline passed──▶ expired ◀──┘        deleting: being removed; unknown to callers
+
+    cancelled, expired ──reopen──▶ open or sealed, as before
 """
 
 from __future__ import annotations
@@ -45,8 +47,9 @@ class Duty(StrEnum):
 
     END = "end"
     """It has ended, and its live descendants must end as well."""
-    COLLECT = "collect"
-    """It is live again, and children that ended in the meantime must resolve their items."""
+    REVIVE = "revive"
+    """It is live again. So must be the descendants that its end had ended; other children that have ended must resolve
+    their items."""
 
 
 LIVE: Final = frozenset({State.OPEN, State.SEALED})
@@ -69,14 +72,18 @@ _TAKES: Final[dict[str, frozenset[State]]] = {
     "cancel": frozenset({State.OPEN, State.SEALED, State.CANCELLED}),
     "redrive": frozenset({State.OPEN, State.SEALED, State.COMPLETE}),
     "update": LIVE,
+    "reopen": frozenset({State.EXPIRED, State.CANCELLED}),
 }
 
 
 def judge(verb: str, batch: int, state: State) -> None:
-    """Raise the `errors.BatchEnded` that explains why the state refuses `verb`: extend, extend on behalf of an item,
-    seal, cancel, redrive, update, nesting."""
-    if state not in _TAKES[verb]:
-        raise _ENDED[state](batch, verb)
+    """Raise the `errors.BatchEnded`, or `BatchLive`, that explains why the state refuses `verb`: extend, extend on
+    behalf of an item, seal, cancel, redrive, update, nesting, reopen."""
+    if state in _TAKES[verb]:
+        return
+    if verb == "reopen" and state in LIVE:
+        raise errors.BatchLive(batch, state)
+    raise _ENDED[state](batch, verb)
 
 
 def completes(state: State, items: int, acked: int, failed: int) -> bool:

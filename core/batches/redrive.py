@@ -95,7 +95,7 @@ class _Found:
 def _version(batch: Batch) -> tuple[int, int, int]:
     """Equal for two reads of a batch only if no bit changed in between: acks and failures of pending items increase the
     sum of the counts, an ack of a failed one increases the first count, and nothing decreases them but a repair."""
-    return batch.acked, batch.failed, batch.repairs
+    return batch.acked, batch.failed, batch.generation
 
 
 def redrive(database: Database, batch_id: int, wish: Wish, idempotency_key: str | None = None) -> Redriven:

@@ -35,11 +35,11 @@ latest.
 which is refused. And a release without the journal would cache bitfields by rules that a repair breaks. So a repair
 requires that the schema supports no such release (`schema.finish`).
 
-*The second completion is mistaken for the first.* Each repair increments `batches.repairs`, which is part of the ids of
-all later events of the batch: `batch:7:completed:1`. See decision 18.
+*The second completion is mistaken for the first.* Each repair increments the batch's generation (the column `repairs`),
+which is part of the ids of all later events of the batch: `batch:7:completed:1`. See decision 18.
 
-*The item that a child batch resolved is pending again.* No queue redelivers it. So the batch collects again what its
-ended children owe it (see `descendants`). Nothing is revoked in the other direction: if a batch that was
+*The item that a child batch resolved is pending again.* No queue redelivers it. So the batch asks its ended children
+again (see `descendants`). Nothing is revoked in the other direction: if a batch that was
 wrongly complete has resolved its parent's item, that item stays resolved.
 
 Cost: one read of all groups under the lock of the batch row, and one write of those that are wrong. Acks, extends and
@@ -66,7 +66,7 @@ from core.storage import schema, statements, tables
 from core.storage.statements import LIST, chunks
 
 SINCE: Final = "0009"
-"""The revision of the schema that introduced repairs."""
+"""The revision of the schema that introduced generations."""
 
 _batches = tables.batches.c
 _failures = tables.failures.c
@@ -107,10 +107,15 @@ def prepare(tx: Connection, batch_id: int) -> None:
     """Make the batch journaled, in a transaction before that of `repair`. Raises `errors.BatchNotFound`,
     `errors.UpgradeNotFinished`."""
     batch, _ = batches.lock(tx, batch_id)
-    if not schema.serves_only(tx, SINCE):
-        raise errors.UpgradeNotFinished(SINCE)
+    check_generations(tx)
     if not batch.journal_next:
         batches.save(tx, batch, replace(batch, journal_next=1))
+
+
+def check_generations(tx: Connection) -> None:
+    """Raise `errors.UpgradeNotFinished` while an earlier release, which knows no generations, may be running."""
+    if not schema.serves_only(tx, SINCE):
+        raise errors.UpgradeNotFinished(SINCE)
 
 
 def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
@@ -125,7 +130,7 @@ def repair(tx: Connection, batch_id: int, fingerprint: bytes) -> Repaired:
         return _fine(batch, fingerprint)
     after, names = _settled(journaled, counts, now, fingerprint)
     if after.state in LIVE:
-        after = replace(after, children_due=Duty.COLLECT, children_told=0)
+        after = replace(after, children_due=Duty.REVIVE, children_told=0)
     batches.save(tx, batch, after)
     feed.append(tx, batches.events(after, ["repaired", *names]))
     return Repaired(batch, after, counts.groups, faults, "completed" in names, "succeeded" in names)
@@ -145,7 +150,7 @@ def _settled(batch: Batch, counts: _Recounted, now: datetime, fingerprint: bytes
         acked=counts.acked,
         failed=counts.failed,
         full_prefix=min(batch.full_prefix, counts.full_prefix),
-        repairs=batch.repairs + 1,
+        generation=batch.generation + 1,
         updated_at=max(batch.updated_at, now),
     )
     return batches.settled(batch, change, now, fingerprint)

@@ -1,11 +1,12 @@
 """The judgement of a batch's end, as a pure function: what a change makes of the batch, which events tell of it, and
 what the batch then owes the item that it stands for. The change may be acks and failures, a seal, an open, a new
-tolerance, other counts after a repair, a cancellation or an expiry.
+tolerance, other counts after a repair, a cancellation, an expiry, or a reopen.
 
     a sealed batch without pending items                          → complete
     failures beyond the tolerance                                 → exceeded, and that stays
     a live batch with such failures that is to be cancelled then  → cancelled
     a complete batch in which a repair finds pending items        → sealed again, and judged like the others
+    a batch that ended early and is reopened                      → open or sealed again, and judged like the others
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Transition(NamedTuple):
 
     @property
     def reopened(self) -> bool:
-        return self.before.complete and not self.after.complete
+        return self.before.state not in LIVE and self.after.state in LIVE
 
     @property
     def ended_early(self) -> bool:

@@ -205,7 +205,8 @@ class BatchWrites(Kind):
             return Sealed(batch, newly=False, newly_succeeded=False)  # this request's own effect
         judge("seal", batch.id, batch.state)
         if batch.state is not State.OPEN:
-            return Sealed(batch, batch.completed_by == fingerprint, batch.succeeded_by == fingerprint)
+            newly = batch.complete and batch.completed_by == fingerprint
+            return Sealed(batch, newly, batch.succeeded_by == fingerprint)
         change = replace(batch, state=State.SEALED, sealed_at=now, updated_at=max(batch.updated_at, now))
         after, names = batches.settled(batch, change, now, fingerprint)
         if after.complete and batch.journal_next:

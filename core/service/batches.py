@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 import structlog
 from sqlalchemy.engine import Connection
@@ -18,6 +19,7 @@ from core.batches import (
     purge,
     ranges,
     redrive,
+    reopen,
     repair,
     search,
     tree,
@@ -26,6 +28,7 @@ from core.batches import (
     writing,
 )
 from core.batches.batch import Batch
+from core.batches.update import KEEP, Keep
 from core.service.acks import AckService
 from core.service.batch_facts import BatchFacts
 from core.service.reads import ReadService
@@ -133,12 +136,31 @@ class BatchService:
         self._settle(updated.batch)
         return updated
 
-    def cancel(self, batch: int, *, reason: str | None = None, children: bool = False) -> Batch:
+    def cancel(
+        self, batch: int, idempotency_key: str | None = None, *, reason: str | None = None, children: bool = False
+    ) -> Batch:
         """With `children`, live descendants end before this returns, if they do within `descendants.PATIENCE`. A repeat
         keeps the first reason. Raises `errors.BatchEnded`."""
-        cancelled = self._database.write(lambda tx: batches.cancel(tx, batch, reason=reason, children=children))
+        fingerprint = request_fingerprint("cancel", idempotency_key, str(batch).encode())
+        cancelled = self._database.write(
+            lambda tx: batches.cancel(tx, batch, fingerprint, reason=reason, children=children)
+        )
         self._settle(cancelled)
         return cancelled
+
+    def reopen(
+        self,
+        batch: int,
+        idempotency_key: str | None = None,
+        *,
+        deadline: datetime | Keep | None = KEEP,
+        reason: str | None = None,
+    ) -> reopen.Reopened:
+        """Bring back a batch that was cancelled or has expired. Raises `errors.BatchComplete`, `BatchLive`,
+        `InvalidRequest`, `IdempotencyKeyReused`, `UpgradeNotFinished`."""
+        result = reopen.reopen(self._database, batch, deadline=deadline, reason=reason, idempotency_key=idempotency_key)
+        self._settle(result.batch)
+        return result
 
     def _settle(self, batch: Batch) -> None:
         """Do what follows from the batch's end, or its return, in its parent and its children; what takes too long is

@@ -245,6 +245,29 @@ def cancel(s: Session, batch: int, reason: str | None, children: bool, yes: bool
     )
 
 
+@click.command(
+    epilog=examples("lastbit reopen 7", "lastbit reopen catalog-42 --deadline 2h --reason 'the disk is back'")
+)
+@click.argument("batch", type=BATCH)
+@click.option("--deadline", type=OrNone(DEADLINE), help="When it expires if it is unfinished, as in open, or none.")
+@click.option("--reason", help="Why, for readers of the event.")
+@click.option("--idempotency-key", help="A repeat with the same key has no further effect.")
+@session
+def reopen(
+    s: Session, batch: int, deadline: datetime | str | None, reason: str | None, idempotency_key: str | None
+) -> None:
+    """Bring back BATCH, which was cancelled or has expired.
+
+    It is open or sealed again, as before, with all that was resolved. A deadline that has passed must be replaced.
+    """
+    changes: dict[str, Any] = {} if deadline is None else {"deadline": None if deadline == NONE else deadline}
+    batch_state = s.client.batch(batch).reopen(**changes, reason=reason, idempotency_key=idempotency_key)
+    if s.output.as_json:
+        s.output.document(batch_state)
+    else:
+        s.output.show(rendering.batch_lines(batch_state))
+
+
 @click.command(epilog=examples("lastbit delete 7", "lastbit delete catalog-42 --yes"))
 @click.argument("batch", type=BATCH)
 @yes_option

@@ -75,6 +75,11 @@ def look(session: Session) -> Any:
     return service.batches.verify(2), pending, watermark
 
 
+def cancel_and_reopen(session: Session) -> Any:
+    cancelled = session.service.batches.cancel(2, "cancel")
+    return cancelled, session.service.batches.reopen(2, "reopen", deadline=None)
+
+
 def expire(session: Session) -> Any:
     return janitor._expire(session.database, 2, _POLICY, parents.Stuck())
 
@@ -219,6 +224,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         ]
     ),
     "cancel": lambda session: session.service.batches.cancel(2),
+    "cancel-and-reopen": cancel_and_reopen,
     "cancel-above": lambda session: session.service.batches.cancel(1, reason="wrong", children=True),
     "expire": expire,
     "expire-overdue": expire_overdue,

@@ -240,6 +240,21 @@ def cancels_all_below_by_a_failure(ground: Ground) -> Request:
     return {"verb": "fail", "items": [[root, 0, 2]]}
 
 
+def reopens(ground: Ground) -> Request:
+    batch = ground.batch(tolerated_failures=1, on_exceeded="cancel")
+    ground.ack(batch, 1, 2, verb="fail", reason="no parser")
+    return {"verb": "reopen", "batch": batch, "reason": "a mistake", "key": "reopen-1"}
+
+
+def reopens_a_parent_and_child(ground: Ground) -> Request:
+    root = ground.batch(3, sealed=True)
+    parent = ground.batch(2, sealed=True, parent=[root, 0, 0])
+    child = ground.batch(1, sealed=True, parent=[parent, 0, 0])
+    ground.do({"verb": "cancel", "batch": parent})
+    ground.ack(child, 0)
+    return {"verb": "reopen", "batch": parent, "key": "reopen-1"}
+
+
 def opens_a_child_that_is_complete_at_once(ground: Ground) -> Request:
     parent = ground.batch(1, sealed=True)
     return {"verb": "open", "opening": {"sealed": True, "parent": [parent, 0, 0]}, "key": f"open-{next(numbers)}"}
@@ -306,6 +321,7 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
         seals,
         seals_and_completes,
         cancels,
+        reopens,
     ),
     *(updates, redrives_by_reason),
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
@@ -317,7 +333,7 @@ OF_CHILDREN: list[Callable[[Ground], Request]] = [
     *(seals_a_child_and_completes_it, redrives_a_child, cancels_a_child, updates_a_child_which_is_cancelled),
     *(opens_a_child_that_is_complete_at_once, passes_the_tolerance_of_a_child_which_is_cancelled),
     *(seals_a_child_beyond_its_tolerance, opens_a_live_child, acks_held_items_and_others),
-    *(cancels_all_below, cancels_all_below_by_a_failure),
+    *(cancels_all_below, cancels_all_below_by_a_failure, reopens_a_parent_and_child),
 ]
 JOURNALED = [
     extends_on_behalf_of_an_item,

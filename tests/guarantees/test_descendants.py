@@ -115,7 +115,7 @@ def by_an_update(service: Service, root: int) -> None:
 )
 @mutant("the-reason-stays-above", "core.batches.descendants:_end", "parent.reason", "None")
 @mutant(
-    "children-that-end-owe-their-parent", "core.batches.descendants:_end", "replace(after, parent_due=None)", "after"
+    "children-that-end-owe-their-parent", "core.batches.descendants:_end", "replace(result, parent_due=None)", "result"
 )
 @pytest.mark.parametrize(
     ("end", "state", "reason"),
@@ -136,24 +136,24 @@ def test_the_end_of_a_batch_ends_all_live_batches_below_it(
     root = open_(service, items=4, tolerated_failures=1, on_exceeded=OnExceeded.CANCEL)
     child = child_of(service, root)
     grandchild = child_of(service, child, 2)
-    done = child_of(service, child)
-    ack(service, (done, 0, 0), (done, 0, 1), (done, 0, 2))
-    ended = child_of(service, root, 1)
-    left = child_of(service, ended)
-    service.batches.cancel(ended, reason="a mistake")
+    complete = child_of(service, child)
+    ack(service, (complete, 0, 0), (complete, 0, 1), (complete, 0, 2))
+    sibling = child_of(service, root, 1)
+    nephew = child_of(service, sibling)
+    service.batches.cancel(sibling, reason="a mistake")
     end(service, root)
     root_ = service.batches.get(root)
     assert (root_.state, root_.reason, root_.ended_by) == (state, reason, None)
-    for batch, ancestor, why in ((child, root, reason), (grandchild, root, reason), (left, ended, "a mistake")):
-        now = service.batches.get(batch)
-        assert (now.state, now.ended_by, now.reason) == (State.CANCELLED, ancestor, why)
+    for batch, ancestor, why in ((child, root, reason), (grandchild, root, reason), (nephew, sibling, "a mistake")):
+        batch_ = service.batches.get(batch)
+        assert (batch_.state, batch_.ended_by, batch_.reason) == (State.CANCELLED, ancestor, why)
         assert events_of(service, batch) == ["opened", "sealed", "cancelled"]
         assert ack(service, (batch, 0, 1)).rejected == [Rejected("cancelled", item=ItemId(batch, 0, 1))]
         assert f"batch {ancestor} above it" in service.batches.explain(batch).reasons[0].text
-    assert states(service, done, ended) == [State.COMPLETE, State.CANCELLED]
-    assert (service.batches.get(ended).reason, service.batches.get(ended).ended_by) == ("a mistake", None)
+    assert states(service, complete, sibling) == [State.COMPLETE, State.CANCELLED]
+    assert (service.batches.get(sibling).reason, service.batches.get(sibling).ended_by) == ("a mistake", None)
     assert service.database.read(nesting.debts) == []
-    assert [duty(service, batch) for batch in (root, child, ended)] == [None] * 3
+    assert [duty(service, batch) for batch in (root, child, sibling)] == [None] * 3
 
 
 def test_a_cancel_without_children_leaves_them_alone(service: Service) -> None:
@@ -185,15 +185,15 @@ def test_the_first_reason_stays(service: Service) -> None:
 @mutant(
     "a-page-doesnt-note-how-far-it-came",
     "core.batches.descendants:_page",
-    "replace(parent, children_told=next)",
-    "parent",
+    "next_start or 0",
+    "0",
 )
 def test_a_sweep_continues_where_the_last_one_stopped(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page is a transaction of its own. Whoever continues reads no child twice."""
     monkeypatch.setattr(descendants, "PAGE", 2)
     root = open_(service, items=5)
     children = [child_of(service, root, number) for number in range(5)]
-    service.database.write(lambda tx: batches.cancel(tx, root, children=True))
+    service.database.write(lambda tx: batches.cancel(tx, root, b"", children=True))
     for told in (2, 4):
         descendants._do_page(service.database, root, None, False)
         assert service.batches.get(root).children_told == told
@@ -205,7 +205,7 @@ def test_a_sweep_continues_where_the_last_one_stopped(service: Service, monkeypa
 @mutant(
     "a-locked-child-is-forgotten",
     "core.batches.descendants:_page",
-    "skipped or len(children) < len(concerned)",
+    "has_skipped or len(children) < len(child_ids)",
     "False",
 )
 @mutant(
@@ -236,10 +236,10 @@ def test_a_locked_parent_is_left_to_the_next_sweep(server_service: Service) -> N
     roots = [open_(service) for _ in range(2)]
     children = [child_of(service, root) for root in roots]
     for root in roots:
-        service.database.write(lambda tx, root=root: batches.cancel(tx, root, children=True))  # type: ignore[misc]
+        service.database.write(lambda tx, root=root: batches.cancel(tx, root, b"", children=True))  # type: ignore[misc]
     with locked(service.database, roots[0]):
-        done = descendants.sweep(service.database)
-        assert (done.ended, done.left) == (1, [roots[0]])
+        result = descendants.sweep(service.database)
+        assert (result.ended, result.left) == (1, [roots[0]])
     assert descendants.sweep(service.database).ended == 1
     assert states(service, *children) == [State.CANCELLED] * 2
 
@@ -263,7 +263,7 @@ def test_a_batch_is_not_deleted_before_its_children_have_ended(
     for is_call in (True, False):
         root = open_(service)
         child = child_of(service, root)
-        service.database.write(lambda tx, root=root: batches.cancel(tx, root, children=True))  # type: ignore[misc]
+        service.database.write(lambda tx, root=root: batches.cancel(tx, root, b"", children=True))  # type: ignore[misc]
         if is_call:
             service.batches.delete(root)
         else:
@@ -281,7 +281,7 @@ def test_what_is_left_of_the_end_is_explained(service: Service) -> None:
     """A batch says that its children must still end."""
     root = open_(service)
     child_of(service, root)
-    service.database.write(lambda tx: batches.cancel(tx, root, children=True))
+    service.database.write(lambda tx: batches.cancel(tx, root, b"", children=True))
     codes = [reason.code for reason in service.database.snapshot(explain.explain, root).reasons]
     assert codes == ["ended", "children_not_told"]
 
@@ -291,7 +291,7 @@ def test_the_janitor_ends_what_a_dead_process_left(service: Service) -> None:
     root = open_(service)
     child = child_of(service, root)
     grandchild = child_of(service, child)
-    service.database.write(lambda tx: batches.cancel(tx, root, children=True))
+    service.database.write(lambda tx: batches.cancel(tx, root, b"", children=True))
     assert janitor.run_once(service.database, expiry.Policy()).children == 2
     assert states(service, child, grandchild) == [State.CANCELLED] * 2
 

@@ -24,6 +24,7 @@ from core import errors, feed, writes
 from core.acks import commit
 from core.acks.call import Call, Unit
 from core.batches import batch as batches
+from core.batches import descendants
 from core.batches.batch import Opening
 from core.batches.lifecycle import State, Verb
 from core.batches.search import Filter
@@ -108,6 +109,7 @@ def _lose_everywhere(database: Database, losses: Losses, scenario: Callable[[Gro
         losses.disarm()
         head = ground.service.feed.head()
         assert max(woken) == head or head == before
+        descendants.sweep(database)  # as each round of the dispatcher does
         assert_equal(ground.service, ground.model)
         if not losses.lost:
             break

@@ -89,6 +89,7 @@ patches = st.fixed_dictionaries(
     },
 )
 """Also the empty patch, which the contract refuses before the service gets it."""
+deadlines = st.sampled_from([{}, {"deadline": None}, {"deadline": "2099-01-01T00:00:00+00:00"}])
 openings = st.fixed_dictionaries(
     {"group_size": st.just(GROUP)},
     optional={
@@ -385,10 +386,20 @@ class Machine(RuleBasedStateMachine):
             self.touched |= self.batches_of(request)
 
     @precondition(lambda self: len(self.model.batches) > 2)
-    @rule(place=which, way=ways, children=st.booleans(), reason=reasons)
-    def cancel(self, place: int | str, way: str, children: bool, reason: str | None) -> None:
-        request = {"verb": "cancel", "batch": self.batch(place), "children": children, "reason": reason}
+    @rule(place=which, key=keys, way=ways, children=st.booleans(), reason=reasons)
+    def cancel(self, place: int | str, key: str | None, way: str, children: bool, reason: str | None) -> None:
+        request = {"verb": "cancel", "batch": self.batch(place), "key": key, "children": children, "reason": reason}
         self.do_in_some_way(request, way)
+
+    @precondition(lambda self: any(not batch.live for batch in self.model.batches.values()))
+    @rule(place=which, deadlines=deadlines, key=keys, way=ways, reason=reasons)
+    def reopen(
+        self, place: int | str, deadlines: dict[str, Any], key: str | None, way: str, reason: str | None
+    ) -> None:
+        """Mostly of a batch that was cancelled or has expired."""
+        ended = [batch.id for batch in self.model.batches.values() if batch.state in (State.CANCELLED, State.EXPIRED)]
+        batch = ended[place % len(ended)] if ended and isinstance(place, int) else self.batch(place)
+        self.do_in_some_way({"verb": "reopen", "batch": batch, "key": key, "reason": reason, **deadlines}, way)
 
     @precondition(lambda self: len(self.model.batches) > 2)
     @rule(place=which)

@@ -272,7 +272,7 @@ def test_items_in_the_journal_are_kept(service: Service, monkeypatch: pytest.Mon
 @mutant(
     "a-second-completion-has-the-id-of-the-first",
     "core.batches.batch:events",
-    'f":{batch.repairs}" if batch.repairs else ""',
+    'f":{batch.generation}" if batch.generation else ""',
     '""',
 )
 @mutant(
@@ -556,7 +556,7 @@ def test_consumers_continue_while_their_batch_is_repaired_and_every_item_counts_
 
 @mutant(
     "a-batch-is-repaired-beside-an-earlier-release",
-    "core.batches.repair:prepare",
+    "core.batches.repair:check_generations",
     "not schema.serves_only(tx, SINCE)",
     "False",
 )

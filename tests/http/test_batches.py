@@ -309,6 +309,32 @@ def test_a_cancel_has_a_reason_and_ends_the_batches_below(http: httpx.Client) ->
     ]
 
 
+def test_a_reopened_batch_takes_acks_again(http: httpx.Client) -> None:
+    """It is as it was before; a repeat under its key changes nothing, and one without a key is refused."""
+    batch = open_batch(http, items=2)["id"]
+    path, key = f"/v1/batches/{batch}/reopen", {"Idempotency-Key": "reopen-1"}
+    assert code(http.post(path)) == (409, "batch_live")
+    http.post(f"/v1/batches/{batch}/cancel", json={"reason": "a mistake"})
+    for body in ({"deadline": 7}, {"deadline": "2020-01-01T00:00:00Z"}, {"reason": "x" * 4001}, {"children": True}):
+        assert code(http.post(path, json=body)) == (422, "invalid_request")
+    body = {"deadline": "2099-01-01T00:00:00Z", "reason": "the disk is back"}
+    answer = http.post(path, json=body, headers=key)
+    reopened = answer.json()
+    assert list(reopened) == FIELDS
+    assert (reopened["state"], reopened["reason"], reopened["ended_at"]) == ("open", None, None)
+    assert reopened["deadline"] == body["deadline"]
+    assert "idempotency-replayed" not in answer.headers
+    repeat = http.post(path, json=body, headers=key)
+    assert (repeat.json(), repeat.headers["idempotency-replayed"]) == (reopened, "true")
+    assert code(http.post(path, json={}, headers=key)) == (422, "idempotency_key_reused")
+    (event,) = http.get("/v1/events", params={"batch": batch, "type": "batch.reopened"}).json()["events"]
+    assert (event["data"]["state"], event["data"]["reason"]) == ("open", "the disk is back")
+    assert ack(http, f"{batch}:0:0")["applied"] == 1
+    http.post(f"/v1/batches/{batch}/seal")
+    ack(http, f"{batch}:0:1")
+    assert code(http.post(path)) == (409, "batch_complete")
+
+
 def test_a_deleted_batch_is_unknown(http: httpx.Client) -> None:
     """For every verb, and for acks."""
     batch = open_batch(http, items=1)["id"]

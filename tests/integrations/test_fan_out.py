@@ -374,12 +374,16 @@ def test_what_changes_with_each_run_is_left_out(client: Client, run_key: str) ->
 
 
 def test_a_fan_out_into_a_cancelled_batch_sends_nothing(client: Client, run_key: str) -> None:
-    """The error is the service's."""
+    """The error says how to go on; once the batch is reopened, a rerun does."""
     broker = Broker()
-    fan_out(client, numbers(3), broker.send, idempotency_key=run_key, seal=False).cancel()
-    with pytest.raises(errors.BatchEnded, match="cancelled"):
+    batch = fan_out(client, numbers(3), broker.send, idempotency_key=run_key, seal=False)
+    batch.cancel(reason="a mistake")
+    with pytest.raises(errors.BatchEnded, match=f"was cancelled: 'a mistake'; `lastbit reopen {batch.id}`") as ended:
         fan_out(client, numbers(3), broker.send, idempotency_key=run_key)
+    assert (ended.value.status, ended.value.code) == (409, "batch_cancelled")
     assert len(broker.sent) == 3
+    batch.reopen()
+    assert fan_out(client, numbers(3), broker.send, idempotency_key=run_key).state == "sealed"
 
 
 def test_refused_messages_are_sent_again(client: Client) -> None:

@@ -1,10 +1,12 @@
-"""The ends of batches, in a real browser: a reason, and the batches below, which end too.
+"""The ends of batches, in a real browser: a reason, the batches below, which end too, and the way back.
 
 What could go wrong: the reason is parsed as HTML, or makes the page wider than a phone; the batches below end although
 nobody asked for it, or stay live although somebody did.
 """
 
 from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -51,6 +53,29 @@ def test_a_cancel_takes_a_reason_and_the_batches_below(
         expect(page.get_by_role("heading", name=f"Batch {batch}")).to_be_visible()
 
 
+@pytest.mark.parametrize("is_overdue", [True, False])
+def test_a_batch_is_reopened(page: Page, api: httpx.Client, service_url: str, is_overdue: bool) -> None:
+    """One whose deadline has passed has none then, unless another one is given."""
+    deadline = (datetime.now(UTC) + timedelta(seconds=2 if is_overdue else 3600)).isoformat()
+    batch = open_batch(api, items=2, sealed=True, deadline=deadline)
+    if is_overdue:
+        assert api.get(f"/v1/batches/{batch}?wait=20").json()["state"] == "expired"
+    else:
+        api.post(f"/v1/batches/{batch}/cancel")
+    page.goto(f"{service_url}/#/batches/{batch}")
+    button = page.get_by_role("button", name="Reopen…")
+    button.click()
+    dialog = page.get_by_role("dialog", name=f"Reopen Batch {batch}?")
+    expect(dialog).to_contain_text("2 of its items are pending")
+    dialog.get_by_label("Reason").fill(HOSTILE)
+    dialog.get_by_role("button", name="Reopen the batch").click()
+    expect(page.locator(".title .state")).to_have_text("sealed")
+    expect(button).to_be_hidden()
+    expect(page.get_by_role("button", name="Cancel…")).to_be_visible()
+    expect(panel(page, "events").locator("[data-type='batch.reopened']")).to_contain_text(HOSTILE)
+    assert (api.get(f"/v1/batches/{batch}").json()["deadline"] is None) is is_overdue
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"bypass_csp": True}, {"bypass_csp": True, "color_scheme": "dark", **PHONE}],
@@ -69,6 +94,8 @@ def test_axe_finds_nothing_in_a_batch_that_was_ended(page: Page, api: httpx.Clie
     page.goto(f"{service_url}/#/batches/{child}")
     expect(page.locator(".about")).to_contain_text("because of")
     check(page, "batch")
+    page.get_by_role("button", name="Reopen…").click()
+    check(page, "reopen")
 
 
 def check(page: Page, view: str) -> None:

@@ -37,7 +37,7 @@ from tests.support.servers import ROOT, run_module, running_service
 
 COMMANDS = [
     *("open", "extend", "update", "seal", "ack", "fail", "status", "watch", "explain", "pending", "reasons", "redrive"),
-    *("list", "counts", "cancel", "delete", "verify", "repair"),
+    *("list", "counts", "cancel", "reopen", "delete", "verify", "repair"),
     *("events", "append", "webhooks", "groups", "tally", "processes", "commands", "token"),
 ]
 
@@ -478,6 +478,18 @@ def test_a_cancel_tells_why_and_ends_what_is_below(lastbit: Lastbit) -> None:
     assert f", because of batch {batch} above it" in shown
     assert re.search(r"reason +the wrong \[catalog\]", shown)
     assert "the wrong [catalog]" in lastbit("explain", str(child)).stdout
+
+
+def test_a_batch_is_reopened(lastbit: Lastbit) -> None:
+    """Its deadline is replaced or removed; a live one is refused."""
+    batch = str(lastbit.json("open", "--items", "2", "--sealed")["id"])
+    assert "batch_live" in lastbit("reopen", batch).stderr
+    lastbit("cancel", batch)
+    assert lastbit.json("reopen", batch, "--deadline", "2h", "--reason", "a mistake")["deadline"] is not None
+    lastbit("cancel", batch)
+    shown = lastbit("reopen", batch, "--deadline", "none").stdout
+    assert "sealed" in shown
+    assert "deadline" not in shown
 
 
 def test_a_refusal_is_exit_code_1(lastbit: Lastbit) -> None:

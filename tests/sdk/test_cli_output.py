@@ -506,6 +506,7 @@ EVERY_FIELD = [
     "--unchanged-for 1h --cursor c",
     "counts --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --unchanged-for 1h",
     "cancel 7 --reason r --children",
+    "reopen 7 --deadline 1h --reason r --idempotency-key i",
     "delete 7",
     "verify 7",
     "repair 7 --dry-run",

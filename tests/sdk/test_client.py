@@ -333,6 +333,13 @@ def test_an_ended_batch_refuses_with_its_own_error(client: Client) -> None:
     assert (excinfo.value.status, excinfo.value.code) == (409, "batch_cancelled")
     assert isinstance(excinfo.value, Conflict)
     assert client.ack(batch.ids[0]).rejected[0].reason == "cancelled"
+    assert batch.reopen(deadline=timedelta(hours=1), reason="it was none").deadline is not None
+    assert child.refresh().state == "open"
+    batch.cancel()
+    assert (batch.reopen(deadline=None).state, batch.info.deadline) == ("sealed", None)
+    with pytest.raises(Conflict) as live:
+        batch.reopen()
+    assert live.value.code == "batch_live"
     batch.delete()
     with pytest.raises(BatchNotFound):
         batch.refresh()

@@ -67,7 +67,14 @@ export interface UpdateOptions extends KeyOptions {
   deadline?: Date | null | undefined;
 }
 
-export interface CancelOptions extends CallOptions {
+export interface ReopenOptions extends KeyOptions {
+  /** When the batch expires if it is unfinished; null: never. Without it, the deadline stays as it is. */
+  deadline?: Date | null | undefined;
+  /** Why, for readers of the event. */
+  reason?: string | undefined;
+}
+
+export interface CancelOptions extends KeyOptions {
   /** Why, for people. A repeat keeps the first reason. */
   reason?: string | undefined;
   /** Whether the live batches that stand for its items are cancelled too, at any depth. */
@@ -165,9 +172,19 @@ export class BatchHandle {
 
   /** End the batch without its pending items. Later acks are rejected. */
   async cancel(options: CancelOptions = {}): Promise<Batch> {
-    const body: Schemas["CancelBody"] = { reason: options.reason, children: options.children };
-    const call = { ...signalOf(options), body };
-    return (this.#info = await this.#service.ask<Batch>("POST", batchPath(this.id, "cancel"), call, camel));
+    const { reason, children, ...call } = options;
+    const body: Schemas["CancelBody"] = { reason, children };
+    return (this.#info = await this.#service.ask<Batch>("POST", batchPath(this.id, "cancel"), { ...call, body }, camel));
+  }
+
+  /**
+   * Bring back a batch that was cancelled or has expired: it is open or sealed again, as before. A deadline that has
+   * passed must be replaced, or removed with null.
+   */
+  async reopen(options: ReopenOptions = {}): Promise<Batch> {
+    const { deadline, reason, ...call } = options;
+    const body: Schemas["ReopenBody"] = { deadline: deadline instanceof Date ? deadline.toISOString() : deadline, reason };
+    return (this.#info = await this.#service.ask<Batch>("POST", batchPath(this.id, "reopen"), { ...call, body }, camel));
   }
 
   /** Delete the batch. A live batch is cancelled first. */

@@ -138,6 +138,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/batches/{id}/reopen": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Reopen batch
+         * @description Bring back a batch that was cancelled or has expired: it is open or sealed again, as before, with all that was
+         *     resolved. If its failures exceed its tolerance, `on_exceeded` becomes `continue`.
+         */
+        post: operations["reopen_batch"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/batches/{id}/pending": {
         parameters: {
             query?: never;
@@ -2354,6 +2375,16 @@ export interface components {
             /** @description a text for the reader of the event */
             note?: string | null;
         };
+        /** ReopenBody */
+        ReopenBody: {
+            /**
+             * Format: date-time
+             * @description the new deadline, a time in the future, or null for none; left out, it stays as it is. One that has passed must be replaced
+             */
+            deadline?: string | null;
+            /** @description why, for readers of the event */
+            reason?: string | null;
+        };
         /** Repair */
         Repair: {
             dry_run: boolean;
@@ -2880,7 +2911,7 @@ export interface components {
              * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
-            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "item_resolved" | "method_not_allowed" | "not_found" | "not_implemented" | "nothing_failed" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
+            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_live" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "item_resolved" | "method_not_allowed" | "not_found" | "not_implemented" | "nothing_failed" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
             /** @description a sentence for people */
             detail: string;
         };
@@ -3798,7 +3829,10 @@ export interface operations {
     cancel_batch: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description 1 to 255 visible ASCII characters; the same key again has no further effect */
+                "idempotency-key"?: string;
+            };
             path: {
                 /** @example 7 */
                 id: number;
@@ -3875,6 +3909,123 @@ export interface operations {
                 };
             };
             /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    reopen_batch: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description 1 to 255 visible ASCII characters; the same key again has no further effect */
+                "idempotency-key"?: string;
+            };
+            path: {
+                /** @example 7 */
+                id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ReopenBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    /** @description this key was answered before */
+                    "Idempotency-Replayed"?: "true";
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Batch"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_complete` or `batch_live` or `upgrade_not_finished` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `idempotency_key_reused` or `invalid_request` */
             422: {
                 headers: {
                     [name: string]: unknown;

@@ -151,6 +151,8 @@ test("a batch is cancelled and deleted", async () => {
   const cancelled = await batch.cancel({ reason: "the wrong catalog", children: true });
   assert.deepEqual([cancelled.state, cancelled.reason], ["cancelled", "the wrong catalog"]);
   assert.deepEqual([(await child.refresh()).state, child.info.endedBy], ["cancelled", batch.id]);
+  const reopened = await batch.reopen({ deadline: new Date("2099-01-01"), reason: "it was the right one" });
+  assert.deepEqual([reopened.state, reopened.reason], ["open", null]);
   await batch.delete();
   await assert.rejects(batch.refresh(), BatchNotFound);
 });

@@ -25,7 +25,7 @@ from core.batches.callbacks import Callback
 from core.batches.lifecycle import State, Verb
 from core.batches.redrive import Wish
 from core.batches.tolerance import OnExceeded
-from core.batches.update import Patch
+from core.batches.update import KEEP, Patch
 from core.service import Service
 from core.storage import tables
 from lastbit.ids import ItemId
@@ -102,10 +102,15 @@ def _perform(service: Service, request: Request) -> Answer:
             ranges = [(span.start, span.end) for span in redrive.ranges]
             return {"count": redrive.count, "ranges": ranges, "more": redrive.more, "replayed": redrive.replayed}
         case "cancel":
-            cancelled = service.batches.cancel(
-                request["batch"], reason=request.get("reason"), children=request.get("children", False)
-            )
+            options = {"reason": request.get("reason"), "children": request.get("children", False)}
+            cancelled = service.batches.cancel(request["batch"], key, **options)
             return {"state": cancelled.state, "reason": cancelled.reason}
+        case "reopen":
+            reopened = service.batches.reopen(
+                request["batch"], key, deadline=_deadline(request.get("deadline", KEEP)), reason=request.get("reason")
+            )
+            facts = {"state": reopened.batch.state, "on_exceeded": reopened.batch.on_exceeded}
+            return facts | {"replayed": reopened.replayed}
         case "delete":
             service.batches.delete(request["batch"])
             return {}
@@ -159,9 +164,13 @@ def _patch(patch: Mapping[str, Any]) -> Patch:
     named = dict(patch)
     if isinstance(named.get("on_exceeded"), str):
         named["on_exceeded"] = OnExceeded(named["on_exceeded"])
-    if isinstance(named.get("deadline"), str):
-        named["deadline"] = datetime.fromisoformat(named["deadline"])
+    if "deadline" in named:
+        named["deadline"] = _deadline(named["deadline"])
     return Patch(**named)
+
+
+def _deadline(value: Any) -> Any:
+    return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
 def _wish(request: Request) -> Wish:
@@ -201,7 +210,7 @@ class ModelBatch:
     """(start, count, digest) by the key, and the item on whose behalf it was used."""
     completed_by: Any = None
     cancelled_by: Any = None
-    """The seal that cancelled it."""
+    """The seal or cancel that cancelled it."""
     succeeded_by: Any = None
     parent: tuple[int, int] | None = None
     """The batch and item number of the parent item that this batch stands for."""
@@ -213,6 +222,8 @@ class ModelBatch:
     labels: dict[str, str] = field(default_factory=dict)
     updates: dict[str, Any] = field(default_factory=dict)
     """The patches of updates, by their keys."""
+    reopens: dict[str, Any] = field(default_factory=dict)
+    """What reopens asked for, by their keys."""
     redrives: dict[str, tuple[Any, Answer]] = field(default_factory=dict)
     """What redrives asked for, and their answers, by their keys."""
     events: list[str] = field(default_factory=list)
@@ -284,6 +295,7 @@ class Model:
             if child.parent is not None and child.parent[0] == batch.id:
                 if child.live:
                     child.end(State.CANCELLED)
+                    child.cancelled_by = None
                     child.reason = batch.reason
                     child.ended_by = batch.id if batch.ended_by is None else batch.ended_by
                 self._end_below(child)
@@ -299,8 +311,7 @@ class Model:
         if parent is None or parent.state in (State.EXPIRED, State.CANCELLED):
             return
         is_acked = child.succeeded
-        outcome = "completed with failures" if child.state is State.COMPLETE else str(child.state)
-        reason = None if is_acked else f"batch {child.id}, which stands for this item, {outcome}"
+        reason = None if is_acked else _reason_of(child)
         answer: Answer = {"applied": 0, "repeated": 0, "completed": {}}
         request = {"verb": "ack" if is_acked else "fail", "reason": reason}
         self._resolve(parent, {child.parent[1]}, request, object(), answer)
@@ -412,7 +423,8 @@ class Model:
             batch.state, batch.idle = State.SEALED, False
             batch.events.append("sealed")
             self._settle(batch, fingerprint)
-            batch.cancelled_by = fingerprint if batch.state is State.CANCELLED else None
+            if batch.state is State.CANCELLED:
+                batch.cancelled_by = fingerprint
         return {
             "state": batch.state,
             "newly": batch.completed_by == fingerprint,
@@ -482,15 +494,60 @@ class Model:
         batch = self._find(request)
         if batch is None:
             return {"error": "batch_not_found"}
+        fingerprint = _fingerprint("cancel", request.get("key"), str(batch.id))
+        if batch.state is not State.COMPLETE and batch.cancelled_by == fingerprint and batch.live:
+            return {"state": batch.state, "reason": None}  # it was reopened since
         if batch.state in (State.COMPLETE, State.EXPIRED):
             return {"error": f"batch_{batch.state}"}
         if batch.state is not State.CANCELLED:
             batch.end(State.CANCELLED)
+            batch.cancelled_by = fingerprint
             batch.reason = request.get("reason")
             self._ended(batch)
         if request.get("children"):
             self.ending.append(batch)
         return {"state": State.CANCELLED, "reason": batch.reason}
+
+    def _reopen(self, request: Request, _: object) -> Answer:
+        batch, key = self._find(request), request.get("key")
+        if batch is None:
+            return {"error": "batch_not_found"}
+        content = request.get("deadline", KEEP), request.get("reason")
+        is_replay = key in batch.reopens
+        if is_replay and batch.reopens[key] != content:
+            return {"error": "idempotency_key_reused"}
+        if not is_replay:
+            if batch.live or batch.state is State.COMPLETE:
+                return {"error": "batch_live" if batch.live else "batch_complete"}
+            if batch.overdue is not None and "deadline" not in request:
+                return {"error": "invalid_request"}
+            batch.overdue = None
+            self._revive(batch)
+            if key is not None:
+                batch.reopens[key] = content
+            if not batch.live:  # by what it has collected
+                return {"state": State.SEALED if "sealed" in batch.events else State.OPEN} | _policy(batch, is_replay)
+        return {"state": batch.state} | _policy(batch, is_replay)
+
+    def _revive(self, batch: ModelBatch) -> None:
+        """The children that ended with a batch above them are live again; the others that have ended resolve their
+        items, all at once."""
+        batch.state = State.SEALED if "sealed" in batch.events else State.OPEN
+        batch.reason = batch.ended_by = None
+        batch.cancels = batch.cancels and not batch.passes_tolerance
+        batch.idle = False
+        batch.events.append("reopened")
+        for child in self.batches.values():
+            if child.parent is not None and child.parent[0] == batch.id and not child.live:
+                number = child.parent[1]
+                if child.ended_by is not None and child.overdue is None:
+                    self._revive(child)
+                elif number in batch.pending and child.succeeded:
+                    batch.acked.add(number)
+                elif number in batch.pending:
+                    batch.failed.add(number)
+                    batch.reasons[number] = _reason_of(child)
+        self._settle(batch, object())
 
     def _delete(self, request: Request, _: object) -> Answer:
         batch = self._find(request)
@@ -517,6 +574,7 @@ class Model:
                 is_idle = batch.overdue is None and batch.idle and not self._has_live_children(batch)
                 if batch.state is state and is_idle:
                     batch.end(State.EXPIRED)
+                    batch.cancelled_by = None
                     expired.append(batch.id)
                     self._end_below(batch)
                     self._ended(batch)
@@ -539,6 +597,7 @@ class Model:
         for batch in overdue:
             if batch.live:  # a payment before, or the end of a batch above it, may have cancelled it
                 batch.end(State.EXPIRED)
+                batch.cancelled_by = None
                 expired.append(batch.id)
                 self._end_below(batch)
                 self._ended(batch)
@@ -664,6 +723,16 @@ class Model:
             tx.execute(sa.update(tables.batches).where(tables.batches.c.id == batch_id).values(deadline=deadline))
 
 
+def _reason_of(child: ModelBatch) -> str:
+    """Why the item of a child that didn't succeed has failed."""
+    outcome = "completed with failures" if child.state is State.COMPLETE else str(child.state)
+    return f"batch {child.id}, which stands for this item, {outcome}"
+
+
+def _policy(batch: ModelBatch, is_replay: bool) -> Answer:
+    return {"on_exceeded": "cancel" if batch.cancels else "continue", "replayed": is_replay}
+
+
 def _fingerprint(verb: str, key: str | None, content: str) -> Any:
     """The identity of a request; a request without a key equals only itself."""
     return object() if key is None else (verb, key, content)
@@ -690,7 +759,7 @@ def assert_equal(service: Service, model: Model, *, limit: int = 1000) -> None:
         assert_equal_batch(service, batch, limit=limit)
 
 
-_OF_REQUESTS = (":updated", ":redrive")
+_OF_REQUESTS = (":updated", ":redrive", ":reopened")
 """Events whose ids also have the digests of their request."""
 _REQUEST = ":[0-9a-f]{32}:[0-9a-f]{32}"
 
@@ -698,9 +767,14 @@ _REQUEST = ":[0-9a-f]{32}:[0-9a-f]{32}"
 def events_of(service: Service, batch_id: int) -> list[str]:
     """The events of a batch in the feed, in order."""
     events = service.feed.read(0, 1000, batch=batch_id).events
+    generation = 0
     for event in events:
         id = f"batch:{batch_id}:{event.type.removeprefix('batch.')}"
-        assert re.fullmatch(id + (_REQUEST if id.endswith(_OF_REQUESTS) else ""), event.id)
+        generation += id.endswith((":reopened", ":repaired"))
+        suffix = f":{generation}" if generation else ""
+        ids = [id + _REQUEST] if id.endswith(_OF_REQUESTS) else [id + suffix]
+        ids += [id + suffix] if id.endswith(":reopened") else []
+        assert any(re.fullmatch(expected, event.id) for expected in ids)
     return [event.type.removeprefix("batch.") for event in events]
 
 
