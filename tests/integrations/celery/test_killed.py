@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from lastbit import BatchHandle, ItemIds
-from tests.integrations import killing, workers
+from tests.integrations import crawling, killing, workers
 from tests.integrations.celery.workers import Place
 
 
@@ -46,12 +46,12 @@ def test_a_fan_out_among_kills_completes_exactly(
             yield cast(workers.Workers, Killable(started))
 
     monkeypatch.setenv("LASTBIT_URL", celery_service)
-    producer = ["tests.integrations.celery.produce", place.broker_url, json.dumps(place.settings)]
+    producer = ["tests.integrations.celery.produce", place.broker_url, json.dumps(place.settings), "succeed"]
 
     def publish_lost_tasks(batch: BatchHandle) -> None:
         """Redis may lose a message with each killed worker, as docs/celery.md explains."""
         workers.wait_until(lambda: not place.messages() or batch.refresh().complete, "the broker is empty", 900)
-        count = place.lastbit.republish(batch, (place.task("succeed") for _ in range(killing.COUNT)))
+        count = place.lastbit.republish(batch, (place.task("succeed", page) for page in crawling.roots(killing.COUNT)))
         assert count <= 2 * killing.KILLS
 
     idle, repair = (30, publish_lost_tasks) if broker == "redis" else (300, None)
@@ -59,3 +59,23 @@ def test_a_fan_out_among_kills_completes_exactly(
     killing.check(batch)
     runs = [place.runs(item) for item in ItemIds(batch.id, batch.info.group_size, range(killing.COUNT))]
     assert min(runs) >= 1
+
+
+@pytest.mark.nightly
+@pytest.mark.xdist_group("rabbitmq")
+@pytest.mark.timeout(1800)
+def test_a_crawl_among_kills_completes_exactly(
+    new_place: Any, celery_service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never early: every page was handled."""
+    place: Place = new_place("rabbitmq", settings={"worker_prefetch_multiplier": 32, "task_ignore_result": True})
+
+    @contextlib.contextmanager
+    def worker() -> Iterator[workers.Workers]:
+        with place.worker() as started:
+            yield cast(workers.Workers, Killable(started))
+
+    monkeypatch.setenv("LASTBIT_URL", celery_service)
+    producer = ["tests.integrations.celery.produce", place.broker_url, json.dumps(place.settings), "crawl"]
+    batch = killing.fan_out_among_kills(producer, worker, place.client, idle=300)
+    crawling.check(batch, killing.COUNT, place.pages())

@@ -21,7 +21,8 @@ Consuming = Callable[..., AbstractContextManager[threading.Event]]
 @pytest.fixture
 def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
     """A channel to declare, publish and look."""
-    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+    # A test that takes minutes doesn't answer heartbeats here.
+    with pika.BlockingConnection(pika.URLParameters(f"{rabbitmq.url}?heartbeat=0")) as connection:
         yield connection.channel()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lastbit import Client
-from tests.integrations import killing, workers
+from tests.integrations import crawling, killing, workers
 from tests.integrations.rq.conftest import READY
 
 
@@ -17,7 +17,21 @@ from tests.integrations.rq.conftest import READY
 def test_a_fan_out_among_kills_completes_exactly(app: ModuleType, client: Client, store: Any) -> None:
     """Each job has run. Jobs that a killed worker had taken are retried when RQ notices it."""
     batch = killing.fan_out_among_kills(
-        ["tests.integrations.rq.produce"], lambda: workers.running("tests.integrations.rq.worker", prints=READY), client
+        ["tests.integrations.rq.produce", "succeeds"],
+        lambda: workers.running("tests.integrations.rq.worker", prints=READY),
+        client,
     )
     killing.check(batch)
     assert store.hlen("runs") == killing.COUNT
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_a_crawl_among_kills_completes_exactly(app: ModuleType, client: Client, store: Any) -> None:
+    """Never early: every page was handled."""
+    batch = killing.fan_out_among_kills(
+        ["tests.integrations.rq.produce", "crawls"],
+        lambda: workers.running("tests.integrations.rq.worker", prints=READY),
+        client,
+    )
+    crawling.check(batch, killing.COUNT, store.hkeys("pages"))

@@ -13,7 +13,8 @@ from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends, TaskiqMiddlewa
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from lastbit.integrations import current_item
-from lastbit.integrations.taskiq import LastbitMiddleware
+from lastbit.integrations.taskiq import LastbitMiddleware, fan_out
+from tests.integrations import crawling
 
 URL = os.environ["TESTS_REDIS"]
 store = redis.Redis.from_url(URL)
@@ -48,6 +49,12 @@ def run(context: Context) -> int:
 async def succeeds(number: int, context: Current) -> int:
     run(context)
     return number
+
+
+@broker.task
+async def crawls(page: str) -> None:
+    store.hincrby("pages", page, 1)
+    await fan_out(crawls, ((link,) for link in crawling.links(page)), by=current_item())
 
 
 @broker.task
