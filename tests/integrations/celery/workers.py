@@ -152,7 +152,7 @@ class Place:
 
     def pages(self) -> set[str]:
         """The pages that the task `crawl` has handled."""
-        return {str(page) for page in self.notes.smembers(f"{self.queue}:pages:handled")}
+        return {page.decode() for page in self.notes.smembers(f"{self.queue}:pages:handled")}
 
     def messages(self) -> int:
         """Messages on the broker. Those that a live worker has don't count on RabbitMQ."""
