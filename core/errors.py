@@ -22,6 +22,7 @@ from lastbit.ids import ItemId
 # │   ├── BatchComplete
 # │   ├── BatchExpired
 # │   └── BatchCancelled
+# ├── BatchFull                 the batch would have more items than those at which it seals itself
 # ├── ItemResolved              the item on whose behalf items were to be added is not pending
 # ├── BatchLive                 it has not ended, so it can't be reopened
 # ├── NothingFailed             there is nothing to redrive
@@ -146,6 +147,15 @@ class BatchLive(CoreError):
 class BatchSealed(BatchEnded):
     code = "batch_sealed"
     happened = "is sealed"
+
+
+class BatchFull(CoreError):
+    """The extend would go beyond the number of items at which the batch seals itself."""
+
+    code = BatchSealed.code
+
+    def __init__(self, batch: int, items: int, seal_at: int, count: int) -> None:
+        super().__init__(f"batch {batch} is sealed at {seal_at} items and has {items}: it can't be extended by {count}")
 
 
 class BatchComplete(BatchEnded):

@@ -206,8 +206,15 @@ def _failures_exceeded(_: Connection, subject: _Subject) -> Iterator[Reason]:
 def _not_sealed(_: Connection, subject: _Subject) -> Iterator[Reason]:
     if subject.batch.state is not State.OPEN:
         return
+    batch = subject.batch
     idle, facts = _idle(subject)
-    yield Reason("not_sealed", f"The batch is not sealed, so more items may be added; {idle}.", facts)
+    if batch.seal_at is None:
+        text = "The batch is not sealed, so more items may be added"
+    else:
+        missing = batch.seal_at - batch.items
+        facts |= {"seal_at": batch.seal_at, "missing": missing}
+        text = f"The batch seals itself at {_count(batch.seal_at, 'item')}: {_count(missing, 'more item')} to issue"
+    yield Reason("not_sealed", f"{text}; {idle}.", facts)
 
 
 def _pending(_: Connection, subject: _Subject) -> Iterator[Reason]:

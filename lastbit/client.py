@@ -81,9 +81,10 @@ class Client:
     def open(self, *, idempotency_key: str | None = None, **options: Unpack[OpenOptions]) -> BatchHandle:
         """Open a batch and return its handle. `key`: your name for it, up to 255 characters, which need not be unique.
         `group_size`: items per bitfield, a multiple of 8 from 64 to 32,768; by default 8,192. `items`: number of ids to
-        issue at once (`.ids`). `sealed`: also seal the batch, in the same transaction. `parent`: the item of another
-        batch that this batch resolves. `expires_in`: seconds of idleness, or a timedelta, after which it expires. With
-        the same `idempotency_key`, the call returns the same batch with the same ids (`.replayed`).
+        issue at once (`.ids`). `sealed`: also seal the batch, in the same transaction. `seal_at`: the number of items
+        with which it seals itself, and which it can't exceed. `parent`: the item of another batch that this batch
+        resolves. `expires_in`: seconds of idleness, or a timedelta, after which it expires. With the same
+        `idempotency_key`, the call returns the same batch with the same ids (`.replayed`).
 
         `tolerated_failures` and `tolerated_failure_percentage` (0 to 100) are the tolerance: the failed items with
         which the batch succeeds; by default none. `on_exceeded`: whether the batch continues or is cancelled when its
@@ -244,9 +245,10 @@ class AsyncClient:
     async def open(self, *, idempotency_key: str | None = None, **options: Unpack[OpenOptions]) -> AsyncBatchHandle:
         """Open a batch and return its handle. `key`: your name for it, up to 255 characters, which need not be unique.
         `group_size`: items per bitfield, a multiple of 8 from 64 to 32,768; by default 8,192. `items`: number of ids to
-        issue at once (`.ids`). `sealed`: also seal the batch, in the same transaction. `parent`: the item of another
-        batch that this batch resolves. `expires_in`: seconds of idleness, or a timedelta, after which it expires. With
-        the same `idempotency_key`, the call returns the same batch with the same ids (`.replayed`).
+        issue at once (`.ids`). `sealed`: also seal the batch, in the same transaction. `seal_at`: the number of items
+        with which it seals itself, and which it can't exceed. `parent`: the item of another batch that this batch
+        resolves. `expires_in`: seconds of idleness, or a timedelta, after which it expires. With the same
+        `idempotency_key`, the call returns the same batch with the same ids (`.replayed`).
 
         `tolerated_failures` and `tolerated_failure_percentage` (0 to 100) are the tolerance: the failed items with
         which the batch succeeds; by default none. `on_exceeded`: whether the batch continues or is cancelled when its

@@ -22,11 +22,11 @@ TERMINAL_STATES = frozenset({"complete", "expired", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch's state at the time of the response. `state` is `open`, `sealed`, `complete`, `expired` or `cancelled`;
-    `expires_in` is in seconds of idleness. An unfinished batch also expires at its `deadline`. `exceeded`: the failures
-    have passed the tolerance at some time. `reason`: why it was cancelled, if anybody said. `ended_by`: the batch above
-    it whose end cancelled it. `traceparent` and `tracestate`: the W3C Trace Context in which it was
-    opened."""
+    """A batch's state at the time of the response. `state` is `open`, `sealed`, `complete`, `expired` or `cancelled`.
+    `seal_at`: the number of items with which it seals itself. `expires_in` is in seconds of idleness. An unfinished
+    batch also expires at its `deadline`. `exceeded`: the failures have passed the tolerance at some time. `reason`: why
+    it was cancelled, if anybody said. `ended_by`: the batch above it whose end cancelled it. `traceparent` and
+    `tracestate`: the W3C Trace Context in which it was opened."""
 
     id: int
     key: str | None
@@ -40,6 +40,7 @@ class Batch:
     complete: bool
     succeeded: bool
     parent: str | None
+    seal_at: int | None
     expires_in: int | None
     deadline: datetime | None
     tolerated_failures: int | None
@@ -80,6 +81,7 @@ class Batch:
             "complete": data["complete"],
             "succeeded": data["succeeded"],
             "parent": data.get("parent"),
+            "seal_at": data.get("seal_at"),
             "expires_in": data.get("expires_in"),
             "deadline": timestamp_or_none(data.get("deadline")),
             "tolerated_failures": data.get("tolerated_failures"),
@@ -117,6 +119,7 @@ class BatchOptions(TypedDict, total=False):
     key: str | None
     labels: Mapping[str, str] | None
     group_size: int | None
+    seal_at: int | None
     parent: str | ItemId | None
     expires_in: int | timedelta | None
     tolerated_failures: int | None

@@ -209,7 +209,7 @@ export function batchView(main, id) {
     seal.hidden = batch.state !== "open" || !may("produce");
     edit.hidden = cancel.hidden = !isLive(batch) || !may("produce");
     reopen.hidden = !canReopen(batch);
-    const facts = [`batch ${id}`, ...times(), parent(), tolerance(), deadline()].filter(Boolean);
+    const facts = [`batch ${id}`, ...times(), parent(), sealing(), tolerance(), deadline()].filter(Boolean);
     const policy = [batch.tolerated_failures, batch.tolerated_failure_percentage, batch.on_exceeded, batch.deadline];
     const key = JSON.stringify([batch.state, batch.sealed_at, batch.ended_at, batch.exceeded, ...policy, batch.labels]);
     if (about.dataset.version !== key) {
@@ -240,6 +240,10 @@ export function batchView(main, id) {
     if (batch.parent === null) return null;
     const [of] = batch.parent.split(":");
     return make("span", {}, "is item ", make("a", { href: `#/batches/${of}` }, make("code", {}, batch.parent)));
+  }
+
+  function sealing() {
+    return batch.state === "open" && batch.seal_at !== null ? `seals itself at ${count(batch.seal_at, "item")}` : null;
   }
 
   function tolerance() {

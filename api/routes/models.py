@@ -82,6 +82,9 @@ class OpenBody(Body):
     )
     items: int = Field(0, ge=0, le=MAX_ITEMS, description="also extend the batch by this number of items")
     sealed: bool = Field(False, description="also seal the batch")
+    seal_at: int | None = Field(
+        None, ge=0, le=MAX_ITEMS, description="the batch seals itself with this number of items, and can't have more"
+    )
     parent: str | None = Field(
         None,
         description="the item of another batch that is acked when this batch succeeds",
@@ -107,6 +110,15 @@ class OpenBody(Body):
         """Say everything that is expected: pydantic names only the first limit that the number breaks."""
         if type(value) is int and (value % 8 or not MIN_GROUP_SIZE <= value <= MAX_GROUP_SIZE):
             raise ValueError(f"expected a multiple of 8 from {MIN_GROUP_SIZE} to {MAX_GROUP_SIZE:,}")
+        return value
+
+    @field_validator("seal_at")
+    @classmethod
+    def _seals_later(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("sealed"):
+            raise ValueError("expected either sealed or seal_at")
+        if value is not None and value < info.data.get("items", 0):
+            raise ValueError(f"expected at least the {info.data['items']} items that the batch is opened with")
         return value
 
     @field_validator("parent")
@@ -229,6 +241,7 @@ class Batch(BaseModel):
     complete: bool = Field(description="sealed, and nothing is pending")
     succeeded: bool = Field(description="complete, and the failures are within the tolerance, by default none")
     parent: str | None
+    seal_at: int | None
     expires_in: int | None
     deadline: datetime | None
     tolerated_failures: int | None

@@ -51,6 +51,8 @@ class Batch:
     parent_number: int | None = None
     parent_group_size: int | None = None
     parent_due: Verb | None = None
+    seal_at: int | None = None
+    """The number of items with which it seals itself, and which it can't exceed."""
     expires_in: int | None = None
     deadline: datetime | None = None
     tolerated_failures: int | None = None
@@ -126,6 +128,7 @@ class Opening:
     group_size: int = DEFAULT_GROUP_SIZE
     items: int = 0
     sealed: bool = False
+    seal_at: int | None = None
     expires_in: int | None = None
     parent: ItemId | None = None
     tolerated_failures: int | None = None
@@ -134,6 +137,11 @@ class Opening:
     callback: Callback | None = None
     deadline: datetime | None = None
     """In UTC."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the open also seals the batch."""
+        return self.sealed or self.items == self.seal_at
 
     @property
     def has_policies(self) -> bool:

@@ -18,6 +18,9 @@ items, or get items after its end. Whoever flips the item's bit needs the lock o
 read under that lock (see `core.bits.items`): while the item is pending, the batch can't be complete, nor become it
 before this transaction commits.
 
+*A batch seals itself while a lost extend is repeated.* The extend that issues the last number seals the batch in the
+same transaction, and its key is stored with it. The repeat finds the key, and changes nothing.
+
 *Two opens with one key.* Both may find no batch with the key. One inserts it; the other one's INSERT waits for that
 commit, fails, and its transaction begins again (`faults.BeginAgain`). In one transaction, the second operation finds
 what the first one opened.
@@ -58,7 +61,10 @@ _NOW: Final = datetime.max.replace(tzinfo=UTC)
 _OPENED: Final = [f.name for f in fields(Opening) if f.name in {column.name for column in fields(Batch)}]
 """What a batch gets from its opening as it is."""
 POLICIES: Final = "0014"
-"""The revision of the schema that introduced the newest policy. An earlier release would ignore some of them."""
+"""The revision of the schema that introduced the newest of the policies that can be updated. An earlier release would
+ignore some of them."""
+SEAL_AT: Final = "0024"
+"""The revision that introduced `seal_at`. An earlier release would issue more items, and not seal the batch."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -97,10 +103,10 @@ class Open(Operation):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Extend(Operation):
-    """Issue `count` more numbers. `digest` stands for what they are issued for: a repeat under the same key must have
-    the same one, if both have any. Its result is an `Extended`. Errors: `BatchNotFound`, `BatchEnded`, `ItemResolved`,
-    `IdempotencyKeyReused`, `InvalidRequest` (more items than a batch can hold, a digest without a key, or an item that
-    the batch doesn't have)."""
+    """Issue `count` more numbers, and seal the batch if it seals itself at that. `digest` stands for what they are
+    issued for: a repeat under the same key must have the same one, if both have any. Its result is an `Extended`.
+    Errors: `BatchNotFound`, `BatchEnded`, `BatchFull`, `ItemResolved`, `IdempotencyKeyReused`, `InvalidRequest` (more
+    items than a batch can hold, a digest without a key, or an item that the batch doesn't have)."""
 
     count: int
     idempotency_key: str | None = None
@@ -182,7 +188,7 @@ class BatchWrites(Kind):
                 if isinstance(operation, Seal):
                     result: Any = self._seal(batch, operation, found.now)
                 else:
-                    result = _extend(batch, operation, found)
+                    result = self._extend(batch, operation, found)
                     key = operation.extend_key()
                     if key is not None and not result.replayed:
                         facts = result.start, result.count, operation.digest
@@ -207,15 +213,28 @@ class BatchWrites(Kind):
         if batch.state is not State.OPEN:
             newly = batch.complete and batch.completed_by == fingerprint
             return Sealed(batch, newly, batch.succeeded_by == fingerprint)
+        after = self._sealed(batch, now, fingerprint)
+        if after.state is State.CANCELLED:
+            after = replace(after, completed_by=fingerprint)
+        return Sealed(after, after.complete, after.succeeded)
+
+    def _sealed(self, batch: Batch, now: datetime, fingerprint: bytes | None = None) -> Batch:
+        """The open batch once it is sealed, by the request with this fingerprint or by itself; adds the events."""
         change = replace(batch, state=State.SEALED, sealed_at=now, updated_at=max(batch.updated_at, now))
         after, names = batches.settled(batch, change, now, fingerprint)
         if after.complete and batch.journal_next:
             folded = folding.fold(self.pipeline.tx, batch.id, batch.group_size, batch.items, batch.journal_next)
             after = replace(after, journal_next=folded)
-        if after.state is State.CANCELLED:
-            after = replace(after, completed_by=fingerprint)
         self._events += batches.events(after, ["sealed", *names])
-        return Sealed(after, after.complete, after.succeeded)
+        return after
+
+    def _extend(self, batch: Batch, operation: Extend, found: _Found) -> Extended:
+        extension = _extended(batch, operation, found)
+        after = extension.batch
+        if extension.replayed or after.state is not State.OPEN or after.items != after.seal_at:
+            return extension
+        assert found.now is not None
+        return replace(extension, batch=self._sealed(after, found.now))
 
     def _open(self, found: _Found, parents: Mapping[Open, Any]) -> None:
         """Insert the batches of all opens whose key is new."""
@@ -234,6 +253,8 @@ class BatchWrites(Kind):
                     continue
                 if operation.opening.has_policies:
                     check_policies(self.pipeline.tx)
+                if operation.opening.seal_at is not None:
+                    check_policies(self.pipeline.tx, SEAL_AT)
                 if operation.opening.deadline is not None:
                     now = now or tables.clock(self.pipeline.tx)
                     check_deadline(operation.opening.deadline, now)
@@ -280,7 +301,7 @@ class BatchWrites(Kind):
         issued = callbacks.insert(self.pipeline, wanted) if wanted else {}
         for operation, batch in opened:
             newly = batch.complete
-            names = ["opened", *(["sealed"] if operation.opening.sealed else [])]
+            names = ["opened", *(["sealed"] if operation.opening.is_sealed else [])]
             names += ["completed", "succeeded"] if newly else []
             self._events += batches.events(batch, names)
             self.outcomes[operation] = Done(
@@ -354,7 +375,7 @@ def _look(pipeline: Pipeline, opens: Sequence[Open], changes: Sequence[Operation
     return found
 
 
-def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
+def _extended(batch: Batch, operation: Extend, found: _Found) -> Extended:
     key, count, digest = operation.idempotency_key, operation.count, operation.digest
     if key is None and digest is not None:
         raise errors.InvalidRequest("body.digest", "expected an Idempotency-Key with it, whose repeats it is for")
@@ -373,6 +394,8 @@ def _extend(batch: Batch, operation: Extend, found: _Found) -> Extended:
         _check_pending(batch, operation.by, found.resolved)
         judge("extend on behalf of an item", batch.id, batch.state)
     start = batch.items
+    if batch.seal_at is not None and start + count > batch.seal_at:
+        raise errors.BatchFull(batch.id, start, batch.seal_at, count)
     if start + count > MAX_ITEMS:
         raise errors.InvalidRequest(
             "body.count",
@@ -396,10 +419,11 @@ def _check_pending(batch: Batch, item: ItemId, resolved: Collection[ItemId]) -> 
         raise errors.ItemResolved(item)
 
 
-def check_policies(tx: Connection) -> None:
-    """Raise `errors.UpgradeNotFinished` while an earlier release, which would ignore a policy, may be running."""
-    if not schema.serves_only(tx, POLICIES):
-        raise errors.UpgradeNotFinished(POLICIES)
+def check_policies(tx: Connection, revision: str = POLICIES) -> None:
+    """Raise `errors.UpgradeNotFinished` while a release from before this revision, which would ignore a policy, may be
+    running."""
+    if not schema.serves_only(tx, revision):
+        raise errors.UpgradeNotFinished(revision)
 
 
 def check_deadline(deadline: datetime, now: datetime) -> None:
@@ -434,8 +458,8 @@ def _new_batch(operation: Open, parent_columns: Mapping[str, Any]) -> Batch:
     batch = Batch(
         id=0,
         **facts,
-        state=State.SEALED if opening.sealed else State.OPEN,
-        sealed_at=_NOW if opening.sealed else None,
+        state=State.SEALED if opening.is_sealed else State.OPEN,
+        sealed_at=_NOW if opening.is_sealed else None,
         open_hash=opening.fingerprint() if operation.idempotency_key is not None else None,
         open_count=opening.items,
         created_at=_NOW,
@@ -443,7 +467,7 @@ def _new_batch(operation: Open, parent_columns: Mapping[str, Any]) -> Batch:
         traceparent=None if operation.trace is None else operation.trace.traceparent,
         tracestate=None if operation.trace is None else operation.trace.tracestate,
     )
-    return batches.settled(batch, batch, _NOW, operation.fingerprint)[0] if opening.sealed else batch
+    return batches.settled(batch, batch, _NOW, operation.fingerprint)[0] if opening.is_sealed else batch
 
 
 def _row(operation: Open, batch: Batch) -> dict[str, Any]:

@@ -52,11 +52,11 @@ def resolved(
         for batch, group, blob, count in groups.rows()
         if batch in batches
     }
-    journaled: dict[int, set[int]] = {}
+    journal_numbers: dict[int, set[int]] = {}
     for item, number in numbers.items():
         if batches[item.batch].journal_next:
-            journaled.setdefault(item.batch, set()).add(number)
-    acked = journal.acked(pipeline.tx, journaled)
+            journal_numbers.setdefault(item.batch, set()).add(number)
+    acked = journal.acked(pipeline.tx, journal_numbers)
 
     def is_resolved(item: ItemId, number: int) -> bool:
         group_bits = bits.get((item.batch, item.group))

@@ -134,11 +134,11 @@ def recent_by_batch(tx: Connection, group_sizes: Mapping[int, int]) -> dict[int,
 
 def acked(tx: Connection, numbers: Mapping[int, Collection[int]]) -> dict[int, set[int]]:
     """Those of the numbers, by batch, that an entry names: these items are acked."""
-    found: dict[int, set[int]] = {batch: set() for batch in numbers}
+    hits: dict[int, set[int]] = {batch: set() for batch in numbers}
     if numbers:
         for batch, _, entry in statements.run(tx, select(dict.fromkeys(numbers)))[0]:
-            found[batch].update(set(numbers[batch]).intersection(decode(entry)))
-    return found
+            hits[batch].update(set(numbers[batch]).intersection(decode(entry)))
+    return hits
 
 
 def union(group: Group, indexes: Iterable[int]) -> Group:

@@ -118,7 +118,7 @@ class BatchService:
         digest: str | None = None,
         by: ItemId | None = None,
     ) -> batches.Extended:
-        """Raises `errors.BatchEnded`, `ItemResolved`, `IdempotencyKeyReused`, `InvalidRequest`."""
+        """Raises `errors.BatchEnded`, `BatchFull`, `ItemResolved`, `IdempotencyKeyReused`, `InvalidRequest`."""
         extended: batches.Extended = self._writes.run(
             writing.Extend(batch=batch, count=count, idempotency_key=idempotency_key, digest=digest, by=by)
         )

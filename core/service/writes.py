@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from core import feed, tallies, writes
-from core.batches.batch import Opened, Sealed
+from core.batches.batch import Extended, Opened, Sealed
 from core.batches.writing import BatchWrites
 from core.commits.combiner import Commit, GroupCommit, Inline
 from core.commits.kind import Kind
@@ -69,6 +69,6 @@ class WriteService:
             elif isinstance(operation, HandleMany) and outcome.error is None:
                 for handle, handled in zip(operation.handles, outcome.value, strict=True):
                     handling.report(handle, handled)
-            if isinstance(outcome.value, Opened | Sealed) and outcome.value.batch.parent_due is not None:
+            if isinstance(outcome.value, Opened | Extended | Sealed) and outcome.value.batch.parent_due is not None:
                 outcome.paid = self._acks.payment(outcome.value.batch.id)
         return outcomes

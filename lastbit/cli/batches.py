@@ -27,6 +27,7 @@ Labels = tuple[tuple[str, str], ...]
         "lastbit open --key chapter-1 --items 100 --parent 1:0:0",
         "lastbit open --items 20000 --sealed --tolerated-failure-percentage 2",
         "lastbit open --key nightly --items 500 --deadline 2h",
+        "lastbit open --key merged --seal-at 5000",
         "lastbit open --items 1000 --ids > ids.txt",
         "lastbit open --items 1000 --sealed --callback https://example.com/hooks",
     ),
@@ -37,6 +38,7 @@ Labels = tuple[tuple[str, str], ...]
 )
 @click.option("--items", type=COUNT, help="Number of items to issue right away.")
 @click.option("--sealed", is_flag=True, help="Seal it right away: no more items will come.")
+@click.option("--seal-at", type=COUNT, help="Number of items with which it seals itself, and which it can't exceed.")
 @click.option("--group-size", type=WHOLE, metavar="N", help="Items per group, a multiple of 8 from 64 to 32768.")
 @click.option("--parent", metavar="ITEM", help="The item of another batch that this batch resolves.")
 @click.option(
@@ -76,6 +78,7 @@ def open_batch(
     label_pairs: Labels,
     items: int | None,
     sealed: bool,
+    seal_at: int | None,
     group_size: int | None,
     parent: str | None,
     expires_in: int | None,
@@ -99,6 +102,7 @@ def open_batch(
             labels=labels(label_pairs),
             items=items,
             sealed=sealed,
+            seal_at=seal_at,
             group_size=group_size,
             parent=parent,
             expires_in=expires_in,

@@ -142,6 +142,8 @@ def batch_lines(
     facts.add_row("opened", moment(batch.created_at, now))
     if batch.sealed_at is not None:
         facts.add_row("sealed", moment(batch.sealed_at, now))
+    elif batch.seal_at is not None and not batch.ended:
+        facts.add_row("seals itself", f"at {number(batch.seal_at, 'item')}")
     if batch.ended_at is not None:
         above = "" if batch.ended_by is None else f", because of batch {batch.ended_by} above it"
         facts.add_row("ended", f"{moment(batch.ended_at, now)}{above}")
@@ -167,7 +169,7 @@ def pace(history: Sequence[HistoryPoint]) -> str:
     counts = [_resolved_after(history, start + timedelta(seconds=seconds * n / BAR_WIDTH)) for n in range(BAR_WIDTH)]
     speeds = [after - before for before, after in pairwise([*counts, float(history[-1].resolved)])]
     top_speed = max(speeds)
-    heights = [math.ceil((len(BARS) - 1) * max(0.0, speed) / top_speed) if top_speed > 0 else 0 for speed in speeds]
+    heights = [math.ceil((len(BARS) - 1) * (max(0.0, speed) / top_speed)) if top_speed > 0 else 0 for speed in speeds]
     bars = "".join(BARS[height] for height in heights)
     rate = top_speed * BAR_WIDTH / seconds
     return f"{bars}  {duration(seconds)}, at most {rate:,.0f}/s" if rate >= 1 else f"{bars}  {duration(seconds)}"

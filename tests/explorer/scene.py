@@ -35,7 +35,8 @@ MIXED: Final = "mixed"
 @dataclass(frozen=True)
 class Scene:
     """`growing`: batch 2 is open and has few resolved items. `fresh`: likewise, but no item of its second group was
-    acked, so the group has no row; and batch 3 stands alone, so that batch 2 can expire and batch 3 can be removed.
+    acked, so the group has no row; it seals itself with 20 more items; and batch 3 stands alone, so that batch 2 can
+    expire and batch 3 can be removed.
     `ending`: batch 2 is sealed, and two items are pending. `complete`: none is, and batch 3 stands alone. One more
     failure passes the tolerance of batch 2 when it is sealed, and cancels it in `ending`."""
 
@@ -130,6 +131,8 @@ def _batches(scene: Scene) -> Iterator[tuple[sa.Table, dict[str, Any]]]:
     parent = {"parent_batch": 1, "parent_number": 5, "parent_group_size": SIZE, "children": int(scene.is_nested)}
     counts = {"items": ITEMS, "acked": resolved - failed, "failed": failed}
     policy = {"tolerated_failures": 2, "tolerated_failure_percentage": 2, "on_exceeded": "continue"}
+    if scene.name == "fresh":
+        policy["seal_at"] = ITEMS + 20
     if scene.name == "ending":
         policy = {"tolerated_failures": 1, "on_exceeded": "cancel"}
     yield (

@@ -229,6 +229,10 @@ POLICIES = [
     "ending/cold:extend-by+cancel",
     "ending/cold:extend-by+pay-parents",
     "fresh/cold:extend-by+expire",
+    # The batch seals itself, for one of them.
+    "fresh/cold:extend+extend-by",
+    "fresh/cold:share-seal+extend",
+    "fresh/cold:seal+extend-by-other",
     "growing/cold:seal+extend-by-other",
     "growing/cold:extend+extend-by-other",
     "growing/cold:ack-other-group+extend-by-other",

@@ -223,7 +223,7 @@ def test_adding_no_items_is_legal(service: Service) -> None:
     assert service.batches.seal(empty).newly
 
 
-@mutant("a-retried-add-issues-new-ids", "core.batches.writing:_extend", "before is not None", "False")
+@mutant("a-retried-add-issues-new-ids", "core.batches.writing:_extended", "before is not None", "False")
 def test_a_retried_add_issues_the_same_items_and_the_batch_ends(service: Service) -> None:
     """There, a retried add issued new ids, which no producer had and no consumer acked."""
     batch = new(service, 3)

@@ -83,6 +83,21 @@ def extends(ground: Ground) -> Request:
     return {**extension, "digest": "9f2c1d60"}
 
 
+def extends_until_it_seals_itself(ground: Ground) -> Request:
+    return {"verb": "extend", "batch": ground.batch(3, seal_at=7), "count": 4, "key": "chunk-1"}
+
+
+def extends_a_child_until_its_seal_cancels_it(ground: Ground) -> Request:
+    opening = {
+        "tolerated_failure_percentage": 10,
+        "on_exceeded": "cancel",
+        "parent": [ground.batch(1, sealed=True), 0, 0],
+    }
+    batch = ground.batch(3, seal_at=7, **opening)
+    ground.ack(batch, 0, verb="fail")
+    return {"verb": "extend", "batch": batch, "count": 4, "key": "chunk-1"}
+
+
 def extends_on_behalf_of_an_item(ground: Ground) -> Request:
     batch = ground.batch(GROUP - 3, sealed=True)
     ground.ack(batch, 0, 1)
@@ -317,6 +332,7 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
         opens_a_batch_with_a_callback,
         opens_a_batch_that_is_complete_at_once,
         extends,
+        extends_until_it_seals_itself,
         extends_on_behalf_of_an_item,
         seals,
         seals_and_completes,
@@ -330,6 +346,7 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
     completes_a_child,
 ]
 OF_CHILDREN: list[Callable[[Ground], Request]] = [
+    extends_a_child_until_its_seal_cancels_it,
     *(seals_a_child_and_completes_it, redrives_a_child, cancels_a_child, updates_a_child_which_is_cancelled),
     *(opens_a_child_that_is_complete_at_once, passes_the_tolerance_of_a_child_which_is_cancelled),
     *(seals_a_child_beyond_its_tolerance, opens_a_live_child, acks_held_items_and_others),

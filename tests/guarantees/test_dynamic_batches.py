@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from core import errors, writes
 from core.batches import batch as batches
-from core.batches.batch import Extended
+from core.batches.batch import Extended, Opening
 from core.batches.lifecycle import State, Verb
 from core.batches.tolerance import OnExceeded
 from core.batches.writing import Extend
@@ -18,6 +19,7 @@ from core.commits.operation import Done, Operation
 from core.service import Service
 from core.service.batches import seal_of
 from core.service.writes import KINDS
+from core.storage import schema, tables
 from core.storage.database import Database
 from lastbit.ids import MAX_ITEMS, ItemId
 from tests.guarantees.drivers import journaled
@@ -83,15 +85,14 @@ def test_an_item_adds_items_exactly_as_long_as_it_is_pending(service: Service) -
         resolved.add(number)
         before = service.batches.get(batch).items
         for other in (*numbers, 2, GROUP - 1, before - 1):
-            refused = refusal(lambda other=other: extend_by(service, batch, other, 0))  # type: ignore[misc]
-            assert refused == ("item_resolved" if other in resolved else None)
-        added = extend_by(service, batch, 2)
-        assert (added.start, added.count, added.batch.items) == (before, 2, before + 2)
-        assert added.batch.state is (State.OPEN if place < 4 else State.SEALED)
-    pending = set(range(service.batches.get(batch).items)) - resolved
-    *others, last = sorted(pending)
-    assert not newly(ack(service, *((batch, *divmod(number, GROUP)) for number in others)), batch)
-    assert newly(ack(service, (batch, *divmod(last, GROUP))), batch)
+            code = refusal(lambda other=other: extend_by(service, batch, other, 0))  # type: ignore[misc]
+            assert code == ("item_resolved" if other in resolved else None)
+        extension = extend_by(service, batch, 2)
+        assert (extension.start, extension.count, extension.batch.items) == (before, 2, before + 2)
+        assert extension.batch.state is (State.OPEN if place < 4 else State.SEALED)
+    pending = sorted(set(range(service.batches.get(batch).items)) - resolved)
+    assert not newly(ack(service, *((batch, *divmod(number, GROUP)) for number in pending[1:])), batch)
+    assert newly(ack(service, (batch, *divmod(pending[0], GROUP))), batch)
     assert events_of(service, batch).count("completed") == 1
     recount(service.database)
 
@@ -115,11 +116,13 @@ STATES = [
 
 @mutant(
     "an-ended-batch-is-extended-by-its-pending-items",
-    "core.batches.writing:_extend",
+    "core.batches.writing:_extended",
     'judge("extend on behalf of an item", batch.id, batch.state)',
     "",
 )
-@mutant("a-pending-item-does-not-add-to-a-sealed-batch", "core.batches.writing:_extend", "operation.by is None", "True")
+@mutant(
+    "a-pending-item-does-not-add-to-a-sealed-batch", "core.batches.writing:_extended", "operation.by is None", "True"
+)
 @pytest.mark.parametrize(("name", "of_pending", "of_acked"), STATES, ids=[name for name, *_ in STATES])
 def test_the_state_of_the_batch_decides_about_its_pending_items(
     service: Service, name: str, of_pending: str | None, of_acked: str
@@ -171,17 +174,17 @@ LATER: dict[str, Callable[[Service, int], object]] = {
 
 @mutant(
     "a-repeat-on-behalf-of-an-item-is-judged-by-its-bit",
-    "core.batches.writing:_extend",
+    "core.batches.writing:_extended",
     "extend_key = operation.extend_key()",
     "if operation.by: _check_pending(batch, operation.by, found.resolved)\nextend_key = operation.extend_key()",
 )
 @pytest.mark.parametrize("name", LATER)
 def test_a_lost_answer_is_repeated_whatever_happened_since(service: Service, name: str) -> None:
     batch = open_batch(service, 2)
-    first = extend_by(service, batch, 0, key="links")
+    extension = extend_by(service, batch, 0, key="links")
     LATER[name](service, batch)
     repeat = extend_by(service, batch, 0, key="links")
-    assert (repeat.start, repeat.count, repeat.replayed) == (first.start, 2, True) == (2, 2, True)
+    assert (repeat.start, repeat.count, repeat.replayed) == (extension.start, 2, True) == (2, 2, True)
     assert repeat.batch == service.batches.get(batch)
     with pytest.raises(errors.IdempotencyKeyReused):
         extend_by(service, batch, 0, count=3, key="links")
@@ -250,14 +253,162 @@ def test_a_percentage_is_judged_by_the_items_issued_so_far(service: Service) -> 
     fail(service, batch, [2])
     assert service.batches.get(batch).exceeded
     extend_by(service, batch, 0, 5)
-    grown = service.batches.get(batch)
-    assert (grown.items, grown.exceeded, grown.state) == (10, True, State.SEALED)
+    info = service.batches.get(batch)
+    assert (info.items, info.exceeded, info.state) == (10, True, State.SEALED)
     assert ack(service, *((batch, 0, index) for index in range(10) if index not in (1, 2))).completed[batch].succeeded
     assert events_of(service, batch).count("failures_exceeded") == 1
 
     strict = open_batch(service, 4, sealed=True, tolerated_failure_percentage=20, on_exceeded=OnExceeded.CANCEL)
     fail(service, strict, [1])
     assert refusal(lambda: extend_by(service, strict, 0)) == "batch_cancelled"
+
+
+OPENED = [
+    # (items, seal_at, state, events)
+    (0, 3, State.OPEN, ["opened"]),
+    (2, 3, State.OPEN, ["opened"]),
+    (3, 3, State.SEALED, ["opened", "sealed"]),
+    (0, 0, State.COMPLETE, ["opened", "sealed", "completed", "succeeded"]),
+]
+
+
+@mutant(
+    "an-open-with-all-items-does-not-seal-itself",
+    "core.batches.writing:_new_batch",
+    "State.SEALED if opening.is_sealed else State.OPEN",
+    "State.SEALED if opening.sealed else State.OPEN",
+)
+@mutant(
+    "an-open-that-seals-itself-makes-no-event",
+    "core.batches.writing:BatchWrites._record",
+    "operation.opening.is_sealed",
+    "operation.opening.sealed",
+)
+@pytest.mark.parametrize(("items", "seal_at", "state", "events"), OPENED)
+def test_an_open_seals_a_batch_that_has_all_its_items(
+    service: Service, items: int, seal_at: int, state: State, events: list[str]
+) -> None:
+    batch = open_batch(service, items, seal_at=seal_at)
+    info = service.batches.get(batch)
+    assert (info.state, info.seal_at, info.sealed_at is None) == (state, seal_at, state is State.OPEN)
+    assert events_of(service, batch) == events
+
+
+@mutant(
+    "a-batch-seals-itself-one-item-late",
+    "core.batches.writing:BatchWrites._extend",
+    "after.items != after.seal_at",
+    "after.items != (after.seal_at or 0) + 1",
+)
+@mutant(
+    "a-batch-that-seals-itself-can-have-one-item-more",
+    "core.batches.writing:_extended",
+    "start + count > batch.seal_at",
+    "start + count > batch.seal_at + 1",
+)
+@mutant(
+    "a-batch-that-was-sealed-before-seals-itself-again",
+    "core.batches.writing:BatchWrites._extend",
+    "after.state is not State.OPEN",
+    "False",
+)
+def test_the_extend_that_issues_the_last_item_seals_the_batch(service: Service) -> None:
+    """Whether others were acked before, and whoever extends it; one beyond it issues nothing."""
+    batch = open_batch(service, 1, seal_at=6)
+    assert refusal(lambda: service.batches.extend(batch, 6)) == "batch_sealed"
+    assert service.batches.extend(batch, 2, "a").batch.state is State.OPEN
+    ack(service, *((batch, 0, index) for index in range(3)))
+    assert refusal(lambda: extend_by(service, batch, 0)) == "item_resolved"
+    sealing = service.batches.extend(batch, 3, "b")
+    assert (sealing.start, sealing.batch.state, sealing.batch.items) == (3, State.SEALED, 6)
+    assert sealing.batch == service.batches.get(batch)
+    assert sealing.batch.sealed_at == sealing.batch.updated_at
+    for key in ("a", "b"):
+        repeat = service.batches.extend(batch, {"a": 2, "b": 3}[key], key)
+        assert (repeat.start, repeat.replayed) == ({"a": 1, "b": 3}[key], True)
+    for count in (0, 1):
+        assert refusal(lambda count=count: service.batches.extend(batch, count)) == "batch_sealed"  # type: ignore[misc]
+    assert refusal(lambda: extend_by(service, batch, 4, 1)) == "batch_sealed"
+    assert extend_by(service, batch, 4, 0).batch.items == 6
+    assert service.batches.seal(batch).batch.items == 6
+    assert newly(ack(service, *((batch, 0, index) for index in range(3, 6))), batch)
+    assert events_of(service, batch) == ["opened", "sealed", "completed", "succeeded"]
+
+
+def test_a_batch_that_is_sealed_earlier_keeps_its_bound(service: Service) -> None:
+    """Its items add others up to it; that seals nothing again."""
+    batch = open_batch(service, 2, seal_at=5)
+    service.batches.seal(batch)
+    assert refusal(lambda: service.batches.extend(batch, 1)) == "batch_sealed"
+    assert extend_by(service, batch, 0, 2).batch.items == 4
+    assert refusal(lambda: extend_by(service, batch, 0, 2)) == "batch_sealed"
+    assert extend_by(service, batch, 1, 1).batch.items == 5
+    assert events_of(service, batch) == ["opened", "sealed"]
+
+
+@mutant(
+    "an-extend-that-ends-a-child-leaves-its-parent-unpaid",
+    "core.service.writes:WriteService._commit",
+    "Opened | Extended | Sealed",
+    "Opened | Sealed",
+)
+def test_a_batch_that_seals_itself_beyond_its_tolerance_is_cancelled(service: Service) -> None:
+    """The percentage is judged then. If it stands for an item, that has failed before the extend is answered."""
+    parent = open_batch(service, 1, sealed=True)
+    tolerance = {"tolerated_failure_percentage": 20, "on_exceeded": OnExceeded.CANCEL}
+    batch = open_batch(service, 3, seal_at=5, parent=ItemId(parent, 0, 0), **tolerance)
+    fail(service, batch, [0, 1])
+    sealing = service.batches.extend(batch, 2, "last")
+    assert (sealing.start, sealing.batch.state) == (3, State.CANCELLED)
+    assert events_of(service, batch) == ["opened", "sealed", "failures_exceeded", "cancelled"]
+    assert service.batches.get(parent).failed == 1
+    assert service.batches.get(batch).parent_due is None
+    assert service.batches.extend(batch, 2, "last").replayed
+
+
+def test_producers_that_share_a_transaction_seal_their_batch_once(service: Service) -> None:
+    batch = open_batch(service, 0, seal_at=6)
+    outcomes = merged(
+        service.database,
+        Extend(batch=batch, count=4, idempotency_key="a"),
+        Extend(batch=batch, count=3, idempotency_key="b"),
+        Extend(batch=batch, count=2, idempotency_key="c"),
+        Extend(batch=batch, count=2, idempotency_key="c"),
+        Extend(batch=batch, count=1, by=ItemId(batch, 0, 0)),
+        seal_of(batch),
+    )
+    codes = [outcome.error.code if isinstance(outcome.error, errors.CoreError) else None for outcome in outcomes]
+    assert codes == [None, "batch_sealed", None, None, "batch_sealed", None]
+    assert [outcome.value.batch.state for outcome in outcomes if outcome.value] == [State.OPEN, *[State.SEALED] * 3]
+    assert events_of(service, batch) == ["opened", "sealed"]
+
+
+@mutant(
+    "an-earlier-release-may-not-seal-a-batch",
+    "core.batches.writing:BatchWrites._open",
+    "operation.opening.seal_at is not None",
+    "False",
+)
+@mutant(
+    "an-earlier-release-that-knows-the-other-policies-may-not-seal-a-batch",
+    "core.batches.writing:BatchWrites._open",
+    "check_policies(self.pipeline.tx, SEAL_AT)",
+    "check_policies(self.pipeline.tx)",
+)
+def test_a_release_that_would_not_seal_the_batch_must_be_gone(database: Database, service: Service) -> None:
+    with database.engine.begin() as tx:
+        tx.execute(sa.update(tables.schema_support).values(oldest="0023"))
+    with pytest.raises(errors.UpgradeNotFinished):
+        open_batch(service, 3, seal_at=5)
+    open_batch(service, 3, tolerated_failures=1)
+    schema.finish(database)
+    assert open_batch(service, 3, seal_at=5)
+
+
+def test_the_same_open_with_another_bound_is_refused(service: Service) -> None:
+    for seal_at in (5, 5, 6, None):
+        code = refusal(lambda seal_at=seal_at: service.batches.open(Opening(items=1, seal_at=seal_at), "k"))  # type: ignore[misc]
+        assert code == (None if seal_at == 5 else "idempotency_key_reused")
 
 
 @pytest.fixture
@@ -320,3 +471,27 @@ def test_an_item_adds_items_before_its_ack_or_not_at_all(referee: Service) -> No
     rows = recount(referee.database)
     assert {rows[batch].state for batch in ids} == {State.COMPLETE}
     assert min(wins.values()) > ROUNDS // 50, f"the same call nearly always came first: {wins}"
+
+
+@pytest.mark.mariadb
+@pytest.mark.timeout(7200)
+@pytest.mark.usefixtures("some_journaled")
+def test_exactly_one_of_two_producers_issues_the_last_items(referee: Service) -> None:
+    """Both extend the batch, which has room for one of them: that one seals it, and the other issues nothing."""
+    ids = prepare(
+        referee.database, ROUNDS, lambda number: (5, {0: 5}), state=State.OPEN, columns=lambda number: {"seal_at": 8}
+    )
+
+    def check(number: int, *answers: Any) -> None:
+        refusals = [answer for answer in answers if isinstance(answer, errors.BatchSealed)]
+        issued = [answer for answer in answers if isinstance(answer, Extended)]
+        assert [(answer.start, answer.batch.state) for answer in issued] == [(5, State.SEALED)]
+        assert len(refusals) == 1
+        assert newly(ack(referee, *((ids[number], 0, index) for index in (5, 6, 7))), ids[number])
+
+    def extend(service: Service, number: int) -> Extended:
+        return service.batches.extend(ids[number], 3)
+
+    race(referee.database, ROUNDS, extend, extend, check=check)
+    rows = recount(referee.database)
+    assert {(rows[batch].state, rows[batch].items) for batch in ids} == {(State.COMPLETE, 8)}

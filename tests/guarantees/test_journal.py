@@ -169,7 +169,7 @@ def test_the_journal_is_folded_when_it_is_full_and_when_the_batch_completes(
 
 @mutant(
     "a-completing-seal-leaves-the-journal",
-    "core.batches.writing:BatchWrites._seal",
+    "core.batches.writing:BatchWrites._sealed",
     "after.complete and batch.journal_next",
     "False",
 )

@@ -96,11 +96,21 @@ openings = st.fixed_dictionaries(
         "key": st.sampled_from(["catalog", "Catalog", "catalog "]),
         "items": st.sampled_from([0, 1, 3, GROUP, GROUP + 2, 3 * GROUP]),
         "sealed": st.booleans(),
+        "seal_at": st.sampled_from([0, 1, 3, 5, GROUP, 3 * GROUP]),
         "labels": st.sampled_from([{"a": "1"}, {"b": ""}]),
         "callback": st.sampled_from([["https://receiver.example/hook", ["batch.completed"]]]),
     },
 )
-openings = st.builds(dict.__or__, openings, tolerances)
+
+
+def possible(opening: dict[str, Any]) -> dict[str, Any]:
+    """A batch that seals itself isn't sealed by its open, and doesn't have more items already."""
+    if opening.get("sealed") or opening.get("items", 0) > opening.get("seal_at", 0):
+        opening.pop("seal_at", None)
+    return opening
+
+
+openings = st.builds(dict.__or__, openings, tolerances).map(possible)
 counts = st.sampled_from([0, 1, 2, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP + 3])
 
 

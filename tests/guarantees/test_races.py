@@ -226,7 +226,7 @@ def test_either_the_last_ack_or_the_seal_completes_the_batch(referee: Service) -
 )
 @mutant(
     "extend-judges-the-state-before-the-key",
-    "core.batches.writing:_extend",
+    "core.batches.writing:_extended",
     "key, count, digest = operation.idempotency_key, operation.count, operation.digest",
     'judge("extend", batch.id, batch.state)\nkey, count, digest = operation.idempotency_key, '
     "operation.count, operation.digest",
@@ -573,7 +573,7 @@ def test_two_extends_with_one_key_issue_the_same_numbers_once(referee: Service) 
     assert [rows[batch].items for batch in ids] == [65 + number % 10 for number in range(ROUNDS)]
 
 
-@mutant("extend-does-not-compare-the-digests", "core.batches.writing:_extend", "digest != before_digest", "False")
+@mutant("extend-does-not-compare-the-digests", "core.batches.writing:_extended", "digest != before_digest", "False")
 @mutant(
     "extend-does-not-keep-the-digest",
     "core.batches.writing:BatchWrites._change",

@@ -659,7 +659,10 @@ ENTRIES = st.lists(
 )
 OPERATIONS = st.lists(
     st.one_of(
-        st.builds(lambda items, sealed, key: ("open", items, sealed, key), st.integers(0, 2), st.booleans(), KEYS),
+        st.builds(
+            lambda items, seals, key: ("open", items, seals, key),
+            *(st.integers(0, 2), st.sampled_from(["", "sealed", "later"]), KEYS),
+        ),
         st.builds(
             lambda *words: ("extend", *words),
             *(st.integers(1, 4), st.integers(0, 3), KEYS, st.sampled_from([None, "a", "b"])),
@@ -725,9 +728,9 @@ def with_process(database: Database) -> Service:
 
 def operation_of(words: tuple[Any, ...]) -> Operation:
     match words:
-        case ("open", items, sealed, key):
+        case ("open", items, seals, key):
             # The key decides the fingerprint; without one it is random.
-            opening = Opening(items=items, sealed=sealed)
+            opening = Opening(items=items, sealed=seals == "sealed", seal_at=2 if seals == "later" else None)
             return Open(opening=opening, idempotency_key=key, fingerprint=opening.fingerprint())
         case ("extend", batch, count, key, digest, by):
             return Extend(batch=batch, count=count, idempotency_key=key, digest=digest, by=by)
@@ -749,7 +752,7 @@ def contents(database: Database) -> list[Any]:
     """The rows of all verbs, without times, positions in the feed and what is random."""
     with database.engine.connect() as tx:
         batches = [
-            tuple(value for name, value in row.items() if not name.endswith("_at"))
+            tuple(value for name, value in row.items() if name == "seal_at" or not name.endswith(("_at", "history")))
             for row in tx.execute(sa.select(tables.batches).order_by("id")).mappings()
         ]
         extends = sorted(map(tuple, tx.execute(sa.select(tables.extends))))
@@ -811,8 +814,8 @@ def test_shared_transactions_have_the_outcomes_of_separate_ones(words: list[tupl
             templates.migrate(database)
             # The highest position that is committed is 7. It may not be one of this transaction's own events.
             with_process(database).feed.append([feed.NewEvent(f"earlier:{number}", "y") for number in range(4)])
-            for _ in range(prepared):
-                open_batch(database)
+            for number in range(prepared):
+                open_batch(database, seal_at=4 if number else None)
         changes = [word for word in words if word[0] in ("extend", "seal") and word[1] <= prepared]
         opens_and_appends = [word for word in words if word[0] not in ("extend", "seal")]
         operations = [*changes, *opens_and_appends]

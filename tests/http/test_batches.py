@@ -35,6 +35,7 @@ FIELDS = [
     *("id", "key", "labels", "state", "group_size", "items", "acked", "failed", "pending", "complete", "succeeded"),
     *(
         "parent",
+        "seal_at",
         "expires_in",
         "deadline",
         "tolerated_failures",
@@ -217,9 +218,25 @@ def test_a_pending_item_extends_its_sealed_batch(http: httpx.Client) -> None:
     assert http.get(f"/v1/batches/{batch}").json()["items"] == 5
 
 
+def test_a_batch_seals_itself_with_its_last_item(http: httpx.Client) -> None:
+    """An extend beyond it issues nothing, and says why."""
+    batch = open_batch(http, items=2, seal_at=5)
+    assert (batch["state"], batch["seal_at"]) == ("open", 5)
+    refused = http.post(f"/v1/batches/{batch['id']}/items", json={"count": 4})
+    assert code(refused) == (409, "batch_sealed")
+    assert "sealed at 5 items and has 2" in refused.json()["detail"]
+    explained = http.get(f"/v1/batches/{batch['id']}/explain").json()["reasons"][0]
+    assert explained["text"].startswith("The batch seals itself at 5 items: 3 more items to issue; ")
+    assert (explained["code"], explained["seal_at"], explained["missing"]) == ("not_sealed", 5, 3)
+    assert http.post(f"/v1/batches/{batch['id']}/items", json={"count": 3}).status_code == 201
+    assert http.get(f"/v1/batches/{batch['id']}").json()["state"] == "sealed"
+    assert open_batch(http, items=2, seal_at=2)["state"] == "sealed"
+    assert open_batch(http, seal_at=0)["newly"]
+
+
 @mutant(
     "extend-compares-with-a-chunk-that-has-no-digest",
-    "core.batches.writing:_extend",
+    "core.batches.writing:_extended",
     "None not in (digest, before_digest) and digest != before_digest",
     "digest != before_digest",
 )

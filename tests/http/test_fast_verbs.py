@@ -113,6 +113,7 @@ FAST: list[tuple[str, str, Any, str]] = [
     ("POST", OPEN, {"key": "ü", "labels": {"a": "ß"}, "items": 3, "sealed": True, "expires_in": 60}, JSON),
     ("POST", OPEN, {"items": 0, "sealed": True, "group_size": 64}, "Content-Type: application/json; charset=utf-8\r\n"),
     ("POST", OPEN, {"key": None, "parent": None}, JSON + "X-Request-Id: mine\r\n"),
+    ("POST", OPEN, {"items": 2, "seal_at": 3}, JSON),
     ("POST", OPEN, {"items": 2, "tolerated_failures": 1, "on_exceeded": "cancel"}, JSON),
     ("POST", OPEN, {"items": 2, "deadline": "2999-05-04T08:00:00+02:00"}, JSON),
     ("POST", EXTEND, {"count": 5}, JSON),

@@ -295,6 +295,15 @@ def test_a_batchs_numbers_follow_its_progress(page: Page, api: httpx.Client, ser
     expect(page.get_by_role("button", name="Cancel…")).to_be_hidden()
 
 
+def test_an_open_batch_shows_when_it_seals_itself(page: Page, api: httpx.Client, service_url: str) -> None:
+    batch = open_batch(api, items=4, seal_at=1000)
+    page.goto(f"{service_url}/#/batches/{batch}")
+    expect(page.locator(".about")).to_contain_text("seals itself at 1,000 items")
+    api.post(f"/v1/batches/{batch}/items", json={"count": 996})
+    expect(page.locator(".title .state")).to_have_text("sealed")
+    expect(page.locator(".about")).not_to_contain_text("itself")
+
+
 def test_a_tolerance_is_shown_and_whether_it_was_exceeded(page: Page, api: httpx.Client, service_url: str) -> None:
     batch = open_batch(api, items=4, sealed=True, tolerated_failures=1, tolerated_failure_percentage=50)
     fail(api, "no picture", f"{batch}:0:0")

@@ -51,6 +51,7 @@ BATCH = {
     "complete": False,
     "succeeded": False,
     "parent": None,
+    "seal_at": 9,
     "expires_in": 5,
     "deadline": TIME,
     "tolerated_failures": 1,

@@ -96,6 +96,15 @@ def test_no_help_shows_the_bounds_of_a_type_or_a_cut_sentence() -> None:
         assert "..." not in text.partition("\nCommands:\n")[2], text
 
 
+def test_a_batch_that_seals_itself_shows_when(lastbit: Lastbit) -> None:
+    batch = lastbit.json("open", "--seal-at", "3", "--items", "1")["id"]
+    assert re.search("seals itself +at 3 items", lastbit.ok("status", str(batch)))
+    lastbit.ok("extend", str(batch), "2")
+    assert "seals itself" not in lastbit.ok("status", str(batch))
+    refused = lastbit("open", "--seal-at", "3", "--items", "4")
+    assert (refused.returncode, "--seal-at" in refused.stderr) == (2, True)
+
+
 def test_a_batch_from_its_opening_to_its_end(lastbit: Lastbit) -> None:
     """The text output shows each step."""
     text = lastbit.ok("open", "--key", "nightly", "--label", "team:search", "--items", "3", "--group-size", "64")

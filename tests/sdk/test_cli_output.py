@@ -486,8 +486,8 @@ def test_errors_are_json_for_a_script(lastbit: Lastbit, client: Client, unused_p
 
 
 EVERY_FIELD = [
-    "open --key k --label a:b --items 1 --sealed --group-size 64 --parent 1:0:0 --expires-in 1h --deadline 1h "
-    "--tolerated-failures 1 --tolerated-failure-percentage 2 --on-exceeded cancel --callback https://a.b "
+    "open --key k --label a:b --items 1 --sealed --seal-at 5 --group-size 64 --parent 1:0:0 --expires-in 1h "
+    "--deadline 1h --tolerated-failures 1 --tolerated-failure-percentage 2 --on-exceeded cancel --callback https://a.b "
     "--callback-type batch.opened --idempotency-key i",
     "extend 7 5 --by 7:0:1 --idempotency-key i",
     "update 7 --label a:b --remove-label c --deadline 1h --tolerated-failures 1 --tolerated-failure-percentage 2 "

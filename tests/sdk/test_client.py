@@ -154,6 +154,17 @@ def test_a_pending_item_adds_items_to_its_sealed_batch(client: Client) -> None:
     assert client.ack([*added[0], *added[1]]).completed[0].succeeded
 
 
+def test_a_batch_seals_itself_with_its_last_item(client: Client) -> None:
+    batch = client.open(items=2, seal_at=5)
+    assert (batch.state, batch.info.seal_at) == ("open", 5)
+    with pytest.raises(BatchSealed, match="sealed at 5 items and has 2"):
+        batch.extend(4)
+    assert not client.driver.run(_calls.is_issued, batch.id, "rest")
+    batch.extend(3, idempotency_key="rest")
+    assert batch.refresh().state == "sealed"
+    assert client.driver.run(_calls.is_issued, batch.id, "rest")
+
+
 def test_a_range_of_ids_is_acked_as_bits(client: Client) -> None:
     """Across groups, in slices, twice; counted exactly."""
     batch = client.open(items=2_000_000, sealed=True)

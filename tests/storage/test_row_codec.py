@@ -43,6 +43,7 @@ def test_what_is_saved_is_read_in_both_ways(service: Service) -> None:
         parent_number=5,
         parent_group_size=64,
         parent_due=Verb.FAIL,
+        seal_at=9,
         expires_in=6,
         deadline=None,
         tolerated_failures=0,

@@ -24,6 +24,8 @@ export interface OpenOptions extends KeyOptions {
   items?: number;
   /** Also seal the batch, in the same transaction. */
   sealed?: boolean;
+  /** The number of items with which the batch seals itself, and which it can't exceed. */
+  sealAt?: number;
   /** The item of another batch that this batch resolves. */
   parent?: string;
   /** Seconds of idleness after which the batch expires. */
@@ -136,7 +138,7 @@ export class Client {
 
   /** Open a batch. With the same `idempotencyKey`, the same batch with the same ids is returned (`.replayed`). */
   async open(options: OpenOptions = {}): Promise<BatchHandle> {
-    const { key, labels, groupSize, items, sealed, parent, expiresIn, idempotencyKey } = options;
+    const { key, labels, groupSize, items, sealed, sealAt, parent, expiresIn, idempotencyKey } = options;
     const { toleratedFailures, toleratedFailurePercentage, onExceeded, callback, deadline } = options;
     // Undefined fields are left out of the JSON, so that the service's defaults apply.
     const body: Schemas["OpenBody"] = {
@@ -145,6 +147,7 @@ export class Client {
       group_size: groupSize,
       items,
       sealed,
+      seal_at: sealAt,
       parent,
       expires_in: expiresIn,
       tolerated_failures: toleratedFailures,

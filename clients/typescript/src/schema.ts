@@ -1146,6 +1146,8 @@ export interface components {
             succeeded: boolean;
             parent: string | null;
             /** Format: int64 */
+            seal_at: number | null;
+            /** Format: int64 */
             expires_in: number | null;
             /** Format: date-time */
             deadline: string | null;
@@ -1763,6 +1765,8 @@ export interface components {
             succeeded: boolean;
             parent: string | null;
             /** Format: int64 */
+            seal_at: number | null;
+            /** Format: int64 */
             expires_in: number | null;
             /** Format: date-time */
             deadline: string | null;
@@ -1897,6 +1901,11 @@ export interface components {
              * @default false
              */
             sealed?: boolean;
+            /**
+             * Format: int64
+             * @description the batch seals itself with this number of items, and can't have more
+             */
+            seal_at?: number | null;
             /** @description the item of another batch that is acked when this batch succeeds */
             parent?: string | null;
             /**
@@ -1952,6 +1961,8 @@ export interface components {
             /** @description complete, and the failures are within the tolerance, by default none */
             succeeded: boolean;
             parent: string | null;
+            /** Format: int64 */
+            seal_at: number | null;
             /** Format: int64 */
             expires_in: number | null;
             /** Format: date-time */
@@ -2492,6 +2503,8 @@ export interface components {
             /** @description complete, and the failures are within the tolerance, by default none */
             succeeded: boolean;
             parent: string | null;
+            /** Format: int64 */
+            seal_at: number | null;
             /** Format: int64 */
             expires_in: number | null;
             /** Format: date-time */

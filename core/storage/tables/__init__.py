@@ -50,6 +50,7 @@ batches = sa.Table(
     sa.Column("parent_number", _BIGINT),
     sa.Column("parent_group_size", sa.Integer),
     sa.Column("parent_due", sa.String(4)),
+    sa.Column("seal_at", _BIGINT),
     sa.Column("expires_in", _BIGINT),
     sa.Column("deadline", Timestamp),
     sa.Column("tolerated_failures", _BIGINT),

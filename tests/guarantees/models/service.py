@@ -39,6 +39,7 @@ DEFAULTS = {
     "group_size": 8192,
     "items": 0,
     "sealed": False,
+    "seal_at": None,
     "expires_in": None,
     "parent": None,
     "tolerated_failures": None,
@@ -236,6 +237,7 @@ class ModelBatch:
     """Whether the batch is unchanged since `time_passes`."""
     has_callback: bool = False
     """Retention keeps the batch until its callback was sent; here no dispatcher sends it."""
+    seal_at: int | None = None
     overdue: int | None = None
     """For how many days its deadline has passed; None if it has not, or if there is none."""
 
@@ -362,12 +364,13 @@ class Model:
         assert new_id is not None
         assert new_id not in self.batches
         assert new_id not in self.deleted, "an id was reused"
-        items, sealed = opening["items"], opening["sealed"]
+        items, sealed = opening["items"], opening["sealed"] or opening["items"] == opening["seal_at"]
         state = State.COMPLETE if sealed and not items else State.SEALED if sealed else State.OPEN
         batch = ModelBatch(new_id, opening["key"], opening["group_size"], items, state)
         batch.tolerance = opening["tolerated_failures"], opening["tolerated_failure_percentage"]
         batch.cancels = opening["on_exceeded"] == "cancel"
         batch.labels = dict(opening["labels"])
+        batch.seal_at = opening["seal_at"]
         batch.has_callback = opening["callback"] is not None
         batch.events = ["opened", *(["sealed"] if sealed else [])]
         if parent is not None:
@@ -406,10 +409,16 @@ class Model:
         if not (batch.live if by is not None else batch.state is State.OPEN):
             return {"error": f"batch_{batch.state}"}
         start = batch.items
+        if batch.seal_at is not None and start + count > batch.seal_at:
+            return {"error": "batch_sealed"}
         batch.items += count
         batch.idle = False
         if key is not None:
             batch.extends[name] = start, count, digest
+        if batch.state is State.OPEN and batch.items == batch.seal_at:
+            batch.state = State.SEALED
+            batch.events.append("sealed")
+            self._settle(batch, object())
         return {"items": batch.items, "start": start, "count": count, "replayed": False}
 
     def _seal(self, request: Request, _: object) -> Answer:
@@ -792,6 +801,7 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
         stored_batch.exceeded,
         stored_batch.tolerance,
         stored_batch.labels,
+        stored_batch.seal_at,
     )
     assert events_of(service, batch.id) == batch.events
     assert stored_batch.parent_due is stored_batch.children_due is None
@@ -810,6 +820,7 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
         batch.exceeded,
         batch.tolerance,
         batch.labels,
+        batch.seal_at,
     )
     ranges = {"pending": list[tuple[int, int]](), "failed": list[tuple[int, int]]()}
     reasons: dict[int, str] = {}
