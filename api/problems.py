@@ -43,6 +43,7 @@ STATUS: Final[dict[str, int]] = {
     "item_resolved": 409,
     "batch_live": 409,
     "nothing_failed": 409,
+    "nothing_pending": 409,
     "webhook_not_found": 404,
     "webhook_disabled": 409,
     "position_trimmed": 410,

@@ -25,6 +25,7 @@ from lastbit.ids import ItemId
 # ├── BatchFull                 the batch would have more items than those at which it seals itself
 # ├── ItemResolved              the item on whose behalf items were to be added is not pending
 # ├── BatchLive                 it has not ended, so it can't be reopened
+# ├── NothingPending            there is nothing to send again
 # ├── NothingFailed             there is nothing to redrive
 # ├── WebhookNotFound
 # ├── WebhookDisabled           its receiver responded with 410 Gone
@@ -135,6 +136,17 @@ class NothingFailed(CoreError):
 
     def __init__(self, batch: int) -> None:
         super().__init__(f"batch {batch} has no failed items, or none of those that were asked for: nothing to redrive")
+
+
+class NothingPending(CoreError):
+    code = "nothing_pending"
+
+    def __init__(self, batch: int, unchanged_for: int | None = None) -> None:
+        if unchanged_for is None:
+            text = f"batch {batch} has no pending items, or only those of nested batches: nothing to send again"
+        else:
+            text = f"batch {batch} has changed within the last {unchanged_for:,} s: its items may still be under way"
+        super().__init__(text)
 
 
 class BatchLive(CoreError):

@@ -232,9 +232,15 @@ def redrive(
     reason: str | None,
     items: Ids | None,
     note: str | None,
+    pending: bool,
+    unchanged_for: int | timedelta | None,
     idempotency_key: str | None,
 ) -> Flow[failures.Redriven]:
-    body: dict[str, Any] = {}
+    body: dict[str, Any] = {"pending": True} if pending else {}
+    if unchanged_for is not None:
+        body["unchanged_for"] = (
+            math.ceil(unchanged_for.total_seconds()) if isinstance(unchanged_for, timedelta) else unchanged_for
+        )
     if reason is not None:
         body["reason"] = utf8("a reason", reason)
     if items is not None:
@@ -261,17 +267,22 @@ def redrives(service: Service, after: int | None, batch: int | None) -> Flow[Non
 
 
 def redriven(service: Service, wanted: failures.Redrive) -> Flow[None]:
-    """Emits the ids of a redrive: those of its event, and if there are more, those beyond that are failed now."""
+    """Emits the ids of a redrive: those of its event, and if there are more, those beyond that are failed or pending
+    now."""
+    kind = "pending" if wanted.pending else "failed"
     for start, end in wanted.spans:
         for id in ItemIds(wanted.batch, wanted.group_size, range(start, end)):
             yield Emit(id)
-    cursor = _ranges_cursor("failed", wanted.batch, wanted.spans[-1][1]) if wanted.more and wanted.spans else None
-    path = _path(wanted.batch, "failed")
+    cursor = _ranges_cursor(kind, wanted.batch, wanted.spans[-1][1]) if wanted.more and wanted.spans else None
+    path = _path(wanted.batch, kind)
+    decode: Callable[[Any], models.PendingRange]
+    decode = models.PendingRange.from_json if wanted.pending else models.FailedRange.from_json
     while cursor is not None:
-        found, cursor = yield from _page(service, path, "ranges", models.FailedRange.from_json, [], MOST_RANGES, cursor)
+        found, cursor = yield from _page(service, path, "ranges", decode, [], MOST_RANGES, cursor)
         for part in found:
             for id in part.ids:
-                if wanted.reason is None or part.reasons.get(id) == wanted.reason:
+                reasons = part.reasons if isinstance(part, models.FailedRange) else {}
+                if wanted.reason is None or reasons.get(id) == wanted.reason:
                     yield Emit(id)
 
 

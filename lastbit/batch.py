@@ -203,12 +203,19 @@ class BatchHandle(_Handle):
         reason: str | None = None,
         items: Ids | None = None,
         note: str | None = None,
+        pending: bool = False,
+        unchanged_for: int | timedelta | None = None,
         idempotency_key: str | None = None,
     ) -> Redriven:
         """Ask the producer to send failed items again: all of them, those that failed for `reason`, or those of up to
         1,000 `items` that have failed. Followers of `Client.redrives` get the request; the acks of the items override
-        their failures. `note`: a text for the followers. Raises `Conflict` with the code `nothing_failed`."""
-        return self._driver.run(_calls.redrive, self.id, reason, items, note, idempotency_key)
+        their failures. `note`: a text for the followers. Raises `Conflict` with the code `nothing_failed`.
+
+        `pending=True` asks for the pending items instead, except those of nested batches, for example when a queue has
+        lost messages; with `unchanged_for`, only if the batch hasn't changed for these seconds. Raises `Conflict` with
+        the code `nothing_pending`."""
+        options = reason, items, note, pending, unchanged_for, idempotency_key
+        return self._driver.run(_calls.redrive, self.id, *options)
 
     def redriven(self, redrive: Redrive) -> Iterator[str]:
         """The ids that a redrive of this batch asks for. Of more than 1,000 ranges, the later ones are fetched page by
@@ -350,12 +357,19 @@ class AsyncBatchHandle(_Handle):
         reason: str | None = None,
         items: Ids | None = None,
         note: str | None = None,
+        pending: bool = False,
+        unchanged_for: int | timedelta | None = None,
         idempotency_key: str | None = None,
     ) -> Redriven:
         """Ask the producer to send failed items again: all of them, those that failed for `reason`, or those of up to
         1,000 `items` that have failed. Followers of `Client.redrives` get the request; the acks of the items override
-        their failures. `note`: a text for the followers. Raises `Conflict` with the code `nothing_failed`."""
-        return await self._driver.run(_calls.redrive, self.id, reason, items, note, idempotency_key)
+        their failures. `note`: a text for the followers. Raises `Conflict` with the code `nothing_failed`.
+
+        `pending=True` asks for the pending items instead, except those of nested batches, for example when a queue has
+        lost messages; with `unchanged_for`, only if the batch hasn't changed for these seconds. Raises `Conflict` with
+        the code `nothing_pending`."""
+        options = reason, items, note, pending, unchanged_for, idempotency_key
+        return await self._driver.run(_calls.redrive, self.id, *options)
 
     def redriven(self, redrive: Redrive) -> AsyncIterator[str]:
         """The ids that a redrive of this batch asks for. Of more than 1,000 ranges, the later ones are fetched page by

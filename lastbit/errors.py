@@ -210,6 +210,7 @@ _BY_CODE: dict[str, type[ServiceError]] = {
     "item_resolved": ItemResolved,
     "batch_live": Conflict,
     "nothing_failed": Conflict,
+    "nothing_pending": Conflict,
     "consumer_group_not_found": ConsumerGroupNotFound,
     "consumer_group_in_use": ConsumerGroupInUse,
     "partitions_fixed": PartitionsFixed,

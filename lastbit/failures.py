@@ -62,8 +62,9 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A request to send failed items again, as its followers get it. `spans`: (start, end) of the items' numbers, of
-    which there may be `more`; `BatchHandle.redriven` gives all ids. `position`: that of its event."""
+    """A request to send items again that have failed, or are `pending`, as its followers get it. `spans`: (start, end)
+    of the items' numbers, of which there may be `more`; `BatchHandle.redriven` gives all ids. `position`: that of its
+    event."""
 
     position: int
     batch: int
@@ -76,6 +77,7 @@ class Redrive:
     reason: str | None
     note: str | None
     at: datetime
+    pending: bool = False
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
@@ -93,4 +95,5 @@ class Redrive:
             facts["reason"],
             facts["note"],
             timestamp(data["at"]),
+            facts.get("pending", False),
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from api import patterns
 from api.access.rules import needs
@@ -49,11 +49,25 @@ class RedriveBody(fields.Body):
         None, min_length=1, max_length=redrive.RANGES, description="only these, as far as they have failed"
     )
     note: str | None = Field(None, max_length=MAX_REASON, description="a text for the reader of the event")
+    pending: bool = Field(
+        default=False, description="the pending items instead, except those of nested batches; needs no reason or items"
+    )
+    unchanged_for: int | None = Field(
+        None, ge=0, le=models.MAX_SECONDS, description="with `pending`: only if nothing changed for these seconds"
+    )
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if self.pending and (self.reason is not None or self.items is not None):
+            raise ValueError("pending items have no reason, and are not chosen one by one")
+        if self.unchanged_for is not None and not self.pending:
+            raise ValueError("unchanged_for is for pending items")
+        return self
 
     def wish(self) -> redrive.Wish:
         """Raises `errors.InvalidRequest`."""
         items = None if self.items is None else [_item(place, text) for place, text in enumerate(self.items)]
-        return redrive.Wish(self.reason, items, self.note)
+        return redrive.Wish(self.reason, items, self.note, self.pending, self.unchanged_for or 0)
 
 
 def _item(place: int, text: str) -> ItemId:
@@ -64,9 +78,11 @@ def _item(place: int, text: str) -> ItemId:
 
 
 class Redrive(BaseModel):
-    count: int = Field(description="the number of failed items that were asked for")
+    count: int = Field(description="the number of items that were asked for")
     ranges: list[models.Range] = Field(description=f"the first {redrive.RANGES:,} of them")
-    more: bool = Field(description="whether there are more ranges; list the failed items from the last end on")
+    more: bool = Field(
+        description="whether there are more ranges; list the failed or pending items from the last end on"
+    )
     position: int = Field(description="the event's position in the feed")
 
 
@@ -110,6 +126,7 @@ def list_failure_reasons(
             "batch_expired",
             "batch_cancelled",
             "nothing_failed",
+            "nothing_pending",
             "idempotency_key_reused",
             *BODY,
         ),
@@ -119,8 +136,8 @@ def list_failure_reasons(
 def redrive_batch(
     batch: BatchId, body: RedriveBody, request: Request, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    """Ask the producer to send failed items again: append an event that names them. Their acks override the
-    failures."""
+    """Ask the producer to send failed items again, or pending ones: append an event that names them. Their acks
+    override the failures."""
     redrive = service_of(request).batches.redrive(batch, body.wish(), idempotency_key)
 
     spans = [models.named_range(redrive.batch, span.start, span.end) for span in redrive.ranges]

@@ -1,6 +1,6 @@
-"""Redrive: asking the producer to send failed items again. It appends an event that names them and changes no bit; the
-acks of the items that were sent again override the failures. The batch's `updated_at` changes: otherwise the janitor
-might delete a batch that ended long ago before these acks arrive.
+"""Redrive: asking the producer to send failed items again, or pending ones, whose messages were lost. It appends an
+event that names them and changes no bit; the acks of the items that were sent again override the failures. The batch's
+`updated_at` changes: otherwise the janitor might delete a batch that ended long ago before these acks arrive.
 
 What could go wrong, and why it can't:
 
@@ -18,8 +18,10 @@ one that failed since is not in the event, and its failure is newer than the req
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -28,7 +30,7 @@ from sqlalchemy.engine import Connection
 
 from core import errors, feed
 from core.batches import batch as batches
-from core.batches import once, ranges
+from core.batches import nesting, once, ranges
 from core.batches.batch import Batch
 from core.batches.lifecycle import judge
 from core.bits import bitfield
@@ -54,15 +56,18 @@ _groups = tables.item_groups.c
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What to redrive: all failed items, or those with this `reason`, or the failed ones among the `items`, of which
-    the service never gets more than `RANGES`. `note` is for the reader of the event."""
+    the service never gets more than `RANGES`. Or, with `pending`, all pending items that no child holds, if the batch
+    hasn't changed for `unchanged_for` seconds. `note` is for the reader of the event."""
 
     reason: str | None = None
     items: Sequence[ItemId] | None = None
     note: str | None = None
+    pending: bool = False
+    unchanged_for: int = 0
 
     def content(self) -> str:
         items = None if self.items is None else list(map(str, self.items))
-        return json.dumps([self.reason, items, self.note])
+        return json.dumps([self.reason, items, self.note, *([self.unchanged_for] if self.pending else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """`count` failed items; the first `RANGES` ranges of them; whether there are `more`; and the event's position."""
+    """`count` failed or pending items; the first `RANGES` ranges of them; whether there are `more`; and the event's
+    position."""
 
     batch: Batch
     count: int
@@ -92,15 +98,16 @@ class _Found:
     more: bool
 
 
-def _version(batch: Batch) -> tuple[int, int, int]:
+def _version(batch: Batch) -> tuple[int, int, int, int]:
     """Equal for two reads of a batch only if no bit changed in between: acks and failures of pending items increase the
-    sum of the counts, an ack of a failed one increases the first count, and nothing decreases them but a repair."""
-    return batch.acked, batch.failed, batch.generation
+    sum of the counts, an ack of a failed one increases the first count, and nothing decreases them but a repair. New
+    items are pending."""
+    return batch.acked, batch.failed, batch.items, batch.generation
 
 
 def redrive(database: Database, batch_id: int, wish: Wish, idempotency_key: str | None = None) -> Redriven:
     """Append the event. Raises `errors.BatchNotFound`, `BatchEnded` for an expired or cancelled batch, `NothingFailed`,
-    `InvalidRequest` for items of another batch, `IdempotencyKeyReused`."""
+    `NothingPending`, `InvalidRequest` for items of another batch, `IdempotencyKeyReused`."""
     request = once.Request.of("redrive", batch_id, idempotency_key, wish.content())
     reads_left, done = READS, None
     while done is None:
@@ -124,8 +131,10 @@ def _append(
     judge("redrive", batch_id, batch.state)
     if version is not None and version != _version(batch):
         return None
+    if wish.pending and now - batch.updated_at < timedelta(seconds=wish.unchanged_for):
+        raise errors.NothingPending(batch_id, wish.unchanged_for)
     if not found.ranges:
-        raise errors.NothingFailed(batch_id)
+        raise errors.NothingPending(batch_id) if wish.pending else errors.NothingFailed(batch_id)
     before, batch = batch, replace(batch, updated_at=max(batch.updated_at, now))
     batches.save(tx, before, batch)
     data = _data(batch, wish, found)
@@ -142,6 +151,7 @@ def _data(batch: Batch, wish: Wish, found: _Found) -> str:
         "more": found.more,
         "reason": wish.reason,
         "note": wish.note,
+        "pending": wish.pending,
         **(batch.trace.headers() if batch.trace is not None else {}),
     }
     return json.dumps(facts, ensure_ascii=False)
@@ -155,14 +165,43 @@ def _find(tx: Connection, batch_id: int, wish: Wish) -> tuple[Batch, _Found]:
         return batch, _Found(len(failed), _spans(failed)[0], more=False)
     if wish.reason is not None:
         return batch, _of_reason(tx, batch, wish.reason)
+    if wish.pending:
+        spans, has_more = _first_ranges(tx, batch, "pending")
+        held = _held(tx, batch, spans)
+        free = [part for span in spans for part in _without(span, held)]
+        return batch, _Found(batch.pending - len(held), free[:RANGES], has_more or len(free) > RANGES)
+    spans, has_more = _first_ranges(tx, batch, "failed")
+    return batch, _Found(batch.failed, spans, has_more)
+
+
+def _first_ranges(tx: Connection, batch: Batch, kind: ranges.Kind) -> tuple[list[Span], bool]:
     spans: list[Span] = []
     start: int | None = 0
     while start is not None and len(spans) < RANGES:
         # A page may be empty, and not the last.
-        page = ranges.bare_page(tx, batch, "failed", start, RANGES - len(spans))
+        page = ranges.bare_page(tx, batch, kind, start, RANGES - len(spans))
         spans += [Span(span.start, span.end) for span in page.ranges]
         start = page.next
-    return batch, _Found(batch.failed, spans, more=start is not None)
+    return spans, start is not None
+
+
+def _held(tx: Connection, batch: Batch, spans: Sequence[Span]) -> list[int]:
+    """The items that a child resolves, ascending: sending their messages again would not help."""
+    if not batch.children or not spans:
+        return []
+    held = nesting.holders(tx, {}, [(batch.id, spans[0].start, spans[-1].end)])
+    return sorted(int(number) for _, number, _ in held)
+
+
+def _without(span: Span, numbers: Sequence[int]) -> Iterator[Span]:
+    """The parts of the span between these numbers, which ascend."""
+    start = span.start
+    for number in numbers[bisect_left(numbers, span.start) : bisect_left(numbers, span.end)]:
+        if start < number:
+            yield Span(start, number)
+        start = number + 1
+    if start < span.end:
+        yield Span(start, span.end)
 
 
 def _numbers(batch: Batch, items: Iterable[ItemId]) -> Iterator[int]:

@@ -12,7 +12,7 @@ import click
 from lastbit import errors
 from lastbit.cli import rendering
 from lastbit.cli.app import Session, confirm, end, examples, session, yes_option
-from lastbit.cli.arguments import BATCH, LIMIT, Whole
+from lastbit.cli.arguments import BATCH, DURATION, LIMIT, Whole
 from lastbit.cli.failures import Failures
 from lastbit.cli.faults import NOT_SUCCEEDED, not_repeatable
 from lastbit.cli.output import plain
@@ -184,26 +184,39 @@ def reasons(s: Session, batch: int, limit: int) -> None:
 
 @click.command(
     epilog=examples(
-        "lastbit redrive catalog-42", "lastbit redrive 7 --reason 'no such file' --note 'the mount is back' --yes"
+        "lastbit redrive catalog-42",
+        "lastbit redrive 7 --reason 'no such file' --note 'the mount is back' --yes",
+        "lastbit redrive 7 --pending --unchanged-for 1h",
     )
 )
 @click.argument("batch", type=BATCH)
 @click.option("--reason", help="Only items that failed for this reason.  [default: all failed items]")
 @click.option("--note", help="A text for the producer.")
+@click.option("--pending", is_flag=True, help="The pending items instead, except those of nested batches.")
+@click.option("--unchanged-for", type=DURATION, help="With --pending: only if nothing has changed for this long.")
 @yes_option
 @session
-def redrive(s: Session, batch: int, reason: str | None, note: str | None, yes: bool) -> None:
-    """Ask the producer of BATCH to send failed items again.
+def redrive(
+    s: Session,
+    batch: int,
+    reason: str | None,
+    note: str | None,
+    pending: bool,
+    unchanged_for: int | None,
+    yes: bool,
+) -> None:
+    """Ask for failed or pending items of BATCH again.
 
-    This appends an event to the feed, which the producer must follow (client.redrives in Python). The items stay failed
-    until they are acked.
+    This appends an event to the feed, which the producer must follow (client.redrives in Python). The items stay as
+    they are until they are acked.
     """
-    chosen = "all failed items" if reason is None else f"the items that failed for {reason!r}"
+    kind = "pending" if pending else "failed"
+    chosen = f"all {kind} items" if reason is None else f"the items that failed for {reason!r}"
     confirm(yes, lambda: f"Ask for {chosen} of batch {batch} again?")
     not_repeatable()
-    redrive = s.client.batch(batch).redrive(reason=reason, note=note)
+    redrive = s.client.batch(batch).redrive(reason=reason, note=note, pending=pending, unchanged_for=unchanged_for)
     s.output.answer(
         redrive,
-        f"[bold]batch {batch}[/]  asked for {rendering.number(redrive.count, 'failed item')} again, "
+        f"[bold]batch {batch}[/]  asked for {rendering.number(redrive.count, f'{kind} item')} again, "
         f"at position {redrive.position:,} of the feed",
     )

@@ -357,6 +357,12 @@ class Machine(RuleBasedStateMachine):
             request["items"] = self.ids(batch, numbers)
         self.do_in_some_way(request, way)
 
+    @rule(place=which, unchanged_for=st.sampled_from([0, 0, 3600]), key=keys, way=ways)
+    def send_again(self, place: int | str, unchanged_for: int, key: str | None, way: str) -> None:
+        """Ask for the pending items."""
+        request: Request = {"verb": "redrive", "batch": self.batch(place), "key": key, "pending": True}
+        self.do_in_some_way({**request, "unchanged_for": unchanged_for}, way)
+
     @rule(place=which, patch=patches, key=keys, way=ways)
     def update(self, place: int | str, patch: dict[str, Any], key: str | None, way: str) -> None:
         self.do_in_some_way({"verb": "update", "batch": self.batch(place), "patch": patch, "key": key}, way)

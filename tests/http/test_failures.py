@@ -105,6 +105,35 @@ def test_a_redrive_names_failed_items(
     assert after["updated_at"] > before["updated_at"]
 
 
+@mutant("held-items-are-sent-again", "core.batches.redrive:_held", "not batch.children or not spans", "True")
+@mutant(
+    "what-has-just-changed-is-sent-again",
+    "core.batches.redrive:_append",
+    "now - batch.updated_at < timedelta(seconds=wish.unchanged_for)",
+    "False",
+)
+def test_pending_items_are_sent_again(http: httpx.Client) -> None:
+    """Without those of nested batches, which are not lost; if that is asked for, only if nothing has changed lately.
+    Nothing is failed by it."""
+    batch = http.post("/v1/batches", json={"items": 9, "group_size": 64, "sealed": True}).json()["id"]
+    child = http.post("/v1/batches", json={"items": 1, "parent": f"{batch}:0:5"}).json()["id"]
+    http.post("/v1/acks", json={"items": [f"{batch}:0:{index}" for index in (0, 1, 7)]})
+    assert code(redrive(http, batch, pending=True, unchanged_for=60)) == (409, "nothing_pending")
+    for body in ({"reason": "x"}, {"items": [f"{batch}:0:2"]}):
+        assert code(redrive(http, batch, pending=True, **body)) == (422, "invalid_request")
+    assert code(redrive(http, batch, unchanged_for=60)) == (422, "invalid_request")
+    answer = redrive(http, batch, pending=True, unchanged_for=0, note="the queue was purged").json()
+    assert (answer["count"], answer["more"]) == (5, False)
+    assert [(span["start"], span["end"]) for span in answer["ranges"]] == [(2, 5), (6, 7), (8, 9)]
+    (event,) = http.get("/v1/events", params={"batch": batch, "type": "batch.redrive"}).json()["events"]
+    assert (event["data"]["pending"], event["data"]["count"], event["data"]["reason"]) == (True, 5, None)
+    found = http.get(f"/v1/batches/{batch}").json()
+    assert (found["state"], found["failed"], found["pending"]) == ("sealed", 0, 6)
+    http.post(f"/v1/batches/{child}/cancel")
+    http.post("/v1/acks", json={"items": [f"{batch}:0:{index}" for index in (2, 3, 4, 6, 8)]})
+    assert code(redrive(http, batch, pending=True)) == (409, "nothing_pending")
+
+
 @mutant(
     "a-redrive-is-recognized-by-its-key-alone",
     "core.batches.once:Request.event",

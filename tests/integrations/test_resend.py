@@ -46,6 +46,17 @@ def test_each_item_gets_its_own_message(client: Client) -> None:
     assert sorted(broker.sent, key=lambda pair: pair[1]) == expected(batch)
 
 
+def test_pending_items_get_their_own_messages(client: Client) -> None:
+    """More ranges of them than an event names."""
+    batch, broker = fan_out(client, numbers(COUNT), Broker().send), Broker()
+    client.ack([item_id(batch.id, number) for number in sorted({*range(COUNT)} - {*FAILED})])
+    position = batch.redrive(pending=True).position
+    request = next(iter(client.redrives(after=position - 1, batch=batch.id)))
+    assert (request.pending, request.count, request.more) == (True, len(FAILED), len(request.spans) == 1000)
+    assert resend(client, request, numbers(COUNT), broker.send) == len(FAILED)
+    assert sorted(broker.sent, key=lambda pair: pair[1]) == expected(batch)
+
+
 def test_awaited_it_sends_the_same(client: Client) -> None:
     """Also from an asynchronous generator."""
     batch = failed_batch(client)

@@ -501,7 +501,7 @@ EVERY_FIELD = [
     "pending 7 --limit 5",
     "pending 7 --limit 5 --failed",
     "reasons 7 --limit 5",
-    "redrive 7 --reason r --note n",
+    "redrive 7 --reason r --note n --pending --unchanged-for 1h",
     "list --state open --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --limit 5 "
     "--unchanged-for 1h --cursor c",
     "counts --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --unchanged-for 1h",

@@ -391,8 +391,8 @@ export interface paths {
         put?: never;
         /**
          * Redrive batch
-         * @description Ask the producer to send failed items again: append an event that names them. Their acks override the
-         *     failures.
+         * @description Ask the producer to send failed items again, or pending ones: append an event that names them. Their acks
+         *     override the failures.
          */
         post: operations["redrive_batch"];
         delete?: never;
@@ -2364,12 +2364,12 @@ export interface components {
         Redrive: {
             /**
              * Format: int64
-             * @description the number of failed items that were asked for
+             * @description the number of items that were asked for
              */
             count: number;
             /** @description the first 1,000 of them */
             ranges: components["schemas"]["Range"][];
-            /** @description whether there are more ranges; list the failed items from the last end on */
+            /** @description whether there are more ranges; list the failed or pending items from the last end on */
             more: boolean;
             /**
              * Format: int64
@@ -2385,6 +2385,16 @@ export interface components {
             items?: string[] | null;
             /** @description a text for the reader of the event */
             note?: string | null;
+            /**
+             * @description the pending items instead, except those of nested batches; needs no reason or items
+             * @default false
+             */
+            pending?: boolean;
+            /**
+             * Format: int64
+             * @description with `pending`: only if nothing changed for these seconds
+             */
+            unchanged_for?: number | null;
         };
         /** ReopenBody */
         ReopenBody: {
@@ -2924,7 +2934,7 @@ export interface components {
              * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
-            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_live" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "item_resolved" | "method_not_allowed" | "not_found" | "not_implemented" | "nothing_failed" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
+            code: "batch_cancelled" | "batch_complete" | "batch_expired" | "batch_live" | "batch_not_found" | "batch_sealed" | "consumer_group_in_use" | "consumer_group_not_found" | "forbidden" | "group_not_found" | "instance_not_found" | "internal" | "item_resolved" | "method_not_allowed" | "not_found" | "not_implemented" | "nothing_failed" | "nothing_pending" | "partitions_fixed" | "process_not_found" | "rate_limited" | "session_replaced" | "stale_epoch" | "too_large" | "unauthorized" | "unavailable" | "unsupported_media_type" | "upgrade_not_finished" | "webhook_disabled" | "webhook_not_found";
             /** @description a sentence for people */
             detail: string;
         };
@@ -5164,7 +5174,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["PlainProblem"];
                 };
             };
-            /** @description `batch_cancelled` or `batch_expired` or `nothing_failed` */
+            /** @description `batch_cancelled` or `batch_expired` or `nothing_failed` or `nothing_pending` */
             409: {
                 headers: {
                     [name: string]: unknown;

@@ -176,7 +176,8 @@ def _deadline(value: Any) -> Any:
 
 def _wish(request: Request) -> Wish:
     items = request.get("items")
-    return Wish(request.get("reason"), None if items is None else [ItemId(*item) for item in items])
+    items = None if items is None else [ItemId(*item) for item in items]
+    return Wish(request.get("reason"), items, None, request.get("pending", False), request.get("unchanged_for", 0))
 
 
 def tally_entry(entry: Mapping[str, Any]) -> tallies.Entry:
@@ -478,7 +479,10 @@ class Model:
         if batch is None:
             return {"error": "batch_not_found"}
         reason, items = request.get("reason"), request.get("items")
+        pending, unchanged_for = request.get("pending", False), request.get("unchanged_for", 0)
         failed = set(batch.failed)
+        if pending:
+            failed = {number for number in batch.pending if not self._holds(batch, number)}
         if items is not None:
             if any(group * batch.group_size + index >= batch.items for _, group, index in items):
                 return {"error": "invalid_request"}
@@ -487,16 +491,19 @@ class Model:
             failed &= {number for number, given in batch.reasons.items() if given == reason}
         if key in batch.redrives:
             wish, answer = batch.redrives[key]
-            return answer | {"replayed": True} if wish == (reason, items) else {"error": "idempotency_key_reused"}
+            is_equal = wish == (reason, items, pending, unchanged_for)
+            return answer | {"replayed": True} if is_equal else {"error": "idempotency_key_reused"}
         if batch.state in (State.EXPIRED, State.CANCELLED):
             return {"error": f"batch_{batch.state}"}
+        if pending and (not failed or (unchanged_for and not batch.idle)):
+            return {"error": "nothing_pending"}
         if not failed:
             return {"error": "nothing_failed"}
         batch.idle = False
         batch.events.append("redrive")
         answer = {"count": len(failed), "ranges": spans(failed), "more": False, "replayed": False}
         if key is not None:
-            batch.redrives[key] = (reason, items), answer
+            batch.redrives[key] = (reason, items, pending, unchanged_for), answer
         return answer
 
     def _cancel(self, request: Request, _: object) -> Answer:
