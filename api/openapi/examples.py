@@ -106,7 +106,7 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         "Everything that failed": {},
         "What failed for one reason": {"reason": "the picture is missing", "note": "the disk is back"},
         "Some items": {"items": ["1:0:9"]},
-        "What is stuck": {"pending": True, "unchanged_for": 3600},
+        "What is pending": {"pending": True},
     },
     "repair_batch": {"Look first": {"dry_run": True}, "Repair": {}},
     "seal_batch": {"No fields": {}},
