@@ -146,7 +146,7 @@ def test_the_sums_of_a_tree_are_shown(lastbit: Lastbit) -> None:
     lastbit.ok("ack", f"{parent}:0:0", f"{child}:0:4")
     assert "2 batches (2 sealed): 7 items, 2 acked, 0 failed, 5 pending" in lastbit.ok("status", str(parent))
     assert "tree" not in lastbit.ok("status", str(child))
-    lines = lastbit("watch", str(parent), "--timeout", "1s").stdout
+    lines = lastbit("watch", str(parent), "--timeout", "3s").stdout
     assert f"batch {parent} sealed: 2 of 7 resolved, 28.5 %" in lines
 
 
