@@ -461,6 +461,18 @@ def follow(service: Service, after: int | None, types: str | Iterable[str], batc
     return poll_forever(service, after, poll)
 
 
+def changes(service: Service, after: int | None, types: Sequence[str]) -> Flow[None]:
+    """Emits a `Poll` of events for each long poll, also if it is empty, without end. Without `after`, it begins at the
+    end of the feed."""
+    start = after if after is not None else (yield from events(service, None, (), None, 0, 1)).last
+
+    def poll(service: Service, after: int | None) -> Flow[Poll]:
+        page = yield from events(service, after, types, None, LONGEST_HOLD, MOST_EVENTS)
+        return Poll(page.events, page.next, page.last)
+
+    yield from poll_forever(service, start, poll, by_poll=True)
+
+
 class Poll(NamedTuple):
     """The elements of a page, the position up to which it read, and the feed's last one."""
 
@@ -469,13 +481,21 @@ class Poll(NamedTuple):
     last: int
 
 
-def poll_forever(service: Service, after: int | None, poll: Callable[[Service, int | None], Flow[Poll]]) -> Flow[None]:
-    """Emits the elements of each long poll, starting at the position where the previous poll ended, without end."""
+def poll_forever(
+    service: Service,
+    after: int | None,
+    poll: Callable[[Service, int | None], Flow[Poll]],
+    *,
+    by_poll: bool = False,
+) -> Flow[None]:
+    """Emits the elements of each long poll, or `by_poll` the polls themselves, starting at the position where the
+    previous poll ended, without end."""
     while True:
         poll_start, start = service.now(), after
-        elements, after, last = yield from poll(service, start)
+        answer = yield from poll(service, start)
+        elements, after, last = answer
         service = service.after_an_answer()
-        for element in elements:
+        for element in [answer] if by_poll else elements:
             yield Emit(element)
         # Wait if an empty poll returned early, so that polls don't follow each other without a pause. A service that is
         # stopping returns at once. But a page that examined events, and ended before the feed's end, is behind.

@@ -15,6 +15,7 @@ from typing import Final, TypeVar, overload
 
 from lastbit.errors import NoCurrentItem
 from lastbit.ids import ItemId
+from lastbit.integrations._ended import EndedBatches
 from lastbit.integrations._messages import item_of
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ class _Handling:
 
     item: str | None
     outer: _Handling | None
+    ended: EndedBatches | None
     fan_outs: Iterator[int] = field(default_factory=count)
     """The numbers of the fan-outs that the handler makes for its item. Tasks and threads share them."""
 
@@ -69,15 +71,40 @@ def current_batch(default: object = _REQUIRED) -> object:
     return default
 
 
+def current_batch_ended() -> bool:
+    """Whether the batch of `current_item` was cancelled, has expired or was deleted, as far as this worker knows: then
+    the handler may stop early, as its item can't be resolved any more. It asks nobody, so it may be called often. False
+    where there is no item, and with `skip_ended=False`."""
+    handling = _handling.get()
+    if handling is None or handling.item is None or handling.ended is None:
+        return False
+    return ItemId.parse(handling.item).batch in handling.ended
+
+
 def fan_out_number(item: str) -> int | None:
     """The number of another fan-out of the handler on behalf of its own item; None if it has another one."""
     handling = _handling.get()
     return next(handling.fan_outs) if handling is not None and handling.item == item else None
 
 
-def enter(item: str | None) -> None:
-    """A handler begins, of a message with this item, or with a malformed one. `leave` ends it, in the same context."""
-    _handling.set(_Handling(None if item is None else item_of(item), _handling.get()))
+def enter(item: str | None, ended: EndedBatches | None = None) -> None:
+    """A handler begins, of a message with this item, or with a malformed one. `leave` ends it, in the same context.
+    `ended`: what its worker knows."""
+    _handling.set(_Handling(None if item is None else item_of(item), _handling.get(), ended))
+
+
+@contextmanager
+def again() -> Iterator[None]:
+    """The block is another attempt of the handler, with the same item."""
+    handling = _handling.get()
+    if handling is None:
+        yield
+        return
+    token = _handling.set(_Handling(handling.item, handling.outer, handling.ended))
+    try:
+        yield
+    finally:
+        _handling.reset(token)
 
 
 def leave() -> None:
@@ -86,15 +113,15 @@ def leave() -> None:
         _handling.set(handling.outer)
 
 
-def replace(item: str | None) -> None:
+def replace(item: str | None, ended: EndedBatches | None = None) -> None:
     """This thread's handler has the item from now on; None: it has ended."""
-    _handling.set(None if item is None else _Handling(item, None))
+    _handling.set(None if item is None else _Handling(item, None, ended))
 
 
 @contextmanager
-def handling(item: str | None) -> Iterator[None]:
-    """The block handles a message with this item."""
-    enter(item)
+def handling(item: str | None, ended: EndedBatches | None = None) -> Iterator[None]:
+    """The block handles a message with this item. `ended`: what its worker knows."""
+    enter(item, ended)
     try:
         yield
     finally:

@@ -11,7 +11,8 @@ brokers redeliver only the messages of dead workers. So the ack is sent again un
 broker's limit of unacked messages stops the worker.
 
 *A message comes back forever because its batch was cancelled.* A rejection is final: it is logged, and the message is
-removed. So is the message of an item that a nested batch holds.
+removed. So is the message of an item that a nested batch holds. Other messages of an ended batch are removed without
+being handled.
 
 *A wrong token looks like an idle queue.* After an error that no repetition can mend, nothing more is sent. The adapter
 ends its worker with that error, and the messages return to the broker.
@@ -36,6 +37,7 @@ from lastbit.client import Client
 from lastbit.errors import AckerClosed, ItemRejected, MalformedItem
 from lastbit.integrations import _verdicts
 from lastbit.integrations._delayed import DelayedCalls
+from lastbit.integrations._ended import EndedBatches, watch_of
 from lastbit.integrations._reasons import accepted
 from lastbit.integrations._verdicts import (
     Verdict,
@@ -46,7 +48,7 @@ from lastbit.integrations._verdicts import (
     marking_errors,
     verdict_of,
 )
-from lastbit.models import Completed
+from lastbit.models import Completed, Rejected
 
 log = logging.getLogger("lastbit.integrations")
 
@@ -84,7 +86,8 @@ class _Attempt(Generic[M]):
 class Resolver(Generic[M]):
     """Resolves items through an acker of its own. `settle` gets messages whose items are resolved, and whether they
     have failed; it is called in the acker's thread, and must not block. `end` is called once, with an error that no
-    repetition can mend, which `refusal` holds from then on."""
+    repetition can mend, which `refusal` holds from then on. `skip_ended`: whether messages of ended batches are
+    skipped."""
 
     def __init__(
         self,
@@ -95,6 +98,7 @@ class Resolver(Generic[M]):
         *,
         linger: float,
         gathered: int = GATHERED,
+        skip_ended: bool = True,
     ) -> None:
         self.refusal: BaseException | None = None
         self._settle = settle
@@ -110,11 +114,40 @@ class Resolver(Generic[M]):
             report=self._answered,
         )
         self._again = DelayedCalls("lastbit-again", PAUSE)
+        self._driver = client.driver
+        self._watch = watch_of(client.driver.service) if skip_ended else None
 
     def start(self) -> None:
         """Start the thread that sends acks again, so that an outage needs no new one. Raises `RuntimeError` if the
         system allows no more."""
         self._again.start()
+
+    def follow(self) -> None:
+        """Learn from the feed which batches end, from now on."""
+        if self._watch is not None:
+            self._watch.join(self._driver)
+
+    @property
+    def ended(self) -> EndedBatches | None:
+        """The batches that are known to have ended; None if that doesn't matter."""
+        return None if self._watch is None else self._watch.batches
+
+    def skips(self, item: str) -> bool:
+        """Whether the message of this item is to be removed without being handled, as its batch has ended."""
+        is_ended = self._watch is not None and self._watch.is_ended(self._driver, item)
+        if is_ended:
+            self.note_skipped(item)
+        return is_ended
+
+    def note_skipped(self, item: str) -> None:
+        """A child process has skipped a message."""
+        if self._watch is not None:
+            self._watch.note(item)
+
+    def learn(self, rejection: Rejected | ItemRejected) -> None:
+        """The service has rejected an item. A batch that has ended is reported once."""
+        if self._watch is None or not self._watch.learn(rejection):
+            log_rejection(rejection)
 
     def ack(self, message: M) -> None:
         """Ack the message's item; returns at once."""
@@ -132,8 +165,14 @@ class Resolver(Generic[M]):
     def close(self) -> None:
         """Send what waits, and return when the service has answered or the client has given up. Messages that are not
         settled then are left to their redelivery."""
+        self.leave()
         self.stop_repeating()
         self._acker.close()
+
+    def leave(self) -> None:
+        """Follow the feed no more."""
+        if self._watch is not None:
+            self._watch.leave(self._driver)
 
     def _send(self, receiver: M | _Attempt[M]) -> None:
         if self.refusal is not None:
@@ -177,7 +216,7 @@ class Resolver(Generic[M]):
         attempts = [receiver if isinstance(receiver, _Attempt) else _Attempt(receiver) for receiver in receivers]
         match verdict_of(error):
             case Verdict.REMOVE:
-                log_rejection(cast(ItemRejected, error))
+                self.learn(cast(ItemRejected, error))
                 self._remove([replace(attempt, is_failed=False) for attempt in attempts])
             case Verdict.CALL_AGAIN:
                 self._call_again(attempts, error)

@@ -48,7 +48,7 @@ class _ItemOfMessage:
 
 class Settler:
     """Resolves items and then calls `remove` for their messages, in one of `threads` threads. It belongs to the process
-    that starts it. `end`, `on_completed`, `linger`: as for `Resolver`."""
+    that starts it. `end`, `on_completed`, `linger`, `skip_ended`: as for `Resolver`."""
 
     def __init__(
         self,
@@ -58,11 +58,17 @@ class Settler:
         *,
         threads: int,
         linger: float,
+        skip_ended: bool = True,
     ) -> None:
         self._end = end
         self._resolver: Resolver[_ItemOfMessage] = Resolver(
-            client, self._resolved, self._refused, on_completed, linger=linger
+            client, self._resolved, self._refused, on_completed, linger=linger, skip_ended=skip_ended
         )
+        self.skips = self._resolver.skips
+        self.note_skipped = self._resolver.note_skipped
+        self.learn = self._resolver.learn
+        self.leave = self._resolver.leave
+        self.ended = self._resolver.ended
         self._open: set[_Open] = set()
         self._lock = threading.Lock()
         self._closed_one = threading.Condition(self._lock)
@@ -85,6 +91,7 @@ class Settler:
             for _ in range(self._threads):
                 self._removals.put(None)
             raise
+        self._resolver.follow()
         self._is_started = True
 
     @property

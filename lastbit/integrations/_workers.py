@@ -98,13 +98,20 @@ class Workers(Generic[D]):
         on_completed: Callable[[Completed], object] | None,
         *,
         gathered: int = GATHERED,
+        skip_ended: bool = True,
         settle: Callable[[Sequence[D], Outcome], None] = settle_each,
     ) -> None:
         """`settle` gets deliveries whose items one call to Lastbit has resolved; it must not block."""
         self._handle = handle
         self._settle = settle
         self._resolver: Resolver[D] = Resolver(
-            client, self._resolved, self._end, on_completed, linger=LINGER, gathered=gathered
+            client,
+            self._resolved,
+            self._end,
+            on_completed,
+            linger=LINGER,
+            gathered=gathered,
+            skip_ended=skip_ended,
         )
         self._inbox: SimpleQueue[D | None] = SimpleQueue()
         self._stopping = False
@@ -119,6 +126,7 @@ class Workers(Generic[D]):
         except BaseException:  # such as a thread that can't be started
             self.close()
             raise
+        self._resolver.follow()
 
     def put(self, delivery: D) -> None:
         self._inbox.put(delivery)
@@ -145,6 +153,9 @@ class Workers(Generic[D]):
         if delivery.is_stale:
             delivery.settle(Outcome.STALE)
             return
+        if delivery.item is not None and self._resolver.skips(delivery.item):
+            delivery.settle(Outcome.DONE)
+            return
         try:
             failure = self._handled(delivery)
         except _Raised:
@@ -156,7 +167,7 @@ class Workers(Generic[D]):
         """Handle the message. Returns its failure, if it has failed for good; raises `_Raised` if the handler has
         raised something else."""
         try:
-            with handling(delivery.item):
+            with handling(delivery.item, self._resolver.ended):
                 self._handle(delivery.message)
         except Failed as failure:
             log.warning("a message has failed for good (item %s): %s", delivery.item, failure.reason)

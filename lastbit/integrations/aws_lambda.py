@@ -40,10 +40,11 @@ from lastbit import errors
 from lastbit.client import Client
 from lastbit.ids import InvalidItemId, ItemId
 from lastbit.integrations._current import handling
+from lastbit.integrations._ended import EndedBatches, watch_of
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._reasons import reason_of
-from lastbit.integrations._verdicts import Verdict, log_rejections, verdict_of
-from lastbit.models import Completed
+from lastbit.integrations._verdicts import Verdict, log_rejection, verdict_of
+from lastbit.models import AckResult, Completed
 from lastbit.retry import Retry
 
 try:
@@ -105,6 +106,7 @@ class _Resolving(BasePartialBatchProcessor):
         lastbit: Client | None = None,
         item: ItemOf | None = None,
         on_completed: Callable[[Completed], object] | None = None,
+        skip_ended: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -117,6 +119,9 @@ class _Resolving(BasePartialBatchProcessor):
         self._item_of = item
         self._given_client = lastbit
         self._on_completed = on_completed
+        self._skip_ended = skip_ended
+        self._received = 0.0
+        """When the invocation began."""
         self._outcomes: list[tuple[Record, _GivenUp | None]] = []
         """The records that Lambda will not deliver again, in order. None: the handler returned."""
 
@@ -129,8 +134,30 @@ class _Resolving(BasePartialBatchProcessor):
         return super().__call__(records, self._catching(handler), lambda_context)
 
     def _process_record(self, record: Any) -> Any:
-        with handling(self._item_of(record)):
+        if self._skips(record):
+            return super().success_handler(record, None)
+        with handling(self._item_of(record), self._ended):
             return super()._process_record(record)  # type: ignore[safe-super]
+
+    @property
+    def _ended(self) -> EndedBatches | None:
+        return watch_of(self._lastbit.driver.service).batches if self._skip_ended else None
+
+    def _skips(self, record: Record) -> bool:
+        """Whether the record's batch has ended, as earlier invocations have learned: it is removed unhandled."""
+        item = self._item_of(record)
+        if not self._skip_ended or item is None:
+            return False
+        watch = watch_of(self._lastbit.driver.service)
+        is_ended = watch.is_ended(self._lastbit.driver, item, self._received)
+        if is_ended:
+            watch.note(item)
+        return is_ended
+
+    def _learn(self, result: AckResult) -> None:
+        for rejection in result.rejected:
+            if not self._skip_ended or not watch_of(self._lastbit.driver.service).learn(rejection):
+                log_rejection(rejection)
 
     def _catching(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         """The handler, which returns a failure for good instead of raising it. Powertools would report the record."""
@@ -154,6 +181,7 @@ class _Resolving(BasePartialBatchProcessor):
 
     def _prepare(self) -> None:
         self._outcomes.clear()
+        self._received = time.monotonic()
         super()._prepare()  # type: ignore[no-untyped-call]
 
     def _clean(self) -> None:
@@ -189,7 +217,7 @@ class _Resolving(BasePartialBatchProcessor):
                     raise
                 log.warning("records are reported as failed, as their items are not resolved: %s", error)
                 return {position for items_left in waiting.values() for position in items_left}, sys.exc_info()
-            log_rejections(result)
+            self._learn(result)
             try:
                 for completion in result.completed:
                     self._announce(completion)
@@ -243,7 +271,9 @@ class LastbitAsyncBatchProcessor(_Resolving, AsyncBatchProcessor):
     """`LastbitBatchProcessor`, with Powertools' `AsyncBatchProcessor` for coroutine functions."""
 
     async def _async_process_record(self, record: Any) -> Any:
-        with handling(self._item_of(record)):
+        if self._skips(record):
+            return BasePartialBatchProcessor.success_handler(self, record, None)
+        with handling(self._item_of(record), self._ended):
             return await super()._async_process_record(record)
 
     def _catching(self, handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,7 +50,7 @@ try:
     from dramatiq import Broker, Message, Middleware, get_broker, pipeline
     from dramatiq.broker import MessageProxy
     from dramatiq.errors import ConnectionClosed, ConnectionFailed
-    from dramatiq.middleware import MiddlewareError
+    from dramatiq.middleware import MiddlewareError, SkipMessage
     from dramatiq.worker import ConsumerThread, Worker, WorkerThread
 except ImportError as cause:
     raise errors.MissingExtra("dramatiq", "the adapter for Dramatiq") from cause
@@ -88,14 +88,17 @@ class _Notes(threading.local):
     was_sent: bool = False
     """Whether another message of the same item was sent meanwhile."""
     skipped: bool = False
+    is_dropped: bool = False
+    """Whether the message was skipped because its batch has ended."""
     ended: bool = False
     error: BaseException | None = None
 
     def start(self, message: MessageProxy | None) -> None:
         self.message = message
         self.item = None if message is None else _item(message)
-        _current.replace(self.item)
-        self.was_sent = self.skipped = self.ended = False
+        if message is None:
+            _current.replace(None)
+        self.was_sent = self.skipped = self.ended = self.is_dropped = False
         self.error = None
 
 
@@ -105,6 +108,7 @@ class LastbitMiddleware(Middleware):
     `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`. `on_completed`: called with
     a `Completed` for each complete batch in a result, repeatedly if it raises; see `Acker`. `skipped`: whether a
     message that a middleware skipped acks or fails its item. `linger`: seconds for which resolutions are gathered.
+    `skip_ended`: whether messages of batches that were cancelled, have expired or were deleted are not processed.
     `shutdown_timeout`: seconds for which a stopping worker waits for the service after its last message has ended;
     messages that are not settled then are returned to the broker, and run again.
     """
@@ -118,6 +122,7 @@ class LastbitMiddleware(Middleware):
         on_completed: Callable[[Completed], object] | None = None,
         skipped: Literal["ack", "fail"] = "ack",
         linger: float = LINGER,
+        skip_ended: bool = True,
         shutdown_timeout: float = 10.0,
     ) -> None:
         if client is not None and not (url is None and token is None):
@@ -131,6 +136,7 @@ class LastbitMiddleware(Middleware):
         self._on_completed = on_completed
         self._skipped = skipped
         self._linger = linger
+        self._skip_ended = skip_ended
         self._shutdown_timeout = shutdown_timeout
         self._notes = _Notes()
         self._settler: Settler | None = None
@@ -150,7 +156,12 @@ class LastbitMiddleware(Middleware):
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         try:
             self._settler = Settler(
-                self.client, partial(self._end, worker), self._on_completed, threads=REMOVERS, linger=self._linger
+                self.client,
+                partial(self._end, worker),
+                self._on_completed,
+                threads=REMOVERS,
+                linger=self._linger,
+                skip_ended=self._skip_ended,
             )
             self._settler.start()
         except Exception as error:
@@ -176,6 +187,8 @@ class LastbitMiddleware(Middleware):
         self._is_stopping = True
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        if self._settler is not None:
+            self._settler.leave()
         if self._settler is not None and self._settler.refusal is not None and _is_worker_command():
             sys.exit(1)
 
@@ -191,6 +204,13 @@ class LastbitMiddleware(Middleware):
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self._notes.start(message)
+        item, settler = self._notes.item, self._settler
+        if item is None or settler is None:
+            return
+        if settler.skips(item):
+            self._notes.is_dropped = True
+            raise SkipMessage("its batch has ended")
+        _current.replace(item, settler.ended)
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int) -> None:
         if self._notes.item is not None and _item(message) == self._notes.item:
@@ -241,7 +261,7 @@ class LastbitMiddleware(Middleware):
         item = _item(message)
         notes = self._notes
         was_processed = notes.message is message
-        if item is None or (was_processed and notes.was_sent):
+        if item is None or (was_processed and (notes.was_sent or notes.is_dropped)):
             return None
         error = notes.error if was_processed and notes.error is not None else message._exception
         if message.failed:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import sys
@@ -39,6 +40,7 @@ from lastbit.batch import AsyncBatchHandle
 from lastbit.client import AsyncClient
 from lastbit.failures import Redrive
 from lastbit.integrations import _current, _fan_out, _verdicts
+from lastbit.integrations._ended import Watch, watch_of
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import reason_of
@@ -86,6 +88,8 @@ class _Run:
 
     task_id: str
     was_sent: bool = False
+    is_skipped: bool = False
+    """Whether its batch has ended, so that it does not run."""
 
 
 _run: ContextVar[_Run | None] = ContextVar("lastbit_run", default=None)
@@ -98,6 +102,8 @@ class _Session:
     loop: asyncio.AbstractEventLoop
     client: AsyncClient
     acker: AsyncAcker
+    following: asyncio.Task[None] | None
+    """Follows the feed for batches that end."""
 
 
 class LastbitMiddleware(TaskiqMiddleware):
@@ -105,7 +111,8 @@ class LastbitMiddleware(TaskiqMiddleware):
 
     `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`. `on_completed`: a function
     or coroutine function, called with a `Completed` for each complete batch in a result, repeatedly if it raises; see
-    `AsyncAcker`. `linger`: seconds for which resolutions are gathered.
+    `AsyncAcker`. `linger`: seconds for which resolutions are gathered. `skip_ended`: whether tasks of batches that
+    were cancelled, have expired or were deleted do not run.
     """
 
     def __init__(
@@ -116,6 +123,7 @@ class LastbitMiddleware(TaskiqMiddleware):
         client: AsyncClient | None = None,
         on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
         linger: float = LINGER,
+        skip_ended: bool = True,
     ) -> None:
         super().__init__()
         if client is not None and not (url is None and token is None):
@@ -124,6 +132,7 @@ class LastbitMiddleware(TaskiqMiddleware):
         self._given_client = client
         self._on_completed = marking_errors_async(on_completed)
         self._linger = linger
+        self._skip_ended = skip_ended
         self._session: _Session | None = None
         self._refusal: BaseException | None = None
         """The error with which the service refuses acks for good."""
@@ -139,8 +148,16 @@ class LastbitMiddleware(TaskiqMiddleware):
         loop = asyncio.get_running_loop()
         if self._session is None or self._session.loop is not loop:
             client = self._given_client or AsyncClient(self._url, token=self._token)
-            self._session = _Session(loop, client, client.acker(self._on_completed, linger=self._linger))
+            following = None
+            if self._skip_ended and self.broker.is_worker_process:
+                following = asyncio.create_task(watch_of(client.driver.service).follow(client.driver))
+            acker = client.acker(self._on_completed, linger=self._linger)
+            self._session = _Session(loop, client, acker, following)
         return self._session
+
+    @property
+    def _watch(self) -> Watch | None:
+        return watch_of(self._in_this_loop().client.driver.service) if self._skip_ended else None
 
     async def startup(self) -> None:
         if self.broker.is_worker_process:
@@ -151,15 +168,25 @@ class LastbitMiddleware(TaskiqMiddleware):
         """Send what waits, and close the client, if it was not given."""
         session, self._session = self._session, None
         if session is not None and session.loop is asyncio.get_running_loop():
+            if session.following is not None:
+                session.following.cancel()
             await session.acker.close()
             if self._given_client is None:
                 await session.client.close()
 
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        if self._refusal is not None and item_of(message.task_id) is not None:
+        item = item_of(message.task_id)
+        if self._refusal is not None and item is not None:
             await self._refuse(self._refusal)
-        _run.set(_Run(message.task_id))
-        _current.enter(item_of(message.task_id))
+        run = _Run(message.task_id)
+        _run.set(run)
+        watch = self._watch if item is not None else None
+        if item is not None and watch is not None:
+            run.is_skipped = await watch.is_ended_async(self.client.driver, item)
+            if run.is_skipped:
+                watch.note(item)
+                _make_skippable(self.broker.find_task(message.task_name))
+        _current.enter(item, None if watch is None else watch.batches)
         return message
 
     def post_send(self, message: TaskiqMessage) -> None:
@@ -206,7 +233,8 @@ class LastbitMiddleware(TaskiqMiddleware):
         except errors.AckerClosed:
             raise  # the message is not acked
         except errors.ItemRejected as error:
-            log_rejection(error)
+            if self._watch is None or not self._watch.learn(error):
+                log_rejection(error)
         except Exception as error:  # noqa: BLE001  # its verdict decides
             return error
         return None
@@ -230,6 +258,27 @@ class LastbitMiddleware(TaskiqMiddleware):
         task = asyncio.create_task(resolve())
         self._calling.add(task)
         task.add_done_callback(self._calling.discard)
+
+
+def _make_skippable(task: Any) -> None:
+    """Replace the task's function in runs that are skipped: no result is stored, no retry follows, and the message is
+    removed. taskiq has no way to end a run before it begins, but reads the function of a task for each run."""
+    kind = type(task)
+    if not hasattr(kind, "lastbit"):
+
+        def original_func(self: Any) -> Any:
+            function = vars(self)["original_func"]
+            run = _run.get()
+            if run is None or not run.is_skipped:
+                return function
+
+            @functools.wraps(function)  # taskiq reads the signature
+            async def skip(*args: Any, **kwargs: Any) -> None:
+                raise NoResultError
+
+            return skip
+
+        task.__class__ = type(kind.__name__, (kind,), {"lastbit": True, "original_func": property(original_func)})
 
 
 def _is_cancelled() -> bool:

@@ -30,15 +30,15 @@ def test_outside_of_a_handler_there_is_no_item() -> None:
 @mutant(
     "a-worker-does-not-tell-the-item",
     "lastbit.integrations._workers:Workers._handled",
-    "handling(delivery.item)",
+    "handling(delivery.item, self._resolver.ended)",
     "handling(None)",
     case="rabbitmq",
 )
 @mutant(
     "a-consumer-of-sqs-does-not-tell-the-item",
     "lastbit.integrations.sqs._consumer:Consumer._handled",
-    "item_of(message)",
-    "None",
+    "handling(item, self._settler.ended)",
+    "handling(None)",
     case="sqs",
 )
 @mutant(
@@ -131,7 +131,7 @@ def test_a_handler_opens_a_batch_under_its_item(
 @mutant(
     "an-attempt-in-place-continues-the-numbers-of-the-one-before",
     "lastbit.integrations.kafka._consumer:Attempts.__call__",
-    "with handling(delivery.item):\n    self._handle(record)",
+    "with again():\n    self._handle(record)",
     "self._handle(record)",
     case="kafka",
 )

@@ -68,6 +68,7 @@ def test_each_ending_resolves_the_item_and_removes_the_message(
     """The handler returns, raises and is tried again, and gives up, with a reason that is cut. The item is rejected, as
     its batch was cancelled, or held by a live child, of which nobody is warned."""
     caplog.set_level(logging.WARNING)
+    driver.skip_ended = False
     handler = Handler()
     batch = driver.send(producer, ["returns", "is retried", "fails", "fails at length", "is held"])
     child = producer.client.open(items=1, sealed=True, parent=f"{batch.id}:0:4")

@@ -11,6 +11,7 @@ commit. Tasks with other ids take Celery's own path.
     worker.py      connects them to a worker's consumer
     eager.py       tasks that run without a message
     current.py     the item that a task works for
+    skipping.py    tasks that do not run, as their batch has ended
     publisher.py   sends the tasks of a fan-out
 """
 

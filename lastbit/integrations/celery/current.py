@@ -12,15 +12,16 @@ from celery import Celery
 from celery.signals import task_postrun, task_prerun
 
 from lastbit.integrations import _current
+from lastbit.integrations._ended import EndedBatches
 from lastbit.integrations.celery.items import is_item, later_items
 
 
-def install(app: Celery) -> None:
-    """Set the current item of the app's tasks."""
+def install(app: Celery, ended: EndedBatches | None) -> None:
+    """Set the current item of the app's tasks. `ended`: what their worker knows."""
 
     def enter(sender: Any, task_id: str, **_: object) -> None:
         if sender.app is app:
-            _current.enter(item_of(task_id, sender.request))
+            _current.enter(item_of(task_id, sender.request), ended)
 
     def leave(sender: Any, **_: object) -> None:
         if sender.app is app:

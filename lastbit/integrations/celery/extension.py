@@ -16,6 +16,7 @@ from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.errors import InvalidArgument
 from lastbit.failures import Redrive
+from lastbit.integrations._ended import watch_of
 from lastbit.integrations._fan_out import FanOutOptions, fan_out, resend, send_items
 from lastbit.integrations.celery import current, eager, worker
 from lastbit.integrations.celery.publisher import Publisher, identity
@@ -29,7 +30,8 @@ class Lastbit:
     `url` and `token`: by default LASTBIT_URL and LASTBIT_TOKEN. `when_ignored`: whether the item of a task that raised
     `Ignore` is acked or failed. `on_completed`: called in a worker's main process with a `Completed` for each complete
     batch that an ack or a failure reports; it may publish a task, but must not wait for one. It is called again after a
-    redelivery, and not if the producer's seal completes the batch.
+    redelivery, and not if the producer's seal completes the batch. `skip_ended`: whether tasks of batches that were
+    cancelled, have expired or were deleted do not run.
 
     Nothing is connected until it is used. Raises `InvalidArgument`, also for a second `Lastbit` of one app.
     """
@@ -42,17 +44,20 @@ class Lastbit:
         token: str | None = None,
         when_ignored: Literal["ack", "fail"] = "ack",
         on_completed: Callable[[Completed], object] | None = None,
+        skip_ended: bool = True,
     ) -> None:
         if when_ignored not in WHEN_IGNORED:
             raise InvalidArgument(f"when_ignored is one of {', '.join(WHEN_IGNORED)}, not {when_ignored!r}")
-        Service.named(url, token, 1.0, None)  # a wrong address is reported here, and not by the first task
+        service = Service.named(url, token, 1.0, None)  # a wrong address is reported here, and not by the first task
+        # Before a worker forks its children, which share it.
+        watch = watch_of(service) if skip_ended else None
         self.app = app
         self._new_client = partial(Client, url, token=token)
         self._client: tuple[int, Client] | None = None
         self._lock = threading.Lock()
-        worker.install(app, lambda: self.client, when_ignored, on_completed)
+        worker.install(app, lambda: self.client, when_ignored, on_completed, watch)
         eager.install(app, lambda: self.client, when_ignored)
-        current.install(app)
+        current.install(app, None if watch is None else watch.batches)
 
     @property
     def client(self) -> Client:

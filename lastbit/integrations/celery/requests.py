@@ -39,6 +39,7 @@ from celery.worker.request import Request
 from lastbit.integrations import _reasons
 from lastbit.integrations._settler import Resolution, Settler
 from lastbit.integrations.celery.items import is_item, later_items
+from lastbit.integrations.celery.skipping import is_skipped
 
 log = logging.getLogger("lastbit.celery")
 
@@ -111,6 +112,9 @@ class ItemRequest(Request):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(exception, Retry) or is_replaced(exception):
             self._end([])
+        elif is_skipped(exception):
+            self._end([])
+            self._note_skipped()
         elif isinstance(exception, Ignore):
             self._end(self._ignored())
         elif isinstance(exception, Reject):
@@ -172,6 +176,9 @@ class ItemRequest(Request):
         if self.when_ignored == "fail":
             return self._failed("ignored")
         return self._succeeded() + [Resolution(item) for item in self._later_items()]
+
+    def _note_skipped(self) -> None:
+        self.settler.note_skipped(self.id if is_item(self.id) else self._later_items()[0])
 
     def _later_items(self) -> list[str]:
         return later_items(self._payload[2])

@@ -22,8 +22,9 @@ from celery.worker import state
 
 from lastbit.client import Client
 from lastbit.errors import InvalidArgument
+from lastbit.integrations._ended import Watch
 from lastbit.integrations._settler import Resolution, Settler
-from lastbit.integrations.celery import settings
+from lastbit.integrations.celery import settings, skipping
 from lastbit.integrations.celery.items import items_of_message
 from lastbit.integrations.celery.requests import ItemRequest, WhenIgnored, reason_of
 from lastbit.models import Completed
@@ -43,6 +44,7 @@ def install(
     client: Callable[[], Client],
     when_ignored: WhenIgnored,
     on_completed: Callable[[Completed], object] | None,
+    watch: Watch | None,
 ) -> None:
     """Add the step to all consumers of the app. Raises `InvalidArgument` if it has one."""
     steps = app.steps["consumer"]
@@ -51,8 +53,11 @@ def install(
     attributes = {
         "__module__": __name__,
         "new_settler": staticmethod(
-            lambda linger: Settler(client(), _end_worker, on_completed, threads=1, linger=linger)
+            lambda linger: Settler(
+                client(), _end_worker, on_completed, threads=1, linger=linger, skip_ended=watch is not None
+            )
         ),
+        "is_ended": None if watch is None else staticmethod(lambda item: watch.is_ended(client().driver, item)),
         "when_ignored": when_ignored,
     }
     steps.add(type("Tracking", (LastbitStep,), attributes))
@@ -66,10 +71,13 @@ class LastbitStep(bootsteps.StartStopStep):
     new_settler: ClassVar[Callable[[float], Settler]]
     """Makes a settler that gathers acks for this many seconds."""
     when_ignored: ClassVar[WhenIgnored]
+    is_ended: ClassVar[Callable[[str], bool] | None]
+    """Whether the batch of an item has ended; None if that doesn't matter."""
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
         self._consumer = consumer
+        self._guard_all()  # before the pool forks its first children
         # With fewer messages, those that wait for their ack would soon be all that the broker gives to this worker. 0:
         # it gives any number.
         is_large = consumer.initial_prefetch_count == 0 or consumer.initial_prefetch_count >= LARGE_PREFETCH
@@ -78,6 +86,7 @@ class LastbitStep(bootsteps.StartStopStep):
 
         def update_and_track() -> None:
             update_strategies()
+            self._guard_all()
             for name in list(consumer.strategies):
                 self._track(consumer, name)
 
@@ -89,6 +98,12 @@ class LastbitStep(bootsteps.StartStopStep):
         consumer.on_decode_error = lambda message, error: self._fail_first(
             consumer, lambda _, message, error: on_decode_error(message, error), None, message, error
         )
+
+    def _guard_all(self) -> None:
+        is_ended = type(self).is_ended
+        if is_ended is not None:
+            for task in self._consumer.app.tasks.values():
+                skipping.guard(task, is_ended)
 
     def start(self, consumer: Any) -> None:
         # At the first connection: after the pool has forked its first children.
@@ -114,6 +129,7 @@ class LastbitStep(bootsteps.StartStopStep):
         if not self._settler.drain(PATIENCE):
             log.error("the worker stops before all items are resolved: their messages will be redelivered")
             self._settler.abandon()
+        self._settler.leave()
 
     def _track(self, consumer: Any, name: str) -> None:
         task = consumer.app.tasks[name]

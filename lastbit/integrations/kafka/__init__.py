@@ -100,6 +100,7 @@ def consume(
     dead_letter: DeadLetter | None = None,
     every: float = 1.0,
     capacity: int = CAPACITY,
+    skip_ended: bool = True,
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
     lastbit: Client | None = None,
@@ -125,6 +126,7 @@ def consume(
             dead-letter topic. If it raises, the record is handled again.
         every: Seconds between commits of offsets.
         capacity: The number of records held beyond the first unfinished one.
+        skip_ended: Don't handle records of batches that were cancelled, have expired or were deleted.
         on_completed: Called with a `Completed` for each batch that an ack completes, before the offset is committed;
             see `Client.acker`.
         stop: An event that ends it.
@@ -137,7 +139,7 @@ def consume(
         lastbit.streams.CommitFailed: Offsets could not be committed five times in a row.
     """
     checked_workers(workers, handle)
-    options = Options(workers, attempts, retry_delay, every, capacity, dead_letter)
+    options = Options(workers, attempts, retry_delay, every, capacity, dead_letter, skip_ended)
     _consume(client, topics, handle, options, on_completed, stop, lastbit)
 
 
@@ -169,7 +171,7 @@ def fail_dead_letters(
             handle(record)
         raise Failed(reason(record))
 
-    options = Options(1, None, retry_delay, every, CAPACITY, None)
+    options = Options(1, None, retry_delay, every, CAPACITY, None, False)
     _consume(client, topics, give_up, options, on_completed, stop, lastbit)
 
 
@@ -187,6 +189,6 @@ def _consume(
         connected = lastbit
 
         def make_workers(attempt: Handler) -> Workers[Delivery]:
-            return Workers(connected, attempt, options.workers, on_completed)
+            return Workers(connected, attempt, options.workers, on_completed, skip_ended=options.skip_ended)
 
         run(client, topics, handle, options, stop, make_workers)

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from lastbit.errors import InvalidArgument
 from lastbit.integrations import Failed
-from lastbit.integrations._current import handling
+from lastbit.integrations._current import again, current_batch_ended
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._workers import LeftToRedelivery, Outcome, Workers
@@ -56,6 +56,7 @@ class Options:
     every: float
     capacity: int
     dead_letter: DeadLetter | None
+    skip_ended: bool = True
 
     def __post_init__(self) -> None:
         if self.attempts is not None and (not isinstance(self.attempts, int) or self.attempts < 1):
@@ -67,7 +68,8 @@ class Options:
 
 
 class Stopped(LeftToRedelivery):
-    """A record is not handled here, as the consumer stops or the partition has another owner."""
+    """A record is not handled here now, as the consumer stops, the partition has another owner, or the batch has
+    ended."""
 
 
 class Attempts:
@@ -83,7 +85,7 @@ class Attempts:
         attempt = 1
         while True:
             try:
-                with handling(delivery.item):  # each attempt numbers its fan-outs from 0
+                with again():  # each attempt numbers its fan-outs from 0
                     self._handle(record)
                 return
             except Failed as failure:
@@ -95,7 +97,7 @@ class Attempts:
                     raise Failed(reason_of(error)) from error
                 log.warning("attempt %d to handle %s has failed", attempt, _name(record), exc_info=True)
             pause = min(self._options.retry_delay * 2 ** min(attempt - 1, 30), LONGEST_PAUSE)
-            if self._over.wait(pause) or delivery.is_stale:
+            if self._over.wait(pause) or delivery.is_stale or current_batch_ended():
                 raise Stopped(_name(record))
             attempt += 1
 

@@ -111,6 +111,7 @@ def consume(
     on_error: OnError = "requeue",
     retry_delay: float = 1.0,
     reject_failed: bool = False,
+    skip_ended: bool = True,
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
     lastbit: Client | None = None,
@@ -134,6 +135,7 @@ def consume(
         retry_delay: Seconds before a message is requeued.
         reject_failed: Reject the messages of failed items instead of acking them, so that the dead-letter exchange gets
             them.
+        skip_ended: Don't handle messages of batches that were cancelled, have expired or were deleted: ack them.
         on_completed: Called with a `Completed` for each batch that an ack completes, before the message is acked; see
             `Client.acker`.
         stop: An event that ends it.
@@ -145,7 +147,7 @@ def consume(
         ServiceError: Lastbit refuses acks for good, for example the token.
         pika.exceptions.AMQPError: The first connection fails, or the broker refuses the account or has no such queue.
     """
-    options = Options(workers, prefetch, on_error, retry_delay, reject_failed)
+    options = Options(workers, prefetch, on_error, retry_delay, reject_failed, skip_ended)
     checked_workers(workers, handle)
 
     def handle_or_fail(message: Message) -> None:
@@ -186,7 +188,8 @@ def fail_dead_letters(
             handle(message)
         raise Failed(death_of(message.headers))
 
-    _consume(broker, queue, give_up, Options(1, prefetch, "requeue", retry_delay, False), on_completed, stop, lastbit)
+    options = Options(1, prefetch, "requeue", retry_delay, reject_failed=False, skip_ended=False)
+    _consume(broker, queue, give_up, options, on_completed, stop, lastbit)
 
 
 def _consume(
@@ -206,6 +209,7 @@ def _consume(
             options.workers,
             on_completed,
             gathered=options.gathered,
+            skip_ended=options.skip_ended,
             settle=settle_together,
         )
         run(broker, queue, options, workers, stop)

@@ -50,6 +50,7 @@ class Options:
     on_error: OnError
     retry_delay: float
     reject_failed: bool
+    skip_ended: bool
 
     @property
     def gathered(self) -> int:

@@ -50,6 +50,7 @@ from lastbit.integrations._reasons import accepted
 from lastbit.integrations._settler import Resolution, Settler
 from lastbit.integrations._verdicts import Verdict, log_refusal, log_rejections, verdict_of
 from lastbit.integrations.rq._relay import Ack, Fail, Relay
+from lastbit.models import AckResult
 
 try:
     import redis
@@ -98,9 +99,11 @@ class LastbitMixin:
     """For worker classes: resolves the items of jobs. It comes first among the bases, before RQ's class.
 
     The service's address and token are LASTBIT_URL and LASTBIT_TOKEN. A class that needs another client overrides
-    `lastbit_client`.
+    `lastbit_client`. With `skip_ended`, jobs of batches that were cancelled, have expired or were deleted are deleted
+    without being run.
     """
 
+    skip_ended = True
     _own_client: Client | None = None
     _settler: Settler | None = None
     _has_acked = False
@@ -130,6 +133,13 @@ class LastbitMixin:
             raise self._refusal
         return worked
 
+    def execute_job(self, job: Job, queue: Queue, *args: Any, **kwargs: Any) -> None:
+        item = item_of_job(job.id)
+        if item is not None and self._prepare().skips(item):
+            job.delete()
+            return
+        super().execute_job(job, queue, *args, **kwargs)  # type: ignore[misc]
+
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         self._prepare()
         self._relay = Relay(self._take)
@@ -145,7 +155,7 @@ class LastbitMixin:
         super().main_work_horse(job, queue)  # type: ignore[misc]
 
     def perform_job(self, job: Job, *args: Any, **kwargs: Any) -> Any:
-        with handling(item_of_job(job.id)):
+        with handling(item_of_job(job.id), None if self._settler is None else self._settler.ended):
             return super().perform_job(job, *args, **kwargs)  # type: ignore[misc]
 
     def handle_job_success(self, job: Job, queue: Queue, started_job_registry: Any) -> None:
@@ -188,6 +198,8 @@ class LastbitMixin:
             if is_worker and self._settler is not None and not self._settler.drain(PATIENCE):
                 log.warning("%d items of finished jobs are not acked yet; a later worker acks them", len(self._settler))
                 self._settler.abandon()
+            if is_worker and self._settler is not None:
+                self._settler.leave()
         finally:
             super().teardown()  # type: ignore[misc]
 
@@ -237,7 +249,7 @@ class LastbitMixin:
         if self._settler is None:
             self._room = threading.Semaphore(MOST_UNACKED)
             self._removing = threading.Lock()
-            settler = Settler(self._client(), self._end, threads=1, linger=LINGER)
+            settler = Settler(self._client(), self._end, threads=1, linger=LINGER, skip_ended=self.skip_ended)
             settler.start()
             self._settler = settler
         return self._settler
@@ -252,6 +264,13 @@ class LastbitMixin:
         if not self._is_ending and signal.getsignal(signal.SIGINT) == self.request_stop:  # type: ignore[attr-defined]
             os.kill(os.getpid(), signal.SIGINT)
 
+    def _learn(self, result: AckResult) -> None:
+        if self._settler is None or self.is_horse:  # type: ignore[attr-defined]
+            log_rejections(result)
+            return
+        for rejection in result.rejected:
+            self._settler.learn(rejection)
+
     def _acked(self, request: Ack) -> None:
         try:
             self._remove(request)
@@ -265,9 +284,9 @@ class LastbitMixin:
     def _resolve_now(self, request: Ack | Fail) -> None:
         try:
             if isinstance(request, Fail):
-                log_rejections(self._client().fail(request.item, request.reason))
+                self._learn(self._client().fail(request.item, request.reason))
                 return
-            log_rejections(self._client().ack(request.item))
+            self._learn(self._client().ack(request.item))
         except errors.LastbitError as error:
             if verdict_of(error) is Verdict.END and not self.is_horse:  # type: ignore[attr-defined]
                 log_refusal(error)

@@ -107,6 +107,7 @@ def consume(
     wait_seconds: int = 10,
     retry_delay: int | None = None,
     until_empty: bool = False,
+    skip_ended: bool = True,
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
     lastbit: Client | None = None,
@@ -138,6 +139,7 @@ def consume(
         retry_delay: Seconds after which a message is delivered again whose handler has raised; by default the rest of
             its visibility timeout.
         until_empty: Also return when a receive finds nothing and no message is held.
+        skip_ended: Don't handle messages of batches that were cancelled, have expired or were deleted: delete them.
         on_completed: Called with a `Completed` for each batch that an ack completes, before the message is deleted; see
             `Client.acker`.
         stop: An event that ends it.
@@ -157,6 +159,7 @@ def consume(
         wait_seconds=wait_seconds,
         retry_delay=retry_delay,
         until_empty=until_empty,
+        skip_ended=skip_ended,
         on_completed=on_completed,
     )
     if queue.has_dead_letters() is False:
@@ -205,6 +208,7 @@ def fail_dead_letters(
         wait_seconds=wait_seconds,
         retry_delay=None,
         until_empty=until_empty,
+        skip_ended=False,
         on_completed=on_completed,
     )
     _consume(queue, give_up, options, stop, lastbit)

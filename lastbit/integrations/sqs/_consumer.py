@@ -62,6 +62,7 @@ class Options:
     wait_seconds: int
     retry_delay: int | None
     until_empty: bool
+    skip_ended: bool
     on_completed: Callable[[Completed], object] | None
 
     def __post_init__(self) -> None:
@@ -94,7 +95,9 @@ class Consumer:
         self._error: BaseException | None = None
         # One receive at a time on FIFO queues keeps deletions in order, and shows reliably that a queue is empty.
         parallel = 1 if queue.is_fifo or options.until_empty else options.receivers
-        self._settler = Settler(queue, lastbit, self._leases, parallel, options.on_completed, self._end)
+        self._settler = Settler(
+            queue, lastbit, self._leases, parallel, options.on_completed, self._end, options.skip_ended
+        )
         self._receivers = [self._thread(self._receive, "receive") for _ in range(parallel)]
         self._workers = [self._thread(self._work, "work") for _ in range(options.workers)]
         self._extender = self._thread(self._leases.run, "extend")
@@ -106,6 +109,7 @@ class Consumer:
             self._settler.start()
             for thread in (self._extender, *self._receivers, *self._workers):
                 thread.start()
+            self._settler.follow()
             self._stopping.wait()
         finally:
             self._stopping.set()
@@ -171,9 +175,13 @@ class Consumer:
     def _handled(self, run: Run, position: int) -> bool:
         """Call the handler. Returns whether the message has ended, and is not left to a redelivery."""
         message = run.messages[position]
+        item = item_of(message)
+        if item is not None and self._settler.skips(item):
+            self._settler.drop(run, position)
+            return True
         failure = None
         try:
-            with handling(item_of(message)):
+            with handling(item, self._settler.ended):
                 self._handle(message)
         except Failed as error:
             failure = error

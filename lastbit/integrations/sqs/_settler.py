@@ -57,11 +57,17 @@ class Settler:
         deleters: int,
         on_completed: Callable[[Completed], object] | None,
         on_error: Callable[[BaseException], None],
+        skip_ended: bool,
     ) -> None:
         self._queue = queue
         self._leases = leases
         self._on_error = on_error
-        self._resolver: Resolver[_Ended] = Resolver(lastbit, self._resolved, on_error, on_completed, linger=LINGER)
+        self._resolver: Resolver[_Ended] = Resolver(
+            lastbit, self._resolved, on_error, on_completed, linger=LINGER, skip_ended=skip_ended
+        )
+        self.follow = self._resolver.follow
+        self.skips = self._resolver.skips
+        self.ended = self._resolver.ended
         self._deletions: SimpleQueue[Message | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._delete, name="lastbit-sqs-delete", daemon=True) for _ in range(deleters)
@@ -82,6 +88,10 @@ class Settler:
             self._resolver.ack(ended)
         else:
             self._resolver.fail(ended, reason_of(failure))
+
+    def drop(self, run: Run, position: int) -> None:
+        """Delete the message at this position of a run, which was not handled."""
+        self._resolved([_Ended(run, position, None)], False)
 
     def close(self) -> None:
         """Send all waiting acks, delete the messages, and return. If Lastbit is away, messages are left to their

@@ -16,7 +16,7 @@ from celery.signals import task_postrun
 from celery.worker.request import Request
 
 from lastbit import Completed
-from lastbit.integrations import current_item
+from lastbit.integrations import current_batch_ended, current_item
 from lastbit.integrations.celery import Lastbit
 from lastbit.integrations.celery.items import is_item
 from tests.integrations import crawling
@@ -208,6 +208,15 @@ def wait(self: Any) -> None:
     """Run until the test lets it go."""
     run_of(self)
     notes.blpop([note("go", self.request.id)])
+
+
+@app.task(name="wait_for_the_end", bind=True)
+def wait_for_the_end(self: Any) -> None:
+    """Run until the process knows that the batch has ended."""
+    run_of(self)
+    pause = threading.Event()
+    while not current_batch_ended():
+        pause.wait(0.02)
 
 
 @app.task(name="total", bind=True)

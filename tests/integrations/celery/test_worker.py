@@ -10,6 +10,7 @@ import pytest
 from lastbit import Client
 from tests.integrations.celery.workers import PATIENCE, Place, Worker, outcomes
 from tests.integrations.conftest import TOKEN
+from tests.integrations.workers import wait_until
 from tests.support.servers import ServiceProcess, sqlite_file
 
 BROKERS = ["redis", pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq"))]
@@ -173,3 +174,21 @@ def test_while_the_service_is_away_messages_stay(new_place: Any, broker: str) ->
         assert [place.runs(item) for item in items] == [1] * 10
         assert place.messages() == 0
         service.remove()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_pool_runs_no_task_of_an_ended_batch(new_place: Any, pool: str) -> None:
+    """Not even those that it had when the batch was cancelled. The tasks that run learn of it, in child processes too.
+    Tasks of other batches run."""
+    place = new_place()
+    with place.worker(pool) as worker:
+        batch = place.lastbit.fan_out([place.task("wait_for_the_end") for _ in range(12)])
+        for number in range(2):
+            place.wait_until_started(f"{batch.id}:0:{number}")
+        batch.cancel()
+        other = place.publish("succeed")
+        assert outcomes(other) == {}
+        wait_until(lambda: place.messages() == 0, "all messages are removed")
+        assert worker.stop() == 0
+    assert sum(place.runs(f"{batch.id}:0:{number}") for number in range(12)) == 2
+    assert (batch.refresh().state, batch.info.pending) == ("cancelled", 12)

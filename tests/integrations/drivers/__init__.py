@@ -28,6 +28,12 @@ class Driver(Protocol):
     """Whether a worker holds a message while the service is away, so that its handler doesn't run again."""
     reports: ClassVar[bool]
     """Whether the adapter has `on_completed`."""
+    handlers: ClassVar[int]
+    """How many handlers run at a time, or between two acks."""
+    follows: ClassVar[bool]
+    """Whether a worker reads the feed."""
+    skip_ended: bool
+    """The option of the worker."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None: ...
 
@@ -48,6 +54,7 @@ class Link:
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self.is_cut = False
+        self.url, self.token = url, token
         self._options: dict[str, Any] = {"url": url, "token": token, "retry": Retry(attempts=1)}
 
     @cached_property

@@ -21,6 +21,9 @@ class Driver:
     pauses: ClassVar = False
     holds: ClassVar = False
     reports: ClassVar = True
+    handlers: ClassVar = 10
+    follows: ClassVar = False
+    skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         moto: Moto = request.getfixturevalue("moto")
@@ -31,7 +34,11 @@ class Driver:
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         processor = LastbitBatchProcessor(
-            EventType.SQS, raise_on_entire_batch_failure=False, lastbit=link.client, on_completed=on_completed
+            EventType.SQS,
+            raise_on_entire_batch_failure=False,
+            lastbit=link.client,
+            on_completed=on_completed,
+            skip_ended=self.skip_ended,
         )
 
         def function(event: dict[str, Any], context: Any) -> Any:

@@ -25,6 +25,9 @@ class Driver:
     pauses: ClassVar = False
     holds: ClassVar = True
     reports: ClassVar = True
+    handlers: ClassVar = 1
+    follows: ClassVar = True
+    skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._url = request.getfixturevalue("redis").url(3)
@@ -40,7 +43,7 @@ class Driver:
             task_default_queue=self._queue,
             broker_transport_options={"global_keyprefix": self._queue},
         )
-        lastbit = Lastbit(app, **options)
+        lastbit = Lastbit(app, link.url, token=link.token, **options)
         lastbit._new_client = lambda: link.client  # type: ignore[assignment]
 
         @app.task(name="task", shared=False, autoretry_for=(ConnectionError,), retry_kwargs={"countdown": 0})  # type: ignore[misc]
@@ -56,7 +59,7 @@ class Driver:
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         self._handle = handle
         state.should_stop = None
-        lastbit, _ = self._app(link, on_completed=on_completed)
+        lastbit, _ = self._app(link, on_completed=on_completed, skip_ended=self.skip_ended)
         worker = WorkController(
             app=lastbit.app, pool="solo", without_heartbeat=True, without_mingle=True, without_gossip=True
         )

@@ -22,6 +22,9 @@ class Driver:
     pauses: ClassVar = True
     holds: ClassVar = True
     reports: ClassVar = True
+    handlers: ClassVar = 2
+    follows: ClassVar = True
+    skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._namespace = str(uuid.uuid4())
@@ -36,7 +39,9 @@ class Driver:
     def _use(self, link: Link, on_completed: OnCompleted | None = None) -> None:
         """The broker is that of producer and worker, so its middleware changes."""
         self._broker.middleware = [each for each in self._broker.middleware if type(each) is not LastbitMiddleware]
-        middleware = LastbitMiddleware(client=link.client, on_completed=on_completed, shutdown_timeout=1)
+        middleware = LastbitMiddleware(
+            client=link.client, on_completed=on_completed, skip_ended=self.skip_ended, shutdown_timeout=1
+        )
         self._broker.add_middleware(middleware)
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:

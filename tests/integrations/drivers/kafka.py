@@ -19,6 +19,9 @@ class Driver:
     pauses: ClassVar = False
     holds: ClassVar = True
     reports: ClassVar = True
+    handlers: ClassVar = 8
+    follows: ClassVar = True
+    skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._cluster = confluent_kafka.Producer({"test.mock.num.brokers": 1, "log_level": 0})
@@ -37,7 +40,9 @@ class Driver:
             reader = consumer(self._address, "workers")
             adapter.consume(reader, [self._topic], lambda record: handle(record.value().decode()), **options)  # type: ignore[arg-type]
 
-        return consumed(run, link, until, on_completed=on_completed, retry_delay=0, every=0.05)
+        return consumed(
+            run, link, until, on_completed=on_completed, skip_ended=self.skip_ended, retry_delay=0, every=0.05
+        )
 
     def left(self) -> int:
         return self._sent - committed(self._address, "workers", self._topic)

@@ -17,6 +17,9 @@ class Driver:
     pauses: ClassVar = False
     holds: ClassVar = True
     reports: ClassVar = True
+    handlers: ClassVar = 8
+    follows: ClassVar = True
+    skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._url = request.getfixturevalue("rabbitmq").url
@@ -30,7 +33,7 @@ class Driver:
         def run(**options: object) -> None:
             adapter.consume(self._url, self._queue, lambda message: handle(message.body.decode()), **options)  # type: ignore[arg-type]
 
-        return consumed(run, link, until, on_completed=on_completed, retry_delay=0)
+        return consumed(run, link, until, on_completed=on_completed, skip_ended=self.skip_ended, retry_delay=0)
 
     def left(self) -> int:
         with pika.BlockingConnection(pika.URLParameters(self._url)) as connection:

@@ -26,6 +26,9 @@ class Driver:
     pauses: ClassVar = False
     holds: ClassVar = True
     reports: ClassVar = False
+    handlers: ClassVar = 1
+    follows: ClassVar = True
+    skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._store = redis_py.Redis.from_url(request.getfixturevalue("redis").url(0))
@@ -42,6 +45,7 @@ class Driver:
             def lastbit_client(self) -> Client:
                 return link.client
 
+        Worker.skip_ended = self.skip_ended
         _handles.append(handle)
         try:
             while not until():

@@ -17,6 +17,9 @@ class Driver:
     pauses: ClassVar = False
     holds: ClassVar = True
     reports: ClassVar = True
+    handlers: ClassVar = 8
+    follows: ClassVar = True
+    skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         moto: Moto = request.getfixturevalue("moto")
@@ -29,7 +32,9 @@ class Driver:
         def run(**options: object) -> None:
             adapter.consume(self._queue.client, self._queue.url, lambda message: handle(message["Body"]), **options)  # type: ignore[arg-type]
 
-        return consumed(run, link, until, on_completed=on_completed, retry_delay=0, wait_seconds=1)
+        return consumed(
+            run, link, until, on_completed=on_completed, skip_ended=self.skip_ended, retry_delay=0, wait_seconds=1
+        )
 
     def left(self) -> int:
         return self._queue.count()

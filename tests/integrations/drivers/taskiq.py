@@ -42,13 +42,16 @@ class Driver:
     pauses: ClassVar = True
     holds: ClassVar = True
     reports: ClassVar = True
+    handlers: ClassVar = 10
+    follows: ClassVar = True
+    skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._broker = KeepingBroker()
         self._handle: Handle = lambda body: None
 
         async def task(body: str) -> None:
-            self._handle(body)
+            await asyncio.to_thread(self._handle, body)
 
         self._task = self._broker.task(task, retry_on_error=True, max_retries=2)
 
@@ -69,7 +72,7 @@ class Driver:
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         async def working() -> None:
             async with link.async_client() as client:
-                self._use(LastbitMiddleware(client=client, on_completed=on_completed))
+                self._use(LastbitMiddleware(client=client, on_completed=on_completed, skip_ended=self.skip_ended))
                 self._broker.is_worker_process = True
                 stop = asyncio.Event()
                 receiver = Receiver(self._broker, max_async_tasks=10, wait_tasks_timeout=1)
