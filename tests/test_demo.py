@@ -45,8 +45,8 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: int) -> None
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = Batch(
     *(1, None, {}, "complete", 64, 10, 9, 1, 0, True, False, None, None),
-    *(None, None, None, "continue", False),
-    *(THEN, THEN, THEN, THEN, None, None),
+    *(None, None, None, None, "continue", False),
+    *(THEN, THEN, THEN, THEN, None, None, None, None),
 )
 VERIFICATION = Verification(True, 10, 9, 1, 0, Counted(9, 1))
 QUEUE = Statistics(published=10, duplicated=1, deliveries=12, given_back=1, left=0, items_done=10)

@@ -131,7 +131,7 @@ def test_actions_without_permission_are_not_offered(page: Page, api: httpx.Clien
     row(page, own_batch).get_by_role("link", name="shop-1").click()
     expect(page.locator("[data-panel='events']")).to_contain_text("opened")
     page.get_by_role("button", name="Cancel…").click()
-    page.get_by_role("textbox").fill(str(own_batch))
+    page.get_by_label("Type").fill(str(own_batch))
     page.get_by_role("button", name="Cancel the batch").click()
     expect(page.locator("main .title .state")).to_have_text("cancelled")
 

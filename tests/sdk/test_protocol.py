@@ -182,7 +182,7 @@ def test_only_a_repeat_that_can_have_no_second_effect_is_called_safe(key: str | 
     """Each call without a key has a new one. Nothing has happened if no attempt got a connection."""
     for flow, is_repeatable in (
         (lambda service: _calls.extend(service, 7, 5, key), key is not None),
-        (lambda service: _calls.redrive(service, 7, None, None, None, key), key is not None),
+        (lambda service: _calls.redrive(service, 7, None, None, None, False, None, key), key is not None),
         (lambda service: _calls.seal(service, 7), True),
     ):
         world = World(script(Failure("no connection", sent=False), Failure("no response", sent=sent)))

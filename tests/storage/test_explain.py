@@ -119,7 +119,7 @@ def test_live_and_unpaid_children_are_named(service: Service) -> None:
     resolve(service, Verb.ACK, ended_child, 0)
     silent = service.batches.open(Opening(items=1, parent=ItemId(parent, 0, 4))).batch.id
     # As after a crash between the child's commit and the parent's ack.
-    service.database.write(batches.cancel, silent)
+    service.database.write(batches.cancel, silent, b"")
     detail = reason(service.batches.explain(parent), "waiting_for_children")
     assert detail.facts["more_children"] is False
     assert detail.facts["children"] == [
