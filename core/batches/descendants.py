@@ -43,9 +43,11 @@ from core.batches import reopen
 from core.batches.batch import Batch
 from core.batches.lifecycle import LIVE, TERMINAL, Duty, State, is_overdue
 from core.batches.settle import owed
-from core.bits import bitfield, journal
+from core.bits import items
 from core.storage import dialects, statements, tables
 from core.storage.database import Database
+from core.storage.statements import Pipeline
+from lastbit.ids import ItemId
 
 PAGE: Final = 100
 """Children of one transaction. The event of each has its labels and the reason."""
@@ -55,7 +57,6 @@ PATIENCE: Final = 3.0
 """Seconds that a call waits for the end of the descendants. The rest is left to the sweep."""
 
 _batches = tables.batches.c
-_groups = tables.item_groups.c
 
 
 @dataclass(slots=True)
@@ -224,20 +225,9 @@ def _revive(tx: Connection, parent: Batch, told_parent: Batch, children: Sequenc
 
 
 def _unresolved(tx: Connection, parent: Batch, rows: Sequence[Any]) -> set[int]:
-    """Those of the children (rows) whose item is pending."""
-    resolved = _resolved(tx, parent, [row.parent_number for row in rows]) if rows else set()
-    return {row.id for row in rows if row.parent_number not in resolved}
-
-
-def _resolved(tx: Connection, batch: Batch, numbers: Sequence[int]) -> set[int]:
-    """Those of `numbers`, at most a page, that are resolved."""
-    size = batch.group_size
-    resolved = {
-        group * size + index for group, indexes in journal.recent(tx, batch.id, size).items() for index in indexes
-    }.intersection(numbers)
-    groups = {number // size for number in numbers}
-    query = sa.select(tables.item_groups).where(_groups.batch_id == batch.id, _groups.group_no.in_(groups))
-    for row in tx.execute(query):
-        group = bitfield.Group.load(row.resolved, row.failed, row.resolved_count, row.failed_count, size)
-        resolved |= {number for number in numbers if number // size == row.group_no and group.resolved[number % size]}
-    return resolved
+    """Those of the children (rows) whose item is pending. The parent's row is locked."""
+    child_items = {row.id: ItemId(parent.id, *divmod(row.parent_number, parent.group_size)) for row in rows}
+    pipeline = Pipeline(tx)
+    asked = items.ask(pipeline, child_items.values())
+    resolved = items.resolved(pipeline, asked, {parent.id: parent}, child_items.values())
+    return {child for child, item in child_items.items() if item not in resolved}

@@ -195,7 +195,7 @@ class Watch:
             except errors.LastbitError as error:
                 if self._reader is driver:
                     types = self._types_after(error, types)
-                    time.sleep(PAUSE)
+                    time.sleep(PAUSE)  # a daemon's thread, for which nobody waits
 
     async def follow(self, driver: AsyncDriver) -> None:
         """Follow the feed in a task of an event loop, until it is cancelled."""

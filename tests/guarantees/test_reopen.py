@@ -232,8 +232,8 @@ def test_a_reopened_child_resolves_its_item_when_it_succeeds(
     "replace(after, completed_by=batch.completed_by)",
 )
 def test_a_reopened_batch_collects_what_its_children_owed_it(service: Service) -> None:
-    """Those that ended while it took no acks: nobody else would resolve their items. A live child still holds its
-    own."""
+    """Only of children that ended while it took no acks: nobody else would resolve their items. A live child still
+    holds its own."""
     root = open_(service, items=4)
     complete, failing, running, cancelled_before = (child_of(service, root, number) for number in range(4))
     service.batches.cancel(cancelled_before)
@@ -286,7 +286,7 @@ def test_a_tree_comes_back_with_its_root(service: Service, at_first: str) -> Non
 
 
 def test_a_reopen_stops_the_end_of_the_children(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that it hasn't reached stay live, and the others come back."""
+    """Children that it hasn't reached stay live, and the others come back."""
     monkeypatch.setattr(descendants, "PAGE", 1)
     root = open_(service, items=2)
     child, sibling = child_of(service, root), child_of(service, root, 1)

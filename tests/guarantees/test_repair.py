@@ -413,7 +413,7 @@ def test_a_batch_is_read_in_steps_of_as_many_groups_as_fit_into_memory(
 @mutant(
     "children-owe-a-repaired-parent-nothing",
     "core.batches.descendants:_unresolved",
-    "row.parent_number not in resolved",
+    "item not in resolved",
     "False",
 )
 def test_ended_children_pay_again_for_items_that_their_parent_lost(service: Service) -> None:
