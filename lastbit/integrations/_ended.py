@@ -180,9 +180,10 @@ class Watch:
     def note(self, item: str) -> None:
         """A message was dropped: one line for each batch."""
         batch = _batch_of(item) or 0
-        if batch not in self._dropped:
+        with self._lock:
+            count = self._dropped[batch] = self._dropped.get(batch, 0) + 1
+        if count == 1:
             log.warning("batch %d has ended, and its other messages are removed without being handled", batch)
-        self._dropped[batch] = self._dropped.get(batch, 0) + 1
 
     def _follow(self, driver: Driver) -> None:
         types: Sequence[str] | None = TYPES
