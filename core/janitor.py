@@ -92,7 +92,7 @@ def run_once(
         if expire(row, cause):
             (report.expired_open if row.state == State.OPEN else report.expired_sealed).append(row.id)
             progress(row.id)
-    for batch in expiry.half_deleted_or_due(database, policy.keep):
+    for batch in expiry.half_deleted_or_due(database, policy):
         if remove(batch):
             report.deleted.append(batch)
             progress(batch)

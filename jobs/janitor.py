@@ -35,7 +35,7 @@ def duration(text: str) -> timedelta:
     """The duration in a text such as `90s`, `30m`, `12h`, `7d` or `2w`."""
     try:
         length = timedelta(seconds=durations.seconds(text))
-        datetime.now(UTC) - length  # raises OverflowError if there is no such date
+        datetime.now(UTC) - 2 * length  # raises OverflowError if there is no such date; the longest is twice `--keep`
         return length
     except OverflowError:
         raise argparse.ArgumentTypeError(f"{text!r} is too long") from None
@@ -96,6 +96,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="delete what ended and has not changed for this time (30d)",
     )
     parser.add_argument(
+        "--keep-failed",
+        type=duration,
+        metavar="60d",
+        help="the same for batches with failures (twice --keep)",
+    )
+    parser.add_argument(
         "--keep-events",
         type=duration,
         default=defaults.keep_events,
@@ -116,7 +122,9 @@ def main(arguments: list[str] | None = None) -> int:
                     f"the database's clock differs from this machine's by {abs(clock_difference):,.0f} s: one is "
                     "wrong, and nothing is expired or deleted until it is correct"
                 )
-            policy = Policy(options.open_idle, options.sealed_idle, options.keep, options.keep_events)
+            policy = Policy(
+                options.open_idle, options.sealed_idle, options.keep, options.keep_events, options.keep_failed
+            )
             report = run_once(database, policy, dry_run=options.dry_run)
     except errors.CoreError as error:
         print(f"lastbit janitor: {error}", file=sys.stderr)  # noqa: T201

@@ -42,12 +42,20 @@ _FACTS: Final = (
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The maximum idle times of open and of sealed batches. `keep` is the time for which ended batches are kept after
-    their last change, and finished instances of processes after their end; `keep_events` is that for events."""
+    their last change, and finished instances of processes after their end; `keep_failed` is that for batches with
+    failures (None: twice `keep`), `keep_events` that for events."""
 
     open_idle: timedelta = timedelta(days=7)
     sealed_idle: timedelta = timedelta(days=30)
     keep: timedelta = timedelta(days=30)
     keep_events: timedelta = timedelta(days=30)
+    keep_failed: timedelta | None = None
+
+    def kept(self, *, failed: bool) -> timedelta:
+        """How long an ended batch with or without failures is kept."""
+        if not failed:
+            return self.keep
+        return 2 * self.keep if self.keep_failed is None else self.keep_failed
 
 
 def due(database: Database, policy: Policy, *, dry_run: bool = False) -> Iterator[tuple[Any, Cause]]:
@@ -134,15 +142,21 @@ def overdue(database: Database) -> Iterator[Sequence[Any]]:
         last = rows[-1]
 
 
-def half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
-    """The batches whose deletion was started, then those that ended and last changed at least `keep` ago, in the order
-    of their ends."""
+def half_deleted_or_due(database: Database, policy: Policy) -> Iterator[int]:
+    """The batches whose deletion was started, then those that ended and have not changed for as long as they are kept,
+    in the order of their ends."""
     yield from _half_deleted(database)
-    latest = database.read(tables.clock) - keep
+    now = database.read(tables.clock)
+    latest, latest_failed = (now - policy.kept(failed=failed) for failed in (False, True))
+    ended_long_ago = (
+        _table.ended_at <= max(latest, latest_failed),  # one range of the index
+        sa.or_(_table.failed > 0, _table.ended_at <= latest),
+        sa.or_(_table.failed == 0, _table.ended_at <= latest_failed),
+    )
     last: Any = None
     while True:
-        query = sa.select(_table.id, _table.state, _table.ended_at, _table.updated_at)
-        query = query.where(_table.ended_at <= latest)
+        query = sa.select(_table.id, _table.state, _table.failed, _table.ended_at, _table.updated_at)
+        query = query.where(*ended_long_ago)
         if last is not None:
             after_last = sa.or_(_table.ended_at > last.ended_at, _table.id > last.id)
             query = query.where(_table.ended_at >= last.ended_at, after_last)
@@ -150,17 +164,17 @@ def half_deleted_or_due(database: Database, keep: timedelta) -> Iterator[int]:
         rows = database.read(lambda tx, query=query: tx.execute(query).all())  # type: ignore[misc]
         # Not in the query: the server might use the index on the state, and read all ended batches. No index has the
         # last changes, as each ack would change it; few batches change after their end.
-        yield from (row.id for row in rows if row.state != State.DELETING and _last_change(row) <= latest)
+        yield from (row.id for row in rows if row.state != State.DELETING and _is_due(row, now, policy))
         if len(rows) < PAGE:
             return
         last = rows[-1]
 
 
-def _last_change(batch: Any) -> datetime:
-    """When an ended batch (a row or a `Batch`) last changed. A redrive, and the acks that follow it, change it after
-    its end."""
-    latest: datetime = max(batch.ended_at, batch.updated_at)
-    return latest
+def _is_due(batch: Any, now: datetime, policy: Policy) -> bool:
+    """Whether an ended batch (a row or a `Batch`) has not changed for as long as it is kept. A redrive, and the acks
+    that follow it, change it after its end."""
+    is_due: bool = now - max(batch.ended_at, batch.updated_at) >= policy.kept(failed=batch.failed > 0)
+    return is_due
 
 
 def _half_deleted(database: Database) -> Iterator[int]:
@@ -226,7 +240,7 @@ def remove(database: Database, batch_id: int, policy: Policy) -> bool:
             batch, now = batches.lock(tx, batch_id)
         except errors.BatchNotFound:
             return True
-        if batch.ended_at is None or now - _last_change(batch) < policy.keep:
+        if batch.ended_at is None or not _is_due(batch, now, policy):
             return False
         if batch.parent_due is not None or batch.children_due is Duty.END:
             return False

@@ -161,7 +161,7 @@ def test_every_value_of_the_chart_can_be_set(program: Path, tmp_path: Path) -> N
         "settings": {"LASTBIT_LOG_LEVEL": "debug", "LASTBIT_WEBHOOKS_ALLOW_PRIVATE": True},
         "service": {"replicas": 3, "port": 80, "minAvailable": 2, "resources": {}},
         "migration": {"enabled": False},
-        "janitor": {"schedule": "5 * * * *", "keep": "90d"},
+        "janitor": {"schedule": "5 * * * *", "keep": "90d", "keepFailed": "365d"},
         "dispatcher": {"replicas": 2},
         "nodeSelector": {"disk": "fast"},
         "tolerations": [{"key": "lastbit", "operator": "Exists"}],
@@ -179,7 +179,7 @@ def test_every_value_of_the_chart_can_be_set(program: Path, tmp_path: Path) -> N
         assert {"name": "LASTBIT_WEBHOOKS_ALLOW_PRIVATE", "value": "true"} in container["env"]
         assert spec["nodeSelector"] == {"disk": "fast"}
         assert spec["imagePullSecrets"] == [{"name": "pull"}]
-    assert "--keep=90d" in specs["lastbit-janitor"]["containers"][0]["args"]
+    assert {"--keep=90d", "--keep-failed=365d"} < {*specs["lastbit-janitor"]["containers"][0]["args"]}
     assert '"name": "lastbit"' not in json.dumps(specs["lastbit"]["volumes"])
     scale = {document["metadata"]["name"]: document["spec"].get("replicas") for document in documents}
     assert (scale["lastbit"], scale["lastbit-dispatcher"]) == (3, 2)

@@ -35,7 +35,16 @@ from core.storage.database import Database
 from core.storage.dialects import Rows
 from tests import mutants
 from tests.guarantees.drivers import journaled
-from tests.guarantees.models.service import Model, Request, assert_equal, assert_equal_batch, bits, call, perform
+from tests.guarantees.models.service import (
+    LONG_AGO,
+    Model,
+    Request,
+    assert_equal,
+    assert_equal_batch,
+    bits,
+    call,
+    perform,
+)
 from tests.guarantees.programs.dying import Written
 from tests.mutants import mutant
 
@@ -423,12 +432,12 @@ class Machine(RuleBasedStateMachine):
         self.do({"verb": "delete", "batch": self.batch(place)})
 
     @precondition(lambda self: len(self.model.batches) > 1)
-    @rule(places=st.sets(st.integers(1, 4), max_size=2))
-    def time_passes(self, places: set[int]) -> None:
+    @rule(places=st.sets(st.integers(1, 4), max_size=2), days=st.sampled_from((40, LONG_AGO)))
+    def time_passes(self, places: set[int], days: int) -> None:
         """The janitor expires exactly the batches that are unchanged since then, and deletes those that had ended by
-        then."""
+        then. Those with failures it keeps for longer."""
         for place in places:
-            self.model.time_passes(self.service, self.batch(place))
+            self.model.time_passes(self.service, self.batch(place), days)
         self.janitor()
 
     def janitor(self) -> None:

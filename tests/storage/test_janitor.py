@@ -162,7 +162,7 @@ def test_batches_that_ended_long_ago_are_deleted(service: Service) -> None:
     service.acks.ack(Call.of(Verb.FAIL, [(old, g, 1) for g in range(10)], reason="gone")).result()
     service.batches.cancel(old)
     young = service.batches.open(Opening(sealed=True)).batch.id
-    age(service.database, old, 31 * DAY)
+    age(service.database, old, 61 * DAY)
     assert run_once(service.database, Policy()).deleted == [old]
     assert (state(service, old), state(service, young)) == (None, State.COMPLETE)
     with service.database.engine.connect() as connection:
@@ -172,7 +172,7 @@ def test_batches_that_ended_long_ago_are_deleted(service: Service) -> None:
 
 @mutant(
     "a-batch-is-deleted-in-the-middle-of-a-redrive",
-    "core.batches.expiry:_last_change",
+    "core.batches.expiry:_is_due",
     "max(batch.ended_at, batch.updated_at)",
     "batch.ended_at",
 )
@@ -192,7 +192,7 @@ def test_a_batch_in_the_middle_of_a_redrive_is_kept(service: Service) -> None:
         lambda: service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result(),
     )
     for change in changes:
-        age(service.database, batch, 31 * DAY)
+        age(service.database, batch, 61 * DAY)
         change()
         for dry_run in (True, False):
             assert run_once(service.database, Policy(), dry_run=dry_run).deleted == []
@@ -204,17 +204,96 @@ def test_a_batch_in_the_middle_of_a_redrive_is_kept(service: Service) -> None:
 
 
 @mutant(
-    "a-last-change-is-not-judged-under-the-lock", "core.batches.expiry:remove", "_last_change(batch)", "batch.ended_at"
+    "a-last-change-is-not-judged-under-the-lock",
+    "core.batches.expiry:remove",
+    "not _is_due(batch, now, policy)",
+    "now - batch.ended_at < policy.kept(failed=True)",
 )
 def test_a_redrive_just_before_the_deletion_prevents_it(service: Service) -> None:
     """A pass has found the batch due, and the redrive has got its lock first."""
     batch = service.batches.open(Opening(items=1, sealed=True)).batch.id
     service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 0)])).result()
-    age(service.database, batch, 31 * DAY)
-    assert list(expiry.half_deleted_or_due(service.database, 30 * DAY)) == [batch]
+    age(service.database, batch, 61 * DAY)
+    assert list(expiry.half_deleted_or_due(service.database, Policy())) == [batch]
     service.batches.redrive(batch, Wish())
     assert not expiry.remove(service.database, batch, Policy())
     assert service.batches.get(batch).failed == 1
+
+
+@mutant(
+    "a-batch-with-failures-is-deleted-with-the-others",
+    "core.batches.expiry:Policy.kept",
+    "not failed",
+    "True",
+)
+@mutant(
+    "the-flag-for-batches-with-failures-is-ignored",
+    "core.batches.expiry:Policy.kept",
+    "self.keep_failed is None",
+    "True",
+)
+@mutant(
+    "failures-are-not-judged-under-the-lock",
+    "core.batches.expiry:_is_due",
+    "policy.kept(failed=batch.failed > 0)",
+    "min(policy.kept(failed=True), policy.keep)",
+)
+@mutant(
+    "batches-with-failures-are-looked-for-too-late",
+    "core.batches.expiry:half_deleted_or_due",
+    "_table.ended_at <= max(latest, latest_failed)",
+    "_table.ended_at <= latest",
+)
+@pytest.mark.parametrize(
+    ("policy", "keep", "keep_failed"),
+    [
+        (Policy(), 30 * DAY, 60 * DAY),
+        (Policy(keep=10 * DAY), 10 * DAY, 20 * DAY),
+        (Policy(keep_failed=90 * DAY), 30 * DAY, 90 * DAY),
+        (Policy(keep_failed=10 * DAY), 30 * DAY, 10 * DAY),
+    ],
+)
+def test_batches_with_failures_are_kept_for_a_time_of_their_own(
+    service: Service, policy: Policy, keep: timedelta, keep_failed: timedelta
+) -> None:
+    """By default twice as long, also if they are within the tolerance, or the batch was cancelled. A batch whose last
+    failed item was acked is kept like one that never had any."""
+    openings = Opening(items=2, sealed=True), Opening(items=2, sealed=True, tolerated_failures=1), Opening(items=2)
+    *failed, redriven = [service.batches.open(opening).batch.id for opening in (*openings, openings[0])]
+    for batch in (*failed, redriven):
+        service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 0)])).result()
+        service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1)])).result()
+    service.acks.ack(Call.of(Verb.ACK, [(redriven, 0, 0)])).result()
+    pending = service.batches.open(openings[2]).batch.id
+    for batch in (failed[2], pending):
+        service.batches.cancel(batch)
+    for batches, kept in (([redriven, pending], keep), (failed, keep_failed)):
+        for batch in batches:
+            age(service.database, batch, kept - 60 * SECOND)
+        assert run_once(service.database, policy).deleted == []
+        assert [expiry.remove(service.database, batch, policy) for batch in batches] == [False] * len(batches)
+        for batch in batches:
+            age(service.database, batch, 60 * SECOND)
+        for dry_run in (True, False):
+            assert run_once(service.database, policy, dry_run=dry_run).deleted == batches
+
+
+@mutant(
+    "the-janitor-passes-over-those-with-failures-one-by-one",
+    "core.batches.expiry:half_deleted_or_due",
+    "sa.or_(_table.failed == 0, _table.ended_at <= latest_failed)",
+    "sa.true()",
+)
+def test_kept_batches_with_failures_cost_no_statement(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many have ended longer ago than others are kept."""
+    monkeypatch.setattr(expiry, "PAGE", 2)
+    for _ in range(5):
+        batch = service.batches.open(Opening(items=1, sealed=True)).batch.id
+        service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 0)])).result()
+        age(service.database, batch, 40 * DAY)
+    with plans.executions(service.database) as executions:
+        assert run_once(service.database, Policy(), dry_run=True).deleted == []
+    assert len([text for text, _ in executions if "ended_at <=" in text]) == 1
 
 
 def test_batches_that_changed_after_their_end_cost_one_look_a_pass(
@@ -225,7 +304,7 @@ def test_batches_that_changed_after_their_end_cost_one_look_a_pass(
     batches = [service.batches.open(Opening(items=1, sealed=True)).batch.id for _ in range(7)]
     for place, batch in enumerate(batches):
         service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 0)])).result()
-        age(service.database, batch, (60 - place) * DAY)
+        age(service.database, batch, (90 - place) * DAY)
         if place not in (3, 6):
             service.batches.redrive(batch, Wish())
     with plans.executions(service.database) as executions:
@@ -289,7 +368,7 @@ def test_two_concurrent_janitors_do_everything_once(service: Service, monkeypatc
 @mutant(
     "the-janitor-looks-at-all-that-has-ended",
     "core.batches.expiry:half_deleted_or_due",
-    "_table.ended_at <= latest",
+    "_table.ended_at <= max(latest, latest_failed)",
     "_table.ended_at.is_not(None)",
 )
 def test_a_pass_reads_due_batches_and_not_all_ended_ones(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,6 +601,8 @@ def test_the_command_explains_wrong_use(sqlite_url: str) -> None:
         ["--keep", "1y"],
         ["--keep", "999999999w"],
         ["--keep", "999999w"],
+        ["--keep", "60000w"],
+        ["--keep-failed", "1y"],
         ["--nope"],
     ):
         wrong = janitor_command(*arguments)

@@ -48,8 +48,11 @@ DEFAULTS = {
     "callback": None,
 }
 """The defaults of an opening, so that openings with the same meaning compare equal."""
-LONG_AGO = 40
+LONG_AGO = 70
 """Days by which `time_passes` moves a batch into the past: longer than all of the janitor's periods."""
+KEPT = 30
+KEPT_FAILED = 60
+"""Days for which the janitor keeps an ended batch without and with failures."""
 
 
 def bits(indexes: set[int]) -> str:
@@ -234,8 +237,8 @@ class ModelBatch:
     """Why it was cancelled."""
     ended_by: int | None = None
     """The batch above it whose end cancelled it."""
-    idle: bool = False
-    """Whether the batch is unchanged since `time_passes`."""
+    days_unchanged: int = 0
+    """The days that have passed since its last change."""
     has_callback: bool = False
     """Retention keeps the batch until its callback was sent; here no dispatcher sends it."""
     seal_at: int | None = None
@@ -266,7 +269,7 @@ class ModelBatch:
         return not self.failed if self.tolerance == (None, None) else not self.passes_tolerance
 
     def end(self, state: State) -> None:
-        self.state, self.idle = state, False
+        self.state, self.days_unchanged = state, 0
         self.events.append("completed" if state is State.COMPLETE else str(state))
 
 
@@ -413,7 +416,7 @@ class Model:
         if batch.seal_at is not None and start + count > batch.seal_at:
             return {"error": "batch_sealed"}
         batch.items += count
-        batch.idle = False
+        batch.days_unchanged = 0
         if key is not None:
             batch.extends[name] = start, count, digest
         if batch.state is State.OPEN and batch.items == batch.seal_at:
@@ -430,7 +433,7 @@ class Model:
         if batch.state in (State.EXPIRED, State.CANCELLED) and batch.cancelled_by != fingerprint:
             return {"error": f"batch_{batch.state}"}
         if batch.state is State.OPEN:
-            batch.state, batch.idle = State.SEALED, False
+            batch.state, batch.days_unchanged = State.SEALED, 0
             batch.events.append("sealed")
             self._settle(batch, fingerprint)
             if batch.state is State.CANCELLED:
@@ -466,7 +469,7 @@ class Model:
             if "labels" in patch:
                 merged = {} if patch["labels"] is None else {**batch.labels, **patch["labels"]}
                 batch.labels = {name: value for name, value in merged.items() if value is not None}
-            batch.idle = False
+            batch.days_unchanged = 0
             batch.events.append("updated")
             self._settle(batch, object())
             if key is not None:
@@ -495,11 +498,11 @@ class Model:
             return answer | {"replayed": True} if is_equal else {"error": "idempotency_key_reused"}
         if batch.state in (State.EXPIRED, State.CANCELLED):
             return {"error": f"batch_{batch.state}"}
-        if pending and (not failed or (unchanged_for and not batch.idle)):
+        if pending and (not failed or (unchanged_for and not batch.days_unchanged)):
             return {"error": "nothing_pending"}
         if not failed:
             return {"error": "nothing_failed"}
-        batch.idle = False
+        batch.days_unchanged = 0
         batch.events.append("redrive")
         answer = {"count": len(failed), "ranges": spans(failed), "more": False, "replayed": False}
         if key is not None:
@@ -551,7 +554,7 @@ class Model:
         batch.state = State.SEALED if "sealed" in batch.events else State.OPEN
         batch.reason = batch.ended_by = None
         batch.cancels = batch.cancels and not batch.passes_tolerance
-        batch.idle = False
+        batch.days_unchanged = 0
         batch.events.append("reopened")
         for child in self.batches.values():
             if child.parent is not None and child.parent[0] == batch.id and not child.live:
@@ -587,7 +590,7 @@ class Model:
         # parent is idle depends on its children.
         for state in (State.OPEN, State.SEALED):
             for batch in sorted(self.batches.values(), key=lambda batch: batch.id):
-                is_idle = batch.overdue is None and batch.idle and not self._has_live_children(batch)
+                is_idle = batch.overdue is None and batch.days_unchanged > 0 and not self._has_live_children(batch)
                 if batch.state is state and is_idle:
                     batch.end(State.EXPIRED)
                     batch.cancelled_by = None
@@ -597,7 +600,8 @@ class Model:
                     while self.owing:
                         self._pay(self.owing.pop(0))
         expired += self._deadlines(_, __)["expired"]
-        unchanged = [batch for batch in self.batches.values() if not batch.live and batch.idle]
+        ended = [batch for batch in self.batches.values() if not batch.live]
+        unchanged = [batch for batch in ended if batch.days_unchanged > (KEPT_FAILED if batch.failed else KEPT)]
         deletions = [batch for batch in unchanged if not batch.has_callback]
         for batch in deletions:
             self._forget(batch)
@@ -688,7 +692,7 @@ class Model:
             if request.get("reason") is not None:
                 batch.reasons |= dict.fromkeys(news, request["reason"])
         if news:
-            batch.idle = False
+            batch.days_unchanged = 0
             self._settle(batch, fingerprint)
         answer["applied"] += len(news)
         answer["repeated"] += len(numbers) - len(news)
@@ -720,15 +724,14 @@ class Model:
             batch.events.append("succeeded")
             self._ended(batch)
 
-    def time_passes(self, service: Service, batch_id: int) -> None:
+    def time_passes(self, service: Service, batch_id: int, days: int = LONG_AGO) -> None:
         """Move a batch into the past, in the model and in the database."""
-        batch = self.batches[batch_id]
-        batch.idle = True
+        self.batches[batch_id].days_unchanged += days
         columns = tables.batches.c
         with service.database.engine.begin() as tx:
             times = sa.select(columns.updated_at, columns.seen_updated_at, columns.ended_at)
             row = tx.execute(times.where(columns.id == batch_id)).one()
-            past = {name: value - timedelta(days=LONG_AGO) for name, value in row._mapping.items() if value is not None}
+            past = {name: value - timedelta(days=days) for name, value in row._mapping.items() if value is not None}
             tx.execute(sa.update(tables.batches).where(columns.id == batch_id).values(past))
 
     def deadline_passes(self, service: Service, batch_id: int, days: int = 1) -> None:
