@@ -26,6 +26,7 @@ from lastbit.integrations._current import handling
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._resolver import Resolver
+from lastbit.integrations._untracked import UntrackedMessages
 from lastbit.models import Completed
 
 log = logging.getLogger("lastbit.integrations")
@@ -47,6 +48,8 @@ class Outcome(Enum):
     """The handler has raised; the item is pending."""
     STALE = "stale"
     """It was not begun, as it is delivered elsewhere, or again: forget it."""
+    REFUSED = "refused"
+    """It was not begun, as it has no item: leave it to the dead letters."""
 
 
 class Delivery(Protocol):
@@ -64,7 +67,7 @@ class Delivery(Protocol):
         """Whether it can no longer be settled, as the broker delivers its message elsewhere, or again."""
 
     def settle(self, outcome: Outcome) -> None:
-        """Called once, from any thread; must not block."""
+        """Called once, from any thread; must not block, unless the message is refused."""
 
 
 D = TypeVar("D", bound=Delivery)
@@ -99,10 +102,13 @@ class Workers(Generic[D]):
         *,
         gathered: int = GATHERED,
         skip_ended: bool = True,
+        untracked: UntrackedMessages | None = None,
         settle: Callable[[Sequence[D], Outcome], None] = settle_each,
     ) -> None:
-        """`settle` gets deliveries whose items one call to Lastbit has resolved; it must not block."""
+        """`untracked`: messages without an item, if they are not simply handled. `settle` gets deliveries whose items
+        one call to Lastbit has resolved; it must not block."""
         self._handle = handle
+        self._untracked = untracked
         self._settle = settle
         self._resolver: Resolver[D] = Resolver(
             client,
@@ -152,6 +158,9 @@ class Workers(Generic[D]):
     def _process(self, delivery: D) -> None:
         if delivery.is_stale:
             delivery.settle(Outcome.STALE)
+            return
+        if self._untracked is not None and self._untracked.refuses(delivery.item):
+            delivery.settle(Outcome.REFUSED)
             return
         if delivery.item is not None and self._resolver.skips(delivery.item):
             delivery.settle(Outcome.DONE)

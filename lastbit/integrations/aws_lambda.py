@@ -39,10 +39,11 @@ from typing import Any, Final
 from lastbit import errors
 from lastbit.client import Client
 from lastbit.ids import InvalidItemId, ItemId
-from lastbit.integrations._current import handling
+from lastbit.integrations._current import current_item, handling
 from lastbit.integrations._ended import EndedBatches, watch_of
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._reasons import reason_of
+from lastbit.integrations._untracked import NO_ITEM, UntrackedMessages, WhenUntracked
 from lastbit.integrations._verdicts import Verdict, log_rejection, verdict_of
 from lastbit.models import AckResult, Completed
 from lastbit.retry import Retry
@@ -107,6 +108,7 @@ class _Resolving(BasePartialBatchProcessor):
         item: ItemOf | None = None,
         on_completed: Callable[[Completed], object] | None = None,
         skip_ended: bool = True,
+        untracked: WhenUntracked = "handle",
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -120,6 +122,7 @@ class _Resolving(BasePartialBatchProcessor):
         self._given_client = lastbit
         self._on_completed = on_completed
         self._skip_ended = skip_ended
+        self._untracked = UntrackedMessages(untracked, "this function")
         self._received = 0.0
         """When the invocation began."""
         self._outcomes: list[tuple[Record, _GivenUp | None]] = []
@@ -160,16 +163,22 @@ class _Resolving(BasePartialBatchProcessor):
                 log_rejection(rejection)
 
     def _catching(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler, which returns a failure for good instead of raising it. Powertools would report the record."""
+        """The handler, which returns a failure for good instead of raising it. Powertools would report the record. A
+        record that is refused is reported without the handler."""
 
         @functools.wraps(handler)  # Powertools reads the signature
         def handle(*args: Any, **options: Any) -> Any:
+            self._refuse_untracked()
             try:
                 return handler(*args, **options)
             except Failed as failure:
                 return _GivenUp(failure)
 
         return handle
+
+    def _refuse_untracked(self) -> None:
+        if self._untracked.refuses(current_item(None)):
+            raise LookupError(NO_ITEM)
 
     def success_handler(self, record: Any, result: Any) -> Any:
         """Called with the record as it is in the event."""
@@ -261,7 +270,10 @@ class LastbitBatchProcessor(_Resolving, BatchProcessor):
     returns its item's id or None. Without `item`, the id is the message attribute `lastbit-item` of SQS, or that header
     of Kafka; Kinesis and DynamoDB need the function; `on_completed`, called with a `Completed` for each batch that the
     call for these records finds complete. If it raises, it is called again, up to four times; then the records are
-    reported, and handled again. Raises `InvalidArgument`.
+    reported, and handled again. `skip_ended`: whether records of batches that were cancelled, have expired or were
+    deleted are not handled. `untracked`: what happens to records without an item's id, which are handled by default;
+    "warn" logs a line once, and "refuse" also reports them without handling them, so that they become dead letters.
+    Raises `InvalidArgument`.
 
     A handler that raises `Failed(reason)` fails the item, and the record is not delivered again.
     """
@@ -279,6 +291,7 @@ class LastbitAsyncBatchProcessor(_Resolving, AsyncBatchProcessor):
     def _catching(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(handler)
         async def handle(*args: Any, **options: Any) -> Any:
+            self._refuse_untracked()
             try:
                 return await handler(*args, **options)
             except Failed as failure:

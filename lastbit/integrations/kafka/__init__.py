@@ -6,8 +6,9 @@
     kafka.consume(kafka.Confluent(consumer), ["pictures"], handle, workers=8)    # a consumer process
     kafka.fail_dead_letters(kafka.Confluent(consumer), ["pictures.dead"])        # fails the items of dead letters
 
-The id of a record's item is its header `lastbit-item`; values don't change. Records without it are handled too. Records
-of one key are handled in any order here; where their order matters, use `lastbit.streams`.
+The id of a record's item is its header `lastbit-item`; values don't change. Records without it are handled too, unless
+`untracked="refuse"`. Records of one key are handled in any order here; where their order matters, use
+`lastbit.streams`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lastbit.client import Client
 from lastbit.failures import Redrive
 from lastbit.integrations import Failed, FanOutOptions
 from lastbit.integrations._stopping import stopped_by_signals
+from lastbit.integrations._untracked import UntrackedMessages, WhenUntracked
 from lastbit.integrations._workers import ITEM, Workers, checked_workers
 from lastbit.integrations.kafka._consumer import DeadLetter, Delivery, Handler, Options, run
 from lastbit.integrations.kafka._publisher import sender
@@ -101,6 +103,7 @@ def consume(
     every: float = 1.0,
     capacity: int = CAPACITY,
     skip_ended: bool = True,
+    untracked: WhenUntracked = "handle",
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
     lastbit: Client | None = None,
@@ -127,6 +130,8 @@ def consume(
         every: Seconds between commits of offsets.
         capacity: The number of records held beyond the first unfinished one.
         skip_ended: Don't handle records of batches that were cancelled, have expired or were deleted.
+        untracked: What happens to records without an item's id: `handle` them; handle them, and `warn` in the log once;
+            or `refuse` them, with one line as well: pass them to `dead_letter`, which is needed then.
         on_completed: Called with a `Completed` for each batch that an ack completes, before the offset is committed;
             see `Client.acker`.
         stop: An event that ends it.
@@ -139,7 +144,7 @@ def consume(
         lastbit.streams.CommitFailed: Offsets could not be committed five times in a row.
     """
     checked_workers(workers, handle)
-    options = Options(workers, attempts, retry_delay, every, capacity, dead_letter, skip_ended)
+    options = Options(workers, attempts, retry_delay, every, capacity, dead_letter, skip_ended, untracked)
     _consume(client, topics, handle, options, on_completed, stop, lastbit)
 
 
@@ -185,10 +190,18 @@ def _consume(
     lastbit: Client | None,
 ) -> None:
     stop = stop or threading.Event()
+    untracked = UntrackedMessages(options.untracked, ", ".join(topics))
     with Client() if lastbit is None else nullcontext(lastbit) as lastbit, stopped_by_signals(stop):
         connected = lastbit
 
         def make_workers(attempt: Handler) -> Workers[Delivery]:
-            return Workers(connected, attempt, options.workers, on_completed, skip_ended=options.skip_ended)
+            return Workers(
+                connected,
+                attempt,
+                options.workers,
+                on_completed,
+                skip_ended=options.skip_ended,
+                untracked=untracked,
+            )
 
         run(client, topics, handle, options, stop, make_workers)

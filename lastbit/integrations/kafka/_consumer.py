@@ -27,6 +27,7 @@ from lastbit.integrations import Failed
 from lastbit.integrations._current import again, current_batch_ended
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._reasons import reason_of
+from lastbit.integrations._untracked import NO_ITEM, WhenUntracked
 from lastbit.integrations._workers import LeftToRedelivery, Outcome, Workers
 from lastbit.integrations.kafka._records import item_of
 from lastbit.streams.errors import CommitFailed, SessionEnded, WindowFull
@@ -57,6 +58,7 @@ class Options:
     capacity: int
     dead_letter: DeadLetter | None
     skip_ended: bool = True
+    untracked: WhenUntracked = "handle"
 
     def __post_init__(self) -> None:
         if self.attempts is not None and (not isinstance(self.attempts, int) or self.attempts < 1):
@@ -65,6 +67,14 @@ class Options:
             raise InvalidArgument(f"retry_delay is 0 to {LONGEST_PAUSE:g} seconds, not {self.retry_delay!r}")
         if not self.every > 0:
             raise InvalidArgument(f"every is more than 0 seconds, not {self.every!r}")
+        if self.untracked == "refuse" and self.dead_letter is None:
+            raise InvalidArgument(
+                "untracked='refuse' needs dead_letter, which gets the records: Kafka can't reject one"
+            )
+
+    def give_up(self, record: Any, error: Exception) -> None:
+        if self.dead_letter is not None:
+            self.dead_letter(record, error)
 
 
 class Stopped(LeftToRedelivery):
@@ -89,21 +99,17 @@ class Attempts:
                     self._handle(record)
                 return
             except Failed as failure:
-                self._give_up(record, failure)
+                self._options.give_up(record, failure)
                 raise
             except Exception as error:
                 if attempt == self._options.attempts:
-                    self._give_up(record, error)
+                    self._options.give_up(record, error)
                     raise Failed(reason_of(error)) from error
                 log.warning("attempt %d to handle %s has failed", attempt, _name(record), exc_info=True)
             pause = min(self._options.retry_delay * 2 ** min(attempt - 1, 30), LONGEST_PAUSE)
             if self._over.wait(pause) or delivery.is_stale or current_batch_ended():
                 raise Stopped(_name(record))
             attempt += 1
-
-    def _give_up(self, record: Any, error: Exception) -> None:
-        if self._options.dead_letter is not None:
-            self._options.dead_letter(record, error)
 
 
 class Delivery:
@@ -127,12 +133,12 @@ class Delivery:
         return not self._consumer.window.begins(self._number)
 
     def settle(self, outcome: Outcome) -> None:
-        if outcome in (Outcome.DONE, Outcome.FAILED, Outcome.STALE):
+        if outcome is Outcome.ERROR or (outcome is Outcome.REFUSED and not self._consumer.has_refused(self.record)):
+            self._consumer.handle_again(self)
+        else:
             # The window of a partition that has another owner refuses the ack. The consumer's own window must get it,
             # or the record would count towards its capacity forever.
             self._consumer.window.ack(self._number)
-        else:
-            self._consumer.handle_again(self)
 
 
 class Consumer:
@@ -153,6 +159,15 @@ class Consumer:
     def handle_again(self, delivery: Delivery) -> None:
         if self._workers is not None:
             self._again.add(partial(self._workers.put, delivery))
+
+    def has_refused(self, record: Any) -> bool:
+        """Pass a record without an item to the dead letters. False if they don't take it now."""
+        try:
+            self._options.give_up(record, LookupError(NO_ITEM))
+        except Exception:
+            log.exception("%s has no item, and comes again, as the dead letters don't take it", _name(record))
+            return False
+        return True
 
     def run(self, workers: Workers[Delivery]) -> None:
         """Consume; then close the workers and commit what they have done. Raises `SessionEnded`, `CommitFailed`, and

@@ -9,7 +9,7 @@
 `pip install 'lastbit[rabbitmq]'` brings pika.
 
 The id of a message's item is its message_id; bodies don't change. Messages with a message_id of their own have the
-header `lastbit-item`. Messages without an item are handled too.
+header `lastbit-item`. Messages without an item are handled too, unless `untracked="refuse"`.
 Messages of a stream, whose order matters, are better read by `lastbit.streams`.
 """
 
@@ -27,6 +27,7 @@ from lastbit.failures import Redrive
 from lastbit.integrations import Failed, FanOutOptions
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._stopping import stopped_by_signals
+from lastbit.integrations._untracked import UntrackedMessages, WhenUntracked
 from lastbit.integrations._workers import ITEM, Workers, checked_workers
 from lastbit.integrations.rabbitmq._consumer import Delivery, OnError, Options, run, settle_together
 from lastbit.integrations.rabbitmq._messages import Body, Outgoing, death_of, identity, item_of
@@ -112,6 +113,7 @@ def consume(
     retry_delay: float = 1.0,
     reject_failed: bool = False,
     skip_ended: bool = True,
+    untracked: WhenUntracked = "handle",
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
     lastbit: Client | None = None,
@@ -136,6 +138,9 @@ def consume(
         reject_failed: Reject the messages of failed items instead of acking them, so that the dead-letter exchange gets
             them.
         skip_ended: Don't handle messages of batches that were cancelled, have expired or were deleted: ack them.
+        untracked: What happens to messages without an item's id: `handle` them; handle them, and `warn` in the log
+            once; or `refuse` them, with one line as well: reject them, so that the queue's dead-letter exchange gets
+            them.
         on_completed: Called with a `Completed` for each batch that an ack completes, before the message is acked; see
             `Client.acker`.
         stop: An event that ends it.
@@ -147,7 +152,9 @@ def consume(
         ServiceError: Lastbit refuses acks for good, for example the token.
         pika.exceptions.AMQPError: The first connection fails, or the broker refuses the account or has no such queue.
     """
-    options = Options(workers, prefetch, on_error, retry_delay, reject_failed, skip_ended)
+    options = Options(
+        workers, prefetch, on_error, retry_delay, reject_failed, skip_ended, UntrackedMessages(untracked, queue)
+    )
     checked_workers(workers, handle)
 
     def handle_or_fail(message: Message) -> None:
@@ -188,7 +195,8 @@ def fail_dead_letters(
             handle(message)
         raise Failed(death_of(message.headers))
 
-    options = Options(1, prefetch, "requeue", retry_delay, reject_failed=False, skip_ended=False)
+    untracked = UntrackedMessages("warn", queue)
+    options = Options(1, prefetch, "requeue", retry_delay, reject_failed=False, skip_ended=False, untracked=untracked)
     _consume(broker, queue, give_up, options, on_completed, stop, lastbit)
 
 
@@ -210,6 +218,7 @@ def _consume(
             on_completed,
             gathered=options.gathered,
             skip_ended=options.skip_ended,
+            untracked=options.untracked,
             settle=settle_together,
         )
         run(broker, queue, options, workers, stop)

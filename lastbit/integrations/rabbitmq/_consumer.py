@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lastbit.errors import InvalidArgument
+from lastbit.integrations._untracked import UntrackedMessages
 from lastbit.integrations._workers import Outcome, Workers
 from lastbit.integrations.rabbitmq._messages import Tags, item_of
 from lastbit.streams.errors import SessionEnded
@@ -51,6 +52,7 @@ class Options:
     retry_delay: float
     reject_failed: bool
     skip_ended: bool
+    untracked: UntrackedMessages
 
     @property
     def gathered(self) -> int:
@@ -140,7 +142,9 @@ class QueueSession(Consumer):
         for tags, outcome in settled:
             if outcome is Outcome.DONE or (outcome is Outcome.FAILED and not self._options.reject_failed):
                 acks += tags
-            elif outcome is Outcome.FAILED or (outcome is Outcome.ERROR and self._options.on_error == "reject"):
+            elif outcome in (Outcome.FAILED, Outcome.REFUSED) or (
+                outcome is Outcome.ERROR and self._options.on_error == "reject"
+            ):
                 for tag in tags:
                     self._return(tag, requeue=False)
             else:

@@ -7,7 +7,8 @@
     sqs.consume(client, queue_url, handle, workers=8)           # a consumer process
     sqs.fail_dead_letters(client, dead_letters_url)             # fails the items of the dead-letter queue's messages
 
-The id of a message's item is its attribute `lastbit-item`; bodies don't change. Messages without it are handled too.
+The id of a message's item is its attribute `lastbit-item`; bodies don't change. Messages without it are handled too,
+unless `untracked="refuse"`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from lastbit.client import Client
 from lastbit.failures import Redrive
 from lastbit.integrations import Failed, FanOutOptions
 from lastbit.integrations._stopping import stopped_by_signals
+from lastbit.integrations._untracked import WhenUntracked
 from lastbit.integrations.sqs._consumer import Consumer, Handler, Options
 from lastbit.integrations.sqs._fan_out import Body, Group, Sender
 from lastbit.integrations.sqs._queue import ITEM, MOST_ENTRIES, Message, Queue, item_of, receives
@@ -108,6 +110,7 @@ def consume(
     retry_delay: int | None = None,
     until_empty: bool = False,
     skip_ended: bool = True,
+    untracked: WhenUntracked = "handle",
     on_completed: Callable[[Completed], object] | None = None,
     stop: threading.Event | None = None,
     lastbit: Client | None = None,
@@ -140,6 +143,9 @@ def consume(
             its visibility timeout.
         until_empty: Also return when a receive finds nothing and no message is held.
         skip_ended: Don't handle messages of batches that were cancelled, have expired or were deleted: delete them.
+        untracked: What happens to messages without an item's id: `handle` them; handle them, and `warn` in the log
+            once; or `refuse` them, with one line as well: they are left to the dead-letter queue, like those whose
+            handler raises.
         on_completed: Called with a `Completed` for each batch that an ack completes, before the message is deleted; see
             `Client.acker`.
         stop: An event that ends it.
@@ -160,6 +166,7 @@ def consume(
         retry_delay=retry_delay,
         until_empty=until_empty,
         skip_ended=skip_ended,
+        untracked=untracked,
         on_completed=on_completed,
     )
     if queue.has_dead_letters() is False:
@@ -209,6 +216,7 @@ def fail_dead_letters(
         retry_delay=None,
         until_empty=until_empty,
         skip_ended=False,
+        untracked="handle",
         on_completed=on_completed,
     )
     _consume(queue, give_up, options, stop, lastbit)

@@ -27,6 +27,7 @@ from lastbit._threads import join_started
 from lastbit.client import Client
 from lastbit.integrations._current import handling
 from lastbit.integrations._failed import Failed
+from lastbit.integrations._untracked import UntrackedMessages, WhenUntracked
 from lastbit.integrations.sqs._inbox import Inbox, Run, runs
 from lastbit.integrations.sqs._leases import Leases
 from lastbit.integrations.sqs._queue import (
@@ -63,6 +64,7 @@ class Options:
     retry_delay: int | None
     until_empty: bool
     skip_ended: bool
+    untracked: WhenUntracked
     on_completed: Callable[[Completed], object] | None
 
     def __post_init__(self) -> None:
@@ -89,6 +91,7 @@ class Consumer:
         self._queue = queue
         self._handle = handle
         self._options = options
+        self._untracked = UntrackedMessages(options.untracked, queue.name)
         self._leases = Leases(queue, queue.visibility(options.visibility_timeout))
         self._inbox = Inbox(options.prefetch)
         self._stopping = stop
@@ -176,6 +179,9 @@ class Consumer:
         """Call the handler. Returns whether the message has ended, and is not left to a redelivery."""
         message = run.messages[position]
         item = item_of(message)
+        if self._untracked.refuses(item):
+            self._leave(message)
+            return False
         if item is not None and self._settler.skips(item):
             self._settler.drop(run, position)
             return True
@@ -188,12 +194,16 @@ class Consumer:
             log.warning("message %s of %s has failed: %s", message["MessageId"], self._queue.name, error.reason)
         except Exception:
             log.exception("message %s of %s will be delivered again", message["MessageId"], self._queue.name)
-            self._leases.release(message)
-            if self._options.retry_delay is not None:
-                self._hide([message], self._options.retry_delay)
+            self._leave(message)
             return False
         self._settler.settle(run, position, failure)
         return True
+
+    def _leave(self, message: Message) -> None:
+        """Leave a message to its redelivery, or to the dead-letter queue."""
+        self._leases.release(message)
+        if self._options.retry_delay is not None:
+            self._hide([message], self._options.retry_delay)
 
     def _give_back(self, messages: list[Message]) -> None:
         """Let SQS deliver messages again that no handler has begun."""

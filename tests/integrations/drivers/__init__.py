@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from lastbit import AsyncClient, BatchHandle, Client, Completed, Retry
+from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.workers import wait_until
 
 Handle = Callable[[str], None]
@@ -32,8 +33,11 @@ class Driver(Protocol):
     """How many handlers run at a time, or between two acks."""
     follows: ClassVar[bool]
     """Whether a worker reads the feed."""
+    loses_ids: ClassVar[bool]
+    """Whether the item's id is beside the message's body, and gets lost if only that is moved."""
     skip_ended: bool
-    """The option of the worker."""
+    untracked: WhenUntracked
+    """The options of the worker; `untracked` where ids can get lost."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None: ...
 
@@ -47,6 +51,12 @@ class Driver(Protocol):
 
     def left(self) -> int:
         """The number of messages that the broker would deliver again."""
+
+    def send_body(self, body: str, item: str | None) -> None:
+        """Send a message by hand, which has this item's id. Only where ids can get lost; and so is `refused`."""
+
+    def refused(self) -> int:
+        """The number of messages that a worker has refused, wherever they are."""
 
 
 class Link:

@@ -11,6 +11,7 @@ from aws_lambda_powertools.utilities.batch import EventType, process_partial_res
 from lastbit import BatchHandle
 from lastbit.errors import LastbitError
 from lastbit.integrations import sqs
+from lastbit.integrations._untracked import WhenUntracked
 from lastbit.integrations.aws_lambda import LastbitBatchProcessor
 from tests.integrations.aws_lambda.poller import poll
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until
@@ -23,7 +24,9 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 10
     follows: ClassVar = False
+    loses_ids: ClassVar = True
     skip_ended = True
+    untracked: WhenUntracked = "handle"
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         moto: Moto = request.getfixturevalue("moto")
@@ -39,6 +42,7 @@ class Driver:
             lastbit=link.client,
             on_completed=on_completed,
             skip_ended=self.skip_ended,
+            untracked=self.untracked,
         )
 
         def function(event: dict[str, Any], context: Any) -> Any:
@@ -53,3 +57,10 @@ class Driver:
 
     def left(self) -> int:
         return self._queue.count()
+
+    def send_body(self, body: str, item: str | None) -> None:
+        attribute = {"DataType": "String", "StringValue": item}
+        self._queue.send(body, MessageAttributes={} if item is None else {sqs.ITEM: attribute})
+
+    def refused(self) -> int:
+        return self.left()

@@ -27,6 +27,7 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 1
     follows: ClassVar = True
+    loses_ids: ClassVar = False
     skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:

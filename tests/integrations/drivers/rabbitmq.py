@@ -10,6 +10,7 @@ import pytest
 
 from lastbit import BatchHandle
 from lastbit.integrations import rabbitmq as adapter
+from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
 
 
@@ -19,12 +20,17 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 8
     follows: ClassVar = True
+    loses_ids: ClassVar = True
     skip_ended = True
+    untracked: WhenUntracked = "handle"
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._url = request.getfixturevalue("rabbitmq").url
         with pika.BlockingConnection(pika.URLParameters(self._url)) as connection:
-            self._queue = connection.channel().queue_declare("", auto_delete=False).method.queue
+            channel = connection.channel()
+            self._dead = channel.queue_declare("").method.queue
+            dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": self._dead}
+            self._queue = channel.queue_declare("", arguments=dead).method.queue
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         return adapter.fan_out(self._url, self._queue, bodies, seal=seal, lastbit=link.client)
@@ -33,9 +39,28 @@ class Driver:
         def run(**options: object) -> None:
             adapter.consume(self._url, self._queue, lambda message: handle(message.body.decode()), **options)  # type: ignore[arg-type]
 
-        return consumed(run, link, until, on_completed=on_completed, skip_ended=self.skip_ended, retry_delay=0)
+        return consumed(
+            run,
+            link,
+            until,
+            on_completed=on_completed,
+            skip_ended=self.skip_ended,
+            untracked=self.untracked,
+            retry_delay=0,
+        )
 
     def left(self) -> int:
+        return self._count(self._queue)
+
+    def send_body(self, body: str, item: str | None) -> None:
+        properties = pika.BasicProperties(headers=None if item is None else {adapter.ITEM: item})
         with pika.BlockingConnection(pika.URLParameters(self._url)) as connection:
-            count: int = connection.channel().queue_declare(self._queue, passive=True).method.message_count
+            connection.channel().basic_publish("", self._queue, body.encode(), properties)
+
+    def refused(self) -> int:
+        return self._count(self._dead)
+
+    def _count(self, queue: str) -> int:
+        with pika.BlockingConnection(pika.URLParameters(self._url)) as connection:
+            count: int = connection.channel().queue_declare(queue, passive=True).method.message_count
             return count

@@ -28,6 +28,7 @@ class Driver:
     reports: ClassVar = False
     handlers: ClassVar = 1
     follows: ClassVar = True
+    loses_ids: ClassVar = False
     skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from lastbit import BatchHandle
 from lastbit.integrations import sqs as adapter
+from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
 from tests.support.aws import Moto
 
@@ -19,7 +20,9 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 8
     follows: ClassVar = True
+    loses_ids: ClassVar = True
     skip_ended = True
+    untracked: WhenUntracked = "handle"
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         moto: Moto = request.getfixturevalue("moto")
@@ -33,8 +36,22 @@ class Driver:
             adapter.consume(self._queue.client, self._queue.url, lambda message: handle(message["Body"]), **options)  # type: ignore[arg-type]
 
         return consumed(
-            run, link, until, on_completed=on_completed, skip_ended=self.skip_ended, retry_delay=0, wait_seconds=1
+            run,
+            link,
+            until,
+            on_completed=on_completed,
+            skip_ended=self.skip_ended,
+            untracked=self.untracked,
+            retry_delay=0,
+            wait_seconds=1,
         )
 
     def left(self) -> int:
         return self._queue.count()
+
+    def send_body(self, body: str, item: str | None) -> None:
+        attribute = {"DataType": "String", "StringValue": item}
+        self._queue.send(body, MessageAttributes={} if item is None else {adapter.ITEM: attribute})
+
+    def refused(self) -> int:
+        return self.left()

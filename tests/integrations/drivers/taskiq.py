@@ -44,6 +44,7 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 10
     follows: ClassVar = True
+    loses_ids: ClassVar = False
     skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:

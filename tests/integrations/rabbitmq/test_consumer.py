@@ -113,6 +113,24 @@ def test_a_rejected_message_is_pending_until_its_dead_letter_is_consumed(
     assert [completion.batch for completion in completed if completion.newly] == [batch.id]
 
 
+@mutant(
+    "a-dead-letter-without-an-item-disappears-in-silence",
+    "lastbit.integrations.rabbitmq:fail_dead_letters",
+    "'warn'",
+    "'handle'",
+)
+def test_a_dead_letter_without_an_item_is_told_of(
+    rabbitmq: RabbitMQ, client: Client, channel: Any, classic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is acked, as a process that only fails items has nothing to do for it."""
+    channel.basic_publish("", "work.dead", b"moved")
+    batch = adapter.fan_out(rabbitmq.url, "work.dead", [b"0"], lastbit=client)
+    with running(adapter.fail_dead_letters, rabbitmq.url, "work.dead", lastbit=client):
+        batch.wait(30)
+    assert left(channel, "work.dead") == 0
+    assert [line for line in caplog.messages if "messages of work.dead carry no item's id" in line]
+
+
 def test_an_expired_message_fails_its_item(rabbitmq: RabbitMQ, client: Client, channel: Any, classic: str) -> None:
     """Nobody has handled it."""
     message = adapter.Outgoing(b"0", pika.BasicProperties(expiration="1"))
