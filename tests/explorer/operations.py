@@ -191,6 +191,10 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "override": ack((2, 0, 9), key="override"),
     "redrive": lambda session: session.service.batches.redrive(2, Wish(), "redrive"),
     "redrive-reason": lambda session: session.service.batches.redrive(2, Wish("broken"), "reason"),
+    "redrive-pending": lambda session: session.service.batches.redrive(2, Wish(pending=True), "pending"),
+    "redrive-unchanged": lambda session: session.service.batches.redrive(
+        2, Wish(pending=True, unchanged_for=60), "unchanged"
+    ),
     "update": update(2, Patch(tolerated_failures=1, on_exceeded=OnExceeded.CANCEL, labels={"run": "2"})),
     "update-overdue": update(1, Patch(deadline=datetime(2099, 1, 1, tzinfo=UTC))),
     "extend": lambda session: session.service.batches.extend(2, 20, "more"),
@@ -275,7 +279,10 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 }
 
 RARE: Final = frozenset(
-    {"redrive", "redrive-reason", "update", "update-overdue", "open-with-callback", "extend-by", "extend-by-other"}
+    {
+        *("redrive", "redrive-reason", "redrive-pending", "redrive-unchanged"),
+        *("update", "update-overdue", "open-with-callback", "extend-by", "extend-by-other"),
+    }
 )
 """Operations whose pairs only the slow tests run."""
 LONG: Final = frozenset({"janitor"})

@@ -136,6 +136,13 @@ def redrives_by_reason(ground: Ground) -> Request:
     return {"verb": "redrive", "batch": batch, "reason": "no parser", "key": "redrive-1"}
 
 
+def redrives_what_is_pending(ground: Ground) -> Request:
+    batch = ground.batch()
+    ground.ack(batch, 1, 2, 70)
+    ground.batch(1, parent=[batch, 0, 5])
+    return {"verb": "redrive", "batch": batch, "pending": True, "key": "redrive-1"}
+
+
 def cancels(ground: Ground) -> Request:
     batch = ground.batch()
     ground.ack(batch, 1, 2)
@@ -339,7 +346,7 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
         cancels,
         reopens,
     ),
-    *(updates, redrives_by_reason),
+    *(updates, redrives_by_reason, redrives_what_is_pending),
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction),
     *(passes_the_tolerance, is_redriven_within_the_tolerance),
