@@ -8,6 +8,9 @@ wrong, and why it can't:
 raises a suspicion. Before a message is dropped, the service is asked for the batch's state. Threads share an answer if
 the question was sent after their own messages had come.
 
+*The service is away for a moment* after the cancel, as it is restarted. Its acks wait too, so a question is asked again
+for up to `PATIENCE` seconds. Only then messages are handled, as without this module.
+
 *The feed can't be read*, as the token may not, or the service is away. Rejections are enough then: a worker handles one
 message of such a batch, and no more.
 
@@ -44,7 +47,7 @@ MOST: Final = 1024
 PAUSE: Final = 1.0
 """Seconds until the feed is read again after an error."""
 PATIENCE: Final = 5.0
-"""Seconds for a question that a worker waits for."""
+"""Seconds for a question that a worker waits for. After them it isn't asked again."""
 ENDINGS: Final = frozenset({"cancelled", "expired", "unknown_batch"})
 """Reasons of rejections that concern all pending items of a batch."""
 REOPENED: Final = "batch.reopened"
@@ -95,8 +98,8 @@ class Watch:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._asking = threading.Lock()
-        self._confirmed: dict[int, float] = {}
-        """When the last question was sent whose answer was that the batch has ended."""
+        self._answers: dict[int, tuple[float, bool]] = {}
+        """When the last question was sent, and whether the batch has ended; it has not if there was no answer."""
 
     def join(self, driver: Driver) -> None:
         """A worker begins. The feed is read through the driver of one worker."""
@@ -145,8 +148,9 @@ class Watch:
             self._after_fork()
         received = time.monotonic() if received is None else received
         with self._asking:
-            if self._confirmed.get(batch, -math.inf) >= received:
-                return True
+            moment, answer = self._answers.get(batch, (-math.inf, False))
+            if moment >= received:
+                return answer
             moment = time.monotonic()
             try:
                 info = driver.run(_state, batch)
@@ -167,15 +171,14 @@ class Watch:
         return self._answered(batch, info, moment)
 
     def _answered(self, batch: int, answer: Batch | errors.LastbitError, moment: float) -> bool:
-        if isinstance(answer, errors.LastbitError) and not isinstance(answer, errors.BatchNotFound):
-            return False  # its message is handled, as without this module
         if isinstance(answer, Batch) and (answer.complete or not answer.ended):
             self.batches.discard(batch)
             return False
-        if len(self._confirmed) >= MOST:
-            self._confirmed.clear()
-        self._confirmed[batch] = moment
-        return True
+        if len(self._answers) >= MOST:
+            self._answers.clear()
+        is_ended = isinstance(answer, Batch | errors.BatchNotFound)
+        self._answers[batch] = moment, is_ended
+        return is_ended
 
     def note(self, item: str) -> None:
         """A message was dropped: one line for each batch."""
@@ -239,8 +242,8 @@ def watch_of(service: Service) -> Watch:
 
 
 def _state(service: Service, batch: int) -> Flow[Batch]:
-    """Without retries: the message waits for the answer."""
-    return _calls.get(replace(service, retry=Retry(attempts=1), timeout=min(service.timeout, PATIENCE)), batch)
+    retry = Retry(attempts=100, deadline=PATIENCE, cap=0.5)
+    return _calls.get(replace(service, retry=retry, timeout=min(service.timeout, PATIENCE)), batch)
 
 
 def _end_of_feed(service: Service) -> Flow[int]:
