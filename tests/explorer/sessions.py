@@ -32,7 +32,7 @@ from sqlalchemy.exc import DBAPIError
 
 from core.acks import call, parents
 from core.acks.parents import Payer
-from core.batches import history, purge
+from core.batches import descendants, history, purge
 from core.bits import journal
 from core.bits.cache import BitfieldCache
 from core.commits.combiner import Inline
@@ -543,6 +543,8 @@ def explored() -> Iterator[None]:
         patches.setattr(Database, "write", patiently)
         patches.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda seconds: None))
         patches.setattr(database, "LOCK_WAIT", 600)
+        # A session that stands still for seconds, on a busy machine, must not leave the descendants to the sweep.
+        patches.setattr(descendants, "PATIENCE", 600)
         patches.setattr(purge, "CHUNK", 2)
         for name, value in {"FEW": 1, "LEAST": 3, "MOST": 3, "PORTION": 2}.items():
             patches.setattr(journal, name, value)
