@@ -145,6 +145,25 @@ def test_a_message_of_a_live_batch_is_never_dropped(driver: Driver, producer: Li
     assert (batch.info.acked, runs) == (3, [False] * 3)
 
 
+def test_a_reopened_batch_completes_with_messages_that_are_sent_again(
+    driver: Driver, producer: Link, link: Link
+) -> None:
+    """After a cancel, whose messages were removed. The process believes that it has ended, and handles them."""
+    bodies = [f"message {number}" for number in range(MESSAGES)]
+    batch = driver.send(producer, bodies)
+    canceller = Canceller(batch, driver)
+    driver.work(link, canceller, lambda: canceller.runs and driver.left() == 0)
+    pending = batch.reopen().pending
+    assert MESSAGES - driver.handlers <= pending <= MESSAGES
+    position = batch.redrive(pending=True).position
+    request = next(iter(producer.client.redrives(after=position - 1, batch=batch.id)))
+    assert driver.resend(producer, request, bodies) == pending
+    handled: list[str] = []
+    driver.work(link, handled.append, lambda: batch.refresh().complete and driver.left() == 0)
+    assert len(set(handled)) == pending
+    assert (batch.info.acked, batch.info.failed, batch.verify().ok) == (MESSAGES, 0, True)
+
+
 def test_messages_of_ended_batches_are_handled_on_demand(driver: Driver, producer: Link, link: Link) -> None:
     """With `skip_ended=False`."""
     driver.skip_ended = False

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from lastbit import AsyncClient, BatchHandle, Client, Completed, Retry
+from lastbit.failures import Redrive
 from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.workers import wait_until
 
@@ -43,6 +44,9 @@ class Driver(Protocol):
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         """Fan out a message for each body."""
+
+    def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
+        """Send the messages of the redrive's items again; `bodies` are those of `send`. Returns how many."""
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         """Run a worker that calls `handle` with bodies, until `until()` is true or the worker has ended itself; then it

@@ -10,6 +10,7 @@ from aws_lambda_powertools.utilities.batch import EventType, process_partial_res
 
 from lastbit import BatchHandle
 from lastbit.errors import LastbitError
+from lastbit.failures import Redrive
 from lastbit.integrations import sqs
 from lastbit.integrations._untracked import WhenUntracked
 from lastbit.integrations.aws_lambda import LastbitBatchProcessor
@@ -34,6 +35,9 @@ class Driver:
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         return sqs.fan_out(self._queue.client, self._queue.url, bodies, seal=seal, lastbit=link.client)
+
+    def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
+        return sqs.resend(self._queue.client, self._queue.url, redrive, bodies, lastbit=link.client)
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         processor = LastbitBatchProcessor(

@@ -15,6 +15,7 @@ from celery.worker import state
 from celery.worker.worker import WorkController
 
 from lastbit import BatchHandle
+from lastbit.failures import Redrive
 from lastbit.integrations.celery import Lastbit
 from lastbit.integrations.celery import worker as adapter
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until
@@ -56,6 +57,10 @@ class Driver:
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         lastbit, task = self._app(link)
         return lastbit.fan_out(map(task.s, bodies), seal=seal)
+
+    def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
+        lastbit, task = self._app(link)
+        return lastbit.resend(redrive, map(task.s, bodies))
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         self._handle = handle

@@ -12,8 +12,9 @@ from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
 
 from lastbit import BatchHandle
+from lastbit.failures import Redrive
 from lastbit.integrations import Failed
-from lastbit.integrations.dramatiq import LastbitMiddleware, fan_out
+from lastbit.integrations.dramatiq import LastbitMiddleware, fan_out, resend
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until
 from tests.integrations.workers import wait_until
 
@@ -48,6 +49,10 @@ class Driver:
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         self._use(link)
         return fan_out(map(self._actor.message, bodies), broker=self._broker, seal=seal)
+
+    def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
+        self._use(link)
+        return resend(redrive, map(self._actor.message, bodies), broker=self._broker)
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         self._use(link, on_completed)

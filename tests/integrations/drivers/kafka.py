@@ -10,6 +10,7 @@ import confluent_kafka
 import pytest
 
 from lastbit import BatchHandle
+from lastbit.failures import Redrive
 from lastbit.integrations import kafka as adapter
 from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
@@ -38,6 +39,12 @@ class Driver:
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         self._sent += len(bodies)
         return adapter.fan_out(self._producer(), self._topic, bodies, seal=seal, lastbit=link.client)
+
+    def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
+        producer = confluent_kafka.Producer({"bootstrap.servers": self._address, "log_level": 0})
+        count = adapter.resend(producer, self._topic, redrive, bodies, lastbit=link.client)
+        self._sent += count
+        return count
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         def run(**options: object) -> None:

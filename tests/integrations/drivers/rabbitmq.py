@@ -9,6 +9,7 @@ import pika
 import pytest
 
 from lastbit import BatchHandle
+from lastbit.failures import Redrive
 from lastbit.integrations import rabbitmq as adapter
 from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
@@ -34,6 +35,9 @@ class Driver:
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         return adapter.fan_out(self._url, self._queue, bodies, seal=seal, lastbit=link.client)
+
+    def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
+        return adapter.resend(self._url, self._queue, redrive, bodies, lastbit=link.client)
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         def run(**options: object) -> None:

@@ -11,6 +11,7 @@ from rq import Queue, Retry
 
 from lastbit import BatchHandle, Client
 from lastbit.errors import LastbitError
+from lastbit.failures import Redrive
 from lastbit.integrations import rq as adapter
 from lastbit.integrations.rq._unacked import noted
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until
@@ -40,6 +41,10 @@ class Driver:
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         calls = [(body,) for body in bodies]
         return adapter.fan_out(self._queue, task, calls, options={"retry": Retry(max=1)}, seal=seal, client=link.client)
+
+    def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
+        calls = [(body,) for body in bodies]
+        return adapter.resend(self._queue, task, redrive, calls, options={"retry": Retry(max=1)}, client=link.client)
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         class Worker(adapter.LastbitSimpleWorker):

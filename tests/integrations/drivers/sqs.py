@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 from lastbit import BatchHandle
+from lastbit.failures import Redrive
 from lastbit.integrations import sqs as adapter
 from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
@@ -30,6 +31,9 @@ class Driver:
 
     def send(self, link: Link, bodies: Sequence[str], *, seal: bool = True) -> BatchHandle:
         return adapter.fan_out(self._queue.client, self._queue.url, bodies, seal=seal, lastbit=link.client)
+
+    def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
+        return adapter.resend(self._queue.client, self._queue.url, redrive, bodies, lastbit=link.client)
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         def run(**options: object) -> None:

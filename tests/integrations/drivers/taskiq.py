@@ -12,7 +12,8 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage, SimpleRetryMiddle
 from taskiq.receiver import Receiver
 
 from lastbit import BatchHandle
-from lastbit.integrations.taskiq import LastbitMiddleware, fan_out
+from lastbit.failures import Redrive
+from lastbit.integrations.taskiq import LastbitMiddleware, fan_out, resend
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until
 from tests.integrations.workers import wait_until
 
@@ -69,6 +70,14 @@ class Driver:
                 return batch.id
 
         return link.client.batch(asyncio.run(sending()))
+
+    def resend(self, link: Link, redrive: Redrive, bodies: Sequence[str]) -> int:
+        async def sending() -> int:
+            async with link.async_client() as client:
+                self._use(LastbitMiddleware(client=client))
+                return await resend(self._task, redrive, [(body,) for body in bodies])
+
+        return asyncio.run(sending())
 
     def work(self, link: Link, handle: Handle, until: Until, on_completed: OnCompleted | None = None) -> object:
         async def working() -> None:
