@@ -19,7 +19,6 @@ from lastbit import Completed
 from lastbit.integrations import current_batch_ended, current_item
 from lastbit.integrations.celery import Lastbit
 from lastbit.integrations.celery.items import is_item
-from tests.integrations import crawling
 
 app = Celery("tests", broker=os.environ.get("TEST_BROKER"), backend=os.environ.get("TEST_BACKEND"))
 app.conf.update(json.loads(os.environ.get("TEST_SETTINGS", "{}")))
@@ -55,12 +54,6 @@ def run_of(task: Any) -> int:
 def succeed(self: Any, *args: Any) -> str:
     run_of(self)
     return "done"
-
-
-@app.task(name="crawl", bind=True)
-def crawl(self: Any, page: str) -> None:
-    notes.sadd(note("pages", "handled"), page)
-    lastbit.fan_out((app.signature("crawl", [link]) for link in crawling.links(page)), by=current_item())
 
 
 @app.task(name="fail", bind=True)

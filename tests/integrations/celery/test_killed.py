@@ -59,23 +59,3 @@ def test_a_fan_out_among_kills_completes_exactly(
     killing.check(batch)
     runs = [place.runs(item) for item in ItemIds(batch.id, batch.info.group_size, range(killing.COUNT))]
     assert min(runs) >= 1
-
-
-@pytest.mark.nightly
-@pytest.mark.xdist_group("rabbitmq")
-@pytest.mark.timeout(1800)
-def test_a_crawl_among_kills_completes_exactly(
-    new_place: Any, celery_service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Never early: every page was handled."""
-    place: Place = new_place("rabbitmq", settings={"worker_prefetch_multiplier": 32, "task_ignore_result": True})
-
-    @contextlib.contextmanager
-    def worker() -> Iterator[workers.Workers]:
-        with place.worker() as started:
-            yield cast(workers.Workers, Killable(started))
-
-    monkeypatch.setenv("LASTBIT_URL", celery_service)
-    producer = ["tests.integrations.celery.produce", place.broker_url, json.dumps(place.settings), "crawl"]
-    batch = killing.fan_out_among_kills(producer, worker, place.client, idle=300)
-    crawling.check(batch, killing.COUNT, place.pages())

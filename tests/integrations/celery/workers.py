@@ -150,10 +150,6 @@ class Place:
     def runs(self, item: str) -> int:
         return int(self.notes.get(f"{self.queue}:runs:{item}") or 0)
 
-    def pages(self) -> set[str]:
-        """The pages that the task `crawl` has handled."""
-        return {page.decode() for page in self.notes.smembers(f"{self.queue}:pages:handled")}
-
     def messages(self) -> int:
         """Messages on the broker. Those that a live worker has don't count on RabbitMQ."""
         if self.on_redis:

@@ -16,8 +16,7 @@ from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
 from lastbit.integrations import current_item
-from lastbit.integrations.dramatiq import LastbitMiddleware, fan_out
-from tests.integrations import crawling
+from lastbit.integrations.dramatiq import LastbitMiddleware
 
 URL = os.environ["TESTS_REDIS"]
 store = redis.Redis.from_url(URL)
@@ -66,12 +65,6 @@ def fails_at_first_if_wrong(word: str) -> None:
 def succeeds(number: int) -> int:
     run()
     return number
-
-
-@dramatiq.actor(max_retries=0)
-def crawls(page: str) -> None:
-    store.hincrby("pages", page, 1)
-    fan_out(map(crawls.message, crawling.links(page)), by=current_item())
 
 
 @dramatiq.actor(max_retries=3, min_backoff=10)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lastbit import Client
-from tests.integrations import crawling, killing
+from tests.integrations import killing
 from tests.integrations.dramatiq.conftest import StartWorker
 
 
@@ -24,13 +24,3 @@ def test_a_fan_out_among_kills_completes_exactly(
     assert len(runs) == killing.COUNT
     # A killed producer repeats at most its chunk, and a killed worker at most what it had fetched or not settled.
     assert sum(runs) <= killing.COUNT + killing.KILLS * (1000 + 300)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_a_crawl_among_kills_completes_exactly(
-    app: ModuleType, worker: StartWorker, client: Client, store: Any
-) -> None:
-    """Never early: every page was handled."""
-    batch = killing.fan_out_among_kills(["tests.integrations.dramatiq.produce", "crawls"], worker, client)
-    crawling.check(batch, killing.COUNT, store.hkeys("pages"))

@@ -11,8 +11,6 @@ import redis
 from rq import Queue, Retry, get_current_job
 
 from lastbit.integrations import current_item
-from lastbit.integrations.rq import fan_out
-from tests.integrations import crawling
 
 URL = os.environ["TESTS_REDIS"]
 store = redis.Redis.from_url(URL)
@@ -29,12 +27,6 @@ def run() -> int:
 def succeeds(number: int = 0) -> int:
     run()
     return number
-
-
-def crawls(page: str) -> None:
-    store.hincrby("pages", page, 1)
-    calls = ((link,) for link in crawling.links(page))
-    fan_out(queue, crawls, calls, options={"retry": Retry(max=9)}, by=current_item())
 
 
 def notes_its_item() -> None:

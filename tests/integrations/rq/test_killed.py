@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lastbit import Client
-from tests.integrations import crawling, killing, workers
+from tests.integrations import killing, workers
 from tests.integrations.rq.conftest import READY
 
 
@@ -23,15 +23,3 @@ def test_a_fan_out_among_kills_completes_exactly(app: ModuleType, client: Client
     )
     killing.check(batch)
     assert store.hlen("runs") == killing.COUNT
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_a_crawl_among_kills_completes_exactly(app: ModuleType, client: Client, store: Any) -> None:
-    """Never early: every page was handled."""
-    batch = killing.fan_out_among_kills(
-        ["tests.integrations.rq.produce", "crawls"],
-        lambda: workers.running("tests.integrations.rq.worker", prints=READY),
-        client,
-    )
-    crawling.check(batch, killing.COUNT, store.hkeys("pages"))

@@ -13,8 +13,7 @@ from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends, TaskiqMiddlewa
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from lastbit.integrations import current_item
-from lastbit.integrations.taskiq import LastbitMiddleware, fan_out
-from tests.integrations import crawling
+from lastbit.integrations.taskiq import LastbitMiddleware
 
 URL = os.environ["TESTS_REDIS"]
 store = redis.Redis.from_url(URL)
@@ -49,12 +48,6 @@ def run(context: Context) -> int:
 async def succeeds(number: int, context: Current) -> int:
     run(context)
     return number
-
-
-@broker.task
-async def crawls(page: str) -> None:
-    store.hincrby("pages", page, 1)
-    await fan_out(crawls, ((link,) for link in crawling.links(page)), by=current_item())
 
 
 @broker.task

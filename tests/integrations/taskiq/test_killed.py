@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lastbit import Client
-from tests.integrations import crawling, killing
+from tests.integrations import killing
 from tests.integrations.taskiq.conftest import StartWorker
 
 
@@ -20,13 +20,3 @@ def test_a_fan_out_among_kills_completes_exactly(
     """Each task has run."""
     killing.check(killing.fan_out_among_kills(["tests.integrations.taskiq.produce", "succeeds"], worker, client))
     assert store.hlen("runs") == killing.COUNT
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_a_crawl_among_kills_completes_exactly(
-    app: ModuleType, worker: StartWorker, client: Client, store: Any
-) -> None:
-    """Never early: every page was handled."""
-    batch = killing.fan_out_among_kills(["tests.integrations.taskiq.produce", "crawls"], worker, client)
-    crawling.check(batch, killing.COUNT, store.hkeys("pages"))
