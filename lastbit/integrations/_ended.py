@@ -5,8 +5,8 @@ A process learns of them from rejections, and from one long poll of the feed, ho
 wrong, and why it can't:
 
 *A message is dropped although its batch goes on*, because the batch was reopened a moment ago. What was learned only
-raises a suspicion. Before a message is dropped, the service is asked for the batch's state. Threads share an answer if
-the question was sent after their own messages had come.
+raises a suspicion. Before a message is dropped, the service is asked for the batch's state. Messages share an answer if
+the question was sent after they had come to this process, and lately.
 
 *The service is away for a moment* after the cancel, as it is restarted. Its acks wait too, so a question is asked again
 for up to `PATIENCE` seconds. Only then messages are handled, as without this module.
@@ -31,7 +31,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lastbit import _calls, errors
 from lastbit._drivers import AsyncDriver, Driver
@@ -41,11 +41,16 @@ from lastbit.ids import InvalidItemId, ItemId
 from lastbit.models import Batch, Event, Rejected
 from lastbit.retry import Retry
 
+if TYPE_CHECKING:
+    import asyncio
+
 log = logging.getLogger("lastbit.integrations")
 
 MOST: Final = 1024
 PAUSE: Final = 1.0
 """Seconds until the feed is read again after an error."""
+FRESH: Final = 5.0
+"""Seconds for which an answer is shared."""
 PATIENCE: Final = 5.0
 """Seconds for a question that a worker waits for. After them it isn't asked again."""
 ENDINGS: Final = frozenset({"cancelled", "expired", "unknown_batch"})
@@ -138,19 +143,22 @@ class Watch:
         batch = _batch_of(rejection.item or "")
         return batch is not None and rejection.reason in ENDINGS and not self.batches.add(batch)
 
-    def is_ended(self, driver: Driver, item: str, received: float | None = None) -> bool:
-        """Whether a message of this item need not be handled. `received`: when it had come, by `time.monotonic`; by
-        default now."""
+    def is_ended(
+        self, driver: Driver, item: str, received: float | None = None, waits_since: float | None = None
+    ) -> bool:
+        """Whether a message of this item need not be handled. `received`: when it had come; `waits_since`: since when
+        its worker waits for an answer. Both by `time.monotonic`, and by default now."""
         batch = _batch_of(item)
         if batch is None or batch not in self.batches:
             return False
         if is_forked(self._process):
             self._after_fork()
-        received = time.monotonic() if received is None else received
+        waits_since = time.monotonic() if waits_since is None else waits_since
+        received = waits_since if received is None else received
         with self._asking:
-            moment, answer = self._answers.get(batch, (-math.inf, False))
-            if moment >= received:
-                return answer
+            known = self._known(batch, received, waits_since)
+            if known is not None:
+                return known
             moment = time.monotonic()
             try:
                 info = driver.run(_state, batch)
@@ -158,17 +166,30 @@ class Watch:
                 return self._answered(batch, error, moment)
             return self._answered(batch, info, moment)
 
-    async def is_ended_async(self, driver: AsyncDriver, item: str) -> bool:
-        """`is_ended`, awaited."""
+    async def is_ended_async(self, driver: AsyncDriver, item: str, asking: asyncio.Lock) -> bool:
+        """`is_ended`, awaited. The message has come now. `asking`: that of the event loop."""
         batch = _batch_of(item)
         if batch is None or batch not in self.batches:
             return False
-        moment = time.monotonic()
-        try:
-            info = await driver.run(_state, batch)
-        except errors.LastbitError as error:
-            return self._answered(batch, error, moment)
-        return self._answered(batch, info, moment)
+        received = time.monotonic()
+        async with asking:
+            known = self._known(batch, received, received)
+            if known is not None:
+                return known
+            moment = time.monotonic()
+            try:
+                info = await driver.run(_state, batch)
+            except errors.LastbitError as error:
+                return self._answered(batch, error, moment)
+            return self._answered(batch, info, moment)
+
+    def _known(self, batch: int, received: float, waits_since: float) -> bool | None:
+        """The last answer, if it holds for a message that had come before the question; None if the service must be
+        asked. That the service is away is an answer only for those who have waited for it."""
+        moment, is_ended = self._answers.get(batch, (-math.inf, False))
+        if is_ended and moment >= max(received, time.monotonic() - FRESH):
+            return True
+        return is_ended if moment >= waits_since else None
 
     def _answered(self, batch: int, answer: Batch | errors.LastbitError, moment: float) -> bool:
         if isinstance(answer, Batch) and (answer.complete or not answer.ended):

@@ -132,9 +132,10 @@ class Resolver(Generic[M]):
         """The batches that are known to have ended; None if that doesn't matter."""
         return None if self._watch is None else self._watch.batches
 
-    def skips(self, item: str) -> bool:
-        """Whether the message of this item is to be removed without being handled, as its batch has ended."""
-        is_ended = self._watch is not None and self._watch.is_ended(self._driver, item)
+    def skips(self, item: str, received: float | None = None) -> bool:
+        """Whether the message of this item is to be removed without being handled, as its batch has ended. `received`:
+        as for `Watch.is_ended`."""
+        is_ended = self._watch is not None and self._watch.is_ended(self._driver, item, received)
         if is_ended:
             self.note_skipped(item)
         return is_ended

@@ -63,6 +63,10 @@ class Delivery(Protocol):
         """The id of its item; None if it belongs to no batch."""
 
     @property
+    def received(self) -> float:
+        """When it came to this process, by `time.monotonic`."""
+
+    @property
     def is_stale(self) -> bool:
         """Whether it can no longer be settled, as the broker delivers its message elsewhere, or again."""
 
@@ -162,7 +166,7 @@ class Workers(Generic[D]):
         if self._untracked is not None and self._untracked.refuses(delivery.item):
             delivery.settle(Outcome.REFUSED)
             return
-        if delivery.item is not None and self._resolver.skips(delivery.item):
+        if delivery.item is not None and self._resolver.skips(delivery.item, delivery.received):
             delivery.settle(Outcome.DONE)
             return
         try:

@@ -152,7 +152,7 @@ class _Resolving(BasePartialBatchProcessor):
         if not self._skip_ended or item is None:
             return False
         watch = watch_of(self._lastbit.driver.service)
-        is_ended = watch.is_ended(self._lastbit.driver, item, self._received)
+        is_ended = watch.is_ended(self._lastbit.driver, item, self._received, self._received)
         if is_ended:
             watch.note(item)
         return is_ended

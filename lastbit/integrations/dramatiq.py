@@ -31,6 +31,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, Unpack
@@ -207,7 +208,7 @@ class LastbitMiddleware(Middleware):
         item, settler = self._notes.item, self._settler
         if item is None or settler is None:
             return
-        if settler.skips(item):
+        if settler.skips(item, getattr(message, "lastbit_received", None)):
             self._notes.is_dropped = True
             raise SkipMessage("its batch has ended")
         _current.replace(item, settler.ended)
@@ -330,7 +331,7 @@ def _is_worker_command() -> bool:
 
 
 def _keep_tags_apart(thread: ConsumerThread) -> None:
-    """Let no message be acked on another connection to RabbitMQ than the one that delivered it.
+    """Let no message be acked on another connection to RabbitMQ than the one that delivered it, and note when it came.
 
     A consumer that has connected again counts its delivery tags from 1, so the ack would remove another message, which
     perhaps nobody has handled.
@@ -339,6 +340,7 @@ def _keep_tags_apart(thread: ConsumerThread) -> None:
 
     def handle_message(message: Any) -> None:
         message.lastbit_consumer = thread.consumer
+        message.lastbit_received = time.monotonic()
         handle(message)
 
     def post_process_message(message: Any) -> None:

@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias, Unpack
 
@@ -104,6 +104,8 @@ class _Session:
     acker: AsyncAcker
     following: asyncio.Task[None] | None
     """Follows the feed for batches that end."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by a run that asks whether its batch has ended. The others wait for the answer, and share it."""
 
 
 class LastbitMiddleware(TaskiqMiddleware):
@@ -182,7 +184,7 @@ class LastbitMiddleware(TaskiqMiddleware):
         _run.set(run)
         watch = self._watch if item is not None else None
         if item is not None and watch is not None:
-            run.is_skipped = await watch.is_ended_async(self.client.driver, item)
+            run.is_skipped = await watch.is_ended_async(self.client.driver, item, self._in_this_loop().asking)
             if run.is_skipped:
                 watch.note(item)
                 _make_skippable(self.broker.find_task(message.task_name))

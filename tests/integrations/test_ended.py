@@ -12,16 +12,17 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from lastbit import BatchHandle, Client, tokens
+from lastbit import AsyncClient, BatchHandle, Client, tokens
 from lastbit.integrations import _ended, current_batch_ended, current_item
 from lastbit.integrations._ended import MOST, EndedBatches, watch_of
 from lastbit.tokens import Role
 from tests.integrations.drivers import Driver, Link
-from tests.integrations.workers import wait_until
+from tests.integrations.workers import counted_questions, wait_until
 from tests.mutants import mutant
 from tests.support.servers import running_service, sqlite_file
 
 MESSAGES = 40
+PREFETCHED = 30
 LINE = "its other messages are removed without being handled"
 
 
@@ -61,14 +62,14 @@ class Canceller:
 @mutant(
     "a-worker-handles-messages-of-ended-batches",
     "lastbit.integrations._workers:Workers._process",
-    "delivery.item is not None and self._resolver.skips(delivery.item)",
+    "delivery.item is not None and self._resolver.skips(delivery.item, delivery.received)",
     "False",
     case="kafka",
 )
 @mutant(
     "a-consumer-of-sqs-handles-messages-of-ended-batches",
     "lastbit.integrations.sqs._consumer:Consumer._handled",
-    "item is not None and self._settler.skips(item)",
+    "item is not None and self._settler.skips(item, run.received)",
     "False",
     case="sqs",
 )
@@ -89,7 +90,7 @@ class Canceller:
 @mutant(
     "an-actor-of-an-ended-batch-runs",
     "lastbit.integrations.dramatiq:LastbitMiddleware.before_process_message",
-    "settler.skips(item)",
+    "settler.skips(item, getattr(message, 'lastbit_received', None))",
     "False",
     case="dramatiq",
 )
@@ -103,7 +104,7 @@ class Canceller:
 @mutant(
     "a-record-of-an-ended-batch-is-handled",
     "lastbit.integrations.aws_lambda:_Resolving._skips",
-    "watch.is_ended(self._lastbit.driver, item, self._received)",
+    "watch.is_ended(self._lastbit.driver, item, self._received, self._received)",
     "False",
     case="aws_lambda",
 )
@@ -251,17 +252,28 @@ def test_a_child_process_sees_what_its_parent_learns() -> None:
 @mutant(
     "each-message-asks-the-service",
     "lastbit.integrations._ended:Watch.is_ended",
-    "moment >= received",
+    "known is not None",
     "False",
 )
+@mutant(
+    "an-answer-is-shared-for-good",
+    "lastbit.integrations._ended:Watch._known",
+    "max(received, time.monotonic() - FRESH)",
+    "received",
+)
+@mutant(
+    "an-outage-speaks-for-messages-that-have-not-waited",
+    "lastbit.integrations._ended:Watch._known",
+    "moment >= waits_since",
+    "moment >= received",
+)
 def test_messages_that_came_together_need_one_question(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later one needs another. If the service stays away, its messages are handled."""
+    """A later one needs another, and so does one that has waited for long. If the service stays away, messages are
+    handled, and share that only if their worker has waited for it."""
     batch = client.open(items=3, sealed=True)
     batch.cancel()
     watch = _ended.Watch()
-    questions: list[int] = []
-    state = _ended._state
-    monkeypatch.setattr(_ended, "_state", lambda service, id: questions.append(id) or state(service, id))
+    questions = counted_questions(monkeypatch)
     (rejection,) = client.ack(batch.ids[0]).rejected
     assert [watch.learn(rejection) for _ in range(2)] == [False, True]
     received = time.monotonic()
@@ -269,12 +281,17 @@ def test_messages_that_came_together_need_one_question(client: Client, monkeypat
     assert len(questions) == 1
     assert watch.is_ended(client.driver, batch.ids[0])
     assert len(questions) == 2
+    monkeypatch.setattr(_ended, "FRESH", 0.0)
+    assert watch.is_ended(client.driver, batch.ids[0], received)
+    assert len(questions) == 3
     with Link(client.url) as away:
         away.is_cut = True
         monkeypatch.setattr(_ended, "PATIENCE", 0.1)
         received = time.monotonic()
-        assert not any(watch.is_ended(away.client.driver, item, received) for item in batch.ids)
-        assert len(questions) == 3
+        assert not any(watch.is_ended(away.client.driver, item, received, received) for item in batch.ids)
+        assert len(questions) == 4
+        assert not watch.is_ended(away.client.driver, batch.ids[0], received)
+        assert len(questions) == 5
     batch.delete()
     assert watch.is_ended(client.driver, batch.ids[0])
 
@@ -306,7 +323,51 @@ def test_a_question_waits_for_a_service_that_restarts(client: Client) -> None:
         async def ask() -> bool:
             restarting.refusals = 0
             async with restarting.async_client() as awaited:
-                return await watch.is_ended_async(awaited.driver, batch.ids[0])
+                return await watch.is_ended_async(awaited.driver, batch.ids[0], asyncio.Lock())
 
         assert asyncio.run(ask())
         assert restarting.refusals == 4
+
+
+@mutant(
+    "each-run-asks-the-service",
+    "lastbit.integrations._ended:Watch.is_ended_async",
+    "known is not None",
+    "False",
+)
+def test_runs_of_one_event_loop_share_an_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one asks; all that began meanwhile need one question more."""
+    batch = client.open(items=20, sealed=True)
+    batch.cancel()
+    watch = _ended.Watch()
+    watch.batches.add(batch.id)
+    questions = counted_questions(monkeypatch)
+
+    async def run_all() -> list[bool]:
+        asking = asyncio.Lock()
+        async with AsyncClient(client.url) as own:
+            return await asyncio.gather(*(watch.is_ended_async(own.driver, item, asking) for item in batch.ids))
+
+    assert asyncio.run(run_all()) == [True] * 20
+    assert len(questions) == 2
+
+
+@mutant(
+    "a-worker-of-dramatiq-forgets-when-a-message-came",
+    "lastbit.integrations.dramatiq:LastbitMiddleware.before_process_message",
+    "getattr(message, 'lastbit_received', None)",
+    "None",
+    case="dramatiq",
+)
+def test_messages_of_one_prefetch_need_few_questions(
+    driver: Driver, producer: Link, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the adapter knows when they came. Celery's and RQ's processes take them one by one, and so does Kafka's
+    mock cluster send them."""
+    batch = driver.send(producer, [str(number) for number in range(PREFETCHED)])
+    batch.cancel()
+    watch_of(link.client.driver.service).batches.add(batch.id)
+    questions = counted_questions(monkeypatch)
+    driver.work(link, lambda body: None, lambda: driver.left() == 0)
+    assert len(questions) <= driver.questions
+    assert batch.refresh().pending == PREFETCHED

@@ -10,7 +10,9 @@ from itertools import count
 import pytest
 
 from lastbit import Client
+from lastbit.integrations._ended import watch_of
 from lastbit.integrations._workers import Outcome, Workers
+from tests.integrations.workers import counted_questions
 from tests.mutants import mutant
 from tests.support.threads import no_more_threads, no_thread_left
 
@@ -22,6 +24,7 @@ class Delivery:
     outcomes: list[Outcome] = field(default_factory=list)
     settled: threading.Event = field(default_factory=threading.Event)
     is_stale: bool = False
+    received: float = field(default_factory=time.monotonic)
 
     def settle(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -61,6 +64,30 @@ def test_workers_that_may_start_too_few_threads_end(service_url: str, started: i
         no_more_threads(after=started),
     ):
         Workers(client, lambda message: None, 3, None)
+
+
+@mutant(
+    "a-worker-forgets-when-a-message-came",
+    "lastbit.integrations._workers:Workers._process",
+    "self._resolver.skips(delivery.item, delivery.received)",
+    "self._resolver.skips(delivery.item)",
+)
+def test_messages_of_an_ended_batch_that_came_together_need_one_question(
+    service_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(service_url) as client:
+        batch = client.open(items=20, sealed=True)
+        batch.cancel()
+        watch_of(client.driver.service).batches.add(batch.id)
+        questions = counted_questions(monkeypatch)
+        workers: Workers[Delivery] = Workers(client, lambda message: None, 1, None)
+        deliveries = [Delivery(item) for item in batch.ids]
+        for delivery in deliveries:
+            workers.put(delivery)
+        assert deliveries[-1].settled.wait(30)
+        workers.close()
+    assert questions == [batch.id]
+    assert [delivery.outcomes for delivery in deliveries] == [[Outcome.DONE]] * 20
 
 
 @mutant("a-worker-ends-without-a-word", "lastbit.integrations._workers:Workers._work", "BaseException", "_Raised")

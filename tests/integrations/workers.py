@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from lastbit import BatchHandle
+from lastbit.integrations import _ended
 from tests.support.servers import ROOT, wait_until_it_prints
 
 
@@ -76,3 +79,11 @@ def wait_until(happened: Callable[[], object], what: str, seconds: float = 60) -
     while not happened():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         pause.wait(0.02)
+
+
+def counted_questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batches for which the service is asked whether they have ended, from now on."""
+    questions: list[int] = []
+    state = _ended._state
+    monkeypatch.setattr(_ended, "_state", lambda service, id: questions.append(id) or state(service, id))
+    return questions

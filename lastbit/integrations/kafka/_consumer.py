@@ -115,13 +115,14 @@ class Attempts:
 class Delivery:
     """A record that was read and is not settled yet."""
 
-    __slots__ = ("_consumer", "_number", "item", "record")
+    __slots__ = ("_consumer", "_number", "item", "received", "record")
 
     def __init__(self, consumer: Consumer, number: int, record: Any) -> None:
         self._consumer = consumer
         self._number = number
         self.record = record
         self.item = item_of(record)
+        self.received = time.monotonic()
 
     @property
     def message(self) -> Delivery:

@@ -72,13 +72,14 @@ class Options:
 class Delivery:
     """A message of a session."""
 
-    __slots__ = ("item", "message", "session", "tag")
+    __slots__ = ("item", "message", "received", "session", "tag")
 
     def __init__(self, session: QueueSession, tag: int, message: Message) -> None:
         self.session = session
         self.tag = tag
         self.message = message
         self.item = item_of(message.properties)
+        self.received = time.monotonic()
 
     @property
     def is_stale(self) -> bool:

@@ -182,7 +182,7 @@ class Consumer:
         if self._untracked.refuses(item):
             self._leave(message)
             return False
-        if item is not None and self._settler.skips(item):
+        if item is not None and self._settler.skips(item, run.received):
             self._settler.drop(run, position)
             return True
         failure = None

@@ -7,6 +7,7 @@ workers and a few messages more, not for as many as SQS gives.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ class Run:
     together. SQS delivers no other messages of the group until all of them are deleted or visible again."""
 
     messages: list[Message]
+    received: float = field(default_factory=time.monotonic)
     _ended: set[int] = field(default_factory=set)
     """The positions of messages whose outcomes are stored."""
     _next: int = 0

@@ -34,6 +34,8 @@ class Driver(Protocol):
     """How many handlers run at a time, or between two acks."""
     follows: ClassVar[bool]
     """Whether a worker reads the feed."""
+    questions: ClassVar[int]
+    """Maximum number of questions whether a batch has ended that thirty of its messages lead to."""
     loses_ids: ClassVar[bool]
     """Whether the item's id is beside the message's body, and gets lost if only that is moved."""
     skip_ended: bool

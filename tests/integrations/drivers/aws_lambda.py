@@ -25,6 +25,7 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 10
     follows: ClassVar = False
+    questions: ClassVar = 10
     loses_ids: ClassVar = True
     skip_ended = True
     untracked: WhenUntracked = "handle"

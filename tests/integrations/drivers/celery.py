@@ -28,6 +28,7 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 1
     follows: ClassVar = True
+    questions: ClassVar = 30
     loses_ids: ClassVar = False
     skip_ended = True
 

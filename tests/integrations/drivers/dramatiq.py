@@ -25,6 +25,7 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 2
     follows: ClassVar = True
+    questions: ClassVar = 20
     loses_ids: ClassVar = False
     skip_ended = True
 

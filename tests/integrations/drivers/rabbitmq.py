@@ -21,6 +21,7 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 8
     follows: ClassVar = True
+    questions: ClassVar = 10
     loses_ids: ClassVar = True
     skip_ended = True
     untracked: WhenUntracked = "handle"

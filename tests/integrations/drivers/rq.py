@@ -29,6 +29,7 @@ class Driver:
     reports: ClassVar = False
     handlers: ClassVar = 1
     follows: ClassVar = True
+    questions: ClassVar = 30
     loses_ids: ClassVar = False
     skip_ended = True
 

@@ -45,6 +45,7 @@ class Driver:
     reports: ClassVar = True
     handlers: ClassVar = 10
     follows: ClassVar = True
+    questions: ClassVar = 15
     loses_ids: ClassVar = False
     skip_ended = True
 

@@ -12,7 +12,6 @@ import pytest
 
 from lastbit import Client
 from tests.integrations.rabbitmq.test_page import URL
-from tests.mutants import mutant
 from tests.support.brokers import RabbitMQ
 from tests.support.servers import ROOT
 from tests.test_docs import blocks
@@ -43,12 +42,6 @@ def run_program(program: str, client: Client, folder: Path) -> subprocess.Comple
     return process
 
 
-@mutant(
-    "a-consumer-forgets-to-refuse",
-    "lastbit.integrations._untracked:UntrackedMessages.refuses",
-    "self._when == 'refuse'",
-    "False",
-)
 @pytest.mark.usefixtures("queues")
 def test_the_program_runs_as_printed(rabbitmq: RabbitMQ, client: Client, tmp_path: Path) -> None:
     (program,) = blocks(PAGE, "python")

@@ -12,7 +12,9 @@ from botocore.exceptions import ClientError
 
 from lastbit import Client, InvalidArgument, NotFound
 from lastbit.integrations import Failed, sqs
+from lastbit.integrations._ended import watch_of
 from tests.integrations.sqs.conftest import Consume
+from tests.integrations.workers import counted_questions
 from tests.mutants import mutant
 from tests.support.aws import Moto, sqs_client
 from tests.support.brokers import Wire
@@ -44,6 +46,26 @@ def test_a_message_that_was_handled_is_acked_and_deleted(moto: Moto, lastbit: Cl
     assert batch.refresh().succeeded
     assert batch.verify().ok
     assert completed == [batch.id]
+    assert queue.count() == 0
+
+
+@mutant(
+    "a-consumer-of-sqs-forgets-when-a-message-came",
+    "lastbit.integrations.sqs._consumer:Consumer._handled",
+    "self._settler.skips(item, run.received)",
+    "self._settler.skips(item)",
+)
+def test_messages_of_an_ended_batch_that_came_together_need_one_question(
+    moto: Moto, lastbit: Client, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten messages come with one receive, or with few."""
+    queue = moto.queue()
+    batch = sqs.fan_out(queue.client, queue.url, map(str, range(10)), lastbit=lastbit)
+    batch.cancel()
+    watch_of(lastbit.driver.service).batches.add(batch.id)
+    questions = counted_questions(monkeypatch)
+    consume(queue, ignore, workers=1)
+    assert 1 <= len(questions) < 5
     assert queue.count() == 0
 
 
