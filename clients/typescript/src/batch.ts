@@ -9,6 +9,7 @@ import {
   type FailedRange,
   type HistoryPoint,
   type PendingRange,
+  type Redriven,
   type Repair,
   type Sealed,
   type TreeProgress,
@@ -19,6 +20,7 @@ import {
   hasEnded,
   historyPoints,
   pendingRange,
+  redriven,
 } from "./models.js";
 import type { components } from "./schema.js";
 import { type CallOptions, type KeyOptions, type Service, now } from "./service.js";
@@ -72,6 +74,19 @@ export interface ReopenOptions extends KeyOptions {
   deadline?: Date | null | undefined;
   /** Why, for readers of the event. */
   reason?: string | undefined;
+}
+
+export interface RedriveOptions extends KeyOptions {
+  /** Only items that failed for this reason. */
+  reason?: string | undefined;
+  /** Only these, at most 1,000, as far as they have failed. */
+  items?: Iterable<string> | undefined;
+  /** A text for the producer. */
+  note?: string | undefined;
+  /** The pending items instead, except those that another batch resolves. */
+  pending?: boolean | undefined;
+  /** With `pending`: only if nothing has changed for these seconds. */
+  unchangedFor?: number | undefined;
 }
 
 export interface CancelOptions extends KeyOptions {
@@ -185,6 +200,17 @@ export class BatchHandle {
     const { deadline, reason, ...call } = options;
     const body: Schemas["ReopenBody"] = { deadline: deadline instanceof Date ? deadline.toISOString() : deadline, reason };
     return (this.#info = await this.#service.ask<Batch>("POST", batchPath(this.id, "reopen"), { ...call, body }, camel));
+  }
+
+  /**
+   * Ask the producer to send failed items again, or pending ones, whose messages were lost. It is the event
+   * `batch.redrive`; no item changes until it is acked. Rejects with a `ServiceError` of the code `nothing_failed` or
+   * `nothing_pending` if there are none, or if the batch has changed within `unchangedFor`.
+   */
+  async redrive(options: RedriveOptions = {}): Promise<Redriven> {
+    const { reason, items, note, pending, unchangedFor, ...call } = options;
+    const body: Schemas["RedriveBody"] = { reason, items: items && [...items], note, pending, unchanged_for: unchangedFor };
+    return this.#service.ask("POST", batchPath(this.id, "redrive"), { ...call, body }, redriven);
   }
 
   /** Delete the batch. A live batch is cancelled first. */

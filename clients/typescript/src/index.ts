@@ -1,7 +1,7 @@
 /** The client of Lastbit. Start with `Client`. */
 
 export { Acker, type AckerOptions } from "./acker.js";
-export { BatchHandle, type CancelOptions, type ExtendOptions, type PageOptions, type ReopenOptions, type UpdateOptions, type WaitOptions } from "./batch.js";
+export { BatchHandle, type CancelOptions, type ExtendOptions, type PageOptions, type RedriveOptions, type ReopenOptions, type UpdateOptions, type WaitOptions } from "./batch.js";
 export { type BatchesOptions, Client, type CountsOptions, type EventsOptions, type Fence, type Filters, type FollowOptions, type NewEvent, type OpenOptions } from "./client.js";
 export * from "./errors.js";
 export { DEFAULT_GROUP_SIZE, type ItemId, ItemIds, itemId, parseItemId } from "./ids.js";
@@ -18,6 +18,7 @@ export {
   type FailedRange,
   type HistoryPoint,
   type PendingRange,
+  type Redriven,
   type Rejected,
   type Repair,
   type Sealed,

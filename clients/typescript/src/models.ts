@@ -47,6 +47,12 @@ export interface FailedRange extends PendingRange {
   readonly reasons: Readonly<Record<string, string>>;
 }
 
+/**
+ * The answer to a redrive: the `count` of the items that were asked for, the first 1,000 ranges of them, whether there are
+ * `more`, and the `position` of the event in the feed.
+ */
+export type Redriven = Omit<Camel<Schemas["Redrive"]>, "ranges"> & { readonly ranges: readonly PendingRange[] };
+
 const TERMINAL_STATES: ReadonlySet<string> = new Set(["complete", "expired", "cancelled"]);
 
 /** Whether the batch is complete, expired or cancelled. */
@@ -123,6 +129,10 @@ export function pendingRange(json: Schemas["Range"]): PendingRange {
 
 export function failedRange(json: Schemas["FailedRange"]): FailedRange {
   return { ...pendingRange(json), reasons: json.reasons ?? {} };
+}
+
+export function redriven(json: Schemas["Redrive"]): Redriven {
+  return { ...camel(json), ranges: json.ranges.map(pendingRange) };
 }
 
 function groupSizeOf(end: number, last: { group: number; index: number }): number {

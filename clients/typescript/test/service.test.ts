@@ -145,6 +145,28 @@ test("refusals have their own error classes", async () => {
   assert.equal(unknown.rejectedCount, 1);
 });
 
+test("failed and pending items are asked for again", async () => {
+  const batch = await client.open({ items: 6, sealed: true });
+  const [slow, broken, ...others] = [...batch.ids];
+  await client.fail(slow!, "slow");
+  await client.fail(broken!, "broken");
+  const idempotencyKey = "redrive";
+  const failed = await batch.redrive({ note: "it is fast again", idempotencyKey });
+  assert.deepEqual([failed.count, failed.more, [...failed.ranges[0]!.ids]], [2, false, [slow, broken]]);
+  assert.equal((await batch.redrive({ note: "it is fast again", idempotencyKey })).position, failed.position);
+  assert.deepEqual([...(await batch.redrive({ reason: "broken" })).ranges[0]!.ids], [broken]);
+  assert.deepEqual([...(await batch.redrive({ items: [slow!, others[0]!] })).ranges[0]!.ids], [slow]);
+  const pending = await batch.redrive({ pending: true });
+  assert.deepEqual([pending.count, [...pending.ranges[0]!.ids]], [4, others]);
+  const { events } = await client.events({ after: pending.position - 1, batch: batch.id });
+  assert.deepEqual([events[0]!.type, (events[0]!.data as { pending: boolean }).pending], ["batch.redrive", true]);
+  const isUnderWay = (error: unknown) => error instanceof ServiceError && error.code === "nothing_pending";
+  await assert.rejects(batch.redrive({ pending: true, unchangedFor: 3600 }), isUnderWay);
+  await client.ack(batch.ids);
+  await assert.rejects(batch.redrive({ pending: true }), isUnderWay);
+  assert.equal((await batch.refresh()).succeeded, true);
+});
+
 test("a batch is cancelled and deleted", async () => {
   const batch = await client.open({ items: 3 });
   const child = await client.open({ items: 1, parent: batch.ids.at(0) });
