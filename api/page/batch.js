@@ -75,7 +75,7 @@ export function batchView(main, id) {
   const picture = pictureSection(id, go);
   const why = whyPanel();
   const reasons = reasonsPanel(id, { itemAddress: addressOf, changed: () => looking.now(), redriven });
-  const pending = pendingPanel(itemAddress, showMore("pending"));
+  const pending = pendingPanel(itemAddress, showMore("pending"), redriven);
   const failed = failedPanel(itemAddress, showMore("failed"));
   const events = eventsPanel();
   const callback = callbackPanel();
@@ -124,8 +124,8 @@ export function batchView(main, id) {
       const wanted = group;
       const [one, open, lost] = await Promise.all([
         wanted === null ? null : groupOrNothing(wanted, signal),
-        now.pending ? api.pending(id, shown.pending, signal) : null,
-        now.failed ? api.failed(id, shown.failed, signal) : null,
+        now.pending ? api.pending(id, { limit: shown.pending }, signal) : null,
+        now.failed ? api.failed(id, { limit: shown.failed }, signal) : null,
         picture.load(zoom, signal, isLive(now)),
       ]);
       pending.show(now, open);

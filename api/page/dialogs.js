@@ -46,19 +46,22 @@ export function showSecret(secret, words) {
   }
 }
 
-// Copy a text. The button that was pressed confirms it.
+// Copy a text. The button that was pressed confirms it. Return whether it was copied.
 export async function copyText(text, button) {
   const word = button.textContent;
+  let isCopied = true;
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
     say("Copied");
   } catch {
+    isCopied = false;
     button.textContent = "Copying is not allowed here";
   }
   setTimeout(() => {
     button.textContent = word;
   }, 2000);
+  return isCopied;
 }
 
 function show({ heading, body, confirm, keep, kind, isReady, act, fieldOf = () => null }) {

@@ -1,4 +1,4 @@
-// Failures by reason as text, CSV and JSON, and files that the browser saves.
+// Items as CSV and JSON, reasons as a text for a message, and files that the browser saves.
 
 import { count, number, title } from "./format.js";
 
@@ -9,7 +9,9 @@ export function asText(batch, { reasons, failed, examined, exact }) {
   return [head, exact ? null : `A sample of ${number(examined)} failed items:`, ...lines, ""].filter((line) => line !== null).join("\n");
 }
 
-export const asJson = (batch, { reasons, failed, examined, exact }) => `${JSON.stringify({ batch: batch.id, key: batch.key, failed, examined, exact, reasons }, null, 2)}\n`;
+// `items` are all items of the `kind`, unless `isWhole` is false: then the file says how many there are.
+export const asJson = (batch, { kind, items, all, isWhole }) =>
+  `${JSON.stringify({ batch: batch.id, key: batch.key, state: kind, count: isWhole ? items.length : all, whole: isWhole, items }, null, 1)}\n`;
 
 // Spreadsheets run a cell that begins with one of these as a formula, and reasons are the clients' own text.
 const cell = (value) => {
@@ -18,9 +20,11 @@ const cell = (value) => {
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
 
-export function asCsv({ reasons }) {
-  const rows = reasons.map(({ reason, count: many, first_at: first, last_at: last, items }) => [reason, many, first, last, items.join(" ")]);
-  return [["reason", "count", "first_at", "last_at", "items"], ...rows].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+export function asCsv(_, { kind, items, all, isWhole }) {
+  const columns = kind === "pending" ? ["item"] : ["item", "reason"];
+  const rows = items.map((item) => columns.map((column) => item[column]));
+  const mark = isWhole ? [] : [[`cut: the first ${number(items.length)} of ${number(all)} ${kind} items`]];
+  return [columns, ...rows, ...mark].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
 }
 
 export function save(name, type, text) {

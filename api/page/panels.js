@@ -4,6 +4,7 @@ import { ask } from "./dialogs.js";
 import * as api from "./api.js";
 import { dotted, fill, make, say } from "./dom.js";
 import { count, itemId, number, since, until } from "./format.js";
+import { itemTools } from "./items.js";
 import { reasonMark } from "./pieces.js";
 import { may } from "./session.js";
 
@@ -52,12 +53,17 @@ export function whyPanel() {
   };
 }
 
-// `itemAddress(number)` returns the address that shows the item, selected among its group's bits.
-export function pendingPanel(itemAddress, showMore) {
-  const { node, draw, hide } = panel("pending", "Pending");
+// `itemAddress(number)` returns the address that shows the item, selected among its group's bits. `redriven` is called
+// after the producer was asked for the items again.
+export function pendingPanel(itemAddress, showMore, redriven) {
+  const { node, note, draw, hide } = panel("pending", "Pending");
+  const tools = itemTools("pending", redriven);
+  note.after(tools.node);
+  node.append(tools.result);
   return {
     node,
     show(batch, page) {
+      tools.show(batch);
       if (!batch.pending) return hide();
       draw(
         [page, batch.pending],
@@ -112,12 +118,16 @@ function failures(batch, ranges) {
 }
 
 export function failedPanel(itemAddress, showMore) {
-  const { node, draw, hide } = panel("failed", "Failed");
+  const { node, note, draw, hide } = panel("failed", "Failed");
+  const tools = itemTools("failed");
+  note.after(tools.node);
+  node.append(tools.result);
   let known = new Map();
   return {
     node,
     reasonOf: (id) => known.get(id),
     show(batch, page) {
+      tools.show(batch);
       if (!batch.failed) {
         known = new Map();
         return hide();
@@ -163,7 +173,7 @@ const HAPPENED = {
   "batch.reopened": "reopened",
   "batch.repaired": "repaired",
   "batch.failures_exceeded": "failures exceeded the tolerance",
-  "batch.redrive": "redrive requested",
+  "batch.redrive": "asked for again",
 };
 
 // A field of an update, in words. Labels are a patch of their own.
@@ -176,7 +186,7 @@ function changed([name, value]) {
 // What an event says beyond its type.
 function details({ type, data }) {
   if (type === "batch.redrive") {
-    return [count(data.count, "failed item"), typeof data.reason === "string" && reasonMark(data.reason), data.note && `“${data.note}”`].filter(Boolean);
+    return [count(data.count, data.pending ? "pending item" : "failed item"), typeof data.reason === "string" && reasonMark(data.reason), data.note && `“${data.note}”`].filter(Boolean);
   }
   if (type === "batch.updated" && data?.patch) return Object.entries(data.patch).map(changed);
   if (type === "batch.cancelled") {

@@ -1,13 +1,13 @@
-// Why items failed: the failures of a batch grouped by reason, to copy, export or redrive.
+// Why items failed: the failures of a batch grouped by reason, to copy or send again.
 
 import * as api from "./api.js";
 import { copyText } from "./dialogs.js";
-import { dotted, fill, make } from "./dom.js";
-import { asCsv, asJson, asText, save } from "./export.js";
+import { dotted, make } from "./dom.js";
+import { asText } from "./export.js";
 import { count, number, since } from "./format.js";
 import { panel } from "./panels.js";
 import { reasonMark } from "./pieces.js";
-import { askToRedrive, canRedrive } from "./redrive.js";
+import { askToRedrive, canRedrive, wasAsked } from "./redrive.js";
 
 const STEP = 10;
 const MOST = 1000;
@@ -22,8 +22,8 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
   let batch = null;
   const tool = (word, act) => make("button", { type: "button", "data-key": `reasons ${word}`, onclick: act }, word);
   const result = make("p.note", { role: "status", hidden: true });
-  const all = tool("Redrive all…", () => ask({ reason: null, many: batch.failed, isExact: true }));
-  const tools = make("div.buttons", {}, tool("Copy", copy), tool("CSV", exportCsv), tool("JSON", exportJson), all);
+  const all = tool("Send all again…", () => ask({ reason: null, many: batch.failed, isExact: true }));
+  const tools = make("div.buttons", {}, tool("Copy", copy), all);
   note.after(tools);
   node.append(result);
 
@@ -61,7 +61,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
           : null,
         make("ul.by-reason", {}, found.reasons.map((reason) => line(reason, found))),
         found.next !== null && wanted < MOST ? make("button.more", { type: "button", "data-key": "reasons more", onclick: showMore }, "Show more") : null,
-        found.next !== null && wanted >= MOST ? make("p.quiet", {}, "There are more reasons; the export has all of them.") : null,
+        found.next !== null && wanted >= MOST ? make("p.quiet", {}, "There are more reasons; “Copy” copies all of them.") : null,
       ],
       `${count(found.failed, "failed item")}${found.next === null ? `, ${count(found.reasons.length, "reason")}` : ""}`,
     );
@@ -82,7 +82,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
         make("span.facts", {}, dotted([...(times ?? []), make("span.examples", {}, examples, many > items.length ? make("span", {}, "…") : null)])),
       ),
       reason !== null && canRedrive(batch)
-        ? make("button", { type: "button", "data-key": `redrive ${reason}`, onclick: () => ask({ reason, many, isExact: found.exact }) }, "Redrive…")
+        ? make("button", { type: "button", "data-key": `redrive ${reason}`, onclick: () => ask({ reason, many, isExact: found.exact }) }, "Send again…")
         : null,
     );
   }
@@ -96,11 +96,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
   function ask(chosen) {
     askToRedrive(batch, chosen, {
       done(answer) {
-        fill(
-          result,
-          `Asked the producer for ${count(answer.count, "failed item")} again, at position ${number(answer.position)} of the feed. `,
-          "They stay failed until they are acked.",
-        );
+        result.textContent = wasAsked("failed", answer);
         result.hidden = false;
         readAt = -Infinity;
         version = null;
@@ -114,7 +110,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
     });
   }
 
-  // Everything that there is, not only what is shown.
+  // All reasons, not only those shown.
   async function everything() {
     const reasons = [];
     let page;
@@ -125,25 +121,15 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
     return { ...page, reasons };
   }
 
-  async function withAll(button, act) {
+  async function copy({ currentTarget: button }) {
     button.disabled = true;
     try {
-      await act(await everything());
+      await copyText(asText(batch, await everything()), button);
     } catch (error) {
       result.hidden = false;
       result.textContent = error.message;
     }
     button.disabled = false;
-  }
-
-  function copy({ currentTarget: button }) {
-    withAll(button, (found) => copyText(asText(batch, found), button));
-  }
-  function exportCsv({ currentTarget: button }) {
-    withAll(button, (found) => save(`batch-${id}-failures.csv`, "text/csv", asCsv(found)));
-  }
-  function exportJson({ currentTarget: button }) {
-    withAll(button, (found) => save(`batch-${id}-failures.json`, "application/json", asJson(batch, found)));
   }
 
   return { node, look };

@@ -189,7 +189,7 @@ def take(browser: Browser, url: str, api: httpx.Client, batch: int, parked: str,
                 page.get_by_role("button", name="Cancel…").click()
                 shoot(page, "cancel", folder)
                 page.get_by_role("button", name="Keep it").click()
-                page.locator("[data-panel='reasons']").get_by_role("button", name="Redrive…").first.click()
+                page.locator("[data-panel='reasons']").get_by_role("button", name="Send again…").first.click()
                 page.get_by_label("Note").fill("the renderer is back")
                 shoot(page, "redrive", folder)
                 page.get_by_role("button", name="Leave them").click()

@@ -385,12 +385,12 @@ def guarded_url() -> Iterator[str]:
         yield running.url
 
 
-EVERYTHING = ["Batches", "Processes", "Commands", "Consumer groups", "Tallies", "Feed", "Webhooks", "Tokens"]
+EVERYTHING = ["Batches", "Stuck", "Processes", "Commands", "Consumer groups", "Tallies", "Feed", "Webhooks", "Tokens"]
 
 
 @pytest.mark.parametrize(
     ("name", "sections"),
-    [("boss", EVERYTHING), ("looker", EVERYTHING[:6]), ("shop", ["Batches", "Feed"])],
+    [("boss", EVERYTHING), ("looker", EVERYTHING[:7]), ("shop", ["Batches", "Stuck", "Feed"])],
 )
 def test_a_session_sees_only_what_it_may(page: Page, guarded_url: str, name: str, sections: list[str]) -> None:
     """Sections that the service would refuse are not shown, nor are buttons; each shown section opens without an

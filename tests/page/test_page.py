@@ -362,10 +362,10 @@ def test_an_empty_reason_is_shown_as_such(page: Page, api: httpx.Client, service
     expect(page.get_by_role("slider", name="Item")).to_have_attribute(
         "aria-valuetext", f"{batch}:0:1, failed: an empty reason"
     )
-    panel(page, "reasons").get_by_role("button", name="Redrive…").click()
+    panel(page, "reasons").get_by_role("button", name="Send again…").click()
     dialog = page.get_by_role("dialog")
     expect(dialog.locator(".quoted")).to_have_text("an empty reason")
-    dialog.get_by_role("button", name="Redrive 1 item").click()
+    dialog.get_by_role("button", name="Send 1 item again").click()
     expect(panel(page, "events").locator("[data-type='batch.redrive'] .reason")).to_have_text("an empty reason")
 
 
