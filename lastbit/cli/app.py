@@ -148,6 +148,7 @@ def ended_by_signals() -> Iterator[None]:
                 "lastbit open --key catalog-42 --items 1000 --sealed",
                 "lastbit watch catalog-42",
                 "lastbit list --state open --label team:search",
+                "lastbit list --unchanged-for 10m",
                 "lastbit explain 7 --json",
             ),
             faults.EXIT_CODES,

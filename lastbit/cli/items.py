@@ -205,7 +205,7 @@ def redrive(
     unchanged_for: int | None,
     yes: bool,
 ) -> None:
-    """Ask for failed or pending items of BATCH again.
+    """Ask the producer to send failed or pending items of BATCH again.
 
     This appends an event to the feed, which the producer must follow (client.redrives in Python). The items stay as
     they are until they are acked.
@@ -219,4 +219,6 @@ def redrive(
         redrive,
         f"[bold]batch {batch}[/]  asked for {rendering.number(redrive.count, f'{kind} item')} again, "
         f"at position {redrive.position:,} of the feed",
+        f"[dim]they are resolved once their producer has sent them again; if they are not: does it follow redrives? "
+        f"lastbit status {batch} shows the counts[/]",
     )

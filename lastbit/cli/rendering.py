@@ -287,10 +287,23 @@ def cancellation(batch: Batch) -> str:
 
 
 def explanation(details: Explanation) -> list[str]:
-    """One sentence per reason."""
+    """One sentence per reason, and the commands that have the items sent again."""
     verdict = "[green]done[/]" if details.done else "[yellow]not done[/]"
     lines = [f"[bold]batch {details.batch}[/]  {safe(details.state)}, {verdict}"]
-    return lines + [f"  {safe(reason.text)}" for reason in details.reasons]
+    return lines + [f"  {safe(reason.text)}" for reason in details.reasons] + _redrives(details)
+
+
+def _redrives(details: Explanation) -> list[str]:
+    codes = {reason.code for reason in details.reasons}
+    if details.state in ("expired", "cancelled") or not codes & {"pending", "failed"}:
+        return []
+    command = f"lastbit redrive {details.batch}"
+    lines = ["to have items sent again by their producer, if it follows redrives:"]
+    if "failed" in codes:
+        lines.append(f"  {command}  [dim]the failed items[/]")
+    if "pending" in codes:
+        lines.append(f"  {command} --pending  [dim]the pending ones, if their messages are lost[/]")
+    return lines
 
 
 def inconsistency(batch: int, result: Verification) -> list[str]:

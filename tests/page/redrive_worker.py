@@ -14,7 +14,6 @@ def main(url: str, after: int) -> None:
         for redrive in client.redrives(after=after):
             for item in client.batch(redrive.batch).redriven(redrive):
                 worker.ack(item)
-            worker.flush()
 
 
 if __name__ == "__main__":

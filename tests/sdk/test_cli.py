@@ -893,6 +893,30 @@ def test_a_batch_is_explained(lastbit: Lastbit) -> None:
     assert lastbit("explain", "999999").returncode == 1
 
 
+def test_an_explanation_names_the_commands_that_send_items_again(lastbit: Lastbit) -> None:
+    """For what there is to send, and as long as the batch takes acks. A document has none."""
+    batch = lastbit.json("open", "--items", "3", "--sealed")["id"]
+    failed, pending = f"lastbit redrive {batch}  ", f"lastbit redrive {batch} --pending  "
+
+    def named() -> tuple[bool, bool]:
+        text = lastbit.ok("explain", str(batch))
+        return failed in text, pending in text
+
+    assert named() == (False, True)
+    lastbit.ok("fail", f"{batch}:0:0", "--reason", "slow")
+    assert named() == (True, True)
+    lastbit.ok("ack", f"{batch}:0:1")
+    lastbit.ok("fail", f"{batch}:0:2", "--reason", "slow")
+    assert named() == (True, False)
+    assert "follow redrives" in lastbit.ok("redrive", str(batch))
+    assert "redrive" not in json.dumps(lastbit.json("explain", str(batch)))
+    lastbit.ok("ack", f"{batch}:0:0", f"{batch}:0:2")
+    assert named() == (False, False)
+    batch = lastbit.json("open", "--items", "1")["id"]
+    lastbit.ok("cancel", str(batch))
+    assert named() == (False, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
