@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from bench import measure
 from bench.measure import Scale
-from lastbit.streams import AckWindow, run_ordered, run_ordered_async
+from lastbit.streams import AckWindow, Backoff, run_ordered, run_ordered_async
 
 LANES = 8
 WAIT = 0.005
@@ -70,14 +70,14 @@ def window_alone(stream: Stream) -> None:
     stream.commit(window.floor)
 
 
-def threads(lanes: int, wait: float) -> Callable[[Stream], None]:
+def threads(lanes: int, wait: float, retry: Backoff | None = None) -> Callable[[Stream], None]:
     def run(stream: Stream) -> None:
         def handle(record: int) -> None:
             if wait:
                 time.sleep(wait)  # part of the measurement: a handler that waits, as for a call
             stream.handle(record)
 
-        run_ordered(stream.records(), handle, key=same, lanes=lanes, commit=stream.commit, every=EVERY)
+        run_ordered(stream.records(), handle, key=same, lanes=lanes, retry=retry, commit=stream.commit, every=EVERY)
 
     return run
 
@@ -105,6 +105,7 @@ def run(scale: Scale) -> None:
         "the same with a window": window_alone,
         "run_ordered, 1 lane": threads(1, 0),
         f"run_ordered, {LANES} lanes": threads(LANES, 0),
+        f"run_ordered, {LANES} lanes, with retries": threads(LANES, 0, Backoff()),
         "run_ordered_async, 1 lane": tasks(1, 0),
         f"run_ordered_async, {LANES} lanes": tasks(LANES, 0),
     }

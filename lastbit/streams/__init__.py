@@ -11,6 +11,7 @@ from typing import Final
 from lastbit._lazy import lazy
 
 _HOMES: Final = {
+    "lastbit.streams.backoff": ("Backoff",),
     "lastbit.streams.errors": (
         "CommitFailed",
         "CorruptSnapshot",

@@ -1,4 +1,5 @@
 # The names of __init__.py for type checkers, which cannot look inside its table.
+from lastbit.streams.backoff import Backoff as Backoff
 from lastbit.streams.errors import (
     CommitFailed as CommitFailed,
     CorruptSnapshot as CorruptSnapshot,

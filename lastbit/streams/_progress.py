@@ -37,14 +37,6 @@ LOOK: Final = 0.1
 R = TypeVar("R")
 
 
-class Entry(NamedTuple, Generic[R]):
-    """A record in a lane."""
-
-    position: int
-    offset: Any
-    record: R
-
-
 class Due(NamedTuple):
     """A commit to make; `acks` is the window's ack count when the commit was computed."""
 
@@ -56,17 +48,29 @@ class Due(NamedTuple):
 class Options(NamedTuple, Generic[R]):
     """The caller's options; see `run_ordered`."""
 
-    key: Callable[[R], Hashable]
-    lanes: int
-    every: float
-    wanted: Callable[[R], bool] | None
-    stuck_after: float
-    on_stuck: Callable[[Any, float], object] | None
-    grace: float
+    key: Callable[[R], Hashable] | None
+    lanes: int = 8
+    ordered: bool = True
+    batch: int | None = None
+    linger: float = 0.0
+    retry: Callable[[Exception, int], float | None] | None = None
+    every: float = EVERY
+    wanted: Callable[[R], bool] | None = None
+    stuck_after: float = 60.0
+    on_stuck: Callable[[Any, float], object] | None = None
+    grace: float = 30.0
 
     def checked(self) -> Options[R]:
+        if self.key is None and self.ordered:
+            raise InvalidArgument("order needs a key; pass key=…, or ordered=False")
         if self.lanes < 1:
             raise InvalidArgument(f"lanes must be at least 1, not {self.lanes!r}")
+        if self.batch is not None and self.batch < 1:
+            raise InvalidArgument(f"batch must be at least 1 record, not {self.batch!r}")
+        if not self.linger >= 0:
+            raise InvalidArgument(f"linger must be at least 0 seconds, not {self.linger!r}")
+        if self.linger and self.batch is None:
+            raise InvalidArgument("linger needs a batch: records wait for others to come into it")
         for name, value in (("every", self.every), ("stuck_after", self.stuck_after), ("grace", self.grace)):
             if not value > 0:
                 raise InvalidArgument(f"{name} must be more than 0 seconds, not {value!r}")
@@ -119,12 +123,6 @@ class Progress(Generic[R]):
         if self._floor is None:
             self._floor = self.window.floor
         return is_new
-
-    def lane_of(self, record: R) -> int | None:
-        """The lane of a record; None if the caller's filter rejects it."""
-        if self._options.wanted is not None and not self._options.wanted(record):
-            return None
-        return hash(self._options.key(record)) % self._options.lanes
 
     # The committer.
 

@@ -61,8 +61,8 @@ def window_of(grant: Granted, capacity: int) -> AckWindow:
 
 
 class Released(Exception):
-    """Raised to end a stream whose partition must be released or was lost. The next owner handles the records waiting
-    in its lanes."""
+    """Raised to end a stream whose partition must be released or was lost. The next owner handles the records that
+    wait."""
 
 
 def while_active(assignment: Held, source: Iterable[R]) -> Iterator[R]:
@@ -178,9 +178,9 @@ class ConsumerGroup:
 
         A source yields (offset, record) pairs from above `assignment.floor`. It must also yield None when it has
         nothing at the moment; otherwise the partition cannot be released in time. On release, the current records are
-        finished, and records waiting in the lanes are left to the next owner. `options` are those of `run_ordered`. If
-        a stream fails, or the service refuses a commit for good, the worker stops and this raises the error. A commit
-        that fails for another reason is made again after an interval.
+        finished, and records that wait, for a lane or a retry, are left to the next owner. `options` are those of
+        `run_ordered`. If a stream fails, or the service refuses a commit for good, the worker stops and this raises the
+        error. A commit that fails for another reason is made again after an interval.
         """
         if not every > 0:
             raise errors.InvalidArgument(f"every must be more than 0 seconds, not {every!r}")

@@ -1,15 +1,15 @@
 """Handles a stream in parallel, in order per key, and commits the safe offset.
 
-One reader (the calling thread) tracks each record and puts it into the lane of its key. A lane is a thread that handles
-its records one after the other. One committer commits the floor. Things that could go wrong, and why they can't:
+One reader (the calling thread) tracks each record and adds it to the queue of its key (`_schedule`). `lanes` threads
+handle the next record of any key. One committer commits the floor. Things that could go wrong, and why they can't:
 
-* A record is committed but was not handled. It is tracked before it is put into a lane, and acked after its handler has
+* A record is committed but was not handled. It is tracked before it is queued, and acked after its handler has
   returned, so a floor at or above it means that it was handled. Filtered records and those sent to the dead letters are
   acked too; otherwise they would hold the floor forever.
 * A failure loses finished work. When the stream ends with a failure (of a handler, the source or a commit, or by
-  Ctrl-C), the safe floor is committed before the error is raised, and later records of the failed lane are not handled.
-* One stuck key uses all memory. Its records wait in its lane and other lanes continue, until the window is full; then
-  the reader stops reading the source. `on_stuck` receives the offset.
+  Ctrl-C), the safe floor is committed before the error is raised, and later records of the failed key are not handled.
+* One stuck key uses all memory. Its records wait in its queue and other keys continue, until the window is full; then
+  the reader stops reading the source. `on_stuck` receives the offset. A record that waits for a retry occupies no lane.
 * A commit is overtaken by an older one. Commits are made one at a time, and each computes the floor when it starts.
 * A handler still runs when the stream has ended and is started again. The lanes finish their current records before the
   failure is raised, within `grace` seconds.
@@ -21,23 +21,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from lastbit._threads import join_started
-from lastbit.streams._progress import (
-    EVERY,
-    LAST_PAUSE,
-    LAST_TRIES,
-    LOOK,
-    Entry,
-    Options,
-    Progress,
-    failed,
-    log,
-    uncommitted,
-)
-from lastbit.streams.errors import WindowClosed, WindowFull
+from lastbit.streams._progress import EVERY, LOOK, Options, Progress, failed, log
+from lastbit.streams._schedule import Entry, Schedule
+from lastbit.streams._steps import Failures, Stream, run_steps
+from lastbit.streams._workers import Workers
+from lastbit.streams.errors import WindowFull
 from lastbit.streams.window import AckWindow
 
 R = TypeVar("R")
@@ -45,15 +36,19 @@ R = TypeVar("R")
 
 def run_ordered(
     source: Iterable[tuple[Any, R] | None],
-    handle: Callable[[R], object],
+    handle: Callable[[Any], object],
     *,
-    key: Callable[[R], Hashable],
+    key: Callable[[R], Hashable] | None = None,
+    ordered: bool = True,
     lanes: int = 8,
+    batch: int | None = None,
+    linger: float = 0.0,
+    retry: Callable[[Exception, int], float | None] | None = None,
+    dead_letter: Callable[[R, Exception], object] | None = None,
     commit: Callable[[Any], object] | None = None,
     every: float = EVERY,
     window: AckWindow | None = None,
     wanted: Callable[[R], bool] | None = None,
-    dead_letter: Callable[[R, Exception], object] | None = None,
     stuck_after: float = 60.0,
     on_stuck: Callable[[Any, float], object] | None = None,
     grace: float = 30.0,
@@ -62,8 +57,18 @@ def run_ordered(
 
     `source` yields (offset, record) pairs. It may yield None when it has nothing at the moment, so that a failure is
     noticed although no record arrives. Offsets are either ascending integers or all opaque. `handle` is called from
-    `lanes` threads; one thread handles all records of a key. The reader calls `key` and `wanted`; if `wanted` returns
-    False, the record is skipped.
+    `lanes` threads; any of them handles the next record of a key. Records whose key is None have no order, nor has any
+    with `ordered=False`. The reader calls `key` and `wanted`; if `wanted` returns False, the record is skipped.
+
+    `batch`: `handle` gets a list of up to so many records, all of one key if they are ordered. It returns None, or the
+    failures among them as (record, error) pairs; if it raises, all have failed. Records wait up to `linger` seconds
+    until so many have come.
+
+    If a record fails, `retry(error, tries)` returns the seconds until it is tried again, or None to give it up; `tries`
+    is how often it was tried. `Backoff` is such a function. Until then it holds the later records of its key, and no
+    others. Once it is given up, or without `retry`, `dead_letter(record, error)` is called, and the record counts as
+    done when that returns. Without `dead_letter`, or if it raises too, the stream ends with `RecordFailed`, which has
+    the offset. A record that waits for a retry when the stream ends otherwise stays outstanding.
 
     `commit` is called with the offset up to which all records are done, at intervals of at least `every` seconds and
     never with a lower offset than before. The last call comes from the calling thread, at the end or after a failure.
@@ -74,13 +79,12 @@ def run_ordered(
     `window`: a restored window skips the records that its snapshot contains as done. Without one, at most 8,192
     positions are above the floor; use a smaller window for large records.
 
-    If `handle` raises, `dead_letter(record, error)` is called, and the record counts as done when that returns. Without
-    `dead_letter`, or if it raises too, the stream ends with `RecordFailed`, which has the offset. `on_stuck(offset,
-    seconds)` is called once for an offset that has held the floor for `stuck_after` seconds; by default a warning is
-    logged. After a failure, running handlers get `grace` seconds to finish. A handler that takes longer is abandoned,
-    and its ack does not affect the commit. Raises `WindowClosed` if the window was closed in the meantime.
+    `on_stuck(offset, seconds)` is called once for an offset that has held the floor for `stuck_after` seconds; by
+    default a warning is logged. After a failure, running handlers get `grace` seconds to finish. A handler that takes
+    longer is abandoned, and its ack does not affect the commit. Raises `WindowClosed` if the window was closed in the
+    meantime.
     """
-    options = Options(key, lanes, every, wanted, stuck_after, on_stuck, grace).checked()
+    options = Options(key, lanes, ordered, batch, linger, retry, every, wanted, stuck_after, on_stuck, grace).checked()
     _Run(Progress(window, options), options, handle, commit, dead_letter).run(source)
 
 
@@ -89,21 +93,23 @@ class _Run(Generic[R]):
         self,
         progress: Progress[R],
         options: Options[R],
-        handle: Callable[[R], object],
+        handle: Callable[[Any], object],
         commit: Callable[[Any], object] | None,
         dead_letter: Callable[[R, Exception], object] | None,
     ) -> None:
         self._progress = progress
         self._window = progress.window
         self._options = options
+        self._workers = Workers()
+        self._schedule: Schedule[R] = Schedule(
+            self._ready, self._workers.call_later, options.batch or 1, options.linger
+        )
+        self._stream = Stream(progress, self._schedule, options, commit, dead_letter, time.sleep)
         self._handle = handle
-        self._commit = commit
-        self._dead_letter = dead_letter
-        self._lanes: list[SimpleQueue[Entry[R] | None]] = [SimpleQueue() for _ in range(options.lanes)]
-        self._changed = threading.Condition()
-        self._running = 0
-        """Lanes whose threads have started and not ended."""
-        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._working = 0
+        """The number of threads that handle records."""
         self._hurry = threading.Event()  # set when the stream has failed: commit now
         self._over = threading.Event()  # set to end the committer
 
@@ -111,31 +117,27 @@ class _Run(Generic[R]):
         committer = threading.Thread(target=self._commit_regularly, name="lastbit-commits", daemon=True)
         try:
             try:
-                for number, lane in enumerate(self._lanes):
-                    name = f"lastbit-lane-{number}"
-                    threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
-                    self._running += 1  # no lane ends before all have started
+                self._workers.start(self._options.lanes)
                 committer.start()
                 self._read(source)
-                for lane in self._lanes:
-                    lane.put(None)
-                self._wait_for_lanes()
+                self._schedule.flush()
+                self._wait_for_records()
                 self._end(committer)
             except BaseException as error:  # noqa: BLE001  # Ctrl-C too: it is raised after the last commit
                 self._fail(error)
-                self._wait_for_lanes()
+                self._wait_for_records()
                 self._end(committer)
         finally:
             self._over.set()
-        self._commit_at_the_end()
-        if self._failure is not None:
-            raise self._failure
+        run_steps(self._stream.commit_at_the_end())
+        if self._stream.failure is not None:
+            raise self._stream.failure
 
     # The reader.
 
     def _read(self, source: Iterable[tuple[Any, R] | None]) -> None:
         for item in source:
-            if self._failure is not None:
+            if self._stream.failure is not None:
                 return
             if item is None:
                 continue
@@ -145,83 +147,85 @@ class _Run(Generic[R]):
             if is_new is None:
                 return
             if is_new:
-                self._route(Entry(position, offset, record))
+                self._add(Entry(position, offset, record))
 
     def _track(self, position: int, offset: Any) -> bool | None:
         """Whether to handle it; None if the stream failed while the window was full."""
-        while self._failure is None:
+        while self._stream.failure is None:
             try:
                 return self._progress.track(position, offset)
             except WindowFull:
                 self._window.wait_for_room(LOOK)
         return None
 
-    def _route(self, entry: Entry[R]) -> None:
+    def _add(self, entry: Entry[R]) -> None:
         try:
-            lane = self._progress.lane_of(entry.record)
+            key = self._stream.key_of(entry.record)
         except Exception as error:  # noqa: BLE001  # the caller's `key` or `wanted` failed
-            self._give_up(entry, error)
-            lane = None
-        if lane is None:
-            self._window.ack(entry.position)
+            run_steps(self._stream.give_up(entry, error))
         else:
-            self._lanes[lane].put(entry)
+            self._stream.add(entry, key)
 
     # The lanes.
 
-    def _work(self, lane: SimpleQueue[Entry[R] | None]) -> None:
+    def _ready(self, key: Hashable) -> None:
+        self._workers.put(self, key)
+
+    def work(self, key: Hashable) -> None:
+        """Handle the next records of a key, unless the stream has failed."""
+        with self._lock:
+            if self._stream.failure is not None:
+                return
+            self._working += 1
+        is_last = False
         try:
-            while (entry := lane.get()) is not None and self._failure is None:
-                try:
-                    if self._window.begins(entry.position):
-                        self._handle(entry.record)
-                except Exception as error:  # noqa: BLE001  # any exception means that the record failed
-                    self._give_up(entry, error)
-                except BaseException as error:
-                    raise failed(entry.offset, error) from error
-                self._window.ack(entry.position)
+            is_last = self._handle_next(key)
         except BaseException as error:  # noqa: BLE001  # the calling thread raises it
             self._fail(error)
-        finally:
-            with self._changed:
-                self._running -= 1
+        with self._lock:
+            self._working -= 1
+            if is_last or self._stream.failure is not None:
                 self._changed.notify_all()
 
-    def _give_up(self, entry: Entry[R], error: Exception) -> None:
-        if self._dead_letter is None:
-            raise failed(entry.offset, error) from error
+    def _handle_next(self, key: Hashable) -> bool:
+        """Returns whether no record is left."""
+        work = self._stream.take(key)
+        failures: Failures[R]
         try:
-            self._dead_letter(entry.record, error)
-        except BaseException as worse:
-            raise failed(entry.offset, worse) from worse
+            result = self._handle(work.argument) if work.live_entries else None
+        except Exception as error:  # noqa: BLE001  # any exception means that the records failed
+            failures = [(entry, error) for entry in work.live_entries]
+        except BaseException as error:
+            raise failed(work.live_entries[0].offset, error) from error
+        else:
+            failures = self._stream.failures_in(work, result)
+        return run_steps(self._stream.partly_done(work, failures)) if failures else self._stream.done(work)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
-            if self._failure is None:
-                self._failure = error
+            self._stream.fail(error)
             self._changed.notify_all()
-        for lane in self._lanes:
-            lane.put(None)
         self._hurry.set()
 
-    def _wait_for_lanes(self) -> None:
-        """Wait until the lanes have ended; after a failure, at most `grace` seconds."""
+    def _wait_for_records(self) -> None:
+        """Wait until all are done; after a failure, at most `grace` seconds for those that are being handled."""
         until: float | None = None
         with self._changed:
-            while self._running > 0:  # below 0 if a signal handler's exception came while a lane started
-                if self._failure is None:
+            while self._working or (self._schedule.left and self._stream.failure is None):
+                if self._stream.failure is None:
                     self._changed.wait()
                     continue
                 until = until or time.monotonic() + self._options.grace
                 seconds = until - time.monotonic()
                 if seconds <= 0:
-                    log.warning("%d handlers did not end within %g seconds", self._running, self._options.grace)
+                    log.warning("%d handlers did not end within %g seconds", self._working, self._options.grace)
                     return
                 self._changed.wait(seconds)
 
     # The committer.
 
     def _end(self, committer: threading.Thread) -> None:
+        self._workers.stop(wait=not self._working)
         self._over.set()
         self._hurry.set()
         join_started([committer])
@@ -233,40 +237,9 @@ class _Run(Generic[R]):
                 if self._over.is_set():
                     return
                 self._progress.report_if_stuck()
-                self._commit_once()
+                run_steps(self._stream.commit_once())
                 if is_last:
                     self._over.wait()
                     return
         except BaseException as error:  # noqa: BLE001  # the calling thread raises it
             self._fail(error)
-
-    def _commit_once(self) -> None:
-        due = self._progress.due()
-        if due is None or self._commit is None:
-            return
-        if self._window.closed:
-            raise WindowClosed
-        try:
-            self._commit(due.offset)
-        except Exception as error:  # noqa: BLE001  # tried again, or raised as the cause
-            self._progress.commit_failed(due, error)
-        else:
-            self._progress.committed(due)
-
-    def _commit_at_the_end(self) -> None:
-        for tries_left in reversed(range(LAST_TRIES)):
-            due = self._progress.due()
-            if due is None or self._commit is None:
-                return
-            if self._window.closed:
-                self._failure = self._failure or WindowClosed()
-                return
-            try:
-                self._commit(due.offset)
-            except Exception as error:  # noqa: BLE001  # tried again, or raised as the cause
-                if tries_left:
-                    time.sleep(min(LAST_PAUSE, self._options.every))
-                else:
-                    self._failure = uncommitted(self._failure, due, error)
-            else:
-                self._progress.committed(due)

@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
-from lastbit.streams._progress import (
-    EVERY,
-    LAST_PAUSE,
-    LAST_TRIES,
-    LOOK,
-    Entry,
-    Options,
-    Progress,
-    failed,
-    log,
-    uncommitted,
-)
-from lastbit.streams.errors import WindowClosed, WindowFull
+from lastbit.streams._progress import EVERY, LOOK, Options, Progress, failed, log
+from lastbit.streams._schedule import Entry, Schedule
+from lastbit.streams._steps import Failures, Stream, run_steps_async
+from lastbit.streams.errors import WindowFull
 from lastbit.streams.window import AckWindow
 
 R = TypeVar("R")
+_END = object()
+"""In place of a key: no more records will come."""
+
 Items = AsyncIterable[tuple[Any, R] | None] | Iterable[tuple[Any, R] | None]
 
 
 async def run_ordered_async(
     source: Items[R],
-    handle: Callable[[R], Awaitable[object]],
+    handle: Callable[[Any], Awaitable[object]],
     *,
-    key: Callable[[R], Hashable],
+    key: Callable[[R], Hashable] | None = None,
+    ordered: bool = True,
     lanes: int = 8,
+    batch: int | None = None,
+    linger: float = 0.0,
+    retry: Callable[[Exception, int], float | None] | None = None,
+    dead_letter: Callable[[R, Exception], Awaitable[object] | object] | None = None,
     commit: Callable[[Any], Awaitable[object] | object] | None = None,
     every: float = EVERY,
     window: AckWindow | None = None,
     wanted: Callable[[R], bool] | None = None,
-    dead_letter: Callable[[R, Exception], Awaitable[object] | object] | None = None,
     stuck_after: float = 60.0,
     on_stuck: Callable[[Any, float], object] | None = None,
     grace: float = 30.0,
@@ -48,7 +45,7 @@ async def run_ordered_async(
     Handlers that don't end within `grace` seconds of a failure are cancelled; if this call itself is cancelled, they
     are cancelled at once. Their records stay outstanding. In both cases the safe floor is committed.
     """
-    options = Options(key, lanes, every, wanted, stuck_after, on_stuck, grace).checked()
+    options = Options(key, lanes, ordered, batch, linger, retry, every, wanted, stuck_after, on_stuck, grace).checked()
     await _Run(Progress(window, options), options, handle, commit, dead_letter).run(source)
 
 
@@ -57,40 +54,39 @@ class _Run(Generic[R]):
         self,
         progress: Progress[R],
         options: Options[R],
-        handle: Callable[[R], Awaitable[object]],
+        handle: Callable[[Any], Awaitable[object]],
         commit: Callable[[Any], Awaitable[object] | object] | None,
         dead_letter: Callable[[R, Exception], Awaitable[object] | object] | None,
     ) -> None:
         self._progress = progress
-        self._window = progress.window
         self._options = options
+        self._ready: asyncio.Queue[Hashable] = asyncio.Queue()
+        call_later = asyncio.get_running_loop().call_later
+        self._schedule: Schedule[R] = Schedule(self._ready.put_nowait, call_later, options.batch or 1, options.linger)
+        self._stream = Stream(progress, self._schedule, options, commit, dead_letter, asyncio.sleep)
         self._handle = handle
-        self._commit = commit
-        self._dead_letter = dead_letter
-        self._lanes: list[asyncio.Queue[Entry[R] | None]] = [asyncio.Queue() for _ in range(options.lanes)]
+        self._all_read = False
         self._room = asyncio.Event()
-        self._failure: BaseException | None = None
         self._failed = asyncio.Event()
         self._over = asyncio.Event()
 
     async def run(self, source: Items[R]) -> None:
-        lanes = [asyncio.create_task(self._work(lane), name="lastbit-lane") for lane in self._lanes]
+        lanes = [asyncio.create_task(self._work(), name="lastbit-lane") for _ in range(self._options.lanes)]
         reader = asyncio.create_task(self._read(source), name="lastbit-reader")
         committer = asyncio.create_task(self._commit_regularly(), name="lastbit-commits")
         failure = asyncio.create_task(self._failed.wait())
         try:
             parts: set[asyncio.Future[Any]] = {failure, asyncio.gather(reader, *lanes)}
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure is not None:
+            if self._stream.failure is not None:
                 reader.cancel()
-                for lane in self._lanes:
-                    lane.put_nowait(None)
+                self._end_lanes()
                 _, late = await asyncio.wait(lanes, timeout=self._options.grace)
                 if late:
                     log.warning("%d handlers did not end within %g seconds", len(late), self._options.grace)
         except BaseException as error:
             # This call was cancelled: cancel the handlers and commit the safe floor before the cancellation continues.
-            self._failure = error
+            self._stream.failure = error
             raise
         finally:
             self._over.set()
@@ -103,12 +99,11 @@ class _Run(Generic[R]):
             except asyncio.CancelledError:
                 await end
                 raise
-        if self._failure is not None:
-            raise self._failure
+        if self._stream.failure is not None:
+            raise self._stream.failure
 
     def _fail(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = error
+        self._stream.fail(error)
         self._failed.set()
         self._room.set()
 
@@ -122,9 +117,11 @@ class _Run(Generic[R]):
                 offset, record = item
                 position = self._progress.position_of(offset)
                 if await self._track(position, offset):
-                    await self._route(Entry(position, offset, record))
-            for lane in self._lanes:
-                lane.put_nowait(None)
+                    await self._add(Entry(position, offset, record))
+            self._all_read = True
+            self._schedule.flush()
+            if not self._schedule.left:
+                self._end_lanes()
         except BaseException as error:  # noqa: BLE001  # raised by run; a cancellation from inside is a failure too
             self._fail(error)
 
@@ -137,101 +134,58 @@ class _Run(Generic[R]):
                 # Check again now and then: other code may ack or close the window too.
                 await _set_within(self._room, LOOK)
 
-    async def _route(self, entry: Entry[R]) -> None:
+    async def _add(self, entry: Entry[R]) -> None:
         try:
-            lane = self._progress.lane_of(entry.record)
+            key = self._stream.key_of(entry.record)
         except Exception as error:  # noqa: BLE001  # the caller's `key` or `wanted` failed
-            await self._give_up(entry, error)
-            lane = None
-        if lane is None:
-            self._window.ack(entry.position)
+            await run_steps_async(self._stream.give_up(entry, error))
         else:
-            self._lanes[lane].put_nowait(entry)
+            self._stream.add(entry, key)
 
     # The lanes.
 
-    async def _work(self, lane: asyncio.Queue[Entry[R] | None]) -> None:
+    async def _work(self) -> None:
         try:
-            while (entry := await lane.get()) is not None and self._failure is None:
-                try:
-                    if self._window.begins(entry.position):
-                        await self._handle(entry.record)
-                except Exception as error:  # noqa: BLE001  # any exception means that the record failed
-                    await self._give_up(entry, error)
-                except BaseException as error:
-                    raise failed(entry.offset, error) from error
-                self._window.ack(entry.position)
+            while (key := await self._ready.get()) is not _END and self._stream.failure is None:
+                is_last = await self._handle_next(key)
                 self._room.set()
+                if is_last and self._all_read:
+                    self._end_lanes()
         except BaseException as error:  # noqa: BLE001  # raised by run; a cancellation from inside is a failure too
             self._fail(error)
 
-    async def _give_up(self, entry: Entry[R], error: Exception) -> None:
-        if self._dead_letter is None:
-            raise failed(entry.offset, error) from error
+    async def _handle_next(self, key: Hashable) -> bool:
+        """Returns whether no record is left."""
+        work = self._stream.take(key)
+        failures: Failures[R]
         try:
-            result = self._dead_letter(entry.record, error)
-            if inspect.isawaitable(result):
-                await result
-        except Exception as worse:
-            raise failed(entry.offset, worse) from worse
+            result = await self._handle(work.argument) if work.live_entries else None
+        except Exception as error:  # noqa: BLE001  # any exception means that the records failed
+            failures = [(entry, error) for entry in work.live_entries]
+        except BaseException as error:
+            raise failed(work.live_entries[0].offset, error) from error
+        else:
+            failures = self._stream.failures_in(work, result)
+        return await run_steps_async(self._stream.partly_done(work, failures)) if failures else self._stream.done(work)
+
+    def _end_lanes(self) -> None:
+        for _ in range(self._options.lanes):
+            self._ready.put_nowait(_END)
 
     # The committer.
 
     async def _end(self, *parts: asyncio.Task[None]) -> None:
         """Wait for the parts, which are ending, and commit the safe floor."""
         await asyncio.gather(*parts, return_exceptions=True)
-        await self._commit_at_the_end()
+        await run_steps_async(self._stream.commit_at_the_end())
 
     async def _commit_regularly(self) -> None:
         try:
             while not await _set_within(self._over, self._options.every):
                 self._progress.report_if_stuck()
-                await self._commit_once()
+                await run_steps_async(self._stream.commit_once())
         except Exception as error:  # noqa: BLE001  # `run` raises it after the last commit
             self._fail(error)
-
-    async def _call_commit(self, offset: Any) -> None:
-        assert self._commit is not None
-        try:
-            result = self._commit(offset)
-            if inspect.isawaitable(result):
-                await result
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            # Of something that it awaits. As a cancellation, it would end this task without a word.
-            raise RuntimeError("the commit was cancelled from inside") from error
-
-    async def _commit_once(self) -> None:
-        due = self._progress.due()
-        if due is None or self._commit is None:
-            return
-        if self._window.closed:
-            raise WindowClosed
-        try:
-            await self._call_commit(due.offset)
-        except Exception as error:  # noqa: BLE001  # tried again, or raised as the cause
-            self._progress.commit_failed(due, error)
-        else:
-            self._progress.committed(due)
-
-    async def _commit_at_the_end(self) -> None:
-        for tries_left in reversed(range(LAST_TRIES)):
-            due = self._progress.due()
-            if due is None or self._commit is None:
-                return
-            if self._window.closed:
-                self._failure = self._failure or WindowClosed()
-                return
-            try:
-                await self._call_commit(due.offset)
-            except Exception as error:  # noqa: BLE001  # tried again, or raised as the cause
-                if tries_left:
-                    await asyncio.sleep(min(LAST_PAUSE, self._options.every))
-                else:
-                    self._failure = uncommitted(self._failure, due, error)
-            else:
-                self._progress.committed(due)
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:

@@ -47,10 +47,10 @@ def check(folder: Path, before: list[int], snapshot_before: Snapshot) -> None:
 
 
 @mutant(
-    "records-of-a-key-go-to-any-lane",
-    "lastbit.streams._progress:Progress.lane_of",
-    "hash(self._options.key(record))",
-    "(self._options.key(record), self.window.high)[1]",
+    "records-of-a-key-are-handled-at-once",
+    "lastbit.streams._steps:Stream.key_of",
+    "return UNORDERED if key is None else key",
+    "return UNORDERED",
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stream_whose_process_dies_at_any_point_is_handled_at_least_once_and_in_order(

@@ -48,12 +48,12 @@ def numbered(count: int) -> list[tuple[int, int]]:
 
 @mutant(
     "a-record-is-acked-before-it-is-handled",
-    "lastbit.streams.ordered:_Run._work",
-    "if self._window.begins(entry.position):\n    self._handle(entry.record)",
+    "lastbit.streams._steps:Stream.take",
+    "entries = self._schedule.take(key)",
     """
-        if self._window.begins(entry.position):
+        entries = self._schedule.take(key)
+        for entry in entries:
             self._window.ack(entry.position)
-        self._handle(entry.record)
     """,
 )
 @on_both_runners
@@ -71,7 +71,7 @@ def test_a_record_is_outstanding_while_it_is_handled(run: Run) -> None:
 
 @mutant(
     "a-record-that-failed-is-acked",
-    "lastbit.streams.ordered:_Run._give_up",
+    "lastbit.streams._steps:Stream.give_up",
     "raise failed(entry.offset, error) from error",
     "self._window.ack(entry.position)\nraise failed(entry.offset, error) from error",
     case="in_threads",
@@ -165,7 +165,7 @@ class Life:
 
 @mutant(
     "the-end-is-not-committed",
-    "lastbit.streams.ordered:_Run._commit_at_the_end",
+    "lastbit.streams._steps:Stream.commit_at_the_end",
     "due is None",
     "True",
     case="in_threads",
@@ -219,12 +219,14 @@ def test_lanes_work_at_the_same_time(run: Run) -> None:
 
 
 @mutant(
-    "a-lane-goes-on-behind-the-record-that-failed",
-    "lastbit.streams.ordered:_Run._work",
-    "(entry := lane.get()) is not None and self._failure is None",
-    "(entry := lane.get()) is not None",
-    ("self._give_up(entry, error)", "self._fail(failed(entry.offset, error))"),
-    ("raise failed(entry.offset, error) from error", "self._fail(error)"),
+    "a-key-goes-on-behind-the-record-that-failed",
+    "lastbit.streams.ordered:_Run.work",
+    "self._fail(error)",
+    """
+        self._fail(error)
+        self._schedule.finished(key, 1)
+    """,
+    ("if self._stream.failure is not None:\n    return", ""),
     case="in_threads",
 )
 @on_both_runners
@@ -390,7 +392,7 @@ def wait_for(released: list[bool]) -> None:
 
 @mutant(
     "filtered-records-hold-the-floor",
-    "lastbit.streams.ordered:_Run._route",
+    "lastbit.streams._steps:Stream.add",
     "self._window.ack(entry.position)",
     "pass",
     case="in_threads",
@@ -662,7 +664,7 @@ def test_an_ack_while_a_commit_is_computed_does_not_commit_an_opaque_offset_twic
             return before
 
     window = Moving()
-    progress: Progress[str] = Progress(None, Options(same, 1, 1.0, None, 1.0, None, 1.0))
+    progress: Progress[str] = Progress(None, Options(same))
     progress.window = window
     for offset in ("a", "b"):
         assert progress.track(progress.position_of(offset), offset)
@@ -740,7 +742,10 @@ def test_a_given_window_records_acks_above_the_floor() -> None:
 
 
 @mutant(
-    "a-cancelled-stream-commits-nothing", "lastbit.streams.ordered_async:_Run._commit_at_the_end", "due is None", "True"
+    "a-cancelled-stream-commits-nothing",
+    "lastbit.streams.ordered_async:_Run._end",
+    "await run_steps_async(self._stream.commit_at_the_end())",
+    "",
 )
 def test_a_cancelled_stream_commits_acked_records() -> None:
     """Handlers are cancelled, their records stay outstanding, and the cancellation is raised."""
@@ -958,7 +963,7 @@ def test_a_commit_that_is_cancelled_from_within_is_tried_again() -> None:
     "lastbit.streams.ordered:_Run.run",
     """
         self._fail(error)
-        self._wait_for_lanes()
+        self._wait_for_records()
         self._end(committer)
     """,
     "raise",
