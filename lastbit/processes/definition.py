@@ -7,6 +7,7 @@ the body of a `handle` call. If the function raises or returns an invalid value,
 from __future__ import annotations
 
 import json
+import logging
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any, Final
 from lastbit.errors import InvalidArgument
 from lastbit.models import Event
 from lastbit.names import NO_NAMES
+
+log = logging.getLogger("lastbit.processes")
 
 LONGEST_NAME: Final = 255
 LONGEST_ERROR: Final = 4000
@@ -120,6 +123,10 @@ class Process:
             value = event.data.get(field) if isinstance(event.data, Mapping) else None
         names = [_name(each) for each in (value if isinstance(value, list) else [value])]
         return list(dict.fromkeys(name for name in names if name is not None))
+
+    def skipped(self, event: Event) -> None:
+        """Called by a worker for an event that names no instance."""
+        log.warning("event %s (%s) at position %d names no instance of %s", event.id, event.type, event.position, self)
 
     def decide(self, state: str, event: Event) -> dict[str, Any]:
         """The function's result for the event, as fields of a `handle` call's body. `state` is JSON, as the function

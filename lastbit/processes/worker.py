@@ -209,13 +209,7 @@ class ProcessWorker:
         for instance in self._process.instances_of(event):
             instances[partition_of(instance, self._count)].append(instance)
         if not instances:
-            log.warning(
-                "event %s (%s) at position %d names no instance of %s",
-                event.id,
-                event.type,
-                event.position,
-                self._process,
-            )
+            self._process.skipped(event)
         for partition in partitions:
             if event.position <= partition.reached or partition.cut:
                 continue

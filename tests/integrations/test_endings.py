@@ -1,0 +1,317 @@
+"""The message at the end of a batch: for each ending, among kills, with a broker that refuses it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from lastbit import Client, Forbidden, InvalidArgument, tokens
+from lastbit.batch import BatchHandle
+from lastbit.integrations import _endings
+from lastbit.tokens import Role
+from tests.mutants import mutant
+from tests.support.exposition import eventually
+from tests.support.servers import ROOT, running_service, sqlite_file
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with sqlite_file() as database, running_service(database, LASTBIT_DISPATCHER_EVERY="0.05") as service:
+        yield service.url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
+        yield client
+
+
+@pytest.fixture
+def app() -> str:
+    return f"app-{uuid.uuid4()}"
+
+
+@pytest.fixture
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_endings, "LOOK", 0.05)
+    monkeypatch.setattr(_endings, "TTL", 1.0)
+    monkeypatch.setattr(_endings, "PAUSE", 0.02)
+
+
+class Broker:
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, str]] = []
+        self.refusals = 0
+        self.tries = 0
+
+    def publish(self, message_id: str, message: str) -> bool:
+        self.tries += 1
+        if message == "unknown":
+            raise LookupError("no such task")
+        if self.tries <= self.refusals:
+            return False
+        self.messages.append((message_id, message))
+        return True
+
+
+@contextmanager
+def working(client: Client, app: str, broker: Broker) -> Iterator[_endings.EndingsWorker]:
+    worker = _endings.EndingsWorker(lambda: client, app, broker.publish)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def open_batch(
+    client: Client, app: str, items: int = 2, on_success: str | None = "publish", on_complete: str | None = "report"
+) -> BatchHandle:
+    _endings.define(client, app)
+    return client.open(items=items, labels=_endings.labels_of(app, on_success, on_complete))
+
+
+def seal_first(batch: BatchHandle, client: Client) -> None:
+    batch.seal()
+    assert batch.ids is not None
+    client.ack(batch.ids)
+
+
+def seal_last(batch: BatchHandle, client: Client) -> None:
+    assert batch.ids is not None
+    client.ack(batch.ids)
+    batch.seal()
+
+
+def fail_one(batch: BatchHandle, client: Client) -> None:
+    assert batch.ids is not None
+    client.fail(batch.ids[:1])
+    client.ack(batch.ids[1:])
+    batch.seal()
+
+
+def redrive(batch: BatchHandle, client: Client) -> None:
+    assert batch.ids is not None
+    fail_one(batch, client)
+    client.ack(batch.ids[:1])
+
+
+def expire(batch: BatchHandle, client: Client) -> None:
+    batch.update(deadline=timedelta(seconds=2))
+
+
+def delete(batch: BatchHandle, client: Client) -> None:
+    batch.delete()
+
+
+BOTH = {"completed": "report", "succeeded": "publish"}
+ENDINGS = [
+    (seal_first, BOTH),
+    (seal_last, BOTH),
+    (fail_one, {"completed": "report"}),
+    (redrive, BOTH),
+    (expire, {"expired": "report"}),
+    (lambda batch, client: batch.cancel(), {"cancelled": "report"}),
+    (delete, {"cancelled": "report"}),
+]
+NAMES = ["acked", "sealed", "failed", "redriven", "expired", "cancelled", "deleted"]
+
+
+@pytest.mark.usefixtures("short_times")
+@pytest.mark.parametrize(("end", "expected"), ENDINGS, ids=NAMES)
+@mutant(
+    "batches-of-other-apps-are-published",
+    "lastbit.integrations._endings:Endings._message_of",
+    "labels.get(APP) == self._app",
+    "True",
+    case="acked",
+)
+@mutant(
+    "endings-before-the-first-batch-are-published",
+    "lastbit.integrations._endings:define",
+    "client.processes.define(process_name(app), partitions=1, after=end)",
+    "client.processes.define(process_name(app), partitions=1)",
+    case="acked",
+)
+def test_each_ending_has_its_message(
+    client: Client, app: str, end: Callable[[BatchHandle, Client], object], expected: dict[str, str]
+) -> None:
+    """Under the id of its event, once; whoever ends the batch. Other batches have none."""
+    broker = Broker()
+    # Not defined yet, as by a process that was deleted.
+    seal_first(client.open(items=1, labels=_endings.labels_of(app, "old", "old")), client)
+    with working(client, app, broker):
+        batch = open_batch(client, app)
+        seal_first(open_batch(client, "another", on_success="theirs"), client)
+        seal_first(client.open(items=1), client)
+        end(batch, client)
+        messages = {f"batch:{batch.id}:{event}": message for event, message in expected.items()}
+        eventually(lambda: len(broker.messages) >= len(messages), True)
+        sentinel = open_batch(client, app, on_complete=None)
+        seal_first(sentinel, client)
+        eventually(lambda: broker.messages[-1], (f"batch:{sentinel.id}:succeeded", "publish"))
+    assert dict(broker.messages[:-1]) == messages
+    assert len(broker.messages) == len(messages) + 1
+
+
+@contextmanager
+def killable(url: str, app: str, file: Path, *dies: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.integrations.endings_app", url, app, str(file), *dies]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+@pytest.mark.usefixtures("short_times")
+@pytest.mark.parametrize(("dies", "count"), [("before", 1), ("after", 2), ("noted", 1)])
+@mutant(
+    "an-ending-that-was-noted-is-published-again",
+    "lastbit.integrations._endings:Endings._is_published",
+    "self._client.processes.get(self.name, message_id).status == 'finished'",
+    "False",
+    case="noted-1",
+)
+def test_the_message_survives_its_worker(
+    url: str, client: Client, app: str, tmp_path: Path, dies: str, count: int
+) -> None:
+    """It is sent again only if the worker died between the broker and the service, under the same id."""
+    file = tmp_path / "broker"
+    batch = open_batch(client, app, on_complete=None)
+    with killable(url, app, file, dies) as victim:
+        seal_first(batch, client)
+        assert victim.wait(60) == -9
+    with killable(url, app, file):
+        eventually(lambda: client.processes.list() != () and handled(client, app), 1)
+        later = open_batch(client, app, on_complete=None)
+        seal_first(later, client)
+        eventually(lambda: file.exists() and f"batch:{later.id}:" in file.read_text(), True)
+    lines = file.read_text().splitlines()
+    assert lines == [f"batch:{batch.id}:succeeded publish"] * count + [f"batch:{later.id}:succeeded publish"]
+
+
+def handled(client: Client, app: str) -> int:
+    """The number of endings that the service has noted."""
+    [summary] = [each for each in client.processes.list() if each.name == _endings.process_name(app)]
+    return summary.finished
+
+
+ACK_AND_DIE = """
+import os, sys
+from lastbit import Client
+Client(sys.argv[1]).ack(sys.argv[2].split())
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.usefixtures("short_times")
+def test_the_message_survives_the_last_ack(url: str, client: Client, app: str) -> None:
+    """No worker runs at that time, and the one that acks dies with the answer."""
+    batch = open_batch(client, app)
+    batch.seal()
+    assert batch.ids is not None
+    assert subprocess.run([sys.executable, "-c", ACK_AND_DIE, url, " ".join(batch.ids)], cwd=ROOT).returncode == -9
+    broker = Broker()
+    with working(client, app, broker):
+        eventually(lambda: {message for _, message in broker.messages}, {"publish", "report"})
+
+
+@pytest.mark.usefixtures("short_times")
+def test_a_broker_that_refuses_gets_the_message_again(client: Client, app: str) -> None:
+    """In the feed's order."""
+    broker = Broker()
+    broker.refusals = 3
+    with working(client, app, broker):
+        batches = [open_batch(client, app, on_complete=None) for _ in range(3)]
+        for batch in batches:
+            seal_first(batch, client)
+        messages = [(f"batch:{batch.id}:succeeded", "publish") for batch in batches]
+        eventually(lambda: broker.messages, messages)
+    assert broker.tries == 6
+
+
+@pytest.mark.usefixtures("short_times")
+@mutant(
+    "a-worker-that-stops-parks-what-the-broker-refuses",
+    "lastbit.integrations._endings:Endings._end",
+    "raise _Interrupted",
+    "raise RuntimeError",
+)
+def test_a_worker_that_stops_leaves_a_refused_message_to_the_next(client: Client, app: str) -> None:
+    broker = Broker()
+    broker.refusals = 10**9
+    with working(client, app, broker):
+        batch = open_batch(client, app, on_complete=None)
+        seal_first(batch, client)
+        eventually(lambda: broker.tries > 0, True)
+    assert not list(client.processes.instances(_endings.process_name(app), status="parked"))
+    broker.refusals = 0
+    with working(client, app, broker):
+        eventually(lambda: broker.messages, [(f"batch:{batch.id}:succeeded", "publish")])
+
+
+@pytest.mark.usefixtures("short_times")
+def test_a_message_that_cannot_be_published_is_parked(client: Client, app: str) -> None:
+    """With the error. Others go on, and it is published when an operator retries it."""
+    broker = Broker()
+    with working(client, app, broker):
+        poisoned = open_batch(client, app, on_success="unknown", on_complete=None)
+        seal_first(poisoned, client)
+        seal_first(open_batch(client, app, on_complete=None), client)
+        eventually(lambda: len(broker.messages), 1)
+        name, instance = _endings.process_name(app), f"batch:{poisoned.id}:succeeded"
+        details = client.processes.get(name, instance)
+        assert (details.parked, "no such task" in (details.history[0].error or "")) == (1, True)
+    broker.publish = lambda message_id, message: not broker.messages.append((message_id, message))  # type: ignore[method-assign,func-returns-value]
+    with working(client, app, broker):
+        assert client.processes.retry(name, instance) == 1
+        eventually(lambda: broker.messages[1:], [(instance, "unknown")])
+
+
+@pytest.mark.usefixtures("short_times")
+def test_workers_share_the_endings(client: Client, app: str) -> None:
+    broker = Broker()
+    with working(client, app, broker), working(client, app, broker), working(client, app, broker):
+        batches = [open_batch(client, app) for _ in range(20)]
+        threads = [threading.Thread(target=seal_first, args=(batch, client)) for batch in batches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        eventually(lambda: handled(client, app), 40)
+    assert len(broker.messages) == len(set(broker.messages)) == 40
+
+
+def test_a_long_message_is_refused() -> None:
+    assert _endings.labels_of("app", None, None) == {}
+    with pytest.raises(InvalidArgument, match="on_complete has 1,025 characters"):
+        _endings.labels_of("app", "x" * 1024, "x" * 1025)
+
+
+def test_a_limited_token_is_refused(app: str) -> None:
+    """By the producer's call, before it opens a batch; and a worker with it ends quietly."""
+    token = tokens.new()
+    line = tokens.known(token, "shop", list(Role), prefix="shop-").line()
+    with (
+        sqlite_file() as database,
+        running_service(database, LASTBIT_TOKENS=line) as service,
+        Client(service.url, token=token) as client,
+    ):
+        with pytest.raises(Forbidden):
+            _endings.define(client, app)
+        worker = _endings.EndingsWorker(lambda: client, app, Broker().publish)
+        worker.start()
+        worker._thread.join(60)
+        assert not worker._thread.is_alive()
