@@ -12,6 +12,7 @@ commit. Tasks with other ids take Celery's own path.
     eager.py       tasks that run without a message
     current.py     the item that a task works for
     skipping.py    tasks that do not run, as their batch has ended
+    endings.py     the task at the end of a batch
     publisher.py   sends the tasks of a fan-out
 """
 

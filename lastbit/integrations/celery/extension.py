@@ -17,8 +17,9 @@ from lastbit.client import Client
 from lastbit.errors import InvalidArgument
 from lastbit.failures import Redrive
 from lastbit.integrations._ended import watch_of
+from lastbit.integrations._endings import with_endings
 from lastbit.integrations._fan_out import FanOutOptions, fan_out, resend, send_items
-from lastbit.integrations.celery import current, eager, worker
+from lastbit.integrations.celery import current, eager, endings, worker
 from lastbit.integrations.celery.publisher import Publisher, identity
 from lastbit.integrations.celery.requests import WHEN_IGNORED
 from lastbit.models import Completed
@@ -31,7 +32,8 @@ class Lastbit:
     `Ignore` is acked or failed. `on_completed`: called in a worker's main process with a `Completed` for each complete
     batch that an ack or a failure reports; it may publish a task, but must not wait for one. It is called again after a
     redelivery, and not if the producer's seal completes the batch. `skip_ended`: whether tasks of batches that were
-    cancelled, have expired or were deleted do not run.
+    cancelled, have expired or were deleted do not run. `app_name`: the name that the producers and workers of an app
+    share, whose workers publish `on_success` and `on_complete`; by default the name of the Celery app.
 
     Nothing is connected until it is used. Raises `InvalidArgument`, also for a second `Lastbit` of one app.
     """
@@ -45,6 +47,7 @@ class Lastbit:
         when_ignored: Literal["ack", "fail"] = "ack",
         on_completed: Callable[[Completed], object] | None = None,
         skip_ended: bool = True,
+        app_name: str | None = None,
     ) -> None:
         if when_ignored not in WHEN_IGNORED:
             raise InvalidArgument(f"when_ignored is one of {', '.join(WHEN_IGNORED)}, not {when_ignored!r}")
@@ -58,6 +61,8 @@ class Lastbit:
         worker.install(app, lambda: self.client, when_ignored, on_completed, watch)
         eager.install(app, lambda: self.client, when_ignored)
         current.install(app, None if watch is None else watch.batches)
+        self._app_name = app_name or app.main or "celery"
+        endings.install(app, lambda: self.client, self._app_name)
 
     @property
     def client(self) -> Client:
@@ -74,6 +79,8 @@ class Lastbit:
         *,
         batch: BatchHandle | int | None = None,
         identify: Callable[[Signature], Any] | None = None,
+        on_success: Signature | None = None,
+        on_complete: Signature | None = None,
         **options: Unpack[FanOutOptions],
     ) -> BatchHandle:
         """Publish each signature (a task, a chain or a chord) as an item of a batch, `chunk` at a time; then seal the
@@ -86,10 +93,15 @@ class Lastbit:
         signatures must be the same, in the same order, or it raises `MessagesDiffer`: task and arguments are compared,
         or what `identify` returns for a signature. `progress=True` shows a progress line (needs `lastbit[cli]`).
 
+        When the new batch has succeeded, a worker publishes `on_success`. When it has ended in any way (is complete,
+        with or without failures, expired or cancelled), a worker publishes `on_complete`. At least once, and normally
+        once: the id of the task is the same each time. The token needs the roles `produce`, `consume` and `read`.
+
         Raises `InvalidArgument` for a group, and for a chain or chord that ends with one, as it has no end of its own:
         pass its tasks. Otherwise raises the errors of `lastbit.integrations.fan_out`, and `MessagesRefused` if the
         broker can't be reached.
         """
+        texts = endings.text_of("on_success", on_success), endings.text_of("on_complete", on_complete)
         with Publisher(self.app, self.client) as publisher:
             return fan_out(
                 self.client,
@@ -97,7 +109,7 @@ class Lastbit:
                 publisher.send,
                 batch=batch,
                 identify=identify or identity,
-                **options,
+                **with_endings(self.client, self._app_name, batch, options, *texts),
             )
 
     def republish(self, batch: BatchHandle | int, tasks: Iterable[Signature]) -> int:

@@ -16,12 +16,14 @@ from celery.signals import task_postrun
 from celery.worker.request import Request
 
 from lastbit import Completed
-from lastbit.integrations import current_batch_ended, current_item
+from lastbit.integrations import _endings, current_batch_ended, current_item
 from lastbit.integrations.celery import Lastbit
 from lastbit.integrations.celery.items import is_item
 
 app = Celery("tests", broker=os.environ.get("TEST_BROKER"), backend=os.environ.get("TEST_BACKEND"))
 app.conf.update(json.loads(os.environ.get("TEST_SETTINGS", "{}")))
+_endings.TTL = 1.0  # type: ignore[misc]
+_endings.LOOK = 0.1  # type: ignore[misc]
 notes = redis.Redis.from_url(os.environ.get("TEST_NOTES", "redis://127.0.0.1"))
 
 
