@@ -108,6 +108,12 @@ def expire(batch: BatchHandle, client: Client) -> None:
     batch.update(deadline=timedelta(seconds=2))
 
 
+def reopen(batch: BatchHandle, client: Client) -> None:
+    batch.cancel()
+    batch.reopen()
+    seal_first(batch, client)
+
+
 def delete(batch: BatchHandle, client: Client) -> None:
     batch.delete()
 
@@ -121,8 +127,9 @@ ENDINGS = [
     (expire, {"expired": "report"}),
     (lambda batch, client: batch.cancel(), {"cancelled": "report"}),
     (delete, {"cancelled": "report"}),
+    (reopen, {"cancelled": "report", "completed:1": "report", "succeeded:1": "publish"}),
 ]
-NAMES = ["acked", "sealed", "failed", "redriven", "expired", "cancelled", "deleted"]
+NAMES = ["acked", "sealed", "failed", "redriven", "expired", "cancelled", "deleted", "reopened"]
 
 
 @pytest.mark.usefixtures("short_times")
