@@ -16,7 +16,7 @@ from typing import Final, TypeVar, overload
 from lastbit.errors import NoCurrentItem
 from lastbit.ids import ItemId
 from lastbit.integrations._ended import EndedBatches
-from lastbit.integrations._messages import item_of
+from lastbit.integrations._messages import ended_batch_of, item_of
 
 T = TypeVar("T")
 
@@ -25,9 +25,10 @@ _REQUIRED: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class _Handling:
-    """A message that is being handled: its item, and what was handled around it, as by a task that runs another one in
-    place."""
+    """A message that is being handled: its id, its item, and what was handled around it, as by a task that runs another
+    one in place."""
 
+    message_id: str | None
     item: str | None
     outer: _Handling | None
     ended: EndedBatches | None
@@ -62,10 +63,15 @@ def current_batch() -> int: ...
 @overload
 def current_batch(default: T) -> int | T: ...
 def current_batch(default: object = _REQUIRED) -> object:
-    """The id of the batch of `current_item`. Otherwise as there."""
+    """The id of the batch of `current_item`; in a task at the end of a batch, which has no item, of that batch.
+    Otherwise as there."""
     item = current_item(None)
     if item is not None:
         return ItemId.parse(item).batch
+    handling = _handling.get()
+    ended_batch = None if handling is None else ended_batch_of(handling.message_id)
+    if ended_batch is not None:
+        return ended_batch
     if default is _REQUIRED:
         raise NoCurrentItem
     return default
@@ -87,10 +93,10 @@ def fan_out_number(item: str) -> int | None:
     return next(handling.fan_outs) if handling is not None and handling.item == item else None
 
 
-def enter(item: str | None, ended: EndedBatches | None = None) -> None:
-    """A handler begins, of a message with this item, or with a malformed one. `leave` ends it, in the same context.
+def enter(message_id: str | None, ended: EndedBatches | None = None) -> None:
+    """A handler begins, of a message with this id: an item's, or any other one. `leave` ends it, in the same context.
     `ended`: what its worker knows."""
-    _handling.set(_Handling(None if item is None else item_of(item), _handling.get(), ended))
+    _handling.set(_Handling(message_id, item_of(message_id), _handling.get(), ended))
 
 
 @contextmanager
@@ -100,7 +106,7 @@ def again() -> Iterator[None]:
     if handling is None:
         yield
         return
-    token = _handling.set(_Handling(handling.item, handling.outer, handling.ended))
+    token = _handling.set(_Handling(handling.message_id, handling.item, handling.outer, handling.ended))
     try:
         yield
     finally:
@@ -113,15 +119,15 @@ def leave() -> None:
         _handling.set(handling.outer)
 
 
-def replace(item: str | None, ended: EndedBatches | None = None) -> None:
-    """This thread's handler has the item from now on; None: it has ended."""
-    _handling.set(None if item is None else _Handling(item, None, ended))
+def replace(message_id: str | None, ended: EndedBatches | None = None) -> None:
+    """This thread handles this message from now on, and no other; None: it handles none."""
+    _handling.set(None if message_id is None else _Handling(message_id, item_of(message_id), None, ended))
 
 
 @contextmanager
-def handling(item: str | None, ended: EndedBatches | None = None) -> Iterator[None]:
-    """The block handles a message with this item. `ended`: what its worker knows."""
-    enter(item, ended)
+def handling(message_id: str | None, ended: EndedBatches | None = None) -> Iterator[None]:
+    """The block handles a message with this id. `ended`: what its worker knows."""
+    enter(message_id, ended)
     try:
         yield
     finally:

@@ -161,9 +161,10 @@ class Endings(Process):
 
 
 class EndingsWorker:
-    """Publishes the messages of an app's endings in threads of its own, beside the other workers of the app."""
+    """Publishes the messages of an app's endings in threads of its own, beside the other workers of the app. These take
+    no lock that a handler takes after a fork: the client is the worker's own, and is made before."""
 
-    def __init__(self, client: Callable[[], Client], app: str, publish: Publish) -> None:
+    def __init__(self, client: Client, app: str, publish: Publish) -> None:
         self._client = client
         self._app = app
         self._publish = publish
@@ -194,22 +195,21 @@ class EndingsWorker:
             except (errors.Forbidden, errors.InvalidRequest) as error:
                 log.info("this worker publishes no messages at the end of batches: %s", error)
                 return
-            except errors.LastbitError as error:
-                log.warning("the messages at the end of batches wait for %.0f s: %s", LOOK, error)
+            except Exception as error:  # noqa: BLE001  # whatever it is, no other thread would go on
+                log.warning("the messages at the end of batches wait for %.0f s: %r", LOOK, error)
             self._stopping.wait(LOOK)
 
     def _is_defined(self) -> bool:
         try:
-            self._client().groups.get(f"process.{process_name(self._app)}")
+            self._client.groups.get(f"process.{process_name(self._app)}")
         except errors.ConsumerGroupNotFound:
             return False
         return True
 
     def _work(self) -> None:
         name = f"{socket.gethostname()[:100]}-{os.getpid()}-{secrets.token_hex(4)}"
-        client = self._client()
-        process = Endings(client, self._app, self._publish, self._stopping)
-        worker = ProcessWorker(process, client, name, partitions=1, ttl=TTL, lanes=1)
+        process = Endings(self._client, self._app, self._publish, self._stopping)
+        worker = ProcessWorker(process, self._client, name, partitions=1, ttl=TTL, lanes=1)
         with self._lock:
             if self._stopping.is_set():
                 return

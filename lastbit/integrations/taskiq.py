@@ -188,7 +188,7 @@ class LastbitMiddleware(TaskiqMiddleware):
             if run.is_skipped:
                 watch.note(item)
                 _make_skippable(self.broker.find_task(message.task_name))
-        _current.enter(item, None if watch is None else watch.batches)
+        _current.enter(message.task_id, None if watch is None else watch.batches)
         return message
 
     def post_send(self, message: TaskiqMessage) -> None:

@@ -47,7 +47,7 @@ def main() -> None:
         setattr(Processes, "handle_many", handle_and_die)  # noqa: B010
     _endings.TTL = 1.0  # type: ignore[misc]
     _endings.LOOK = 0.1  # type: ignore[misc]
-    _endings.EndingsWorker(lambda: client, app, publish).start()
+    _endings.EndingsWorker(client, app, publish).start()
     print("started", flush=True)
     threading.Event().wait()
 

@@ -15,6 +15,7 @@ import pytest
 
 from lastbit import Client, NoCurrentItem, errors
 from lastbit.integrations import current_batch, current_item, fan_out, resolving, resolving_async
+from lastbit.integrations._current import handling
 from tests.integrations.drivers import Driver, Link
 from tests.mutants import mutant
 
@@ -25,6 +26,24 @@ def test_outside_of_a_handler_there_is_no_item() -> None:
         with pytest.raises(NoCurrentItem, match=r"copy_context\(\)\.run"):
             current()
         assert current(None) is None
+
+
+@mutant(
+    "a-message-at-the-end-does-not-know-its-batch",
+    "lastbit.integrations._current:current_batch",
+    "ended_batch is not None",
+    "False",
+)
+def test_a_message_at_the_end_of_a_batch_knows_it() -> None:
+    """Whichever end it is; it has no item."""
+    for message_id in ("batch:7:succeeded", "batch:7:completed:2", "batch:7:expired", "batch:7:cancelled"):
+        with handling(message_id):
+            assert (current_batch(), current_item(None)) == (7, None)
+            with handling("9:0:1"):
+                assert current_batch() == 9
+    for message_id in ("batch:7:opened", "batch:07:succeeded", "my-batch:7:succeeded", "batch:7:succeeded:", None):
+        with handling(message_id):
+            assert current_batch(None) is None
 
 
 @mutant(

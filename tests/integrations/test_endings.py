@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from core.storage.database import Database
 from lastbit import Client, Forbidden, InvalidArgument, tokens
 from lastbit.batch import BatchHandle
 from lastbit.integrations import _endings
 from lastbit.tokens import Role
+from tests.conftest import KINDS_OF_CONTRACT
 from tests.mutants import mutant
+from tests.support import templates
 from tests.support.exposition import eventually
 from tests.support.servers import ROOT, running_service, sqlite_file
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with sqlite_file() as database, running_service(database, LASTBIT_DISPATCHER_EVERY="0.05") as service:
+@pytest.fixture(scope="module", params=KINDS_OF_CONTRACT)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            database = stack.enter_context(sqlite_file())
+        else:
+            database = request.getfixturevalue(request.param).new_database()
+            with Database(database) as new_database:
+                templates.migrate(new_database)
+        service = stack.enter_context(running_service(database, LASTBIT_DISPATCHER_EVERY="0.05"))
+        if request.param != "sqlite":
+            stack.enter_context(dispatching(database))
         yield service.url
 
 
@@ -46,6 +59,18 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_endings, "PAUSE", 0.02)
 
 
+@contextmanager
+def dispatching(database: str) -> Iterator[None]:
+    """A dispatcher, which on SQLite is part of the service."""
+    command = [sys.executable, "-m", "jobs.dispatcher", "--every", "0.05", "--database-url", database]
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(60)
+
+
 class Broker:
     def __init__(self) -> None:
         self.messages: list[tuple[str, str]] = []
@@ -64,7 +89,7 @@ class Broker:
 
 @contextmanager
 def working(client: Client, app: str, broker: Broker) -> Iterator[_endings.EndingsWorker]:
-    worker = _endings.EndingsWorker(lambda: client, app, broker.publish)
+    worker = _endings.EndingsWorker(client, app, broker.publish)
     worker.start()
     try:
         yield worker
@@ -236,6 +261,36 @@ def test_the_message_survives_the_last_ack(url: str, client: Client, app: str) -
 
 
 @pytest.mark.usefixtures("short_times")
+@pytest.mark.parametrize("is_published", [False, True], ids=["before", "after"])
+def test_the_message_survives_the_service(app: str, is_published: bool) -> None:
+    """It is killed between the last ack and the publish, or between the publish and its note: then the message may be
+    sent again, under the same id."""
+    with sqlite_file() as database, running_service(database) as service, Client(service.url) as client:
+        broker = Broker()
+        publish = broker.publish
+
+        def publish_and_kill(message_id: str, message: str) -> bool:
+            if broker.tries == 0:
+                service.stop(signal.SIGKILL)
+                if not is_published:
+                    broker.tries += 1
+                    return False
+            return publish(message_id, message)
+
+        broker.publish = publish_and_kill  # type: ignore[method-assign]
+        with working(client, app, broker):
+            batch = open_batch(client, app, on_complete=None)
+            seal_first(batch, client)
+            eventually(lambda: broker.tries > 0, True)
+            service.start()
+            later = open_batch(client, app, on_complete=None)
+            seal_first(later, client)
+            eventually(lambda: broker.messages[-1:], [(f"batch:{later.id}:succeeded", "publish")])
+        assert set(broker.messages[:-1]) == {(f"batch:{batch.id}:succeeded", "publish")}
+        assert len(broker.messages[:-1]) <= 1 + is_published
+
+
+@pytest.mark.usefixtures("short_times")
 def test_a_broker_that_refuses_gets_the_message_again(client: Client, app: str) -> None:
     """In the feed's order."""
     broker = Broker()
@@ -318,7 +373,7 @@ def test_a_limited_token_is_refused(app: str) -> None:
     ):
         with pytest.raises(Forbidden):
             _endings.define(client, app)
-        worker = _endings.EndingsWorker(lambda: client, app, Broker().publish)
+        worker = _endings.EndingsWorker(client, app, Broker().publish)
         worker.start()
         worker._thread.join(60)
         assert not worker._thread.is_alive()

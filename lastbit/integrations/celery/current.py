@@ -21,7 +21,7 @@ def install(app: Celery, ended: EndedBatches | None) -> None:
 
     def enter(sender: Any, task_id: str, **_: object) -> None:
         if sender.app is app:
-            _current.enter(item_of(task_id, sender.request), ended)
+            _current.enter(item_of(task_id, sender.request) or task_id, ended)
 
     def leave(sender: Any, **_: object) -> None:
         if sender.app is app:

@@ -6,6 +6,7 @@ The id of its task is the id of the batch's event, which is no item's id.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from celery import Celery, bootsteps
@@ -36,16 +37,21 @@ def text_of(option: str, signature: Signature | None) -> str | None:
 def install(app: Celery, client: Callable[[], Client], name: str) -> None:
     """Let the workers of the app publish the endings of this name."""
 
-    def publish(message_id: str, text: str) -> bool:
-        signature = Signature.from_dict(json.loads(text), app=app)  # type: ignore[no-untyped-call]
-        if signature.task not in app.tasks:
-            # The worker that got it would remove it.
-            raise NotRegistered(signature.task)
-        with Publisher(app, client()) as publisher:
-            return not publisher.send([(message_id, signature)])
+    def new_worker() -> EndingsWorker:
+        workers_client = client()
+        return EndingsWorker(workers_client, name, partial(_publish, app, workers_client))
 
-    new_worker = staticmethod(lambda: EndingsWorker(client, name, publish))
-    app.steps["consumer"].add(type("Endings", (EndingsStep,), {"__module__": __name__, "new_worker": new_worker}))
+    attributes = {"__module__": __name__, "new_worker": staticmethod(new_worker)}
+    app.steps["consumer"].add(type("Endings", (EndingsStep,), attributes))
+
+
+def _publish(app: Celery, client: Client, message_id: str, text: str) -> bool:
+    signature = Signature.from_dict(json.loads(text), app=app)  # type: ignore[no-untyped-call]
+    if signature.task not in app.tasks:
+        # The worker that got it would remove it.
+        raise NotRegistered(signature.task)
+    with Publisher(app, client) as publisher:
+        return not publisher.send([(message_id, signature)])
 
 
 class EndingsStep(bootsteps.StartStopStep):

@@ -16,7 +16,7 @@ from celery.signals import task_postrun
 from celery.worker.request import Request
 
 from lastbit import Completed
-from lastbit.integrations import _endings, current_batch_ended, current_item
+from lastbit.integrations import _endings, current_batch, current_batch_ended, current_item
 from lastbit.integrations.celery import Lastbit
 from lastbit.integrations.celery.items import is_item
 
@@ -47,6 +47,8 @@ def run_of(task: Any) -> int:
     attempt."""
     if is_item(task.request.id):
         assert current_item() == task.request.id
+    elif task.request.id.startswith("batch:"):
+        assert task.request.id.startswith(f"batch:{current_batch()}:")
     run: int = notes.incr(note("runs", task.request.id))
     notes.rpush(note("started", task.request.id), os.getpid())
     return run
