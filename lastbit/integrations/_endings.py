@@ -17,6 +17,7 @@ later, the service tells the next one that the event was handled.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -26,8 +27,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from lastbit import errors
+from lastbit._drivers import HasDriver
+from lastbit.groups import Groups
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.models import Event
+from lastbit.processes.calls import Processes
 from lastbit.processes.definition import Finish, Process
 from lastbit.processes.worker import ProcessWorker
 
@@ -100,24 +104,67 @@ def with_endings(
 ) -> FanOutOptions:
     """The options of a fan-out to this `batch`, or a new one, with its messages. Defines the process if it has any.
     Raises `InvalidArgument`, `ServiceError`, `ServiceUnreachable`."""
+    labels = _labels_for(app, batch, on_success, on_complete)
+    if labels:
+        define(client, app)
+    return _labelled(options, labels)
+
+
+async def with_endings_async(
+    client: AsyncClient,
+    app: str,
+    batch: object,
+    options: FanOutOptions,
+    on_success: str | None,
+    on_complete: str | None,
+) -> FanOutOptions:
+    """`with_endings`, awaited."""
+    labels = _labels_for(app, batch, on_success, on_complete)
+    if labels:
+        await define_async(client, app)
+    return _labelled(options, labels)
+
+
+def _labels_for(app: str, batch: object, on_success: str | None, on_complete: str | None) -> dict[str, str]:
     labels = labels_of(app, on_success, on_complete)
-    if not labels:
-        return options
-    if batch is not None:
+    if labels and batch is not None:
         raise errors.InvalidArgument(
             "on_success and on_complete are for a new batch: give them to the fan_out that opens it"
         )
-    define(client, app)
-    return {**options, "labels": {**(options.get("labels") or {}), **labels}}
+    return labels
+
+
+def _labelled(options: FanOutOptions, labels: Mapping[str, str]) -> FanOutOptions:
+    return {**options, "labels": {**(options.get("labels") or {}), **labels}} if labels else options
+
+
+def text_of(option: str, message: Mapping[str, Any]) -> str:
+    """A message as it is stored. Raises `InvalidArgument`."""
+    try:
+        return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidArgument(f"{option}: the arguments must be JSON: {error}") from error
+
+
+def call_of(option: str, call: object) -> tuple[Any, list[Any], dict[str, Any]]:
+    """What is called at the end, with its positional and its keyword arguments. Raises `InvalidArgument`."""
+    match call:
+        case (called, Mapping() as kwargs):
+            return called, [], dict(kwargs)
+        case (called, tuple() | list() as args):
+            return called, list(args), {}
+    raise errors.InvalidArgument(
+        f"{option}: expected what to call and its arguments, like (publish, (product,)), not {call!r}"
+    )
 
 
 class Endings(Process):
     """The process of an app's endings. Each ending is an instance, which has the id of its event. Not a pure function:
     it publishes, and may do so again for the same event."""
 
-    def __init__(self, client: Client, app: str, publish: Publish, stopping: threading.Event) -> None:
+    def __init__(self, client: HasDriver, app: str, publish: Publish, stopping: threading.Event) -> None:
         super().__init__(process_name(app), dict.fromkeys(LABELS, "labels"), self._end)
-        self._client = client
+        self._processes = Processes(client.driver)
         self._app = app
         self._publish = publish
         self._stopping = stopping
@@ -146,7 +193,7 @@ class Endings(Process):
         """Whether it was published before, or is now."""
         try:
             # The last owner may have died before its position was committed.
-            if self._client.processes.get(self.name, message_id).status == "finished":
+            if self._processes.get(self.name, message_id).status == "finished":
                 return True
         except errors.InstanceNotFound:
             pass
@@ -164,7 +211,7 @@ class EndingsWorker:
     """Publishes the messages of an app's endings in threads of its own, beside the other workers of the app. These take
     no lock that a handler takes after a fork: the client is the worker's own, and is made before."""
 
-    def __init__(self, client: Client, app: str, publish: Publish) -> None:
+    def __init__(self, client: HasDriver, app: str, publish: Publish) -> None:
         self._client = client
         self._app = app
         self._publish = publish
@@ -188,7 +235,7 @@ class EndingsWorker:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                if self._is_defined():
+                if self.is_defined():
                     self._work()
             except _Interrupted:
                 return
@@ -199,9 +246,10 @@ class EndingsWorker:
                 log.warning("the messages at the end of batches wait for %.0f s: %r", LOOK, error)
             self._stopping.wait(LOOK)
 
-    def _is_defined(self) -> bool:
+    def is_defined(self) -> bool:
+        """Whether the app has endings. Raises `ServiceError`, `ServiceUnreachable`."""
         try:
-            self._client.groups.get(f"process.{process_name(self._app)}")
+            Groups(self._client.driver).get(f"process.{process_name(self._app)}")
         except errors.ConsumerGroupNotFound:
             return False
         return True

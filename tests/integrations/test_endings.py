@@ -212,7 +212,7 @@ def killable(url: str, app: str, file: Path, *dies: str) -> Iterator[subprocess.
 @mutant(
     "an-ending-that-was-noted-is-published-again",
     "lastbit.integrations._endings:Endings._is_published",
-    "self._client.processes.get(self.name, message_id).status == 'finished'",
+    "self._processes.get(self.name, message_id).status == 'finished'",
     "False",
     case="noted-1",
 )

@@ -18,8 +18,8 @@ that have ended, and acks those that were noted by a worker that died.
 later worker acks their items.
 
 *A work-horse inherits a lock* that a thread of its worker held at the fork, and waits for it forever. redis-py's pool
-has such a lock, so no note is removed during a fork; and imports have locks, so the first ack of a worker, which
-imports modules, is made while its work-horse waits.
+has such a lock, so during a fork no note is removed, and no job at the end of a batch enqueued. Imports have locks, so
+the first ack of a worker, which imports modules, is made while its work-horse waits.
 
 What remains is RQ's own: a job that is deleted, or that expires in the queue, leaves no trace, and its item stays
 pending. `fan_out` refuses the option `ttl` for that reason.
@@ -35,6 +35,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Unpack
 
 from lastbit import errors
@@ -44,6 +45,7 @@ from lastbit.failures import Redrive
 from lastbit.ids import ItemId
 from lastbit.integrations import _fan_out
 from lastbit.integrations._current import handling
+from lastbit.integrations._endings import EndingsWorker, with_endings
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import accepted
@@ -63,7 +65,8 @@ try:
     from rq.job import Job, JobStatus
     from rq.registry import CanceledJobRegistry
 
-    from lastbit.integrations.rq import _unacked
+    from lastbit.integrations.rq import _endings, _unacked
+    from lastbit.integrations.rq._endings import Call
 except ImportError as cause:
     raise errors.MissingExtra("rq", "the adapter for RQ") from cause
 
@@ -100,10 +103,13 @@ class LastbitMixin:
 
     The service's address and token are LASTBIT_URL and LASTBIT_TOKEN. A class that needs another client overrides
     `lastbit_client`. With `skip_ended`, jobs of batches that were cancelled, have expired or were deleted are deleted
-    without being run.
+    without being run. `endings` names the functions that may be given as `on_success` and `on_complete`, each with the
+    options of its jobs: such a worker enqueues them when a batch of its `app_name` has ended.
     """
 
     skip_ended = True
+    app_name = _endings.APP
+    endings: _endings.Allowed = MappingProxyType({})
     _own_client: Client | None = None
     _settler: Settler | None = None
     _has_acked = False
@@ -111,6 +117,7 @@ class LastbitMixin:
     _refusal: BaseException | None = None
     """The error with which the service refuses calls for good."""
     _relay: Relay | None = None
+    _endings_worker: EndingsWorker | None = None
 
     def lastbit_client(self) -> Client:
         """A new client. It is called once in a worker, and in a work-horse whose worker takes no requests."""
@@ -124,6 +131,8 @@ class LastbitMixin:
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """Raises the error with which the service refuses calls for good."""
         worked = False
+        if self.endings:
+            self._start_endings()
         try:
             worked = super().work(*args, **kwargs)  # type: ignore[misc]
         except StopRequested:
@@ -132,6 +141,24 @@ class LastbitMixin:
         if self._refusal is not None:
             raise self._refusal
         return worked
+
+    def _start_endings(self) -> None:
+        self._prepare()
+        worker = EndingsWorker(self._client(), self.app_name, self._publish)
+        # No thread may import modules during a fork: the first call does that here.
+        with suppress(errors.LastbitError):
+            worker.is_defined()
+        worker.start()
+        self._endings_worker = worker
+
+    def _publish(self, message_id: str, text: str) -> bool:
+        def new_queue(name: str) -> Queue:
+            options = {"job_class": self.job_class, "serializer": self.serializer}  # type: ignore[attr-defined]
+            queue: Queue = self.queue_class(name, connection=self.connection, **options)  # type: ignore[attr-defined]
+            return queue
+
+        with self._removing:
+            return _endings.publish(new_queue, self.endings, message_id, text)
 
     def execute_job(self, job: Job, queue: Queue, *args: Any, **kwargs: Any) -> None:
         item = item_of_job(job.id)
@@ -155,7 +182,8 @@ class LastbitMixin:
         super().main_work_horse(job, queue)  # type: ignore[misc]
 
     def perform_job(self, job: Job, *args: Any, **kwargs: Any) -> Any:
-        with handling(item_of_job(job.id), None if self._settler is None else self._settler.ended):
+        message_id = item_of_job(job.id) or _endings.message_id_of(job.id)
+        with handling(message_id, None if self._settler is None else self._settler.ended):
             return super().perform_job(job, *args, **kwargs)  # type: ignore[misc]
 
     def handle_job_success(self, job: Job, queue: Queue, started_job_registry: Any) -> None:
@@ -195,6 +223,8 @@ class LastbitMixin:
         self._is_ending = True
         is_worker = not self.is_horse  # type: ignore[attr-defined]
         try:
+            if is_worker and self._endings_worker is not None:
+                self._endings_worker.stop()
             if is_worker and self._settler is not None and not self._settler.drain(PATIENCE):
                 log.warning("%d items of finished jobs are not acked yet; a later worker acks them", len(self._settler))
                 self._settler.abandon()
@@ -387,6 +417,9 @@ def fan_out(
     options: Mapping[str, Any] | None = None,
     batch: BatchHandle | int | None = None,
     identify: Callable[[Any], Any] | None = None,
+    on_success: Call | None = None,
+    on_complete: Call | None = None,
+    app_name: str = _endings.APP,
     **batch_options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each call of the function and enqueue its job; then seal the batch and return it.
@@ -396,15 +429,20 @@ def fan_out(
     LASTBIT_TOKEN. The workers must be a `LastbitWorker`, `LastbitSimpleWorker` or have the `LastbitMixin`. Everything
     else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again,
     with the same arguments in the same order. These are compared, or what `identify` returns for those of a call.
+
+    When the new batch has succeeded, a worker enqueues `on_success`, such as `(publish, ("catalog-42",))`, in this
+    queue; when it has ended in any way, `on_complete`. At least once, and normally once: the id of the job is the same
+    each time. Only workers whose class names the function in `endings`, and has the same `app_name`, do so.
     """
     client = client or default_client()
+    texts = _endings.text_of("on_success", queue, on_success), _endings.text_of("on_complete", queue, on_complete)
     return _fan_out.fan_out(
         client,
         _checked(arguments),
         _sender(queue, function, options, client),
         batch=batch,
         identify=identify or partial(_identity, function),
-        **batch_options,
+        **with_endings(client, app_name, batch, batch_options, *texts),
     )
 
 

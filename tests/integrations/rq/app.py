@@ -10,7 +10,7 @@ import time
 import redis
 from rq import Queue, Retry, get_current_job
 
-from lastbit.integrations import current_item
+from lastbit.integrations import current_batch, current_item
 
 URL = os.environ["TESTS_REDIS"]
 store = redis.Redis.from_url(URL)
@@ -27,6 +27,12 @@ def run() -> int:
 def succeeds(number: int = 0) -> int:
     run()
     return number
+
+
+def notes_its_batch(word: str, copies: int = 1) -> None:
+    """At the end of a batch."""
+    run()
+    store.rpush("ended", f"{current_batch()}:{word * copies}")
 
 
 def notes_its_item() -> None:
