@@ -26,6 +26,7 @@ with the exception as reason, as no message is left that could resolve it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -41,6 +42,7 @@ from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
 from lastbit.integrations import _current, _fan_out
+from lastbit.integrations._endings import EndingsWorker, text_of, with_endings
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import reason_of
@@ -75,6 +77,8 @@ REMOVERS: Final = 2
 MOST_UNSETTLED: Final = 200
 """The number of handled messages that may wait for their resolution in addition to the messages that a worker
 prefetches."""
+APP: Final = "dramatiq"
+"""The default name that the producers and workers of an app share."""
 STAGE: Final = "lastbit-item"
 """The option with the item's id, of all messages of a pipeline but the last one: these can only fail the item."""
 
@@ -110,6 +114,8 @@ class LastbitMiddleware(Middleware):
     a `Completed` for each complete batch in a result, repeatedly if it raises; see `Acker`. `skipped`: whether a
     message that a middleware skipped acks or fails its item. `linger`: seconds for which resolutions are gathered.
     `skip_ended`: whether messages of batches that were cancelled, have expired or were deleted are not processed.
+    `app_name`: the name that the producers and workers of an app share, whose workers send `on_success` and
+    `on_complete`.
     `shutdown_timeout`: seconds for which a stopping worker waits for the service after its last message has ended;
     messages that are not settled then are returned to the broker, and run again.
     """
@@ -124,6 +130,7 @@ class LastbitMiddleware(Middleware):
         skipped: Literal["ack", "fail"] = "ack",
         linger: float = LINGER,
         skip_ended: bool = True,
+        app_name: str = APP,
         shutdown_timeout: float = 10.0,
     ) -> None:
         if client is not None and not (url is None and token is None):
@@ -138,9 +145,11 @@ class LastbitMiddleware(Middleware):
         self._skipped = skipped
         self._linger = linger
         self._skip_ended = skip_ended
+        self.app_name = app_name
         self._shutdown_timeout = shutdown_timeout
         self._notes = _Notes()
         self._settler: Settler | None = None
+        self._endings_worker: EndingsWorker | None = None
         self._is_stopping = False
 
     @property
@@ -165,6 +174,8 @@ class LastbitMiddleware(Middleware):
                 skip_ended=self._skip_ended,
             )
             self._settler.start()
+            self._endings_worker = EndingsWorker(self.client, self.app_name, partial(_publish, broker))
+            self._endings_worker.start()
         except Exception as error:
             # Dramatiq only logs other exceptions. The worker would go on and remove messages whose items are pending.
             raise MiddlewareError(f"the worker can't resolve items: {error}") from error
@@ -186,6 +197,8 @@ class LastbitMiddleware(Middleware):
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self._is_stopping = True
+        if self._endings_worker is not None:
+            self._endings_worker.stop()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         if self._settler is not None:
@@ -207,6 +220,7 @@ class LastbitMiddleware(Middleware):
         self._notes.start(message)
         item, settler = self._notes.item, self._settler
         if item is None or settler is None:
+            _current.replace(message.message_id)
             return
         if settler.skips(item, getattr(message, "lastbit_received", None)):
             self._notes.is_dropped = True
@@ -284,6 +298,8 @@ def fan_out(
     broker: Broker | None = None,
     batch: BatchHandle | int | None = None,
     identify: Callable[[Sendable], Any] | None = None,
+    on_success: Message[Any] | None = None,
+    on_complete: Message[Any] | None = None,
     **options: Unpack[FanOutOptions],
 ) -> BatchHandle:
     """Issue an item for each message and send the messages; then seal the batch and return it.
@@ -291,11 +307,17 @@ def fan_out(
     A pipeline is one item: its last message acks it, and each of its messages can fail it. `broker`: by default
     Dramatiq's global one; its `LastbitMiddleware` has the client. Everything else is as in
     `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer again, with the same
-    messages in the same order. Actors and arguments are compared, or what `identify` returns for a message. Raises
-    `InvalidArgument` also if the broker has no `LastbitMiddleware`.
+    messages in the same order. Actors and arguments are compared, or what `identify` returns for a message.
+
+    When the new batch has succeeded, a worker sends the message `on_success`; when it has ended in any way,
+    `on_complete`. At least once, and normally once: the id of the message is the same each time.
+
+    Raises `InvalidArgument` also if the broker has no `LastbitMiddleware`.
     """
     broker = broker or get_broker()
-    client = _middleware(broker).client
+    middleware = _middleware(broker)
+    client = middleware.client
+    texts = _text_of("on_success", on_success), _text_of("on_complete", on_complete)
     if getattr(broker, "confirm_delivery", True) is False:
         log.warning("the broker may lose messages, whose items stay pending: use RabbitmqBroker(confirm_delivery=True)")
     return _fan_out.fan_out(
@@ -304,7 +326,7 @@ def fan_out(
         partial(_send, broker),
         batch=batch,
         identify=identify or _identity,
-        **options,
+        **with_endings(client, middleware.app_name, batch, options, *texts),
     )
 
 
@@ -322,6 +344,24 @@ def resend(redrive: Redrive, messages: Iterable[Sendable], *, broker: Broker | N
     """
     broker = broker or get_broker()
     return _fan_out.resend(_middleware(broker).client, redrive, _checked(messages), partial(_send, broker))
+
+
+def _text_of(option: str, message: Message[Any] | None) -> str | None:
+    """The message at an end, as it is stored. Raises `InvalidArgument`."""
+    if message is None:
+        return None
+    if not isinstance(message, Message):
+        raise errors.InvalidArgument(f"{option}: expected a message, like actor.message(…), not {message!r}")
+    names = ("args", "kwargs", "options")
+    return text_of(option, {"actor": message.actor_name, **{name: getattr(message, name) for name in names}})
+
+
+def _publish(broker: Broker, message_id: str, text: str) -> bool:
+    """Send the message at an end. Returns False if the broker is unreachable; raises `ActorNotFound`."""
+    fields = json.loads(text)
+    actor = broker.get_actor(fields.pop("actor"))
+    message = actor.message_with_options(args=tuple(fields["args"]), kwargs=fields["kwargs"], **fields["options"])
+    return not _send(broker, [(message_id, message)])
 
 
 def _is_worker_command() -> bool:

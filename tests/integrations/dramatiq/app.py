@@ -15,7 +15,7 @@ from dramatiq.middleware import CurrentMessage, Middleware, SkipMessage, TimeLim
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
-from lastbit.integrations import current_item
+from lastbit.integrations import _endings, current_batch, current_item
 from lastbit.integrations.dramatiq import LastbitMiddleware
 
 URL = os.environ["TESTS_REDIS"]
@@ -43,14 +43,22 @@ results = RedisBackend(url=URL)
 broker.add_middleware(Results(backend=results))
 broker.add_middleware(Hooks())
 broker.add_middleware(CurrentMessage())
-broker.add_middleware(LastbitMiddleware(linger=float(os.environ.get("TESTS_LINGER", "0.01"))))
+_endings.TTL = 1.0  # type: ignore[misc]
+_endings.LOOK = 0.1  # type: ignore[misc]
+broker.add_middleware(
+    LastbitMiddleware(
+        linger=float(os.environ.get("TESTS_LINGER", "0.01")), app_name=os.environ.get("TESTS_APP", "dramatiq")
+    )
+)
 
 
 def run() -> int:
     """Count this run of the current message, and return how many there were. It knows its item."""
     message = CurrentMessage.get_current_message()
     assert message is not None
-    if ":" in message.message_id:
+    if message.message_id.startswith("batch:"):
+        assert message.message_id.startswith(f"batch:{current_batch()}:")
+    elif ":" in message.message_id:
         assert current_item() == message.message_id
     return int(store.hincrby("runs", message.message_id, 1))
 
