@@ -10,9 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Request, Service
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,6 +78,15 @@ class AsyncDriver:
     def __init__(self, service: Service, send: Callable[[Request], Awaitable[Answer | Failure]]) -> None:
         self.service = service
         self._send = send
+
+    def for_threads(self, loop: AbstractEventLoop) -> Driver:
+        """A driver for other threads: their requests are sent in this driver's event loop."""
+        from asyncio import run_coroutine_threadsafe
+
+        async def send(request: Request) -> Answer | Failure:
+            return await self._send(request)
+
+        return Driver(self.service, lambda request: run_coroutine_threadsafe(send(request), loop).result())
 
     async def run(self, call: Callable[Concatenate[Service, P], Flow[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """The value of the flow that `call` makes of the service and the arguments. The flow emits nothing."""

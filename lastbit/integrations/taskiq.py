@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import re
 import sys
@@ -35,12 +36,14 @@ from functools import partial
 from typing import Any, Final, TypeAlias, Unpack
 
 from lastbit import errors
+from lastbit._drivers import Driver
 from lastbit.acker import AsyncAcker
 from lastbit.batch import AsyncBatchHandle
 from lastbit.client import AsyncClient
 from lastbit.failures import Redrive
 from lastbit.integrations import _current, _fan_out, _verdicts
 from lastbit.integrations._ended import Watch, watch_of
+from lastbit.integrations._endings import EndingsWorker, call_of, text_of, with_endings_async
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import reason_of
@@ -76,10 +79,13 @@ log = logging.getLogger("lastbit.integrations")
 LINGER: Final = 0.02
 """Seconds for which resolutions are gathered. No thread waits meanwhile."""
 SAVED: Final = "when_saved"
+APP: Final = "taskiq"
+"""The default name that the producers and workers of an app share."""
 
 Task: TypeAlias = "AsyncTaskiqDecoratedTask[Any, Any] | AsyncKicker[Any, Any]"
 Arguments: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 """Of one call of a task: a tuple of positional ones, or a mapping of keyword arguments."""
+Call: TypeAlias = "tuple[AsyncTaskiqDecoratedTask[Any, Any], Arguments]"
 
 
 @dataclass(slots=True)
@@ -114,7 +120,8 @@ class LastbitMiddleware(TaskiqMiddleware):
     `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`. `on_completed`: a function
     or coroutine function, called with a `Completed` for each complete batch in a result, repeatedly if it raises; see
     `AsyncAcker`. `linger`: seconds for which resolutions are gathered. `skip_ended`: whether tasks of batches that
-    were cancelled, have expired or were deleted do not run.
+    were cancelled, have expired or were deleted do not run. `app_name`: the name that the producers and workers of an
+    app share, whose workers send `on_success` and `on_complete`.
     """
 
     def __init__(
@@ -126,6 +133,7 @@ class LastbitMiddleware(TaskiqMiddleware):
         on_completed: Callable[[Completed], Awaitable[object] | object] | None = None,
         linger: float = LINGER,
         skip_ended: bool = True,
+        app_name: str = APP,
     ) -> None:
         super().__init__()
         if client is not None and not (url is None and token is None):
@@ -135,6 +143,8 @@ class LastbitMiddleware(TaskiqMiddleware):
         self._on_completed = marking_errors_async(on_completed)
         self._linger = linger
         self._skip_ended = skip_ended
+        self.app_name = app_name
+        self._endings_worker: EndingsWorker | None = None
         self._session: _Session | None = None
         self._refusal: BaseException | None = None
         """The error with which the service refuses acks for good."""
@@ -165,9 +175,15 @@ class LastbitMiddleware(TaskiqMiddleware):
         if self.broker.is_worker_process:
             for warning in _broken_promises(self.broker, sys.argv):
                 log.warning("items may stay pending: %s", warning)
+            loop = asyncio.get_running_loop()
+            client = _ForThreads(self.client.driver.for_threads(loop))
+            self._endings_worker = EndingsWorker(client, self.app_name, partial(_publish, self.broker, loop))
+            self._endings_worker.start()
 
     async def shutdown(self) -> None:
         """Send what waits, and close the client, if it was not given."""
+        if self._endings_worker is not None:
+            await asyncio.to_thread(self._endings_worker.stop)  # it needs this event loop
         session, self._session = self._session, None
         if session is not None and session.loop is asyncio.get_running_loop():
             if session.following is not None:
@@ -262,6 +278,13 @@ class LastbitMiddleware(TaskiqMiddleware):
         task.add_done_callback(self._calling.discard)
 
 
+@dataclass(frozen=True, slots=True)
+class _ForThreads:
+    """What threads use of the client of an event loop."""
+
+    driver: Driver
+
+
 def _make_skippable(task: Any) -> None:
     """Replace the task's function in runs that are skipped: no result is stored, no retry follows, and the message is
     removed. taskiq has no way to end a run before it begins, but reads the function of a task for each run."""
@@ -295,6 +318,8 @@ async def fan_out(
     *,
     batch: AsyncBatchHandle | int | None = None,
     identify: Callable[[Arguments], Any] | None = None,
+    on_success: Call | None = None,
+    on_complete: Call | None = None,
     **options: Unpack[FanOutOptions],
 ) -> AsyncBatchHandle:
     """Issue an item for each call of the task and send its message; then seal the batch and return it.
@@ -302,17 +327,23 @@ async def fan_out(
     `task`: a decorated task, or a kicker, like `render.kicker().with_labels(delay=5)`. `arguments`: a tuple for each
     call, or a mapping of keyword arguments. `labels` are the batch's. The broker's `LastbitMiddleware` has the client.
     Everything else is as in `lastbit.integrations.fan_out`: `idempotency_key` makes it safe to run a killed producer
-    again, with the same arguments in the same order; these are compared, or what `identify` returns for them. Raises
-    `InvalidArgument` also if the broker has no `LastbitMiddleware`.
+    again, with the same arguments in the same order; these are compared, or what `identify` returns for them.
+
+    When the new batch has succeeded, a worker sends `on_success`, such as `(publish, ("catalog-42",))`; when it has
+    ended in any way, `on_complete`. At least once, and normally once: the id of the task is the same each time.
+
+    Raises `InvalidArgument` also if the broker has no `LastbitMiddleware`.
     """
     kicker = _kicker(task)
+    middleware = _middleware(kicker.broker)
+    texts = _text_of("on_success", on_success), _text_of("on_complete", on_complete)
     return await _fan_out.fan_out_async(
-        _middleware(kicker.broker).client,
+        middleware.client,
         _checked(arguments),
         partial(_send, kicker),
         batch=batch,
         identify=identify or partial(_identity, kicker.task_name),
-        **options,
+        **await with_endings_async(middleware.client, middleware.app_name, batch, options, *texts),
     )
 
 
@@ -330,6 +361,27 @@ async def resend(task: Task, redrive: Redrive, arguments: Iterable[Arguments] | 
 def _identity(task_name: str, call: Arguments) -> Any:
     """What stands for a call in a rerun."""
     return task_name, call
+
+
+def _text_of(option: str, call: Call | None) -> str | None:
+    """The call at an end, as it is stored. Raises `InvalidArgument`."""
+    if call is None:
+        return None
+    task, args, kwargs = call_of(option, call)
+    if not isinstance(task, AsyncTaskiqDecoratedTask):
+        raise errors.InvalidArgument(f"{option}: expected a task, whose own labels are used, not {task!r}")
+    _kicker(task)
+    return text_of(option, {"task": task.task_name, "arguments": kwargs or args})
+
+
+def _publish(broker: AsyncBroker, loop: asyncio.AbstractEventLoop, message_id: str, text: str) -> bool:
+    """Send the message at an end, from a thread. Returns False if the broker is unreachable; raises `LookupError`."""
+    call = json.loads(text)
+    task = broker.find_task(call["task"])
+    if task is None:
+        raise LookupError(f"this worker has no task {call['task']}")
+    kicker: AsyncKicker[Any, Any] = AsyncKicker(task.task_name, broker, dict(task.labels))
+    return not asyncio.run_coroutine_threadsafe(_send(kicker, [(message_id, call["arguments"])]), loop).result()
 
 
 def _kicker(task: Task) -> AsyncKicker[Any, Any]:

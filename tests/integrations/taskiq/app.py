@@ -12,7 +12,7 @@ import redis
 from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends, TaskiqMiddleware
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
-from lastbit.integrations import current_item
+from lastbit.integrations import _endings, current_batch, current_item
 from lastbit.integrations.taskiq import LastbitMiddleware
 
 URL = os.environ["TESTS_REDIS"]
@@ -32,14 +32,19 @@ class KillsItself(TaskiqMiddleware):
 broker = RedisStreamBroker(
     URL, consumer_id="0", idle_timeout=2000, xread_block=100, unacknowledged_lock_timeout=1.0
 ).with_result_backend(RedisAsyncResultBackend(URL))
-broker.add_middlewares(SimpleRetryMiddleware(), KillsItself(), LastbitMiddleware())
+_endings.TTL = 1.0  # type: ignore[misc]
+_endings.LOOK = 0.1  # type: ignore[misc]
+middleware = LastbitMiddleware(app_name=os.environ.get("TESTS_APP", "taskiq"))
+broker.add_middlewares(SimpleRetryMiddleware(), KillsItself(), middleware)
 
 Current = Annotated[Context, TaskiqDepends()]
 
 
 def run(context: Context) -> int:
     """Count this run of the task, and return how many there were. It knows its item."""
-    if ":" in context.message.task_id:
+    if context.message.task_id.startswith("batch:"):
+        assert context.message.task_id.startswith(f"batch:{current_batch()}:")
+    elif ":" in context.message.task_id:
         assert current_item() == context.message.task_id
     return int(store.hincrby("runs", context.message.task_id, 1))
 
