@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from lastbit import Client, WaitTimeout
@@ -34,13 +34,7 @@ def fan_out_among_kills(
     batch's key, which is also the idempotency key, are added. `repair` is called if no item was resolved for
     `idle` seconds, for brokers that lose messages of killed workers."""
     key = str(uuid.uuid4())
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")  # shown if the test fails
-    moments = random.Random(seed)
-    ended = threading.Event()
-    killer = threading.Thread(target=_kill_workers, args=(worker, moments, ended))
-    killer.start()
-    try:
+    with killed(worker) as moments:
         command = [sys.executable, "-m", *producer, str(COUNT), key]
         for _ in range(KILLS):
             process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -59,6 +53,20 @@ def fan_out_among_kills(
             repair(batch)
             wait_while_it_proceeds(batch, 180)
         return batch
+
+
+@contextlib.contextmanager
+def killed(worker: Callable[[], AbstractContextManager[Workers]], kills: int = KILLS) -> Iterator[random.Random]:
+    """Within the block, workers run that are killed at random moments, so many times. It gets the generator of these
+    moments."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")  # shown if the test fails
+    moments = random.Random(seed)
+    ended = threading.Event()
+    killer = threading.Thread(target=_kill_workers, args=(worker, moments, ended, kills))
+    killer.start()
+    try:
+        yield moments
     finally:
         ended.set()
         killer.join()
@@ -78,9 +86,9 @@ def wait_while_it_proceeds(batch: BatchHandle, idle: float) -> None:
 
 
 def _kill_workers(
-    worker: Callable[[], AbstractContextManager[Workers]], moments: random.Random, ended: threading.Event
+    worker: Callable[[], AbstractContextManager[Workers]], moments: random.Random, ended: threading.Event, kills: int
 ) -> None:
-    for _ in range(KILLS):
+    for _ in range(kills):
         with worker() as workers:
             ended.wait(moments.uniform(0.2, 2))
             workers.kill()

@@ -75,6 +75,13 @@ def succeeds(number: int) -> int:
     return number
 
 
+@dramatiq.actor(max_retries=0)
+def notes_the_end() -> None:
+    """With the number of items of its batch that were handled before."""
+    handled = [item for item in store.hkeys("runs") if item.startswith(f"{current_batch()}:".encode())]
+    store.rpush("ended", f"{current_batch()} {len(handled)}")
+
+
 @dramatiq.actor(max_retries=3, min_backoff=10)
 def succeeds_at_the_third_run() -> None:
     if run() < 3:
