@@ -30,9 +30,9 @@ def test_outside_of_a_handler_there_is_no_item() -> None:
 
 @mutant(
     "a-message-at-the-end-does-not-know-its-batch",
-    "lastbit.integrations._current:current_batch",
-    "ended_batch is not None",
-    "False",
+    "lastbit.integrations._current:enter",
+    "_Handling(message_id, item_of(message_id), _handling.get(), ended)",
+    "_Handling(None, item_of(message_id), _handling.get(), ended)",
 )
 def test_a_message_at_the_end_of_a_batch_knows_it() -> None:
     """Whichever end it is; it has no item."""

@@ -164,14 +164,12 @@ NAMES = ["acked", "sealed", "failed", "redriven", "expired", "cancelled", "delet
     "lastbit.integrations._endings:Endings._message_of",
     "labels.get(APP) == self._app",
     "True",
-    case="acked",
 )
 @mutant(
     "endings-before-the-first-batch-are-published",
     "lastbit.integrations._endings:define",
     "client.processes.define(process_name(app), partitions=1, after=end)",
     "client.processes.define(process_name(app), partitions=1)",
-    case="acked",
 )
 def test_each_ending_has_its_message(
     client: Client, app: str, end: Callable[[BatchHandle, Client], object], expected: dict[str, str]
@@ -214,7 +212,6 @@ def killable(url: str, app: str, file: Path, *dies: str) -> Iterator[subprocess.
     "lastbit.integrations._endings:Endings._is_published",
     "self._processes.get(self.name, message_id).status == 'finished'",
     "False",
-    case="noted-1",
 )
 def test_the_message_survives_its_worker(
     url: str, client: Client, app: str, tmp_path: Path, dies: str, count: int

@@ -19,7 +19,9 @@ from lastbit import Completed
 from lastbit.integrations import _endings, current_batch, current_batch_ended, current_item
 from lastbit.integrations.celery import Lastbit
 from lastbit.integrations.celery.items import is_item
+from tests import mutants
 
+mutants.from_environment()
 app = Celery("tests", broker=os.environ.get("TEST_BROKER"), backend=os.environ.get("TEST_BACKEND"))
 app.conf.update(json.loads(os.environ.get("TEST_SETTINGS", "{}")))
 _endings.TTL = 1.0  # type: ignore[misc]

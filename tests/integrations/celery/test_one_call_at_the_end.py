@@ -9,6 +9,7 @@ import pytest
 
 from lastbit import BatchHandle, InvalidArgument
 from tests.integrations.celery.workers import Place
+from tests.mutants import mutant
 from tests.support.exposition import eventually
 
 BROKERS = ["redis", pytest.param("rabbitmq", marks=[pytest.mark.slow, pytest.mark.xdist_group("rabbitmq")])]
@@ -28,6 +29,13 @@ def runs(place: Place, batch: BatchHandle) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("place", BROKERS, indirect=True)
+@mutant(
+    "a-task-of-celery-at-the-end-does-not-know-its-batch",
+    "lastbit.integrations.celery.current:install",
+    "item_of(task_id, sender.request) or task_id",
+    "item_of(task_id, sender.request)",
+    case="redis",
+)
 def test_a_worker_publishes_the_tasks_of_each_ending(place: Place) -> None:
     """As many have run as there are endings, a chain as its last task."""
     last_tasks = {

@@ -17,7 +17,9 @@ from dramatiq.results.backends import RedisBackend
 
 from lastbit.integrations import _endings, current_batch, current_item
 from lastbit.integrations.dramatiq import LastbitMiddleware
+from tests import mutants
 
+mutants.from_environment()
 URL = os.environ["TESTS_REDIS"]
 store = redis.Redis.from_url(URL)
 # A dead worker's messages are back after a second, as every call looks for them.

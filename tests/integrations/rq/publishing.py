@@ -8,8 +8,10 @@ from typing import Any
 
 from lastbit.integrations import _endings
 from lastbit.integrations.rq import LastbitMixin, LastbitSimpleWorker, LastbitWorker
+from tests import mutants
 from tests.integrations.rq import app
 
+mutants.from_environment()
 _endings.TTL = 1.0  # type: ignore[misc]
 _endings.LOOK = 0.1  # type: ignore[misc]
 

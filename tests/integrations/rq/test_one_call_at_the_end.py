@@ -70,6 +70,7 @@ def test_a_worker_enqueues_the_jobs_of_each_ending(
         "on_success": (app.notes_its_batch, ("für",)),
         "on_complete": ("tests.integrations.rq.app.notes_its_batch", {"word": "x", "copies": 2}),
         "app_name": app_name,
+        "client": client,
     }
     good = fan_out(app.queue, app.succeeds, [(1,), (2,)], **calls)
     bad = fan_out(app.queue, app.fails, [()], labels={"team": "search"}, **calls)
@@ -88,10 +89,11 @@ def test_a_worker_enqueues_the_jobs_of_each_ending(
 
 @pytest.mark.parametrize("kind", ["Forking", "Simple"])
 def test_the_job_survives_the_worker_that_acks_last(
-    app: ModuleType, publishing: StartWorker, app_name: str, store: Any, kind: str
+    app: ModuleType, publishing: StartWorker, app_name: str, store: Any, kind: str, client: Client
 ) -> None:
     """It is killed when the service has the ack."""
-    batch = fan_out(app.queue, app.succeeds, [(1,)], on_success=(app.notes_its_batch, ("done",)), app_name=app_name)
+    options: Any = {"app_name": app_name, "client": client}
+    batch = fan_out(app.queue, app.succeeds, [(1,)], on_success=(app.notes_its_batch, ("done",)), **options)
     with publishing(kind, TESTS_DIES="1") as victim:
         victim.wait()
     assert batch.refresh().succeeded
@@ -110,7 +112,8 @@ def test_a_function_that_the_worker_does_not_name_is_parked(
     app: ModuleType, publishing: StartWorker, app_name: str, client: Client, store: Any
 ) -> None:
     """It never runs, however the batch was opened."""
-    batch = fan_out(app.queue, app.succeeds, [(1,)], on_success=("os.getcwd", ()), app_name=app_name)
+    options: Any = {"app_name": app_name, "client": client}
+    batch = fan_out(app.queue, app.succeeds, [(1,)], on_success=("os.getcwd", ()), **options)
     with publishing():
         name, instance = f"endings.{app_name}", f"batch:{batch.id}:succeeded"
         wait_until(lambda: list(client.processes.instances(name, status="parked")), "it is parked")

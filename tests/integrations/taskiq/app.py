@@ -14,7 +14,9 @@ from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from lastbit.integrations import _endings, current_batch, current_item
 from lastbit.integrations.taskiq import LastbitMiddleware
+from tests import mutants
 
+mutants.from_environment()
 URL = os.environ["TESTS_REDIS"]
 store = redis.Redis.from_url(URL)
 

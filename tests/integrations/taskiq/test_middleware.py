@@ -257,14 +257,24 @@ def test_an_argument_that_cannot_be_sent_ends_the_fan_out_at_once(service_url: s
     ],
 )
 def test_a_worker_that_may_lose_messages_warns_when_it_starts(
-    broker: Any, command: str, warning: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broker: Any,
+    command: str,
+    warning: str,
+    service_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each warning names the setting."""
+
+    async def start_and_stop() -> None:
+        await lastbit.startup()
+        await lastbit.shutdown()
+
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(sys, "argv", command.split())
-    lastbit = LastbitMiddleware()
+    lastbit = LastbitMiddleware(service_url)
     broker.add_middlewares(lastbit)
     broker.is_worker_process = True
-    asyncio.run(lastbit.startup())
+    asyncio.run(start_and_stop())
     assert [record.getMessage() for record in caplog.records if warning in record.getMessage()] or not warning
     assert bool(caplog.records) == bool(warning)

@@ -47,8 +47,8 @@ def runs(store: Any, batch: BatchHandle) -> dict[str, int]:
 @mutant(
     "a-task-of-taskiq-at-the-end-does-not-know-its-batch",
     "lastbit.integrations.taskiq:LastbitMiddleware.pre_execute",
-    "_current.enter(message.task_id,",
-    "_current.enter(item,",
+    "_current.enter(message.task_id, None if watch is None else watch.batches)",
+    "_current.enter(item, None if watch is None else watch.batches)",
 )
 def test_a_worker_sends_the_tasks_of_each_ending(
     app_name: str, app: ModuleType, worker: StartWorker, store: Any, client: Client
