@@ -80,13 +80,19 @@ class AsyncDriver:
         self._send = send
 
     def for_threads(self, loop: AbstractEventLoop) -> Driver:
-        """A driver for other threads: their requests are sent in this driver's event loop."""
-        from asyncio import run_coroutine_threadsafe
+        """A driver for other threads: their requests are sent in this driver's event loop. When that is closed, they
+        raise `asyncio.CancelledError`."""
+        from asyncio import CancelledError, run_coroutine_threadsafe
 
         async def send(request: Request) -> Answer | Failure:
             return await self._send(request)
 
-        return Driver(self.service, lambda request: run_coroutine_threadsafe(send(request), loop).result())
+        def send_in_loop(request: Request) -> Answer | Failure:
+            if loop.is_closed():
+                raise CancelledError
+            return run_coroutine_threadsafe(send(request), loop).result()
+
+        return Driver(self.service, send_in_loop)
 
     async def run(self, call: Callable[Concatenate[Service, P], Flow[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """The value of the flow that `call` makes of the service and the arguments. The flow emits nothing."""

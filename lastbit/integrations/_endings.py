@@ -17,6 +17,7 @@ later, the service tells the next one that the event was handled.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -237,7 +238,7 @@ class EndingsWorker:
             try:
                 if self.is_defined():
                     self._work()
-            except _Interrupted:
+            except (_Interrupted, asyncio.CancelledError):
                 return
             except (errors.Forbidden, errors.InvalidRequest) as error:
                 log.info("this worker publishes no messages at the end of batches: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from core.storage.database import Database
-from lastbit import Client, Forbidden, InvalidArgument, tokens
+from lastbit import AsyncClient, Client, Forbidden, InvalidArgument, tokens
 from lastbit.batch import BatchHandle
 from lastbit.integrations import _endings
 from lastbit.tokens import Role
@@ -351,6 +353,22 @@ def test_workers_share_the_endings(client: Client, app: str) -> None:
             thread.join()
         eventually(lambda: handled(client, app), 40)
     assert len(broker.messages) == len(set(broker.messages)) == 40
+
+
+@pytest.mark.usefixtures("short_times")
+def test_a_worker_ends_with_the_event_loop_of_its_client(url: str, app: str) -> None:
+    """As in a program that closes the loop without a shutdown."""
+
+    async def start() -> _endings.EndingsWorker:
+        async with AsyncClient(url) as client:
+            driver = client.driver.for_threads(asyncio.get_running_loop())
+            worker = _endings.EndingsWorker(SimpleNamespace(driver=driver), app, Broker().publish)
+            worker.start()
+        return worker
+
+    worker = asyncio.run(start())
+    worker._thread.join(60)
+    assert not worker._thread.is_alive()
 
 
 def test_a_long_message_is_refused() -> None:
