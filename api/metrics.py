@@ -18,8 +18,8 @@ from core.batches.lifecycle import Verb
 from core.probe import Probe
 from core.storage.database import Database
 
-ACKS: Final = Counter("lastbit_acks_total", "Items of acks and failures that were answered", ["verb", "result"])
-ACK_REQUESTS: Final = Counter("lastbit_ack_requests_total", "Calls of the two ack routes", ["verb", "status"])
+ACKS: Final = Counter("lastbit_acks_total", "Items of acks, failures and skips that were answered", ["verb", "result"])
+ACK_REQUESTS: Final = Counter("lastbit_ack_requests_total", "Calls of the ack routes", ["verb", "status"])
 REQUESTS: Final = Histogram(
     "lastbit_http_request_seconds",
     "Calls of all other routes, long polls with their waiting",

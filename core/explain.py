@@ -91,6 +91,11 @@ def _complete(_: Connection, subject: _Subject) -> Iterator[Reason]:
 def _success(batch: Batch) -> str:
     if batch.failed:
         return f"The batch succeeded within its tolerance: {batch.failed:,} of its {_count(batch.items, 'item')} failed"
+    if batch.skipped:
+        return (
+            f"The batch is complete: {batch.acked:,} of its {_count(batch.items, 'item')} "
+            f"{'is' if batch.acked == 1 else 'are'} acked, and {batch.skipped:,} skipped"
+        )
     if batch.items <= 1:
         return f"The batch is complete: {'its only item is acked' if batch.items else 'it has no items'}"
     return f"The batch is complete: all {batch.items:,} items are acked"
@@ -273,7 +278,7 @@ def _waiting_for_children(tx: Connection, subject: _Subject) -> Iterator[Reason]
     if batch.state not in LIVE or not batch.pending:
         return
     table = tables.batches.c
-    columns = ("id", "batch_key", "state", "items", "acked", "failed", "parent_number", "parent_due")
+    columns = ("id", "batch_key", "state", "items", "acked", "failed", "skipped", "parent_number", "parent_due")
     # Children below the first pending item delay nothing. Only the first `SCAN` children are read.
     children = (
         sa.select(*(table[name] for name in columns))
@@ -292,7 +297,7 @@ def _waiting_for_children(tx: Connection, subject: _Subject) -> Iterator[Reason]
             "key": row.batch_key,
             "item": subject.name(row.parent_number),
             "state": row.state,
-            "pending": row.items - row.acked - row.failed,
+            "pending": row.items - row.acked - row.failed - (row.skipped or 0),
             "parent_due": row.parent_due,
         }
         for row in rows[:CHILDREN]

@@ -75,6 +75,7 @@ _HOMES: Final = {
         "Explanation",
         "Extended",
         "FailedRange",
+        "SkippedRange",
         "Fence",
         "HistoryPoint",
         "Opened",

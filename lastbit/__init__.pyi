@@ -66,6 +66,7 @@ from lastbit.models import (
     Explanation as Explanation,
     Extended as Extended,
     FailedRange as FailedRange,
+    SkippedRange as SkippedRange,
     Fence as Fence,
     HistoryPoint as HistoryPoint,
     Opened as Opened,

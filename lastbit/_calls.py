@@ -221,6 +221,11 @@ def failed(service: Service, batch: int, page_size: int) -> Flow[None]:
     return pages(service, _path(batch, "failed"), "ranges", models.FailedRange.from_json, [], page_size)
 
 
+def skipped(service: Service, batch: int, page_size: int) -> Flow[None]:
+    """Emits `SkippedRange`s."""
+    return pages(service, _path(batch, "skipped"), "ranges", models.SkippedRange.from_json, [], page_size)
+
+
 def failure_reasons(service: Service, batch: int, limit: int) -> Flow[failures.FailureReasons]:
     path = _path(batch, "failed", "reasons")
     return ask(service, "GET", path, failures.FailureReasons.from_json, params=(("limit", str(limit)),))
@@ -287,7 +292,7 @@ def redriven(service: Service, wanted: failures.Redrive) -> Flow[None]:
 
 
 def ranges_from(service: Service, batch: int, kind: str, start: int, page_size: int) -> Flow[None]:
-    """Emits (start, end) of the ranges of `kind`, `pending` or `failed`, from the number `start` on.
+    """Emits (start, end) of the ranges of `kind`, `pending`, `failed` or `skipped`, from the number `start` on.
 
     Several readers can share a batch.
     """
@@ -401,8 +406,9 @@ def resolve(
     reason: str | None,
     idempotency_key: str | None = None,
 ) -> Flow[models.AckResult]:
-    """Send pieces of ids to `verb` (`acks` or `failures`), one request each, and merge the results. If a later request
-    fails, the error has the merged results so far as `partial`. Pass an idempotency key only with a single piece."""
+    """Send pieces of ids to `verb` (`acks`, `failures` or `skips`), one request each, and merge the results. If a
+    later request fails, the error has the merged results so far as `partial`. Pass an idempotency key only with a
+    single piece."""
     result = models.AckResult()
     reason_field = {} if reason is None else {"reason": utf8("a reason", reason)}
     try:

@@ -1,9 +1,9 @@
 """Selects the ids of an acker's next call, without threads, tasks or network.
 
-Waiting ids are grouped by kind: all acks in one call, failures in one call per reason. What could go wrong: an ack and
-a failure of the same item must reach the service in the order in which they were made. So the ids wait in *rounds*. In
-a round, an item has only one kind, so the calls may go in any order. An id that would break this opens the next round,
-and a round starts only when the previous one is empty. Such ids are rare; without them there is one round.
+Waiting ids are grouped by kind: all acks in one call, failures and skips in one call per reason. What could go wrong:
+an ack and a failure of the same item must reach the service in the order in which they were made. So the ids wait in
+*rounds*. In a round, an item has only one kind, so the calls may go in any order. An id that would break this opens the
+next round, and a round starts only when the previous one is empty. Such ids are rare; without them there is one round.
 
 `put` may be interrupted anywhere by an exception of a signal handler. So rounds and kinds are inserted with their first
 id, as `take` expects, and never before it.
@@ -24,7 +24,7 @@ from lastbit.models import AckResult, Completed
 
 F = TypeVar("F")
 
-Verb = Literal["acks", "failures"]
+Verb = Literal["acks", "failures", "skips"]
 
 
 class Kind(NamedTuple):

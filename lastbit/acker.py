@@ -87,6 +87,10 @@ def _failures(reason: str | None) -> Kind:
     return Kind("failures", None if reason is None else utf8("a reason", reason))
 
 
+def _skips(reason: str | None) -> Kind:
+    return Kind("skips", None if reason is None else utf8("a reason", reason))
+
+
 def _bound(max_pending: int) -> int:
     if max_pending < 1:
         raise errors.InvalidArgument(f"max_pending is at least 1, not {max_pending!r}")
@@ -100,7 +104,7 @@ def _lingering(linger: float) -> float:
 
 
 class Acker:
-    """Combines acks and failures from any number of threads into few calls; made by `client.acker(...)`.
+    """Combines acks, failures and skips from any number of threads into few calls; made by `client.acker(...)`.
 
     `on_completed` is called with a `Completed` for each complete batch in a result, in the acker's own thread. It may
     pass more items to the acker, but must not wait for their futures. At most `max_pending` futures are open at a time;
@@ -148,6 +152,10 @@ class Acker:
         reasons. Raises `InvalidArgument` if the reason is not text."""
         return self._put(item, _failures(reason), _running())
 
+    def skip(self, item: str | ItemId, reason: str | None = None) -> Future[ItemResult]:
+        """Mark an item as not needed; otherwise like `fail`."""
+        return self._put(item, _skips(reason), _running())
+
     def ack_for(self, receiver: Receiver, item: str | ItemId) -> None:
         """Like `ack`, without the cost of a future: `receiver` gets the outcome, in the acker's own thread, which it
         must not block."""
@@ -156,6 +164,10 @@ class Acker:
     def fail_for(self, receiver: Receiver, item: str | ItemId, reason: str | None = None) -> None:
         """Like `fail`; see `ack_for`."""
         self._put(item, _failures(reason), receiver)
+
+    def skip_for(self, receiver: Receiver, item: str | ItemId, reason: str | None = None) -> None:
+        """Like `skip`; see `ack_for`."""
+        self._put(item, _skips(reason), receiver)
 
     def _put(self, item: str | ItemId, kind: Kind, receiver: R) -> R:
         text = checked(item)
@@ -284,6 +296,10 @@ class AsyncAcker:
     async def fail(self, item: str | ItemId, reason: str | None = None) -> asyncio.Future[ItemResult]:
         """Mark an item as failed; see `Acker.fail`."""
         return await self._put(item, _failures(reason))
+
+    async def skip(self, item: str | ItemId, reason: str | None = None) -> asyncio.Future[ItemResult]:
+        """Mark an item as not needed; see `Acker.skip`."""
+        return await self._put(item, _skips(reason))
 
     async def _put(self, item: str | ItemId, kind: Kind) -> asyncio.Future[ItemResult]:
         text = checked(item)

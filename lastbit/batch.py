@@ -26,6 +26,7 @@ from lastbit.models import (
     PendingRange,
     Repair,
     Sealed,
+    SkippedRange,
     TreeProgress,
     Verification,
     Watermark,
@@ -192,6 +193,10 @@ class BatchHandle(_Handle):
         """The ranges of failed items with their reasons, ascending, fetched page by page."""
         return self._driver.iterate(_calls.failed, self.id, page_size)
 
+    def skipped(self, *, page_size: int = 1000) -> Iterator[SkippedRange]:
+        """The ranges of skipped items with their reasons, ascending, fetched page by page."""
+        return self._driver.iterate(_calls.skipped, self.id, page_size)
+
     def failure_reasons(self, *, limit: int = 100) -> FailureReasons:
         """Failures by reason: the `limit` most frequent reasons, at most 1,000. Of very many failures it is a
         sample."""
@@ -345,6 +350,10 @@ class AsyncBatchHandle(_Handle):
     def failed(self, *, page_size: int = 1000) -> AsyncIterator[FailedRange]:
         """The ranges of failed items with their reasons, ascending, fetched page by page."""
         return self._driver.iterate(_calls.failed, self.id, page_size)
+
+    def skipped(self, *, page_size: int = 1000) -> AsyncIterator[SkippedRange]:
+        """The ranges of skipped items with their reasons, ascending, fetched page by page."""
+        return self._driver.iterate(_calls.skipped, self.id, page_size)
 
     async def failure_reasons(self, *, limit: int = 100) -> FailureReasons:
         """Failures by reason: the `limit` most frequent reasons, at most 1,000. Of very many failures it is a

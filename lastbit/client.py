@@ -128,6 +128,11 @@ class Client:
         """Mark items as failed; otherwise like `ack`. An acked item stays acked; a failed item can still be acked."""
         return self._driver.run(_calls.resolve, "failures", _masks.pieces(ids), reason)
 
+    def skip(self, ids: Ids, reason: str | None = None) -> AckResult:
+        """Mark items as not needed: deliberately not done, and no failures. Otherwise like `ack`. A failed item becomes
+        skipped; an acked item stays acked, and a skipped item can still be acked."""
+        return self._driver.run(_calls.resolve, "skips", _masks.pieces(ids), reason)
+
     def events(
         self,
         *,
@@ -293,6 +298,11 @@ class AsyncClient:
     async def fail(self, ids: Ids, reason: str | None = None) -> AckResult:
         """Mark items as failed; otherwise like `ack`. An acked item stays acked; a failed item can still be acked."""
         return await self._driver.run(_calls.resolve, "failures", _masks.pieces(ids), reason)
+
+    async def skip(self, ids: Ids, reason: str | None = None) -> AckResult:
+        """Mark items as not needed: deliberately not done, and no failures. Otherwise like `ack`. A failed item becomes
+        skipped; an acked item stays acked, and a skipped item can still be acked."""
+        return await self._driver.run(_calls.resolve, "skips", _masks.pieces(ids), reason)
 
     async def events(
         self,

@@ -147,7 +147,7 @@ class BatchEnded(Conflict):
 
 
 class ItemResolved(Conflict):
-    """The item that was to add items is acked or failed already. Nothing was issued."""
+    """The item that was to add items is resolved already. Nothing was issued."""
 
 
 class ConsumerGroupInUse(Conflict):

@@ -36,6 +36,7 @@ class Batch:
     items: int
     acked: int
     failed: int
+    skipped: int
     pending: int
     complete: bool
     succeeded: bool
@@ -63,8 +64,8 @@ class Batch:
 
     @property
     def resolved(self) -> int:
-        """Items that are acked or failed."""
-        return self.acked + self.failed
+        """Items that are acked, failed or skipped."""
+        return self.acked + self.failed + self.skipped
 
     @classmethod
     def _fields(cls, data: Json) -> dict[str, Any]:
@@ -77,6 +78,7 @@ class Batch:
             "items": data["items"],
             "acked": data["acked"],
             "failed": data["failed"],
+            "skipped": data.get("skipped", 0),
             "pending": data["pending"],
             "complete": data["complete"],
             "succeeded": data["succeeded"],
@@ -277,7 +279,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class AckResult:
-    """The result of acks and failures. `applied`: items that changed; `repeated`: items that already had this state."""
+    """The result of acks, failures and skips. `applied`: items that changed; `repeated`: items that did not."""
 
     applied: int = 0
     repeated: int = 0
@@ -366,11 +368,17 @@ class FailedRange(PendingRange):
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedRange(FailedRange):
+    """The numbers start .. end-1 are skipped. `reasons` maps ids to their reasons; ids without a reason are missing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """The result of recounting the bits."""
 
     acked: int
     failed: int
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,10 +393,12 @@ class Verification:
     pending: int
     counted: Counted
     faults: tuple[str, ...] = ()
+    skipped: int = 0
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        counted = Counted(data["counted"]["acked"], data["counted"]["failed"])
+        counts = data["counted"]
+        counted = Counted(counts["acked"], counts["failed"], counts.get("skipped", 0))
         return cls(
             data["ok"],
             data["items"],
@@ -397,6 +407,7 @@ class Verification:
             data["pending"],
             counted,
             tuple(data.get("faults", ())),
+            data.get("skipped", 0),
         )
 
 
@@ -408,10 +419,11 @@ class BatchCounts:
     acked: int
     failed: int
     pending: int
+    skipped: int = 0
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        return cls(data["state"], data["acked"], data["failed"], data["pending"])
+        return cls(data["state"], data["acked"], data["failed"], data["pending"], data.get("skipped", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,16 +479,17 @@ class TreeProgress:
     pending: int
     batches: Mapping[str, int]
     truncated: bool
+    skipped: int = 0
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
         counts = {name: data[name] for name in ("batch", "items", "acked", "failed", "pending", "truncated")}
-        return cls(**counts, batches=dict(data["batches"]))
+        return cls(**counts, batches=dict(data["batches"]), skipped=data.get("skipped", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """The counts of a batch at a time. `resolved` includes `failed`."""
+    """The counts of a batch at a time. `resolved` includes `failed`, and skipped items."""
 
     at: datetime
     resolved: int

@@ -44,7 +44,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: int) -> None
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = Batch(
-    *(1, None, {}, "complete", 64, 10, 9, 1, 0, True, False, None, None),
+    *(1, None, {}, "complete", 64, 10, 9, 1, 0, 0, True, False, None, None),
     *(None, None, None, None, "continue", False),
     *(THEN, THEN, THEN, THEN, None, None, None, None),
 )

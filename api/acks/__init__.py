@@ -1,4 +1,4 @@
-"""The two ack routes. They are called once per item, so they bypass the framework.
+"""The three ack routes: acks, failures and skips. They are called once per item, so they bypass the framework.
 
 `routes` is the ASGI application in front of FastAPI. `api.fast_path` serves plain requests in uvicorn's protocol,
 without ASGI. Both use `queue`, which parses and queues calls in the event loop, `bodies`, which decodes requests and

@@ -70,6 +70,14 @@ class Failures(msgspec.Struct, forbid_unknown_fields=True):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] | None = None
 
 
+class Skips(msgspec.Struct, forbid_unknown_fields=True):
+    """Items that are not needed: by id, by mask, or both."""
+
+    items: Ids | msgspec.UnsetType = msgspec.UNSET
+    groups: Masks | msgspec.UnsetType = msgspec.UNSET
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] | None = None
+
+
 class CompletedBatch(msgspec.Struct):
     batch: int
     key: str | None
@@ -102,6 +110,7 @@ class AckAnswer(msgspec.Struct):
 _DECODERS: Final[dict[Verb, msgspec.json.Decoder[Any]]] = {
     Verb.ACK: msgspec.json.Decoder(Acks),
     Verb.FAIL: msgspec.json.Decoder(Failures),
+    Verb.SKIP: msgspec.json.Decoder(Skips),
 }
 _encoder = msgspec.json.Encoder()
 _PLAIN: Final = b'{"applied":%d,"repeated":%d,"completed":[],"rejected":[]}'

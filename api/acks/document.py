@@ -7,29 +7,33 @@ from typing import Any
 import msgspec
 
 from api import problems
-from api.acks.bodies import AckAnswer, Acks, Failures
+from api.acks.bodies import AckAnswer, Acks, Failures, Skips
 from api.acks.routes import PATHS
 from core.batches.lifecycle import Verb
 
 
 def document(openapi: dict[str, Any]) -> None:
-    """Add the two routes to an OpenAPI document."""
-    answers = {Verb.ACK: (Acks, "Ack items"), Verb.FAIL: (Failures, "Give items up")}
+    """Add the routes to an OpenAPI document."""
+    answers = {
+        Verb.ACK: (Acks, "Ack items", []),
+        Verb.FAIL: (Failures, "Give items up", []),
+        Verb.SKIP: (Skips, "Skip items that are not needed", ["upgrade_not_finished"]),
+    }
     _, components = msgspec.json.schema_components(
-        [Acks, Failures, AckAnswer], ref_template="#/components/schemas/{name}"
+        [Acks, Failures, Skips, AckAnswer], ref_template="#/components/schemas/{name}"
     )
-    for name in ("Acks", "Failures"):
+    for name in ("Acks", "Failures", "Skips"):
         _split(name, components)
     openapi["components"]["schemas"].update(components)
     for path, verb in PATHS.items():
-        model, summary = answers[verb]
+        model, summary, more_problems = answers[verb]
         openapi["paths"][path] = {
             "post": {
                 "tags": ["acks"],
                 "summary": summary,
                 "description": "Idempotent. Items may be of any batches and in any order. The response is sent after "
                 "the commit.",
-                "operationId": "ack_items" if verb is Verb.ACK else "fail_items",
+                "operationId": f"{verb}_items",
                 "parameters": [
                     {
                         "name": "Idempotency-Key",
@@ -49,7 +53,10 @@ def document(openapi: dict[str, Any]) -> None:
                         "description": "applied + repeated + rejected = the distinct items sent",
                         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/AckAnswer"}}},
                     },
-                    **{str(status): response for status, response in problems.documented(*problems.BODY).items()},
+                    **{
+                        str(status): response
+                        for status, response in problems.documented(*more_problems, *problems.BODY).items()
+                    },
                 },
             }
         }

@@ -19,7 +19,7 @@ from lastbit.tokens import Token
 
 
 class AckQueue:
-    """Queues acks and failures. One per event loop."""
+    """Queues acks, failures and skips. One per event loop."""
 
     def __init__(self, service: Service, limits: Limits, rates: Rates, loop: asyncio.AbstractEventLoop) -> None:
         self._service = service
@@ -64,14 +64,11 @@ class AckQueue:
 def _count(finished: Sequence[Pending[Any]]) -> None:
     """Count calls and their items, once for all calls of a commit."""
     counts: dict[tuple[Verb, str], int] = {}
-    acks = failures = 0
+    calls = dict.fromkeys(Verb, 0)
     for pending in finished:
         if pending.error is None:
             answer, verb = pending.answer, pending.call.verb
-            if verb is Verb.ACK:
-                acks += 1
-            else:
-                failures += 1
+            calls[verb] += 1
             held = rejected = 0
             for rejection in answer.rejected:
                 if rejection.reason == HELD:
@@ -81,7 +78,7 @@ def _count(finished: Sequence[Pending[Any]]) -> None:
             for result, count in zip(RESULTS, (answer.applied, answer.repeated, held, rejected), strict=True):
                 if count:
                     counts[verb, result] = counts.get((verb, result), 0) + count
-    for verb, count in ((Verb.ACK, acks), (Verb.FAIL, failures)):
+    for verb, count in calls.items():
         ACK_REQUESTS.labels(verb.value, "200").inc(count)
     for (verb, result), count in counts.items():
         ACKS.labels(verb.value, result).inc(count)

@@ -1,4 +1,4 @@
-"""The two ack routes, as a small ASGI application in front of FastAPI's stack. They are called once per item, all other
+"""The ack routes, as a small ASGI application in front of FastAPI's stack. They are called once per item, all other
 routes once per batch. msgspec decodes the bodies. Problems have the same form as those of other routes, and the OpenAPI
 document describes the bodies.
 """
@@ -28,7 +28,7 @@ from core.batches.lifecycle import Verb
 from core.commits.combiner import TOO_MANY
 from core.commits.pending import settle
 
-PATHS: Final = {"/v1/acks": Verb.ACK, "/v1/failures": Verb.FAIL}
+PATHS: Final = {"/v1/acks": Verb.ACK, "/v1/failures": Verb.FAIL, "/v1/skips": Verb.SKIP}
 
 
 class AckRoutes:

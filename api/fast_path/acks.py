@@ -1,4 +1,4 @@
-"""Acks and failures on the fast path. `api.acks.routes` serves those that aren't plain: both must send the same
+"""Acks, failures and skips on the fast path. `api.acks.routes` serves those that aren't plain: both must send the same
 responses."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BUSY: Final = _busy()
 
 
 class AckExchange(Exchange):
-    """An ack or a failure."""
+    """A call of an ack route."""
 
     __slots__ = ("verb",)
 
@@ -123,7 +123,7 @@ class AckExchange(Exchange):
 
 
 class AckVerb(FastVerb):
-    """One of the two ack routes."""
+    """One of the ack routes."""
 
     method = "POST"
 

@@ -31,7 +31,7 @@ Lastbit records which items of a batch are done, one bit per item, and identifie
 """
 TAGS = {
     "batches": "Open a batch, extend it with items, seal it, and look at its progress.",
-    "acks": "Resolve items: as done, or as failed.",
+    "acks": "Resolve items: as done, as failed, or as not needed.",
     "events": "The feed: each transition of a batch once, in commit order, and events of your own.",
     "webhooks": "Send events of the feed to URLs.",
     "consumer groups": "Assign partitions to workers, and store each partition's position.",

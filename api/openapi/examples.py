@@ -97,6 +97,10 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         "By id, with a reason": {"items": ["1:0:9"], "reason": "the picture is missing"},
         "By bitfield": {"groups": [{"batch": 2, "group": 1, "bits": "AQ=="}]},
     },
+    "skip_items": {
+        "By id, with a reason": {"items": ["1:0:10"], "reason": "the customer has left"},
+        "By bitfield": {"groups": [{"batch": 2, "group": 1, "bits": "AQ=="}]},
+    },
     "update_batch": {
         "Tolerate more": {"tolerated_failure_percentage": 5},
         "Another deadline": {"deadline": "2027-05-04T17:30:00Z"},

@@ -11,7 +11,7 @@ import { chart } from "./history.js";
 import { follow, Pace, repeat } from "./live.js";
 import { deliveriesPanel, eventsPanel, failedPanel, isUnderWay, pendingPanel, whyPanel } from "./panels.js";
 import { pictureSection } from "./picture.js";
-import { labelLinks, progressBar, stateMark, trouble } from "./pieces.js";
+import { labelLinks, progressBar, resolvedOf, stateMark, trouble } from "./pieces.js";
 import { reasonsPanel } from "./reasons.js";
 import { askToReopen, canReopen } from "./reopen.js";
 import { isLimited, may } from "./session.js";
@@ -117,9 +117,9 @@ export function batchView(main, id) {
     const now = await api.batch(id, signal);
     batch = now;
     isStale = false;
-    pace.saw(now.acked + now.failed);
+    pace.saw(resolvedOf(now));
     showHead();
-    const version = [now.items, now.acked, now.failed, now.state, shown.pending, shown.failed, zoom, group, item].join();
+    const version = [now.items, now.acked, now.failed, now.skipped, now.state, shown.pending, shown.failed, zoom, group, item].join();
     if (version !== drawn) {
       const wanted = group;
       const [one, open, lost] = await Promise.all([
@@ -263,12 +263,13 @@ export function batchView(main, id) {
       fill(share, make("span.words", {}, isLive(batch) ? "No items yet" : "No items"));
       return;
     }
-    fill(share, make("strong", {}, percent(batch.acked + batch.failed, batch.items)), make("span.unit", {}, `%${soFar(batch)}`), make("span.words", {}, forecast()));
+    fill(share, make("strong", {}, percent(resolvedOf(batch), batch.items)), make("span.unit", {}, `%${soFar(batch)}`), make("span.words", {}, forecast()));
   }
 
   // Only a sealed batch has an estimate; an open one may still grow.
   function forecast() {
     if (batch.state === "complete") {
+      if (batch.succeeded && batch.skipped) return `${number(batch.skipped)} skipped, ${number(batch.failed)} failed`;
       if (batch.succeeded) return batch.failed ? `${number(batch.failed)} failed, within the tolerance` : "everything is acked";
       return batch.failed === batch.items ? "every item failed" : `everything is resolved, ${number(batch.failed)} failed`;
     }
@@ -289,10 +290,13 @@ export function batchView(main, id) {
       ["items", batch.items],
       ["acked", batch.acked],
       ["failed", batch.failed],
+      ...(batch.skipped ? [["skipped", batch.skipped]] : []),
       ["pending", batch.pending],
     ];
-    if (!numbers.children.length) {
-      for (const [word] of entries) numbers.append(make("div", { "data-number": word }, make("dt", {}, word), make("dd")));
+    if (numbers.children.length !== entries.length) {
+      numbers.replaceChildren(
+        ...entries.map(([word]) => make("div", { "data-number": word }, make("dt", {}, word), make("dd"))),
+      );
     }
     entries.forEach(([, value], place) => {
       const entry = numbers.children[place];

@@ -4,7 +4,7 @@ import { make, setText } from "./dom.js";
 import { count, itemId, number } from "./format.js";
 import { EMPTY } from "./pieces.js";
 
-const STATES = ["pending", "acked", "failed"];
+const STATES = ["pending", "acked", "failed", "skipped"];
 const BYTE = 8;
 
 function decoded(base64) {
@@ -82,10 +82,11 @@ export function bitsPanel(batch, { reasonOf, close }) {
     canvas.style.width = `${columns * cell}px`;
     canvas.style.height = `${rows * cell}px`;
     const style = getComputedStyle(node);
-    const colours = ["--bit-pending", "--acked", "--failed"].map((name) => style.getPropertyValue(name).trim());
+    const colours = ["--bit-pending", "--acked", "--failed", "--acked"].map((name) => style.getPropertyValue(name).trim());
     const pen = canvas.getContext("2d");
     pen.scale(scale, scale);
-    // A pending item is a dot, an acked one a square, a failed one a square with a hole, so that colour isn't needed.
+    // A pending item is a dot, an acked one a square, a failed one a square with a hole, a skipped one half a
+    // square, so that colour isn't needed.
     const dot = Math.max(1, Math.round(cell * 0.34));
     for (let index = 0; index < states.length; index++) {
       const x = (index % columns) * cell;
@@ -94,6 +95,7 @@ export function bitsPanel(batch, { reasonOf, close }) {
       if (states[index] === 0) pen.fillRect(x + (cell - dot) / 2, y + (cell - dot) / 2, dot, dot);
       else pen.fillRect(x, y, cell, cell);
       if (states[index] === 2) pen.clearRect(x + (cell - dot) / 2, y + (cell - dot) / 2, dot, dot);
+      if (states[index] === 3) pen.clearRect(x, y, cell, cell / 2);
     }
     // A fine grid with stronger lines between bytes, so that items can be counted.
     pen.fillStyle = style.getPropertyValue("--raised").trim();
@@ -167,15 +169,17 @@ export function bitsPanel(batch, { reasonOf, close }) {
       group = found;
       const resolved = decoded(found.bits.resolved);
       const failed = decoded(found.bits.failed);
+      const skipped = decoded(found.bits.skipped);
       states = Uint8Array.from({ length: found.issued }, (_, index) => {
         const bit = 1 << (index % 8);
-        return resolved[index >> 3] & bit ? (failed[index >> 3] & bit ? 2 : 1) : 0;
+        if (!(resolved[index >> 3] & bit)) return 0;
+        return failed[index >> 3] & bit ? 2 : skipped[index >> 3] & bit ? 3 : 1;
       });
       const pending = found.issued - found.resolved;
       setText(heading, `Group ${found.group}`);
       setText(
         summary,
-        `${count(found.issued, "item")}: ${number(found.resolved - found.failed)} acked, ${number(found.failed)} failed, ${number(pending)} pending`,
+        `${count(found.issued, "item")}: ${number(found.resolved - found.failed - found.skipped)} acked, ${number(found.failed)} failed, ${found.skipped ? `${number(found.skipped)} skipped, ` : ""}${number(pending)} pending`,
       );
       next.pending.disabled = pending === 0;
       next.failed.disabled = found.failed === 0;

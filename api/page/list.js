@@ -6,7 +6,7 @@ import { fill, make, say, setText } from "./dom.js";
 import { filterAddress, filterForm, isNarrow, readFilter } from "./filter.js";
 import { isLive, number, percent, since, soFar, title } from "./format.js";
 import { follow, repeat } from "./live.js";
-import { amounts, labelLinks, progressBar, stateMark, trouble } from "./pieces.js";
+import { amounts, labelLinks, progressBar, resolvedOf, stateMark, trouble } from "./pieces.js";
 import { may, needsToken } from "./session.js";
 
 const STEP = 50;
@@ -183,7 +183,7 @@ function batchRow(batch) {
       }
       state.update(now);
       bar.update(now);
-      setText(share, now.items ? `${percent(now.acked + now.failed, now.items)} %${soFar(now)}` : "");
+      setText(share, now.items ? `${percent(resolvedOf(now), now.items)} %${soFar(now)}` : "");
       setText(numbers, amounts(now));
       setText(failed, now.failed ? `${number(now.failed)} failed` : "");
       const at = now.ended_at ?? now.updated_at;

@@ -50,16 +50,21 @@ export function progressBar() {
     node,
     update(batch) {
       const whole = Math.max(batch.items, 1);
-      node.style.setProperty("--acked-part", batch.acked / whole);
+      node.style.setProperty("--acked-part", (batch.acked + batch.skipped) / whole);
       node.style.setProperty("--failed-part", batch.failed / whole);
       node.classList.toggle("has-failed", batch.failed > 0);
       node.dataset.state = batch.state;
-      const done = batch.items ? `${percent(batch.acked + batch.failed, batch.items)} % resolved` : noItems(batch);
-      const words = `${done}: ${number(batch.acked)} acked, ${number(batch.failed)} failed, ${number(batch.pending)} pending`;
+      const done = batch.items ? `${percent(resolvedOf(batch), batch.items)} % resolved` : noItems(batch);
+      const words = `${done}: ${number(batch.acked)} acked, ${number(batch.failed)} failed${skippedOf(batch)}, ${number(batch.pending)} pending`;
       if (node.getAttribute("aria-label") !== words) node.setAttribute("aria-label", words);
     },
   };
 }
+
+// Acked, failed or skipped.
+export const resolvedOf = (batch) => batch.items - batch.pending;
+
+const skippedOf = (batch) => (batch.skipped ? `, ${number(batch.skipped)} skipped` : "");
 
 const noItems = (batch) => (isLive(batch) ? "no items yet" : "no items");
 
@@ -71,7 +76,7 @@ export function reasonMark(reason) {
 
 export function amounts(batch) {
   if (!batch.items) return noItems(batch);
-  const resolved = batch.acked + batch.failed;
+  const resolved = resolvedOf(batch);
   return batch.pending ? `${number(resolved)} of ${count(batch.items, "item")}` : `all ${count(batch.items, "item")}`;
 }
 

@@ -41,7 +41,7 @@ export function reasonsPanel(id, { itemAddress, changed, redriven }) {
     }
     tools.hidden = false;
     all.hidden = !canRedrive(now);
-    const current = [now.acked, now.failed, now.state, wanted].join();
+    const current = [now.acked, now.failed, now.skipped, now.state, wanted].join();
     if (current === version) return true;
     if (performance.now() - readAt < SELDOM) return false;
     const found = await api.reasons(id, { limit: wanted }, signal);

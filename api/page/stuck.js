@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { make, setText } from "./dom.js";
 import { count, number, percent, since, title } from "./format.js";
 import { smallLine } from "./history.js";
-import { stateMark } from "./pieces.js";
+import { resolvedOf, stateMark } from "./pieces.js";
 import { address, choices, polled, table } from "./views.js";
 
 const MOST = 200;
@@ -19,7 +19,7 @@ const ORDERS = {
   changed: ["last change", (batch) => Date.parse(batch.updated_at)],
   pending: ["pending", (batch) => -batch.pending],
   failed: ["failed", (batch) => -batch.failed],
-  done: ["most done", (batch) => -(batch.items ? (batch.acked + batch.failed) / batch.items : 0)],
+  done: ["most done", (batch) => -(batch.items ? resolvedOf(batch) / batch.items : 0)],
 };
 
 export function stuckView(main) {
@@ -71,7 +71,7 @@ export function stuckView(main) {
 function row(batch) {
   const state = stateMark();
   state.update(batch);
-  const resolved = batch.acked + batch.failed;
+  const resolved = resolvedOf(batch);
   return {
     attributes: { "data-batch": batch.id },
     cells: [

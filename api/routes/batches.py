@@ -261,12 +261,23 @@ def list_failed_items(
     return _ranges(request, batch, "failed", limit, cursor)
 
 
+@router.get(
+    "/{id}/skipped", response_model=models.SkippedPage, responses=documented("batch_not_found", "invalid_request")
+)
+@needs(Role.READ, is_limited=True)
+def list_skipped_items(
+    batch: BatchId, request: Request, limit: Limit = 100, cursor: cursors.Cursor = None
+) -> dict[str, Any]:
+    """The skipped items, as ranges of numbers, with the reasons that were given."""
+    return _ranges(request, batch, "skipped", limit, cursor)
+
+
 def _ranges(request: Request, batch_id: int, kind: ranges.Kind, limit: int, cursor: str | None) -> dict[str, Any]:
     subject = f"{kind}:{batch_id}"
     batch, page = service_of(request).batches.ranges(batch_id, kind, cursors.decode(subject, cursor) or 0, limit)
 
     documents = [models.named_range(batch, range.start, range.end) for range in page.ranges]
-    if kind == "failed":
+    if kind != "pending":
         for document, range in zip(documents, page.ranges, strict=True):
             document["reasons"] = {
                 item_id(batch.id, number, batch.group_size): reason for number, reason in range.reasons.items()
@@ -321,7 +332,7 @@ def get_progress(batch: BatchId, request: Request) -> dict[str, Any]:
 def get_group_bits(batch: BatchId, group: fields.GroupNumber, request: Request) -> dict[str, Any]:
     """The bits of one group."""
     result = service_of(request).batches.bits(batch, group)
-    bitfields = {"resolved": result.resolved, "failed": result.failed}
+    bitfields = {"resolved": result.resolved, "failed": result.failed, "skipped": result.skipped}
     bits = {name: base64.b64encode(bitfield).decode() for name, bitfield in bitfields.items()}
     return {"batch": batch, **asdict(result.tile), "bits": bits}
 
@@ -338,8 +349,13 @@ def verify_batch(batch: BatchId, request: Request) -> dict[str, Any]:
         "items": verification.items,
         "acked": verification.acked,
         "failed": verification.failed,
+        "skipped": verification.skipped,
         "pending": verification.pending,
-        "counted": {"acked": verification.counted_acked, "failed": verification.counted_failed},
+        "counted": {
+            "acked": verification.counted_acked,
+            "failed": verification.counted_failed,
+            "skipped": verification.counted_skipped,
+        },
         "faults": verification.faults,
     }
 
@@ -366,7 +382,13 @@ def repair_batch(
 
 
 def _counts(batch: Batch) -> dict[str, Any]:
-    return {"state": batch.state, "acked": batch.acked, "failed": batch.failed, "pending": batch.pending}
+    return {
+        "state": batch.state,
+        "acked": batch.acked,
+        "failed": batch.failed,
+        "skipped": batch.skipped,
+        "pending": batch.pending,
+    }
 
 
 @router.get(

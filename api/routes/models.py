@@ -237,6 +237,7 @@ class Batch(BaseModel):
     items: int
     acked: int
     failed: int
+    skipped: int
     pending: int
     complete: bool = Field(description="sealed, and nothing is pending")
     succeeded: bool = Field(description="complete, and the failures are within the tolerance, by default none")
@@ -290,7 +291,7 @@ class Extension(BaseModel):
 
 class Point(BaseModel):
     at: datetime
-    resolved: int = Field(description="the items that were acked or failed at this time")
+    resolved: int = Field(description="the items that were acked, failed or skipped at this time")
     failed: int
 
 
@@ -332,12 +333,22 @@ class FailedPage(BaseModel):
     next: str | None
 
 
+class SkippedRange(Range):
+    reasons: dict[str, str] = Field(description="item id → reason, for the items with a reason")
+
+
+class SkippedPage(BaseModel):
+    ranges: list[SkippedRange]
+    next: str | None
+
+
 class Tile(BaseModel):
     group: int = Field(description="the first group of the tile")
     groups: int = Field(description="the number of groups in the tile")
     issued: int = Field(description="the number of issued items in these groups")
-    resolved: int = Field(description="the number of these that are acked or failed")
+    resolved: int = Field(description="the number of these that are acked, failed or skipped")
     failed: int
+    skipped: int
 
 
 class Picture(BaseModel):
@@ -357,6 +368,9 @@ class Bitfields(BaseModel):
     failed: str = Field(
         description="likewise; a failed item is resolved too", json_schema_extra={"contentEncoding": "base64"}
     )
+    skipped: str = Field(
+        description="likewise; a skipped item is resolved too", json_schema_extra={"contentEncoding": "base64"}
+    )
 
 
 class GroupBits(Tile):
@@ -367,6 +381,7 @@ class GroupBits(Tile):
 class Counted(BaseModel):
     acked: int
     failed: int
+    skipped: int
 
 
 class Verification(BaseModel):
@@ -374,6 +389,7 @@ class Verification(BaseModel):
     items: int
     acked: int
     failed: int
+    skipped: int
     pending: int
     counted: Counted = Field(description="the counts of the bits")
     faults: list[str] = Field(description="the discrepancies, in words")
@@ -387,6 +403,7 @@ class BatchCounts(BaseModel):
     state: StateName
     acked: int
     failed: int
+    skipped: int
     pending: int
 
 
@@ -406,6 +423,7 @@ class Progress(BaseModel):
     items: int = Field(description="in the batch and all of its descendants, without the items that a child stands for")
     acked: int
     failed: int
+    skipped: int
     pending: int
     batches: dict[StateName, int] = Field(description="the number of these batches by state; the batch itself is one")
     truncated: bool = Field(

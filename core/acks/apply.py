@@ -14,6 +14,7 @@ from core.acks.call import HELD, Outcome, Rejected, Unit
 from core.acks.completion import BatchDelta, Row
 from core.batches.lifecycle import TAKES_ACKS, State, Verb
 from core.bits import bitfield, journal
+from core.bits.bitfield import ItemState
 from core.bits.cache import Key
 from lastbit.ids import ItemId
 
@@ -39,6 +40,19 @@ class Seen(NamedTuple):
 
 
 @dataclass(slots=True)
+class Reasons:
+    """Changes of the stored reasons. Each item is (batch, number)."""
+
+    new: dict[tuple[int, int], str] = field(default_factory=dict)
+    removed: list[tuple[int, int]] = field(default_factory=list)
+
+    def forget(self, batch: int, number: int) -> None:
+        """Remove the reason of an item, whether stored or about to be written by this flush."""
+        if self.new.pop((batch, number), None) is None:
+            self.removed.append((batch, number))
+
+
+@dataclass(slots=True)
 class FlushState:
     """The state of one attempt of a flush. It is discarded if the attempt is rolled back."""
 
@@ -50,9 +64,8 @@ class FlushState:
     changed: dict[int, set[int]] = field(default_factory=dict)
     """By batch, the numbers of the groups with flipped bits."""
     deltas: dict[int, BatchDelta] = field(default_factory=dict)
-    reasons: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(batch, number) → the reason of the failure, which must be written."""
-    redriven: list[tuple[int, int]] = field(default_factory=list)
+    reasons: dict[Verb, Reasons] = field(default_factory=lambda: {Verb.FAIL: Reasons(), Verb.SKIP: Reasons()})
+    """Of failures, and of skips."""
     locked_rows: dict[int, Row] = field(default_factory=dict)
     """Batch rows that are already locked: those of journaled batches, or all. They include all parents."""
     held: dict[Key, dict[int, str]] = field(default_factory=dict)
@@ -152,9 +165,9 @@ def withhold(state: FlushState, unit: Unit, outcome: Outcome) -> None:
 
 
 def _is_final(group: bitfield.Group, index: int, holder: str) -> bool:
-    """Whether nothing can change the item, or its child has failed it and owes nothing else: only the debt is not
-    removed yet."""
-    if group.failed is not None and group.failed[index]:
+    """Whether nothing can change the item, or its child has failed it, perhaps before it was skipped, and owes nothing
+    else: only the debt is not removed yet."""
+    if any(bits is not None and bits[index] for bits in (group.failed, group.skipped)):
         return holder == Verb.FAIL
     return bool(group.resolved[index])
 
@@ -164,89 +177,103 @@ def apply(state: FlushState, unit: Unit, outcome: Outcome) -> None:
     hold removes the batch from `acked`."""
     batch = unit.batch
     size = state.seen[batch].group_size
-    resolved_now = redriven_now = 0
+    resolved_now = redriven_now = unskipped_now = 0
     changed: set[int] = set()
     filled = False
     # Apply items one by one if that is cheaper than a mask, or if a journal entry needs their numbers.
     threshold = 64 if batch in state.acked else 8
-    apply_few = _ack_few if unit.verb is Verb.ACK else _fail_few
+    apply_few = _ack_few if unit.verb is Verb.ACK else _give_up_few
     for number, selection in outcome.admitted.items():
         group = state.groups[batch, number]
         if isinstance(selection, list) and len(selection) <= threshold:
             count = len(selection)
-            resolved, redriven = apply_few(state, unit, number * size, group, selection)
+            resolved, redriven, from_skipped = apply_few(state, unit, number * size, group, selection)
         else:
             mask = bitfield.mask_of(selection, size) if isinstance(selection, list) else selection
-            resolved, redriven, count = _apply_mask(state, unit, number, group, mask)
-        outcome.applied += resolved + redriven
-        outcome.repeated += count - resolved - redriven
-        if resolved or redriven:
+            count = mask.count()
+            resolved, redriven, from_skipped = _apply_mask(state, unit, number, group, mask)
+        applied = resolved + redriven + from_skipped
+        outcome.applied += applied
+        outcome.repeated += count - applied
+        if applied:
             changed.add(number)
             filled = filled or group.resolved_count == size
         resolved_now += resolved
         redriven_now += redriven
-    if not resolved_now and not redriven_now:
+        unskipped_now += from_skipped
+    if not changed:
         return
     state.changed.setdefault(batch, set()).update(changed)
     delta = state.deltas.setdefault(batch, BatchDelta())
     delta.last_changer = unit
     if resolved_now:
         delta.last_resolver = unit
+    delta.failed -= redriven_now
+    delta.skipped -= unskipped_now
     if unit.verb is Verb.ACK:
-        delta.acked += resolved_now + redriven_now
-        delta.failed -= redriven_now
+        delta.acked += resolved_now + redriven_now + unskipped_now
+    elif unit.verb is Verb.SKIP:
+        delta.skipped += resolved_now + redriven_now
     else:
         delta.failed += resolved_now
     delta.filled |= filled
 
 
-def _ack_few(state: FlushState, unit: Unit, first: int, group: bitfield.Group, indexes: list[int]) -> tuple[int, int]:
-    """Ack these items of the group whose first item is `first`. Returns the numbers of resolved and redriven items."""
-    resolved = redriven = 0
+Moved = tuple[int, int, int]
+"""How many items a unit has changed: of those that were pending, failed, and skipped."""
+
+
+def _ack_few(state: FlushState, unit: Unit, first: int, group: bitfield.Group, indexes: list[int]) -> Moved:
+    """Ack these items of the group whose first item is `first`."""
+    resolved = redriven = from_skipped = 0
     acked = state.acked.get(unit.batch)
     for index in indexes:
-        was_pending, was_failed = group.ack_one(index)
-        if was_pending:
+        before = group.ack_one(index)
+        if before is ItemState.PENDING:
             resolved += 1
             if acked is not None:
                 acked.append(first + index)
-        elif was_failed:
-            redriven += 1
+        elif before is not None:
+            was_failed = before is ItemState.FAILED
+            redriven += was_failed
+            from_skipped += not was_failed
             state.acked.pop(unit.batch, None)
-            _forget_reason(state, unit.batch, first + index)
-    return resolved, redriven
+            state.reasons[Verb.FAIL if was_failed else Verb.SKIP].forget(unit.batch, first + index)
+    return resolved, redriven, from_skipped
 
 
-def _fail_few(state: FlushState, unit: Unit, first: int, group: bitfield.Group, indexes: list[int]) -> tuple[int, int]:
-    """`_ack_few` for a call of failures, which redrives nothing."""
-    resolved = 0
+def _give_up_few(state: FlushState, unit: Unit, first: int, group: bitfield.Group, indexes: list[int]) -> Moved:
+    """`_ack_few` for a call of failures or skips."""
+    resolved = redriven = 0
+    give_up_one = group.fail_one if unit.verb is Verb.FAIL else group.skip_one
     for index in indexes:
-        if group.fail_one(index):
+        before = give_up_one(index)
+        if before is None:
+            continue
+        state.acked.pop(unit.batch, None)
+        if before is ItemState.PENDING:
             resolved += 1
-            state.acked.pop(unit.batch, None)
-            if unit.reason is not None:
-                state.reasons[unit.batch, first + index] = unit.reason
-    return resolved, 0
-
-
-def _apply_mask(
-    state: FlushState, unit: Unit, number: int, group: bitfield.Group, mask: bitarray
-) -> tuple[int, int, int]:
-    state.acked.pop(unit.batch, None)
-    change = group.ack(mask) if unit.verb is Verb.ACK else group.fail(mask)
-    first = number * state.seen[unit.batch].group_size
-    redriven = 0
-    if change.redriven is not None:
-        for index in change.redriven.search(1):
+        else:
             redriven += 1
-            _forget_reason(state, unit.batch, first + index)
-    if unit.verb is Verb.FAIL and unit.reason is not None:
-        for index in change.resolved.search(1):
-            state.reasons[unit.batch, first + index] = unit.reason
-    return change.gained, redriven, mask.count()
+            state.reasons[Verb.FAIL].forget(unit.batch, first + index)
+        if unit.reason is not None:
+            state.reasons[unit.verb].new[unit.batch, first + index] = unit.reason
+    return resolved, redriven, 0
 
 
-def _forget_reason(state: FlushState, batch: int, number: int) -> None:
-    """Remove the reason of an acked item, whether stored or about to be written by this flush."""
-    if state.reasons.pop((batch, number), None) is None:
-        state.redriven.append((batch, number))
+def _apply_mask(state: FlushState, unit: Unit, number: int, group: bitfield.Group, mask: bitarray) -> Moved:
+    state.acked.pop(unit.batch, None)
+    change = {Verb.ACK: group.ack, Verb.SKIP: group.skip, Verb.FAIL: group.fail}[unit.verb](mask)
+    first = number * state.seen[unit.batch].group_size
+    counts: dict[Verb, int] = {}
+    for verb, bits in ((Verb.FAIL, change.redriven), (Verb.SKIP, change.unskipped)):
+        counts[verb] = 0 if bits is None else bits.count()
+        if bits is not None and counts[verb]:
+            for index in bits.search(1):
+                state.reasons[verb].forget(unit.batch, first + index)
+    if unit.verb is not Verb.ACK and unit.reason is not None:
+        new = state.reasons[unit.verb].new
+        for bits in (change.resolved, change.redriven):
+            if bits is not None:
+                new.update(dict.fromkeys([(unit.batch, first + index) for index in bits.search(1)], unit.reason))
+    return change.gained, counts[Verb.FAIL], counts[Verb.SKIP]

@@ -38,6 +38,7 @@ class BatchDelta:
 
     acked: int = 0
     failed: int = 0
+    skipped: int = 0
     filled: bool = False
     """A group became full."""
     last_resolver: Unit | None = None
@@ -45,6 +46,11 @@ class BatchDelta:
     last_changer: Unit | None = None
     journal_next: int | None = None
     """The new `journal_next` of a journaled batch."""
+
+    @property
+    def resolved(self) -> int:
+        """The number of items that were pending."""
+        return self.acked + self.failed + self.skipped
 
 
 @dataclass(slots=True)
@@ -136,6 +142,7 @@ class Row(NamedTuple):
     items: int
     acked: int
     failed: int
+    skipped: int
     full_prefix: int
     group_size: int
     journal_next: int
@@ -156,7 +163,7 @@ class Row(NamedTuple):
     @property
     def standing(self) -> Standing:
         tolerance = Tolerance(self.tolerated_failures, self.tolerated_failure_percentage)
-        counts = self.items, self.acked, self.failed
+        counts = self.items, self.acked, self.failed, self.skipped
         return Standing(self.state, *counts, tolerance, self.on_exceeded, self.exceeded)
 
 
@@ -209,7 +216,9 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
         if row is None or row.state not in TAKES_ACKS:
             raise faults.BeginAgain
         before = row.standing
-        change = before._replace(acked=row.acked + delta.acked, failed=row.failed + delta.failed)
+        change = before._replace(
+            acked=row.acked + delta.acked, failed=row.failed + delta.failed, skipped=row.skipped + delta.skipped
+        )
         try:
             _check(batch, change, delta)
         except errors.InconsistentBatch:
@@ -222,7 +231,7 @@ def _judge(pipeline: Pipeline, rows_by_id: Mapping[int, Row], deltas: Mapping[in
         if prefixes.get(batch, row.full_prefix) != row.full_prefix:
             columns["full_prefix"] = prefixes[batch]
         if row.updated_at is not None:
-            point = Point(row.updated_at, before.acked + before.failed, before.failed)
+            point = Point(row.updated_at, before.resolved, before.failed)
             columns["history"] = history.extended(row.history, point)
         literals = {name: dialect.now if value is _NOW else dialect.literal(value) for name, value in columns.items()}
         changes[batch] = {"updated_at": touched, **literals}
@@ -248,6 +257,8 @@ def _columns(row: Row, delta: BatchDelta, transition: Transition) -> dict[str, A
     columns: dict[str, Any] = {"acked": after.acked}
     if delta.failed:
         columns["failed"] = after.failed
+    if delta.skipped:
+        columns["skipped"] = after.skipped or None
     if delta.journal_next is not None:
         columns["journal_next"] = delta.journal_next
     if transition.is_quiet:
@@ -290,9 +301,11 @@ def _announce(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> None:
 def _check(batch: int, change: Standing, delta: BatchDelta) -> None:
     """Raise `errors.InconsistentBatch` if the new counts are impossible. Counts are never clamped: a contradiction is a
     bug."""
-    acked, failed = change.acked, change.failed
-    if acked < 0 or failed < 0 or acked + failed > change.items:
-        raise errors.InconsistentBatch(batch, f"{acked} acked and {failed} failed of {change.items} items")
+    acked, failed, skipped_count = change.acked, change.failed, change.skipped
+    if min(acked, failed, skipped_count) < 0 or change.resolved > change.items:
+        raise errors.InconsistentBatch(
+            batch, f"{acked} acked, {failed} failed and {skipped_count} skipped of {change.items} items"
+        )
     if change.complete and delta.last_resolver is not None:
         raise errors.InconsistentBatch(batch, "it is complete, but an issued item was pending")
 

@@ -52,4 +52,8 @@ def _outcome(unit: Unit, look: Seen, groups: Mapping[int, Group]) -> Outcome:
 
 def _settled(group: Group, verb: Verb) -> bitarray:
     """The items of the group that a call with this verb would not have changed."""
-    return group.resolved if verb is Verb.FAIL or group.failed is None else group.resolved & ~group.failed
+    if verb is Verb.ACK:
+        return group.acked()
+    if verb is Verb.FAIL or group.failed is None:
+        return group.resolved
+    return group.resolved & ~group.failed

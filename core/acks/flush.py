@@ -65,7 +65,7 @@ from core.acks.call import Outcome, Unit
 from core.batches import nesting
 from core.batches.lifecycle import State, Verb, completes
 from core.bits import bitfield, group_rows, journal
-from core.bits.cache import BitfieldCache, Key
+from core.bits.cache import SKIPS, BitfieldCache, Key
 from core.storage import dialects, faults, statements
 from core.storage.statements import LIST, Answer, Pipeline, chunks
 
@@ -100,8 +100,8 @@ def flush(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> Flushe
     locks = _begin(tx, units, cache)
     state = locks.state
     units, rests = _cut(units, locks)
-    too_late = _judge_ended(tx, state, units)
-    outcomes = [too_late.get(unit) or apply.admit(state, unit) for unit in units]
+    refused_units = _judge_ended(tx, state, units) | _refuse_skips(tx, units, cache)
+    outcomes = [refused_units.get(unit) or apply.admit(state, unit) for unit in units]
     _load_journaled(tx, state, locks)
     _load(tx, state, cache, locks.groups)
     _look_for_children(tx, state, units, outcomes)
@@ -150,6 +150,7 @@ class _Counts(NamedTuple):
     number: int
     resolved: int
     failed: int
+    skipped: int
 
 
 class _Locked(NamedTuple):
@@ -206,23 +207,28 @@ def _begin(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> _Lock
 
 def _cut(units: Sequence[Unit], locks: _Locked) -> tuple[Sequence[Unit], Sequence[Unit | None]]:
     """Divide each unit into a part for this transaction and the rest for the next one, so that this transaction removes
-    at most about `REDRIVEN` reasons. The number of failed items of a group is known only under its lock."""
-    failed = {(group.batch, group.number): group.failed for group in locks.groups if group.failed}
-    journal_failures = {
-        batch: locks.state.locked_rows[batch].failed
+    at most about `REDRIVEN` reasons. The numbers of failed and skipped items of a group are known only under its
+    lock."""
+    overridable = {
+        (group.batch, group.number): group.failed + group.skipped
+        for group in locks.groups
+        if group.failed or group.skipped
+    }
+    in_journaled = {
+        batch: locks.state.locked_rows[batch].failed + locks.state.locked_rows[batch].skipped
         for batch in locks.journal_states
         if batch in locks.state.locked_rows
     }
-    if not failed and not any(journal_failures.values()):
+    if not overridable and not any(in_journaled.values()):
         return units, [None] * len(units)
     pieces: list[Unit] = []
     rests: list[Unit | None] = []
     budget = REDRIVEN
     for unit in units:
         piece, rest = unit, None
-        if unit.verb is Verb.ACK:
+        if unit.verb is not Verb.FAIL:
             redriven = {
-                group: min(unit.count(group), failed.get((unit.batch, group), journal_failures.get(unit.batch, 0)))
+                group: min(unit.count(group), overridable.get((unit.batch, group), in_journaled.get(unit.batch, 0)))
                 for group in unit.groups()
             }
             total = sum(redriven.values())
@@ -261,7 +267,7 @@ def _lock(pipeline: Pipeline, units: Sequence[Unit]) -> Answer:
     by_batch: dict[int, set[int]] = {}
     for unit in units:
         by_batch.setdefault(unit.batch, set()).update(unit.groups())
-    columns = ("batch_id", "group_no", "resolved_count", "failed_count")
+    columns = ("batch_id", "group_no", "resolved_count", "failed_count", "COALESCE(skipped_count, 0)")
     source = f"item_groups WHERE {group_rows.among(by_batch)}{_for_update(tx, 'batch_id', 'group_no')}"
     texts = [statements.select(tx, columns, source, sum(map(len, by_batch.values())))] if units else []
     return pipeline.query(*texts)
@@ -283,6 +289,14 @@ def _judge_ended(tx: Connection, state: FlushState, units: Sequence[Unit]) -> di
         for batch, late_units in by_batch.items()
         for unit, outcome in ended.judge(tx, batch, state.seen[batch], late_units).items()
     }
+
+
+def _refuse_skips(tx: Connection, units: Sequence[Unit], cache: BitfieldCache) -> dict[Unit, Outcome]:
+    """The outcomes of skips, if an earlier release may be running."""
+    skips = [unit for unit in units if unit.verb is Verb.SKIP]
+    if not skips or cache.may_skip(tx):
+        return {}
+    return {unit: Outcome(error=errors.UpgradeNotFinished(SKIPS)) for unit in skips}
 
 
 def _load_journaled(tx: Connection, state: FlushState, locks: _Locked) -> None:
@@ -337,8 +351,7 @@ def _scattered(state: FlushState) -> list[int]:
         if groups < journal.SCATTERED or batch in state.journal_states:
             continue
         delta, look = state.deltas[batch], state.seen[batch]
-        items = delta.acked + delta.failed
-        if journal.is_worthwhile(look.group_size, -(-look.items // look.group_size), groups, items):
+        if journal.is_worthwhile(look.group_size, -(-look.items // look.group_size), groups, delta.resolved):
             candidates.append(batch)
     return candidates
 
@@ -346,16 +359,15 @@ def _scattered(state: FlushState) -> list[int]:
 def _load(tx: Connection, state: FlushState, cache: BitfieldCache, groups: Sequence[_Counts]) -> None:
     """Load the groups of admitted items: from memory if the counts are those of the locked row, else from the table."""
     unread: dict[int, set[int]] = {}
-    counts: dict[Key, tuple[int, int]] = {}
-    for batch, number, resolved, failed in groups:
+    for batch, number, *counts in groups:
+        version = counts[0], counts[1], counts[2]
         key = batch, number
         if key not in state.missing:
             continue  # all items of this group were rejected
         state.missing.discard(key)
-        counts[key] = resolved, failed
-        group = cache.take(key, resolved, failed)
-        if group is None and resolved == state.seen[batch].group_size and not failed:
-            group = bitfield.Group.full(resolved)
+        group = cache.take(key, version)
+        if group is None and version == (state.seen[batch].group_size, 0, 0):
+            group = bitfield.Group.full(version[0])
         if group is None:
             unread.setdefault(batch, set()).add(number)
         else:
@@ -364,11 +376,11 @@ def _load(tx: Connection, state: FlushState, cache: BitfieldCache, groups: Seque
         state.groups[batch, number] = bitfield.Group.empty(state.seen[batch].group_size)
     if unread:
         # A plain read: the rows are locked, so they haven't changed.
-        text = f"SELECT batch_id, group_no, resolved, failed FROM item_groups WHERE {group_rows.among(unread)}"  # noqa: S608
-        for batch, number, blob, failed_blob in statements.run(tx, text)[0]:
+        names = ", ".join(bitfield.Columns._fields)
+        text = f"SELECT batch_id, group_no, {names} FROM item_groups WHERE {group_rows.among(unread)}"  # noqa: S608
+        for batch, number, *columns in statements.run(tx, text)[0]:
             key = batch, number
-            size = state.seen[batch].group_size
-            group = bitfield.Group.load(blob, failed_blob, *counts[key], size)
+            group = bitfield.Group.load(bitfield.Columns(*columns), state.seen[batch].group_size)
             _check(key, group, state.issued(*key))
             state.groups[key] = group
 
@@ -428,7 +440,7 @@ def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list
             groups=-(-row.items // row.group_size),
             changed=state.changed[batch],
             acked=state.acked.get(batch),
-            ends=completes(row.state, row.items, row.acked + delta.acked, row.failed + delta.failed),
+            ends=completes(row.state, row.items, row.standing.resolved + delta.resolved),
         )
         journal_texts, numbers = journal.write(tx, journal_state, change)
         texts += journal_texts
@@ -441,45 +453,58 @@ def _write_journaled(tx: Connection, state: FlushState) -> tuple[list[str], list
 
 
 def _write_reasons(tx: Connection, state: FlushState) -> list[str]:
-    """Remove the reasons of redriven items, and insert the reasons of failed items whose groups have a row: they are
-    locked, so a reason that is there already is a contradiction. Returns the statements that insert the other reasons,
-    after the rows of their groups."""
-    if state.redriven:
-        _remove_reasons(tx, state)
-    by_reason: dict[tuple[bool, str], list[tuple[int, int]]] = {}
-    for (batch, number), reason in sorted(state.reasons.items()):
-        is_new = (batch, number // state.seen[batch].group_size) in state.missing
-        by_reason.setdefault((is_new, reason), []).append((batch, number))
+    """Remove the reasons of overridden failures and skips, and insert the reasons of items whose groups have a row:
+    they are locked, so a reason that is there already is a contradiction. Returns the statements that insert the other
+    reasons, after the rows of their groups."""
     new: list[str] = []
-    for (is_new, reason), items in by_reason.items():
-        for texts in dialects.of(tx).insert_reason(reason, items):
-            if is_new:
-                new += texts
-            else:
-                statements.run(tx, *texts)
+    for verb, reasons in state.reasons.items():
+        if not reasons.new and not reasons.removed:
+            continue
+        if reasons.removed:
+            _remove_reasons(tx, state, verb, reasons.removed)
+        by_reason: dict[tuple[bool, str], list[tuple[int, int]]] = {}
+        for (batch, number), reason in sorted(reasons.new.items()):
+            is_new = (batch, number // state.seen[batch].group_size) in state.missing
+            by_reason.setdefault((is_new, reason), []).append((batch, number))
+        for (is_new, reason), items in by_reason.items():
+            for texts in dialects.of(tx).insert_reason(
+                f"{_TABLES[verb]} (batch_id, number, reason, {_TIMES[verb]})", reason, items
+            ):
+                if is_new:
+                    new += texts
+                else:
+                    statements.run(tx, *texts)
     return new
 
 
-def _remove_reasons(tx: Connection, state: FlushState) -> None:
+_TABLES: Final = {Verb.FAIL: "failures", Verb.SKIP: "skips"}
+"""The tables of reasons."""
+_TIMES: Final = {Verb.FAIL: "failed_at", Verb.SKIP: "skipped_at"}
+"""Their columns with the time."""
+
+
+def _remove_reasons(tx: Connection, state: FlushState, verb: Verb, items: Sequence[tuple[int, int]]) -> None:
     by_group: dict[Key, list[int]] = {}
-    for batch, number in state.redriven:
+    for batch, number in items:
         by_group.setdefault((batch, number // state.seen[batch].group_size), []).append(number)
     single: dict[int, list[int]] = {}
     ranges: list[_Range] = []
     for (batch, group), numbers in sorted(by_group.items()):
         size = state.seen[batch].group_size
-        if len(numbers) <= FEW_REASONS or state.groups[batch, group].failed_count:
+        bits = state.groups[batch, group]
+        has_more = bits.failed_count if verb is Verb.FAIL else bits.skipped_count
+        if len(numbers) <= FEW_REASONS or has_more:
             single.setdefault(batch, []).extend(sorted(numbers))
         elif ranges and ranges[-1].batch == batch and ranges[-1].end == group * size:
             ranges[-1] = ranges[-1]._replace(end=(group + 1) * size)
         else:
             ranges.append(_Range(batch, group * size, (group + 1) * size))
     texts = [
-        f"DELETE FROM failures WHERE batch_id = {batch} AND number IN ({','.join(map(str, part))})"  # noqa: S608
+        f"DELETE FROM {_TABLES[verb]} WHERE batch_id = {batch} AND number IN ({','.join(map(str, part))})"  # noqa: S608
         for batch, numbers in single.items()
         for part in chunks(numbers, LIST)
     ]
-    statements.run(tx, *texts, *_remove_ranges(tx, ranges))
+    statements.run(tx, *texts, *_remove_ranges(tx, _TABLES[verb], ranges))
 
 
 class _Range(NamedTuple):
@@ -490,15 +515,15 @@ class _Range(NamedTuple):
     end: int
 
 
-def _remove_ranges(tx: Connection, ranges: Sequence[_Range]) -> list[str]:
-    """DELETEs of all reasons in these ranges, whose groups no longer have failed items. This is several times faster
-    than lists of numbers.
+def _remove_ranges(tx: Connection, table: str, ranges: Sequence[_Range]) -> list[str]:
+    """DELETEs of all reasons in these ranges, whose groups no longer have such items. This is several times faster than
+    lists of numbers.
 
     The rows are counted first, so that a DELETE stops at the last one. Otherwise InnoDB would also lock the next row,
     which belongs to another group, and might wait for another transaction.
     """
     sources = [
-        f"FROM failures WHERE batch_id = {batch} AND number >= {first} AND number < {end}"
+        f"FROM {table} WHERE batch_id = {batch} AND number >= {first} AND number < {end}"
         for batch, first, end in ranges
     ]
     if not dialects.of(tx).locks_gaps:

@@ -46,6 +46,7 @@ class Batch:
     updated_at: datetime
     acked: int = 0
     failed: int = 0
+    skipped: int = 0
     full_prefix: int = 0
     parent_batch: int | None = None
     parent_number: int | None = None
@@ -75,8 +76,12 @@ class Batch:
     tracestate: str | None = None
 
     @property
+    def resolved(self) -> int:
+        return self.acked + self.failed + self.skipped
+
+    @property
     def pending(self) -> int:
-        return self.items - self.acked - self.failed
+        return self.items - self.resolved
 
     @property
     def complete(self) -> bool:
@@ -98,7 +103,7 @@ class Batch:
     @property
     def standing(self) -> Standing:
         """What decides about its end."""
-        counts = self.items, self.acked, self.failed
+        counts = self.items, self.acked, self.failed, self.skipped
         return Standing(self.state, *counts, self.tolerance, self.on_exceeded, self.exceeded)
 
     @property
@@ -251,6 +256,7 @@ def events(
             "items": batch.items,
             "acked": batch.acked,
             "failed": batch.failed,
+            "skipped": batch.skipped,
             "pending": batch.pending,
             "parent": batch.parent,
             **(trace.headers() if trace is not None else {}),

@@ -25,13 +25,14 @@ GROUPS: Final = 131_072
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The counts of `groups` groups from `group` on; `resolved` includes `failed`."""
+    """The counts of `groups` groups from `group` on; `resolved` includes `failed` and `skipped`."""
 
     group: int
     groups: int
     issued: int
     resolved: int
     failed: int
+    skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Bits:
     tile: Tile
     resolved: bytes
     failed: bytes
+    skipped: bytes
 
 
 def groups_of(batch: Batch) -> int:
@@ -66,18 +68,23 @@ def picture(tx: Connection, batch: Batch, start: int, limit: int, tile_size: int
     # This uses no division, as MySQL's division rounds.
     first = (columns.group_no - (columns.group_no - start) % tile_size).label("first")
     query = (
-        sa.select(first, sa.func.sum(columns.resolved_count), sa.func.sum(columns.failed_count))
+        sa.select(
+            first,
+            sa.func.sum(columns.resolved_count),
+            sa.func.sum(columns.failed_count),
+            sa.func.coalesce(sa.func.sum(columns.skipped_count), 0),
+        )
         .where(columns.batch_id == batch.id, columns.group_no >= start, columns.group_no < end)
         .group_by(first)
     )
     journal_counts = _unfolded(tx, batch, start, end, tile_size) if tiles and batch.journal_next else {}
-    counts = {row[0]: (int(row[1]), int(row[2])) for row in tx.execute(query)} if tiles else {}
+    counts = {row[0]: (int(row[1]), int(row[2]), int(row[3])) for row in tx.execute(query)} if tiles else {}
     result = []
     for group in range(start, end, tile_size):
         width = min(tile_size, groups - group)
         issued = min((group + width) * batch.group_size, batch.items) - group * batch.group_size
-        resolved, failed = counts.get(group, (0, 0))
-        result.append(Tile(group, width, issued, resolved + journal_counts.get(group, 0), failed))
+        resolved, failed, skipped_count = counts.get(group, (0, 0, 0))
+        result.append(Tile(group, width, issued, resolved + journal_counts.get(group, 0), failed, skipped_count))
     return Picture(groups, result, end if tiles and end < groups else None)
 
 
@@ -96,7 +103,8 @@ def _unfolded(tx: Connection, batch: Batch, start: int, end: int, tile_size: int
         for group in part:
             count = len(recent[group])
             if row := rows.get(group):
-                row_bits = bitfield.Group.load(row.resolved, None, row.resolved_count, 0, batch.group_size).resolved
+                row_columns = bitfield.Columns(row.resolved, row.resolved_count)
+                row_bits = bitfield.Group.load(row_columns, batch.group_size).resolved
                 count = sum(not row_bits[index] for index in recent[group])
             tile = group - (group - start) % tile_size
             counts[tile] = counts.get(tile, 0) + count
@@ -110,12 +118,13 @@ def bits(tx: Connection, batch: Batch, group: int) -> Bits:
     issued = min(batch.group_size, batch.items - group * batch.group_size)
     width = -(-issued // 8)
     columns = tables.item_groups.c
-    query = sa.select(columns.resolved, columns.failed, columns.resolved_count, columns.failed_count)
+    query = sa.select(*[columns[name] for name in bitfield.Columns._fields])
     recent = journal.recent(tx, batch.id, batch.group_size) if batch.journal_next else {}
     row = tx.execute(query.where(columns.batch_id == batch.id, columns.group_no == group)).first()
     size = batch.group_size
-    bits = bitfield.Group.empty(size) if row is None else bitfield.Group.load(*row, size)
+    bits = bitfield.Group.empty(size) if row is None else bitfield.Group.load(bitfield.Columns(*row), size)
     journal.union(bits, recent.get(group, ()))
     failed = bytes(width) if bits.failed is None else bits.failed.tobytes()[:width]
-    tile = Tile(group, 1, issued, bits.resolved_count, bits.failed_count)
-    return Bits(tile, bits.resolved.tobytes()[:width], failed)
+    skipped_bits = bytes(width) if bits.skipped is None else bits.skipped.tobytes()[:width]
+    tile = Tile(group, 1, issued, *bits.version)
+    return Bits(tile, bits.resolved.tobytes()[:width], failed, skipped_bits)

@@ -103,7 +103,7 @@ def line(batch: Batch, history: bytes | None, now: datetime) -> list[Point]:
     """How the batch got on, from its open until it ended, or until `now`. From each point to the next, its counts
     changed steadily, as far as is known. At most 2 · (`POINTS` + 2)."""
     end = now if batch.state in LIVE else max(batch.ended_at or batch.updated_at, batch.updated_at)
-    last = Point(batch.updated_at, batch.acked + batch.failed, batch.failed)
+    last = Point(batch.updated_at, batch.resolved, batch.failed)
     line_ = [Point(batch.created_at, 0, 0)]
     interval = timedelta(seconds=1 if history is None else 1 << _HEAD.unpack_from(history)[1])
     for point in (*points(history), _changed(history, last), last._replace(at=end)):

@@ -40,6 +40,7 @@ class Verb(StrEnum):
 
     ACK = "ack"
     FAIL = "fail"
+    SKIP = "skip"
 
 
 class Duty(StrEnum):
@@ -55,8 +56,8 @@ class Duty(StrEnum):
 LIVE: Final = frozenset({State.OPEN, State.SEALED})
 TERMINAL: Final = frozenset({State.COMPLETE, State.EXPIRED, State.CANCELLED})
 TAKES_ACKS: Final = LIVE | {State.COMPLETE}
-"""States that accept acks. In a complete batch, an ack can redrive a failed item, and the response to a repeat reports
-the completion."""
+"""States that accept acks. In a complete batch, an ack or a skip can override a failure, and the response to a repeat
+reports the completion."""
 
 _ENDED: Final[dict[State, type[errors.BatchEnded]]] = {
     State.SEALED: errors.BatchSealed,
@@ -86,9 +87,9 @@ def judge(verb: str, batch: int, state: State) -> None:
     raise _ENDED[state](batch, verb)
 
 
-def completes(state: State, items: int, acked: int, failed: int) -> bool:
-    """A sealed batch is complete as soon as every issued item is acked or failed."""
-    return state is State.SEALED and acked + failed == items
+def completes(state: State, items: int, resolved: int) -> bool:
+    """A sealed batch is complete as soon as every issued item is resolved."""
+    return state is State.SEALED and resolved == items
 
 
 def is_idle(

@@ -9,7 +9,7 @@ crash in between leaves the debt in the row, and a sweep pays it. A second payme
 
 *An ack of the item while the child runs* would resolve it too early: the parent could complete before its child. Each
 adapter sends such an ack when the handler that opened the child returns. So from the open until the debt is paid the
-item is *held*: acks and failures of it are rejected, but for the payment. `batches.children` counts the children that
+item is *held*: calls for it are rejected, but for the payment. `batches.children` counts the children that
 were ever opened under a batch's items. Both the count and the child are written under the lock of the parent's row, and
 a flush decides under it (`core.acks.flush`), which asks for children only if the count isn't 0. A debt that is paid but
 still in the child's row holds nothing that it wouldn't change.

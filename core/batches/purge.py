@@ -6,7 +6,7 @@ groups would be orphaned. So:
 
 1. The state `deleting` is committed. From then on, the batch is unknown to callers. Its open_key and its place in a
    parent become free, and its callback gets nothing more.
-2. Its groups, journal, extends, failures and callback (with its deliveries) are deleted in bounded chunks.
+2. Its groups, journal, extends, failures, skips and callback (with its deliveries) are deleted in bounded chunks.
 3. The batch row is deleted last. An ack that comes in the meantime finds `deleting` (or no row) under the lock of that
    row, before it inserts anything.
 
@@ -34,6 +34,7 @@ _BY_BATCH: Final = (
     (tables.ack_journal, tables.ack_journal.c.entry_no),
     (tables.extends, tables.extends.c.idempotency_key),
     (tables.failures, tables.failures.c.number),
+    (tables.skips, tables.skips.c.number),
 )
 
 

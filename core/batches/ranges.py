@@ -34,12 +34,12 @@ statement reads four times as many."""
 REASONS: Final = 1000
 """The maximum number of reasons on one page."""
 
-Kind = Literal["pending", "failed"]
+Kind = Literal["pending", "failed", "skipped"]
 
 
 @dataclass(slots=True)
 class Range:
-    """The numbers start .. end-1, all pending or all failed. `reasons` has the reasons of failed items, by number."""
+    """The numbers start .. end-1, all of one kind. `reasons` has the reasons of failed or skipped items, by number."""
 
     start: int
     end: int
@@ -100,22 +100,22 @@ def _touched(
 def _resolved(row: Any, indexes: Sequence[int], size: int) -> bitarray:
     if row is None:
         return bitfield.mask_of(list(indexes), size)
-    bits = bitfield.Group.load(row.resolved, None, row.resolved_count, 0, size).resolved
+    bits = bitfield.Group.load(bitfield.Columns(row.resolved, row.resolved_count), size).resolved
     if indexes:
         bits[list(indexes)] = True
     return bits
 
 
 def page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> RangePage:
-    """At most `limit` ranges of `kind` among the numbers from `start` on, failed ones with their reasons. `batch` must
-    be from the same snapshot."""
+    """At most `limit` ranges of `kind` among the numbers from `start` on, with the reasons of failed or skipped ones.
+    `batch` must be from the same snapshot."""
     result = bare_page(snapshot, batch, kind, start, limit)
-    return result if kind == "pending" else _with_reasons(snapshot, batch, result)
+    return result if kind == "pending" else _with_reasons(snapshot, batch, kind, result)
 
 
 def bare_page(snapshot: Connection, batch: Batch, kind: Kind, start: int, limit: int) -> RangePage:
     """`page`, without reasons."""
-    pieces = _pending(snapshot, batch, start) if kind == "pending" else _failed(snapshot, batch, start)
+    pieces = _pending(snapshot, batch, start) if kind == "pending" else _resolved_as(snapshot, batch, kind, start)
     ranges: list[Range] = []
     next_start: int | None = None
     for first, end in pieces:
@@ -159,27 +159,28 @@ def _pending(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, in
         yield position, batch.items
 
 
-def _failed(tx: Connection, batch: Batch, start: int) -> Iterator[tuple[int, int | None]]:
+def _resolved_as(tx: Connection, batch: Batch, kind: Kind, start: int) -> Iterator[tuple[int, int | None]]:
+    """As `_pending`, for failed or skipped numbers."""
     size = batch.group_size
     columns = tables.item_groups.c
-    if not batch.failed:
+    if not (batch.failed if kind == "failed" else batch.skipped):
         return
-    for count, row in enumerate(_rows(tx, batch, start // size, [columns.failed])):
+    for count, row in enumerate(_rows(tx, batch, start // size, [columns[kind].label("bits")])):
         first = row.group_no * size
         if count == SCAN:
             yield first, None
             return
-        if row.failed is not None:
-            bits = bitfield.widen(row.failed, size)
+        if row.bits is not None:
+            bits = bitfield.widen(row.bits, size)
             for run in bitfield.runs(bits, True, max(start - first, 0), size):
                 yield first + run[0], first + run[1]
 
 
-def _with_reasons(tx: Connection, batch: Batch, result: RangePage) -> RangePage:
+def _with_reasons(tx: Connection, batch: Batch, kind: Kind, result: RangePage) -> RangePage:
     """Add the reasons. A page with too many of them ends earlier, if necessary in the middle of a range."""
     if not result.ranges:
         return result
-    columns = tables.failures.c
+    columns = (tables.failures if kind == "failed" else tables.skips).c
     start, end = result.ranges[0].start, result.ranges[-1].end
     base_query = sa.select(columns.number, columns.reason).where(
         columns.batch_id == batch.id, columns.number >= start, columns.number < end

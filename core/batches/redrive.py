@@ -98,11 +98,10 @@ class _Found:
     more: bool
 
 
-def _version(batch: Batch) -> tuple[int, int, int, int]:
-    """Equal for two reads of a batch only if no bit changed in between: acks and failures of pending items increase the
-    sum of the counts, an ack of a failed one increases the first count, and nothing decreases them but a repair. New
-    items are pending."""
-    return batch.acked, batch.failed, batch.items, batch.generation
+def _version(batch: Batch) -> tuple[int, int, int, int, int]:
+    """Equal for two reads of a batch only if no bit changed in between, as the counts of a group are (see `cache`):
+    nothing but a repair takes them back. New items are pending."""
+    return batch.acked, batch.failed, batch.skipped, batch.items, batch.generation
 
 
 def redrive(database: Database, batch_id: int, wish: Wish, idempotency_key: str | None = None) -> Redriven:

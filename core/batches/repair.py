@@ -4,12 +4,13 @@ Bits that were lost can't be restored. Their items are pending again, and their 
 an item is decided by the first rule that applies:
 
 1. It is acked if the journal names it.
-2. It is failed if its bit in `failed` is set, or if a reason is stored for it: a redrive removes the reason in the same
+2. It is skipped if its bit in `skipped` is set, or if a reason of a skip is stored for it.
+3. It is failed if its bit in `failed` is set, or if a reason is stored for it: a redrive removes the reason in the same
    transaction, so a reason without the bit means that the bit was lost. If the item was acked after that, this is the
    only case in which the repair is wrong. The error is visible: the item is listed as failed, and one more ack corrects
    it. A failed item that was restored as acked would never be found.
-3. It is acked if its bit in `resolved` is set.
-4. It is pending otherwise. Bits and reasons of items that were never issued are removed.
+4. It is acked if its bit in `resolved` is set.
+5. It is pending otherwise. Bits and reasons of items that were never issued are removed.
 
 What could go wrong, and why it can't:
 
@@ -17,14 +18,14 @@ What could go wrong, and why it can't:
 row before it commits, and a repair holds that lock from its first read on. So what it reads is committed, and nothing
 else of the batch is committed before the repair is.
 
-*A bitfield in another process's memory is mistaken for the repaired one.* `cache` identifies a bitfield by
-(resolved_count, failed_count), and relies on each pair determining the bits. That is no longer true once a repair
-lowers a count: a process may have cached ten resolved items, of which the repair keeps seven; if another process then
-acks three other items, the pair is the same, but the bits are not. So a repaired batch stays journaled from then on. No
-process uses the pairs of `cache` for a journaled batch: every ack transaction reads `batches.journal_next`, and if it
-isn't 0, begins again as for a journaled batch. The cached state of a journaled batch is identified by `journal_next`
-and the entries since. A repair advances `journal_next` without an entry, so all processes miss an entry and read
-everything again (`journal.catch_up`). `journal_next` never goes back to 0.
+*A bitfield in another process's memory is mistaken for the repaired one.* `cache` identifies a bitfield by its counts,
+and relies on them determining the bits. That is no longer true once a repair lowers a count: a process may have cached
+ten resolved items, of which the repair keeps seven; if another process then acks three other items, the counts are the
+same, but the bits are not. So a repaired batch stays journaled from then on. No process uses the counts of `cache` for
+a journaled batch: every ack transaction reads `batches.journal_next`, and if it isn't 0, begins again as for a
+journaled batch. The cached state of a journaled batch is identified by `journal_next` and the entries since. A repair
+advances `journal_next` without an entry, so all processes miss an entry and read everything again
+(`journal.catch_up`). `journal_next` never goes back to 0.
 
 *A transaction that has locked groups waits for the batch row, and the repair waits for the groups.* That would be a
 deadlock with each flush of a busy batch, and the database might roll back the repair each time. So a separate
@@ -69,7 +70,6 @@ SINCE: Final = "0009"
 """The revision of the schema that introduced generations."""
 
 _batches = tables.batches.c
-_failures = tables.failures.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,13 @@ class Repaired:
 class _Recounted:
     acked: int = 0
     failed: int = 0
+    skipped: int = 0
     full_prefix: int = 0
     groups: int = 0
+
+    @property
+    def resolved(self) -> int:
+        return self.acked + self.failed + self.skipped
 
 
 def plan(tx: Connection, batch_id: int, fingerprint: bytes = b"") -> Repaired:
@@ -146,9 +151,10 @@ def _settled(batch: Batch, counts: _Recounted, now: datetime, fingerprint: bytes
     from complete to sealed might seem idle for so long that it expires immediately."""
     change = replace(
         batch,
-        state=State.SEALED if batch.complete and counts.acked + counts.failed < batch.items else batch.state,
+        state=State.SEALED if batch.complete and counts.resolved < batch.items else batch.state,
         acked=counts.acked,
         failed=counts.failed,
+        skipped=counts.skipped,
         full_prefix=min(batch.full_prefix, counts.full_prefix),
         generation=batch.generation + 1,
         updated_at=max(batch.updated_at, now),
@@ -162,12 +168,14 @@ def _recount(tx: Connection, batch: Batch, *, write: bool) -> tuple[_Recounted, 
     counts = _Recounted()
     rows: list[str] = []
     stray: list[int] = []
+    stray_skips: list[int] = []
     for stored_group in verify.groups(tx, batch):
         wrong = recount.add(stored_group)
         issued = verify.issued_of(batch, stored_group.number)
         group = _restored(stored_group, batch.group_size, issued)
-        counts.acked += group.resolved_count - group.failed_count
+        counts.acked += group.resolved_count - group.failed_count - group.skipped_count
         counts.failed += group.failed_count
+        counts.skipped += group.skipped_count
         if stored_group.number == counts.full_prefix and group.resolved_count == batch.group_size:
             counts.full_prefix += 1
         counts.groups += wrong
@@ -175,23 +183,32 @@ def _recount(tx: Connection, batch: Batch, *, write: bool) -> tuple[_Recounted, 
             rows.append(group_rows.row(tx, (batch.id, stored_group.number), group, issued))
         first = stored_group.number * batch.group_size
         stray += [first + i for i in stored_group.reasons if i >= issued or group.failed is None or not group.failed[i]]
+        stray_skips += [
+            first + i for i in stored_group.skip_reasons if i >= issued or group.skipped is None or not group.skipped[i]
+        ]
         if sum(map(len, rows)) > statements.TEXT:
             statements.run(tx, *group_rows.upsert(tx, rows))
             rows.clear()
     if write:
         statements.run(tx, *group_rows.upsert(tx, rows))
-        for part in chunks(stray, LIST):
-            tx.execute(sa.delete(tables.failures).where(_failures.batch_id == batch.id, _failures.number.in_(part)))
+        for table, numbers in ((tables.failures, stray), (tables.skips, stray_skips)):
+            for part in chunks(numbers, LIST):
+                tx.execute(sa.delete(table).where(table.c.batch_id == batch.id, table.c.number.in_(part)))
     return counts, recount.verification().faults
 
 
 def _restored(stored_group: StoredGroup, size: int, issued: int) -> bitfield.Group:
     """The repaired group, by the rules of the module's docstring."""
     acked = bitfield.mask_of([index for index in stored_group.acked if index < size], size)
+    skipped_bits = stored_group.skipped[:size]
+    skipped_bits[list(stored_group.skip_reasons)] = True
+    skipped_bits &= ~acked
     failed = stored_group.failed[:size]
     failed[list(stored_group.reasons)] = True
-    failed &= ~acked
-    resolved = stored_group.resolved[:size] | acked | failed
-    resolved[issued:] = False
-    failed[issued:] = False
-    return bitfield.Group(resolved, failed if failed.any() else None, resolved.count(), failed.count())
+    failed &= ~(acked | skipped_bits)
+    resolved = stored_group.resolved[:size] | acked | skipped_bits | failed
+    for bits in (resolved, failed, skipped_bits):
+        bits[issued:] = False
+    group = bitfield.Group(resolved, failed if failed.any() else None, resolved.count(), failed.count())
+    group.skipped, group.skipped_count = skipped_bits if skipped_bits.any() else None, skipped_bits.count()
+    return group

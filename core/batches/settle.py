@@ -1,5 +1,5 @@
 """The judgement of a batch's end, as a pure function: what a change makes of the batch, which events tell of it, and
-what the batch then owes the item that it stands for. The change may be acks and failures, a seal, an open, a new
+what the batch then owes the item that it stands for. The change may be acks, failures and skips, a seal, an open, a new
 tolerance, other counts after a repair, a cancellation, an expiry, or a reopen.
 
     a sealed batch without pending items                          → complete
@@ -29,10 +29,15 @@ class Standing(NamedTuple):
     items: int
     acked: int
     failed: int
+    skipped: int
     tolerance: Tolerance
     on_exceeded: OnExceeded
     exceeded: bool
     """Its failures are beyond its tolerance, or have been."""
+
+    @property
+    def resolved(self) -> int:
+        return self.acked + self.failed + self.skipped
 
     @property
     def complete(self) -> bool:
@@ -115,7 +120,7 @@ class Transition(NamedTuple):
 def settle(before: Standing, change: Standing) -> Transition:
     """Judge the batch `before`, in which a `change` has been made."""
     state = change.state
-    if completes(state, change.items, change.acked, change.failed):
+    if completes(state, change.items, change.resolved):
         state = State.COMPLETE
     is_passed = change.tolerance.is_passed(change.items, change.failed, sealed=state is not State.OPEN)
     if is_passed and state in LIVE and change.on_exceeded is OnExceeded.CANCEL:

@@ -36,6 +36,7 @@ class Progress:
     items: int
     acked: int
     failed: int
+    skipped: int
     pending: int
     batches: Mapping[State, int]
     truncated: bool
@@ -50,6 +51,7 @@ class _Node(NamedTuple):
     items: int
     acked: int
     failed: int
+    skipped: int
     parent_batch: int | None
     parent_number: int | None
     journal_next: int
@@ -69,13 +71,14 @@ def progress(tx: Connection, batch: int) -> Progress:
         children += level
     is_truncated = len(children) == MOST
     nodes |= {node.id: node for node in children[: MOST - 1]}
-    held_acked, held_failed = _held(tx, nodes)
+    held_items = _held(tx, nodes)
     items = sum(node.items for node in nodes.values()) - (len(nodes) - 1)
-    acked = sum(node.acked for node in nodes.values()) - held_acked
-    failed = sum(node.failed for node in nodes.values()) - held_failed
+    acked = sum(node.acked for node in nodes.values()) - held_items.acked
+    failed = sum(node.failed for node in nodes.values()) - held_items.failed
+    skipped_count = sum(node.skipped for node in nodes.values()) - held_items.skipped
     states = Counter(node.state for node in nodes.values())
     by_state: dict[State, int] = {state: states[state] for state in State if state is not State.DELETING}
-    return Progress(items, acked, failed, items - acked - failed, by_state, is_truncated)
+    return Progress(items, acked, failed, skipped_count, items - acked - failed - skipped_count, by_state, is_truncated)
 
 
 def _read(tx: Connection, column: str, ids: Sequence[int], limit: int) -> list[_Node]:
@@ -92,22 +95,30 @@ def _read(tx: Connection, column: str, ids: Sequence[int], limit: int) -> list[_
     return nodes
 
 
-def _held(tx: Connection, nodes: Mapping[int, _Node]) -> tuple[int, int]:
-    """How many of the items that one of these batches stands for are acked, and failed."""
+@dataclass(slots=True)
+class _Held:
+    acked: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+
+def _held(tx: Connection, nodes: Mapping[int, _Node]) -> _Held:
+    """How many of the items that one of these batches stands for are acked, failed, and skipped."""
     indexes: dict[Key, list[int]] = {}
     for node in nodes.values():
         parent = nodes.get(node.parent_batch or 0)
         if parent is not None and node.parent_number is not None:
             number, index = divmod(node.parent_number, parent.group_size)
             indexes.setdefault((parent.id, number), []).append(index)
-    acked = failed = 0
+    held_items = _Held()
     for keys in chunks(sorted(indexes), LIST):
         groups = _groups(tx, keys, nodes)
         for key, group in groups.items():
-            resolved_items = sum(group.resolved[index] for index in indexes[key])
-            failed_items = 0 if group.failed is None else sum(group.failed[index] for index in indexes[key])
-            acked, failed = acked + resolved_items - failed_items, failed + failed_items
-    return acked, failed
+            acked = group.acked()
+            held_items.acked += sum(acked[index] for index in indexes[key])
+            held_items.failed += 0 if group.failed is None else sum(group.failed[index] for index in indexes[key])
+            held_items.skipped += 0 if group.skipped is None else sum(group.skipped[index] for index in indexes[key])
+    return held_items
 
 
 def _groups(tx: Connection, keys: Sequence[Key], nodes: Mapping[int, _Node]) -> dict[Key, bitfield.Group]:
@@ -117,11 +128,10 @@ def _groups(tx: Connection, keys: Sequence[Key], nodes: Mapping[int, _Node]) -> 
     for batch, number in keys:
         numbers.setdefault(batch, []).append(number)
     recent = journal.recent_by_batch(tx, {id: nodes[id].group_size for id in numbers if nodes[id].journal_next})
-    columns = "batch_id, group_no, resolved, failed, resolved_count, failed_count"
+    columns = ", ".join(["batch_id", "group_no", *bitfield.Columns._fields])
     (rows,) = statements.run(tx, f"SELECT {columns} FROM item_groups WHERE {group_rows.among(numbers)}")  # noqa: S608
-    for batch, number, resolved, failed, resolved_count, failed_count in rows:
-        group_size = nodes[batch].group_size
-        groups[batch, number] = bitfield.Group.load(resolved, failed, resolved_count, failed_count, group_size)
+    for batch, number, *values in rows:
+        groups[batch, number] = bitfield.Group.load(bitfield.Columns(*values), nodes[batch].group_size)
     for batch, indexes in recent.items():
         for number in numbers[batch]:
             journal.union(groups[batch, number], indexes.get(number, ()))

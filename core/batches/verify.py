@@ -34,9 +34,11 @@ class Verification:
     items: int
     acked: int
     failed: int
+    skipped: int
     pending: int
     counted_acked: int
     counted_failed: int
+    counted_skipped: int
     faults: list[str]
 
     @property
@@ -46,20 +48,24 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """The stored content of one group, which may be inconsistent. `resolved` and `failed` have the same length: at
-    least group_size bits."""
+    """The stored content of one group, which may be inconsistent. The bitfields have the same length: at least
+    group_size bits."""
 
     number: int
     resolved: bitarray
     failed: bitarray
+    skipped: bitarray
     resolved_count: int
     failed_count: int
+    skipped_count: int
     width: int | None
     """Bits of the stored blob of resolved items; None if there is no blob."""
     acked: Sequence[int]
     """Indexes in the journal."""
     reasons: Sequence[int]
     """Indexes with a row in `failures`."""
+    skip_reasons: Sequence[int]
+    """Indexes with a row in `skips`."""
 
     def union(self) -> bitarray:
         """The resolved items: those of the row and those of the journal."""
@@ -84,6 +90,7 @@ class Recount:
         self._batch = batch
         self._resolved = 0
         self._failed = 0
+        self._skipped = 0
         self._full = 0
         """All groups below this one are full."""
         self._faults: list[str] = []
@@ -95,18 +102,19 @@ class Recount:
         resolved = group.union().count()
         self._resolved += resolved
         self._failed += group.failed.count()
+        self._skipped += group.skipped.count()
         if group.number == self._full and resolved == self._batch.group_size:
             self._full += 1
         return bool(faults)
 
     def verification(self) -> Verification:
         batch = self._batch
-        acked = self._resolved - self._failed
+        counted = self._resolved - self._failed - self._skipped, self._failed, self._skipped
         faults = self._faults.copy()
-        if (acked, self._failed) != (batch.acked, batch.failed):
+        if counted != (batch.acked, batch.failed, batch.skipped):
             faults.append(
-                f"the counts are {batch.acked} acked and {batch.failed} failed, but the bits are {acked} and "
-                f"{self._failed}"
+                f"the counts are {batch.acked} acked, {batch.failed} failed and {batch.skipped} skipped, but the bits "
+                f"are {counted[0]}, {counted[1]} and {counted[2]}"
             )
         if batch.full_prefix > self._full:
             faults.append(
@@ -119,7 +127,8 @@ class Recount:
             faults.append("it is sealed and nothing is pending, but it is not complete")
         if batch.passes_tolerance and batch.state in (*LIVE, State.COMPLETE) and not batch.exceeded:
             faults.append("its failures pass its tolerance, but it is not marked as exceeded")
-        return Verification(batch.items, batch.acked, batch.failed, batch.pending, acked, self._failed, faults)
+        counts = batch.items, batch.acked, batch.failed, batch.skipped, batch.pending
+        return Verification(*counts, *counted, faults)
 
 
 def issued_of(batch: Batch, group: int) -> int:
@@ -138,20 +147,20 @@ def groups(tx: Connection, batch: Batch) -> Iterator[StoredGroup]:
         query = sa.select(tables.item_groups).where(columns.batch_id == batch.id, columns.group_no > after)
         rows = {row.group_no: row for row in tx.execute(query.order_by(columns.group_no).limit(step))}
         last = max(rows) if len(rows) == step else None
-        reasons = _reasons(tx, batch, after + 1, last)
+        reasons = _reasons(tx, tables.failures, batch, after + 1, last)
+        skip_reasons = _reasons(tx, tables.skips, batch, after + 1, last)
         in_journal = {number for number in journal_items if number > after and (last is None or number <= last)}
-        for number in sorted(rows.keys() | reasons.keys() | in_journal):
-            yield _stored(
-                number, rows.get(number), batch.group_size, journal_items.get(number, ()), reasons.get(number, ())
-            )
+        for number in sorted(rows.keys() | reasons.keys() | skip_reasons.keys() | in_journal):
+            indexes = [by_group.get(number, ()) for by_group in (journal_items, reasons, skip_reasons)]
+            yield _stored(number, rows.get(number), batch.group_size, *indexes)
         if last is None:
             return
         after = last
 
 
-def _reasons(tx: Connection, batch: Batch, first: int, last: int | None) -> dict[int, list[int]]:
-    """By group, the indexes with a reason, in the groups `first` to `last` (None: to the end)."""
-    columns = tables.failures.c
+def _reasons(tx: Connection, table: sa.Table, batch: Batch, first: int, last: int | None) -> dict[int, list[int]]:
+    """By group, the indexes with a reason in the table, in the groups `first` to `last` (None: to the end)."""
+    columns = table.c
     query = sa.select(columns.number).where(columns.batch_id == batch.id, columns.number >= first * batch.group_size)
     if last is not None:
         query = query.where(columns.number < (last + 1) * batch.group_size)
@@ -162,17 +171,20 @@ def _reasons(tx: Connection, batch: Batch, first: int, last: int | None) -> dict
     return indexes
 
 
-def _stored(number: int, row: Any, size: int, acked: Sequence[int], reasons: Sequence[int]) -> StoredGroup:
+def _stored(number: int, row: Any, size: int, *indexes: Sequence[int]) -> StoredGroup:
+    """`indexes`: the journal, and the reasons."""
     if row is None:
-        resolved, failed = zeros(size, bitfield.ENDIAN), zeros(size, bitfield.ENDIAN)
-        return StoredGroup(number, resolved, failed, 0, 0, None, acked, reasons)
-    size = max(size, 8 * len(row.resolved or b""), 8 * len(row.failed or b""))
+        resolved, failed, skipped_bits = (zeros(size, bitfield.ENDIAN) for _ in range(3))
+        return StoredGroup(number, resolved, failed, skipped_bits, 0, 0, 0, None, *indexes)
+    size = max(size, *[8 * len(blob or b"") for blob in (row.resolved, row.failed, row.skipped)])
     resolved = bitfield.widen(row.resolved or b"", size)
     if row.resolved is None:
         resolved[: row.resolved_count] = True
     width = None if row.resolved is None else 8 * len(row.resolved)
     failed = bitfield.widen(row.failed or b"", size)
-    return StoredGroup(number, resolved, failed, row.resolved_count, row.failed_count, width, acked, reasons)
+    skipped_bits = bitfield.widen(row.skipped or b"", size)
+    counts = row.resolved_count, row.failed_count, row.skipped_count or 0
+    return StoredGroup(number, resolved, failed, skipped_bits, *counts, width, *indexes)
 
 
 def _faults(group: StoredGroup, issued: int) -> Iterator[str]:
@@ -182,14 +194,23 @@ def _faults(group: StoredGroup, issued: int) -> Iterator[str]:
         yield f"resolved_count is {group.resolved_count}, but {group.resolved.count()} bits are set"
     if group.failed.count() != group.failed_count:
         yield f"failed_count is {group.failed_count}, but {group.failed.count()} bits are set"
-    if group.resolved.count(1, issued) or group.failed.count(1, issued):
+    if group.skipped.count() != group.skipped_count:
+        yield f"skipped_count is {group.skipped_count}, but {group.skipped.count()} bits are set"
+    if any(bits.count(1, issued) for bits in (group.resolved, group.failed, group.skipped)):
         yield "bits of items that were never issued are set"
     if (group.failed & ~group.resolved).any():
         yield "items are failed but not resolved"
+    if (group.skipped & ~group.resolved).any():
+        yield "items are skipped but not resolved"
+    if (group.failed & group.skipped).any():
+        yield "items are both failed and skipped"
     if any(index >= issued for index in group.acked):
         yield "its journal names items that were never issued"
-    if any(group.failed[index] for index in group.acked):
-        yield "its journal names items that are failed"
+    if any(group.failed[index] or group.skipped[index] for index in group.acked):
+        yield "its journal names items that are failed or skipped"
     stray = sum(not group.failed[index] for index in group.reasons)
     if stray > 0:
         yield f"items that are not failed have a reason of a failure: {stray}"
+    stray_skips = sum(not group.skipped[index] for index in group.skip_reasons)
+    if stray_skips > 0:
+        yield f"items that are not skipped have a reason of a skip: {stray_skips}"

@@ -1,14 +1,16 @@
 """A cache of bitfields between the transactions of this process, so that a group is not read for each of its acks.
 
-A cached bitfield is never wrong, for this reason: bits are never cleared in `resolved`, and `failed` only loses bits
-that stay set in `resolved`. So each change of a group gives it a pair (resolved_count, failed_count) that it never had
-before, and the pair determines the bits. A transaction that has locked the row compares the row's pair with that of the
-cached bitfield. If they differ, another process has changed the group, and the blobs are read. Ids of batches are never
-reused, so a deleted group never comes back with other bits.
+A cached bitfield is never wrong, for this reason: an item only moves from pending to failed, skipped or acked, from
+failed to skipped or acked, and from skipped to acked. So the numbers of items that are resolved, that are skipped or
+acked, and that are acked never decrease, and each change increases one of them. They follow from the row's three
+counts. So each change of a group gives it counts that it never had before, and the counts determine the bits. A
+transaction that has locked the row compares the row's counts with those of the cached bitfield. If they differ, another
+process has changed the group, and the blobs are read. Ids of batches are never reused, so a deleted group never comes
+back with other bits.
 
 A bitfield is removed from the cache when its row is locked, and put back only after the commit. After a rollback it is
 dropped. The cache is cleared whenever the database may be another one, or an older state of the same one (see
-`continuity`): the same pair could then stand for other bits.
+`continuity`): the same counts could then stand for other bits.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ Key = tuple[int, int]
 
 MOST: Final = 16_384
 """Maximum cached groups: 16 MB of bits at the default group size; 128 MB at the largest, with failures."""
+SKIPS: Final = "0025"
+"""The revision of the schema that introduced skipped items."""
 ASK_EVERY: Final = 10.0
 """Seconds between two checks of whether batches may be journaled."""
 
@@ -49,6 +53,7 @@ class BitfieldCache:
         """The number of groups in `_states`. Counting them at each commit would visit thousands of batches."""
         self._capacity = capacity
         self._may_journal = False
+        self._may_skip = False
         self._ask_at = -math.inf
         self._lock = threading.Lock()
         self._era = 0
@@ -58,12 +63,11 @@ class BitfieldCache:
         """Pass it to `put`, which ignores bitfields that were taken before a `clear`."""
         return self._era
 
-    def take(self, key: Key, resolved_count: int, failed_count: int) -> Group | None:
-        """Remove and return the group, whose row is locked and has these counts. None if the cache lacks it."""
+    def take(self, key: Key, version: tuple[int, int, int]) -> Group | None:
+        """Remove and return the group, whose row is locked and has these counts (see `Group.version`). None if the
+        cache lacks it."""
         group = self._groups.pop(key, None)
-        if group is None or group.resolved_count != resolved_count or group.failed_count != failed_count:
-            return None
-        return group
+        return None if group is None or group.version != version else group
 
     def put(
         self, groups: Mapping[Key, Group], era: int, states: Mapping[int, JournalState] = MappingProxyType({})
@@ -108,6 +112,12 @@ class BitfieldCache:
             self._ask_at = now + ASK_EVERY
             self._may_journal = schema.serves_only(tx, SINCE)
         return self._may_journal
+
+    def may_skip(self, tx: Connection) -> bool:
+        """Whether items may be skipped. An earlier release would take skipped items for acked ones, so none may be
+        running."""
+        self._may_skip = self._may_skip or schema.serves_only(tx, SKIPS)
+        return self._may_skip
 
     def is_journaled(self, batch: int) -> bool:
         return batch in self._journaled

@@ -13,7 +13,7 @@ from core.storage import dialects
 from core.storage.statements import LIST, UPDATED, chunks, inserts
 
 _KEY: Final = ("batch_id", "group_no")
-_VALUES: Final = ("resolved", "failed", "resolved_count", "failed_count")
+_VALUES: Final = bitfield.Columns._fields
 _COLUMNS: Final = ", ".join([*_KEY, *_VALUES])
 
 Patch = tuple[Key, bitfield.Group, list[tuple[int, bytes]]]
@@ -37,11 +37,12 @@ def among(by_batch: Mapping[int, Collection[int]]) -> str:
 def row(tx: Connection, key: Key, group: bitfield.Group, issued: int) -> str:
     """The VALUES of a group with `issued` items. Blobs are hexadecimal, as a driver takes ten times as long to quote a
     kilobyte."""
-    resolved, failed, resolved_count, failed_count = group.dump(issued)
+    columns = group.dump(issued)
     blob = dialects.of(tx).blob
-    bits = "NULL" if resolved is None else blob(resolved.hex())
-    failed_bits = "NULL" if failed is None else blob(failed.hex())
-    return f"({key[0]},{key[1]},{bits},{failed_bits},{resolved_count},{failed_count})"
+    resolved = "NULL" if columns.resolved is None else blob(columns.resolved.hex())
+    failed = "NULL" if columns.failed is None else blob(columns.failed.hex())
+    skipped = "NULL,NULL" if columns.skipped is None else f"{blob(columns.skipped.hex())},{columns.skipped_count}"
+    return f"({key[0]},{key[1]},{resolved},{columns.resolved_count},{failed},{columns.failed_count},{skipped})"
 
 
 def insert(rows: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from core.bits import journal
-from core.bits.bitfield import Group
+from core.bits.bitfield import Columns, Group
 from core.storage.statements import Answer, Pipeline, among
 from lastbit.ids import ItemId
 
@@ -40,7 +40,7 @@ def ask(pipeline: Pipeline, items: Collection[ItemId]) -> Answer:
 def resolved(
     pipeline: Pipeline, groups: Answer, batches: Mapping[int, Locked], items: Collection[ItemId]
 ) -> frozenset[ItemId]:
-    """Those of the items that are acked or failed. `groups`: the answer to `ask`. Items of other batches than the
+    """Those of the items that are not pending. `groups`: the answer to `ask`. Items of other batches than the
     locked `batches`, and indexes beyond a group's size, are left out."""
     numbers = {
         item: number
@@ -48,7 +48,7 @@ def resolved(
         if item.batch in batches and (number := item.number(batches[item.batch].group_size)) is not None
     }
     bits = {
-        (batch, group): Group.load(blob, None, count, 0, batches[batch].group_size).resolved
+        (batch, group): Group.load(Columns(blob, count), batches[batch].group_size).resolved
         for batch, group, blob, count in groups.rows()
         if batch in batches
     }

@@ -49,7 +49,7 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from core.bits.bitfield import Group
+from core.bits.bitfield import Columns, Group
 from core.storage import dialects, statements, tables
 
 SINCE: Final = "0008"
@@ -284,11 +284,11 @@ def fetch(tx: Connection, batch: int, group_size: int, state: JournalState, numb
     for part in statements.chunks(absent, statements.LIST):
         id_list = ",".join(map(str, part))
         text = (
-            "SELECT group_no, resolved, failed, resolved_count, failed_count FROM item_groups "  # noqa: S608
+            f"SELECT group_no, {', '.join(Columns._fields)} FROM item_groups "  # noqa: S608
             f"WHERE batch_id = {batch} AND group_no IN ({id_list})"
         )
-        for number, resolved, failed, resolved_count, failed_count in statements.run(tx, text)[0]:
-            rows[number] = Group.load(resolved, failed, resolved_count, failed_count, group_size)
+        for number, *columns in statements.run(tx, text)[0]:
+            rows[number] = Group.load(Columns(*columns), group_size)
     for number in absent:
         group = rows.get(number) or Group.empty(group_size)
         group.changed = None

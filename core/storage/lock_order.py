@@ -55,6 +55,7 @@ UNDER: Final = {
     "ack_journal": ("batches",),
     "extends": ("batches",),
     "failures": ("item_groups", "batches"),
+    "skips": ("item_groups", "batches"),
     "deliveries": ("callback_cursor", "webhooks"),
     "delivery_attempts": ("deliveries",),
     "feed": ("feed_head",),

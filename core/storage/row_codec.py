@@ -1,7 +1,8 @@
 """The rows of a table as values of a dataclass or a named tuple. Each field is a column, and its type says how the
 column is read and written. A new field needs no other place: it is read, inserted and updated like the others.
 
-What reads and writes a column of this type is in `_CODECS`. A field of an enumeration is stored as its value.
+What reads and writes a column of this type is in `_CODECS`. A field of an enumeration is stored as its value. In a
+column that may be NULL, the 0 of an `int` is stored as NULL.
 """
 
 from __future__ import annotations
@@ -75,11 +76,18 @@ def _codec_of(hint: Any) -> _Codec:
     return _CODECS[stored]
 
 
+def _is_count(hint: Any, column: sa.Column[Any]) -> bool:
+    """Whether NULL stands for 0 in the column, so that a row with 0 takes no byte for it."""
+    return hint is int and bool(column.nullable)
+
+
 @dataclass(frozen=True, slots=True)
 class _Column:
     field: str
     column: sa.Column[Any]
     codec: _Codec
+    is_count: bool
+    """NULL stands for 0."""
 
 
 Condition = Callable[[Dialect], str]
@@ -101,14 +109,18 @@ class RowCodec(Generic[T]):
         self._of: Callable[..., T] = kind
         self._table = table
         self._columns = [
-            _Column(field, table.c[names.get(field, field)], _codec_of(hint))
+            _Column(field, column := table.c[names.get(field, field)], _codec_of(hint), _is_count(hint, column))
             for field, hint in get_type_hints(kind).items()
         ]
+        self._counts = {column.column.name for column in self._columns if column.is_count}
         self._readers = [column.codec.from_flat for column in self._columns]
         self._names = [column.column.name for column in self._columns]
         self._conditions = conditions
         self._values = attrgetter(*[column.field for column in self._columns])
-        self.columns: Final = [column.column.label(column.field) for column in self._columns]
+        self.columns: Final = [
+            (sa.func.coalesce(column.column, 0) if column.is_count else column.column).label(column.field)
+            for column in self._columns
+        ]
         """For a SELECT of SQLAlchemy's, whose rows are arguments of `from_row`."""
         self._flat = cache(self._flat_columns)
 
@@ -129,7 +141,12 @@ class RowCodec(Generic[T]):
     def _flat_columns(self, dialect: Dialect) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
         """The columns that are always read, and the others with their fields."""
         flat = [
-            (column.field, dialect.flat(column.column.name, column.codec.flat, nullable=bool(column.column.nullable)))
+            (column.field, f"COALESCE({column.column.name}, 0)")
+            if column.is_count
+            else (
+                column.field,
+                dialect.flat(column.column.name, column.codec.flat, nullable=bool(column.column.nullable)),
+            )
             for column in self._columns
         ]
         unconditional = tuple(text for field, text in flat if field not in self._conditions)
@@ -146,13 +163,13 @@ class RowCodec(Generic[T]):
 
     def values(self, value: T) -> dict[str, Any]:
         """The values by column."""
-        return dict(zip(self._names, self._values(value), strict=True))
+        values = dict(zip(self._names, self._values(value), strict=True))
+        return values | {name: values[name] or None for name in self._counts}
 
     def updates(self, dialect: Dialect, changed: Iterable[tuple[T, T]]) -> list[str]:
         """UPDATEs that write what differs between the two values of each row: before, and after."""
         changes: dict[int, dict[str, str]] = {}
         for before, after in changed:
-            pairs = zip(self._names, self._values(before), self._values(after), strict=True)
-            literals = {name: dialect.literal(new) for name, old, new in pairs if new != old}
-            changes[after.id] = literals
+            old, new = self.values(before), self.values(after)
+            changes[after.id] = {name: dialect.literal(new[name]) for name in self._names if new[name] != old[name]}
         return statements.updates(self._table.name, changes)

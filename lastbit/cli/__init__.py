@@ -21,7 +21,7 @@ from lastbit.cli.batches import (
 )
 from lastbit.cli.events import append, events
 from lastbit.cli.groups import groups
-from lastbit.cli.items import ack, fail, pending, reasons, redrive
+from lastbit.cli.items import ack, fail, pending, reasons, redrive, skip
 from lastbit.cli.processes import commands, processes
 from lastbit.cli.tally import tally
 from lastbit.cli.tokens import token
@@ -37,6 +37,7 @@ for _command in (
     seal,
     ack,
     fail,
+    skip,
     status,
     watch,
     explain,

@@ -288,8 +288,8 @@ def _described(s: Session, batch: int) -> str:
     current = s.client.batch(batch).refresh()
     key = "" if current.key is None else f" {current.key}"
     counts = (
-        f"{rendering.number(current.items, 'item')}, {current.acked:,} acked, {current.failed:,} failed, "
-        f"{current.pending:,} pending"
+        f"{rendering.number(current.items, 'item')}, {current.acked:,} acked, {current.failed:,} failed"
+        f"{rendering.skipped(current)}, {current.pending:,} pending"
     )
     return f"batch {batch}{key} ({current.state}, {counts})"
 

@@ -1,4 +1,4 @@
-"""Commands for items: ack, fail, pending, reasons, redrive."""
+"""Commands for items: ack, fail, skip, pending, reasons, redrive."""
 
 from __future__ import annotations
 
@@ -47,6 +47,22 @@ def fail(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
     batches that are cancelled because their failures exceed their tolerance.
     """
     _resolve(s, ids, lambda chunk: s.client.fail(chunk, reason), "failed")
+
+
+@click.command(
+    epilog=examples(
+        "lastbit skip 7:0:42 --reason 'the customer has left'", "lastbit pending 7 --failed --ids | lastbit skip -"
+    )
+)
+@click.argument("ids", nargs=-1, metavar="[ID]... [-]")
+@click.option("--reason", help="Why they are not needed.")
+@session
+def skip(s: Session, ids: tuple[str, ...], reason: str | None) -> None:
+    """Mark items as not needed: they are resolved, and no failures. A skip wins over a failure, and an ack over both.
+
+    Without an ID, or with a dash, ids are read from standard input, one per line, without limit.
+    """
+    _resolve(s, ids, lambda chunk: s.client.skip(chunk, reason), "skipped")
 
 
 def _resolve(s: Session, ids: tuple[str, ...], send: Callable[[list[str]], AckResult], verb: str) -> None:

@@ -124,6 +124,7 @@ def batch_lines(
         (f"{batch.acked:,} acked", "green" if batch.acked else "dim"),
         ", ",
         (f"{batch.failed:,} failed", "red" if batch.failed else "dim"),
+        skipped(batch),
         ", ",
         (f"{batch.pending:,} pending", "bold" if batch.pending else "dim"),
     )
@@ -185,13 +186,18 @@ def _resolved_after(history: Sequence[HistoryPoint], moment: datetime) -> float:
     return float(history[-1].resolved)
 
 
+def skipped(counts: Batch | TreeProgress) -> str:
+    """What follows the number of failed items if items were skipped."""
+    return f", {counts.skipped:,} skipped" if counts.skipped else ""
+
+
 def tree_sums(tree: TreeProgress) -> str:
     """`12 batches (3 open, 9 complete): 5,000 items, 4,321 acked, 2 failed, 677 pending`."""
     states = ", ".join(f"{count:,} {state}" for state, count in tree.batches.items() if count)
     prefix = "more than " if tree.truncated else ""
     return (
         f"{prefix}{number(sum(tree.batches.values()), 'batch', 'batches')} ({states}): {number(tree.items, 'item')}, "
-        f"{tree.acked:,} acked, {tree.failed:,} failed, {tree.pending:,} pending"
+        f"{tree.acked:,} acked, {tree.failed:,} failed{skipped(tree)}, {tree.pending:,} pending"
     )
 
 
@@ -310,7 +316,8 @@ def inconsistency(batch: int, result: Verification) -> list[str]:
     """One line per difference."""
     head = (
         f"[bold]batch {batch}[/]  [red]inconsistent[/]: acked {result.acked:,}, counted {result.counted.acked:,}; "
-        f"failed {result.failed:,}, counted {result.counted.failed:,}"
+        f"failed {result.failed:,}, counted {result.counted.failed:,}; "
+        f"skipped {result.skipped:,}, counted {result.counted.skipped:,}"
     )
     return [head, *(f"  {safe(fault)}" for fault in result.faults)]
 
@@ -327,6 +334,7 @@ def repair(batch: int, result: Repair) -> list[str]:
         ("state", before.state, after.state),
         ("acked", f"{before.acked:,}", f"{after.acked:,}"),
         ("failed", f"{before.failed:,}", f"{after.failed:,}"),
+        ("skipped", f"{before.skipped:,}", f"{after.skipped:,}"),
         ("pending", f"{before.pending:,}", f"{after.pending:,}"),
     ):
         if old != new:
@@ -378,12 +386,15 @@ def event(entry: Event) -> str:
 
 
 def resolved(result: AckResult, verb: str) -> list[str]:
-    """The result of acks (`verb`: acked) or failures (`verb`: failed)."""
+    """The result of acks (`verb`: acked), failures (`verb`: failed) or skips (`verb`: skipped)."""
     rejected = result.rejected_count
     head = f"{result.applied:,} {verb}"
     if result.repeated:
         # The response doesn't distinguish them.
-        before = " (acked or failed before; acked items stay acked)" if verb == "failed" else ""
+        before = {
+            "failed": " (failed, skipped or acked before; they stay so)",
+            "skipped": " (acked or skipped before; acked items stay acked)",
+        }.get(verb, "")
         head += f", {result.repeated:,} repeated{before}"
     if rejected:
         head += f", [red]{rejected:,} rejected[/]"

@@ -46,7 +46,8 @@ class Tree:
     def __call__(self, batch: Batch) -> None:
         sums = self._handle.progress()
         if sum(sums.batches.values()) > 1:
-            batch = replace(batch, items=sums.items, acked=sums.acked, failed=sums.failed, pending=sums.pending)
+            counts = {name: getattr(sums, name) for name in ("items", "acked", "failed", "skipped", "pending")}
+            batch = replace(batch, **counts)
         self._show(batch)
 
 
@@ -71,8 +72,8 @@ def watch(s: Session, batch: int, timeout: int | None) -> None:
     else:
         s.output.say(
             f"{rendering.title(final.id, final.key)}  {rendering.state(final)}: "
-            f"{rendering.number(final.items, 'item')}, {final.acked:,} acked, {final.failed:,} failed, "
-            f"{final.pending:,} pending"
+            f"{rendering.number(final.items, 'item')}, {final.acked:,} acked, {final.failed:,} failed"
+            f"{rendering.skipped(final)}, {final.pending:,} pending"
         )
     if not final.succeeded:
         end(NOT_SUCCEEDED)

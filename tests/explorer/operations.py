@@ -187,6 +187,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "fail-with-reason": ack((2, 1, 6), (2, 1, 7), verb=Verb.FAIL, reason="late", key="reason"),
     "fail-mask": mask(Verb.FAIL, new=2, reason="late"),
     "fail-beyond": ack((2, 0, 63), (2, 1, 6), (2, 1, 20), verb=Verb.FAIL, reason="late", key="beyond"),
+    "skip": ack((2, 0, 9), (2, 0, 63), (2, 1, 6), verb=Verb.SKIP, reason="not needed", key="skip"),
     "merge": merge,
     "override": ack((2, 0, 9), key="override"),
     "redrive": lambda session: session.service.batches.redrive(2, Wish(), "redrive"),
@@ -210,6 +211,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "ack-held": ack((1, 0, 5), key="held"),
     "fail-held": ack((1, 0, 5), verb=Verb.FAIL, reason="late", key="fail-held"),
+    "skip-held": ack((1, 0, 5), verb=Verb.SKIP, key="skip-held"),
     "open-with-callback": share(lambda: [open_with_callback()]),
     "share": share(
         lambda: [
@@ -281,7 +283,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 RARE: Final = frozenset(
     {
         *("redrive", "redrive-reason", "redrive-pending", "redrive-unchanged"),
-        *("update", "update-overdue", "open-with-callback", "extend-by", "extend-by-other"),
+        *("update", "update-overdue", "open-with-callback", "extend-by", "extend-by-other", "skip-held"),
     }
 )
 """Operations whose pairs only the slow tests run."""

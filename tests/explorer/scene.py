@@ -159,8 +159,7 @@ def _batch(id: int, state: str, **values: Any) -> dict[str, Any]:
 def _group(batch: int, number: int, resolved: set[int], failed: set[int]) -> dict[str, Any]:
     issued = {1: 8, 2: ITEMS - number * SIZE, 3: 1}[batch]
     columns = _bits(resolved, failed).dump(min(issued, SIZE))
-    names = ("resolved", "failed", "resolved_count", "failed_count")
-    return {"batch_id": batch, "group_no": number, **dict(zip(names, columns, strict=True))}
+    return {"batch_id": batch, "group_no": number, **columns._asdict()}
 
 
 def _bits(resolved: set[int], failed: set[int]) -> bitfield.Group:
@@ -177,7 +176,7 @@ def warm(scene: Scene) -> dict[tuple[int, int], bitfield.Group]:
     bits = {}
     for number, (resolved, failed) in groups_of(scene).items():
         issued = min(ITEMS - number * SIZE, SIZE)
-        bits[2, number] = bitfield.Group.load(*_bits(resolved, failed).dump(issued), SIZE)
+        bits[2, number] = bitfield.Group.load(_bits(resolved, failed).dump(issued), SIZE)
     return bits
 
 
@@ -281,7 +280,7 @@ QUERIES: Final = [
         for table in COMPARED
     ),
     "SELECT id, full_prefix FROM batches",
-    "SELECT batch_id, group_no, resolved, failed, resolved_count, failed_count FROM item_groups ORDER BY 1, 2",
+    f"SELECT batch_id, group_no, {', '.join(bitfield.Columns._fields)} FROM item_groups ORDER BY 1, 2",
     "SELECT batch_id, entry_no, numbers FROM ack_journal ORDER BY batch_id, entry_no",
 ]
 """The statements that read the state at the end of a schedule; `outcome` gets their rows."""
@@ -307,20 +306,24 @@ def _recount(
     batches = {row[0]: dict(zip(_columns(tables.batches), row, strict=True)) for row in batch_rows}
     resolved: dict[tuple[int, int], bitarray] = {}
     failed: dict[tuple[int, int], bitarray] = {}
-    for batch, number, blob, failed_blob, resolved_count, failed_count in groups:
+    skipped: dict[tuple[int, int], bitarray] = {}
+    for batch, number, *columns in groups:
         position = f"batch {batch}, group {number}"
         if batch not in batches:
             trouble.append(f"{position}: its batch is missing")
             continue
-        group = bitfield.Group.load(blob, failed_blob, resolved_count, failed_count, SIZE)
+        group = bitfield.Group.load(bitfield.Columns(*columns), SIZE)
         try:
             group.check(max(0, min(SIZE, batches[batch]["items"] - number * SIZE)))
         except bitfield.Inconsistent as error:
             trouble.append(f"{position}: {error}")
         resolved[batch, number] = group.resolved
         failed[batch, number] = group.failed if group.failed is not None else zeros(SIZE, bitfield.ENDIAN)
-        if (failed[batch, number] & ~group.resolved).any():
-            trouble.append(f"{position}: failed items are not resolved")
+        skipped[batch, number] = group.skipped if group.skipped is not None else zeros(SIZE, bitfield.ENDIAN)
+        if ((failed[batch, number] | skipped[batch, number]) & ~group.resolved).any():
+            trouble.append(f"{position}: failed or skipped items are not resolved")
+        if (failed[batch, number] & skipped[batch, number]).any():
+            trouble.append(f"{position}: items are both failed and skipped")
     for batch, recent in _journaled(entries).items():
         if batch not in batches:
             trouble.append(f"batch {batch}: its journal was left behind")
@@ -331,16 +334,20 @@ def _recount(
     for id, batch in sorted(batches.items()):
         acked_bits = [(number, bits) for (owner, number), bits in sorted(resolved.items()) if owner == id]
         given_up = [(number, bits) for (owner, number), bits in sorted(failed.items()) if owner == id and bits.any()]
-        failures = sum(bits.count() for _, bits in given_up)
-        counts = sum(bits.count() for _, bits in acked_bits) - failures, failures
-        if (batch["acked"], batch["failed"]) != counts:
-            trouble.append(f"batch {id}: counts say {batch['acked']} and {batch['failed']}, bits say {counts}")
-        pending = batch["items"] - batch["acked"] - batch["failed"]
+        not_needed = [(number, bits) for (owner, number), bits in sorted(skipped.items()) if owner == id and bits.any()]
+        failures, skips = (sum(bits.count() for _, bits in groups) for groups in (given_up, not_needed))
+        counted = sum(bits.count() for _, bits in acked_bits) - failures - skips, failures, skips
+        counts = batch["acked"], batch["failed"], batch["skipped"] or 0
+        if counts != counted:
+            trouble.append(f"batch {id}: counts say {counts}, bits say {counted}")
+        pending = batch["items"] - sum(counts)
         if (batch["state"] == State.COMPLETE and pending) or (batch["state"] == State.SEALED and not pending):
             trouble.append(f"batch {id}: it is {batch['state']} with {pending} pending")
         if any(not resolved.get((id, number), zeros(SIZE, bitfield.ENDIAN)).all() for number in range(prefixes[id])):
             trouble.append(f"batch {id}: a group below its full prefix is not full")
-        shown_batches.append(f"{id}: resolved {_text(acked_bits)}, failed {_text(given_up)}")
+        shown_batches.append(
+            f"{id}: resolved {_text(acked_bits)}, failed {_text(given_up)}, skipped {_text(not_needed)}"
+        )
     return [normalized(batch) for batch in shown_batches], trouble
 
 

@@ -43,7 +43,7 @@ LEFT_OVER: Final = {
 }
 """Operations that leave other rows if they are done again."""
 SAME_RESPONSE: Final = {
-    *("ack-few", "ack-other-group", "ack-many", "ack-mask", "fail-few", "fail-with-reason", "override"),
+    *("ack-few", "ack-other-group", "ack-many", "ack-mask", "fail-few", "fail-with-reason", "override", "skip"),
     # In `ending`, `fail-beyond` and `fail-mask` cancel the batch. Items that were never issued are rejected by their
     # repeats as well, but with the batch's state as the reason.
 }

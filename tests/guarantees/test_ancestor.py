@@ -91,8 +91,8 @@ def test_an_extend_that_races_the_close_is_part_of_what_is_closed(service: Servi
 @mutant(
     "a-batch-that-is-not-sealed-completes",
     "core.batches.settle:completes",
-    "state is State.SEALED and acked + failed == items",
-    "acked + failed == items",
+    "state is State.SEALED and resolved == items",
+    "resolved == items",
 )
 def test_an_open_batch_is_not_complete_though_every_item_so_far_is_acked(service: Service) -> None:
     """There, a fast consumer could end a batch that its producer was still filling."""

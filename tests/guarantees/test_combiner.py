@@ -432,42 +432,52 @@ def test_a_large_call_of_failures_is_split_and_other_calls_come_in_between(datab
     "self._main.put_back(rests)",
     "[self._main.put(unit, pending) for unit, pending in rests if False]",
 )
-def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Database) -> None:
+@mutant(
+    "a-skip-removes-all-reasons-at-once", "core.acks.flush:_cut", "unit.verb is not Verb.FAIL", "unit.verb is Verb.ACK"
+)
+@mutant(
+    "an-ack-removes-all-reasons-of-skips-at-once",
+    "core.acks.flush:_cut",
+    "group.failed + group.skipped",
+    "group.failed",
+)
+@pytest.mark.parametrize(("before", "after"), [("fail", "ack"), ("skip", "ack"), ("fail", "skip")])
+def test_a_redrive_removes_a_bounded_number_of_reasons_at_a_time(database: Database, before: str, after: str) -> None:
     """The number of reasons is known once the groups are locked. Those above the bound are left to the next flush, and
     another batch's ack comes in between."""
     groups = 5 * flush.REDRIVEN // 2 // GROUP
+    table, kind = {"fail": (tables.failures, "failed"), "skip": (tables.skips, "skipped")}[before]
     with gated(database) as gate:
         large, other = new(gate.service, groups * GROUP), new(gate.service, 1)
         masks = [(large, group, b"\xff" * (GROUP // 8)) for group in range(groups)]
         gate.gate.opened.set()
-        assert (
-            gate.service.acks.ack(Call.of(Verb.FAIL, masks=masks, reason="gone")).result(60).applied == groups * GROUP
-        )
-        before = len(gate.gate.flushes)
+        given_up = gate.service.acks.ack(Call.of(Verb(before), masks=masks, reason="gone"))
+        assert given_up.result(60).applied == groups * GROUP
+        begin = len(gate.gate.flushes)
         gate.gate.opened.clear()
         while gate.gate.came.acquire(blocking=False):
             pass
         counts = [groups * GROUP]
 
         def count(tx: Connection) -> None:
-            counts.append(tx.exec_driver_sql("SELECT COUNT(*) FROM failures").scalar_one())
+            counts.append(tx.exec_driver_sql(f"SELECT COUNT(*) FROM {table.name}").scalar_one())
 
         sa.event.listen(database.engine, "commit", count)
         gate.occupy()
-        redriven = gate.service.acks.ack(Call.of(Verb.ACK, masks=masks))
+        redriven = gate.service.acks.ack(Call.of(Verb(after), masks=masks))
         lone_call = gate.service.acks.ack(Call.of(Verb.ACK, [(other, 0, 0)]))
         gate.gate.opened.set()
         assert redriven.result(60).applied == groups * GROUP
-        assert redriven.result(60).completed[large].newly_succeeded
+        assert redriven.result(60).completed[large].newly_succeeded == (before == "fail")
         assert lone_call.result(30).completed[other].newly
         assert all(0 <= later_count - earlier <= flush.REDRIVEN for later_count, earlier in itertools.pairwise(counts))
         assert counts[-1] == 0
-        flushes = [{unit.batch for unit in flush} == {large} for flush in gate.gate.flushes[before + 1 :]]
+        flushes = [{unit.batch for unit in flush} == {large} for flush in gate.gate.flushes[begin + 1 :]]
         assert flushes[0] is False, "the other batch waited"
         assert flushes[-1] is True
-        assert gate.service.batches.ranges(large, "failed", 0, 1)[1].ranges == []
+        assert gate.service.batches.ranges(large, kind, 0, 1)[1].ranges == []
         with database.engine.connect() as tx:
-            assert tx.scalar(sa.select(sa.func.count()).select_from(tables.failures)) == 0
+            assert tx.scalar(sa.select(sa.func.count()).select_from(table)) == 0
 
 
 @mutant(
@@ -814,7 +824,7 @@ def test_reasons_of_neighbouring_groups_can_be_removed_and_written_concurrently(
     def fail_the_next(tx: sa.Connection) -> None:
         (unit,) = Call.of(Verb.FAIL, [(batch, 1, 0)], reason="gone").chunks()
         locks = flush._begin(tx, [unit], BitfieldCache())
-        locks.state.reasons[batch, 8192] = "gone"
+        locks.state.reasons[Verb.FAIL].new[batch, 8192] = "gone"
         flush._write_reasons(tx, locks.state)
         written_event.set()
         assert redriven.wait(60)

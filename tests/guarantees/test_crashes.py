@@ -60,7 +60,7 @@ class Ground:
 
     def ack(self, batch: int, *numbers: int, verb: str = "ack", reason: str | None = None) -> None:
         items = [[batch, *divmod(number, GROUP)] for number in numbers]
-        self.do({"verb": verb, "items": items, "reason": reason} if verb == "fail" else {"verb": verb, "items": items})
+        self.do({"verb": verb, "items": items, "reason": reason} if verb != "ack" else {"verb": verb, "items": items})
 
 
 def opens_a_batch(ground: Ground) -> Request:
@@ -174,6 +174,28 @@ def fails_with_a_reason_and_completes(ground: Ground) -> Request:
     batch = ground.batch(4, sealed=True)
     ground.ack(batch, 0, 1)
     return {"verb": "fail", "items": [[batch, 0, 1], [batch, 0, 2], [batch, 0, 3]], "reason": "no parser", "key": "d"}
+
+
+def skips_with_a_reason_and_completes(ground: Ground) -> Request:
+    """Of the three items, two are pending, and one has failed for another reason."""
+    batch = ground.batch(GROUP + 4, sealed=True)
+    ground.ack(batch, *range(3, GROUP + 3))
+    ground.ack(batch, 1, verb="fail", reason="no parser")
+    ground.ack(batch, 2, verb="skip", reason="a duplicate")
+    items = [[batch, 0, 0], [batch, 0, 1], [batch, 0, 2], [batch, 1, 3]]
+    return {"verb": "skip", "items": items, "reason": "not needed", "key": "d"}
+
+
+def skips_the_last_failed_items_of_a_child(ground: Ground) -> Request:
+    child = _child(ground)
+    ground.ack(child, 0, 1, verb="fail", reason="no parser")
+    return {"verb": "skip", "masks": [[child, 0, bits({0, 1})]], "key": "skip"}
+
+
+def acks_skipped_items(ground: Ground) -> Request:
+    batch = ground.batch(4, sealed=True)
+    ground.ack(batch, 0, 1, 2, verb="skip", reason="not needed")
+    return {"verb": "ack", "items": [[batch, 0, 1], [batch, 0, 2], [batch, 0, 3]], "key": "d"}
 
 
 def passes_the_tolerance(ground: Ground) -> Request:
@@ -319,6 +341,7 @@ def _large(ground: Ground) -> int:
     ground.do({"verb": "extend", "batch": batch, "count": 3, "key": "chunk-1"})
     ground.ack(batch, 1, GROUP + 1, 2 * GROUP + 1)
     ground.ack(batch, 2, 3, 4, verb="fail", reason="no parser")
+    ground.ack(batch, 5, 6, 7, verb="skip", reason="not needed")
     return batch
 
 
@@ -349,6 +372,7 @@ SCENARIOS: list[Callable[[Ground], Request]] = [
     *(updates, redrives_by_reason, redrives_what_is_pending),
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction),
+    *(skips_with_a_reason_and_completes, acks_skipped_items),
     *(passes_the_tolerance, is_redriven_within_the_tolerance),
     completes_a_child,
 ]
@@ -357,12 +381,14 @@ OF_CHILDREN: list[Callable[[Ground], Request]] = [
     *(seals_a_child_and_completes_it, redrives_a_child, cancels_a_child, updates_a_child_which_is_cancelled),
     *(opens_a_child_that_is_complete_at_once, passes_the_tolerance_of_a_child_which_is_cancelled),
     *(seals_a_child_beyond_its_tolerance, opens_a_live_child, acks_held_items_and_others),
+    skips_the_last_failed_items_of_a_child,
     *(cancels_all_below, cancels_all_below_by_a_failure, reopens_a_parent_and_child),
 ]
 JOURNALED = [
     extends_on_behalf_of_an_item,
     *(acks_into_new_groups, acks_into_groups_that_have_a_row, completes_the_batch, fails_with_a_reason_and_completes),
     *(redrives_the_last_failed_items, completes_two_batches_in_one_transaction, completes_a_child),
+    *(skips_with_a_reason_and_completes, acks_skipped_items),
     *(passes_the_tolerance_of_a_child_which_is_cancelled, acks_held_items_and_others),
 ]
 FEWEST_POINTS = 4

@@ -16,6 +16,7 @@ import pytest
 
 from core import errors
 from core.batches.batch import Opening
+from core.batches.lifecycle import Verb
 from core.commits.combiner import Combiner, Inline
 from core.service import Service
 from core.storage import schema
@@ -117,8 +118,8 @@ def test_a_database_that_is_killed_while_batches_complete_has_one_event_for_each
         def complete(name: str) -> int:
             opening = Opening(items=2, sealed=True)
             batch = _until_answered(lambda: service.batches.open(opening, name)).batch.id
-            for index in range(2):
-                _until_answered(lambda index=index: ack(service, (batch, 0, index), key=f"{name}-{index}"))  # type: ignore[misc]
+            for index, verb in enumerate((Verb.SKIP, Verb.ACK)):
+                _until_answered(lambda index=index, verb=verb: ack(service, (batch, 0, index), key=name, verb=verb))  # type: ignore[misc]
             return batch
 
         def kill() -> None:
@@ -143,8 +144,8 @@ def test_a_service_that_is_killed_while_batches_complete_has_one_event_for_each(
             def complete(name: str) -> int:
                 client = clients[int(name.partition("-")[0])]
                 batch = client.open(items=2, sealed=True, idempotency_key=name)
-                for index in range(2):
-                    client.ack(f"{batch.id}:0:{index}")
+                client.ack(f"{batch.id}:0:0")
+                client.skip(f"{batch.id}:0:1", reason="not needed")
                 return batch.id
 
             def kill() -> None:
@@ -190,8 +191,9 @@ class Strike:
 
 @pytest.mark.mariadb
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("verb", [Verb.ACK, Verb.SKIP])
 def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it_once(
-    mortal_server: Server, monkeypatch: pytest.MonkeyPatch
+    mortal_server: Server, monkeypatch: pytest.MonkeyPatch, verb: Verb
 ) -> None:
     """The service repeats the call internally and answers as usual; a retry gets the same answer, and each batch has
     one event of each kind."""
@@ -204,7 +206,8 @@ def test_a_database_that_is_killed_at_any_statement_of_a_completion_completes_it
         while not places or places[-1]:
             batch = service.batches.open(Opening(items=2, sealed=True)).batch.id
             ack(service, (batch, 0, 0))
-            last = functools.partial(ack, service, (batch, 0, 1), key="last")
+            reason = "not needed" if verb is Verb.SKIP else None
+            last = functools.partial(ack, service, (batch, 0, 1), key="last", verb=verb, reason=reason)
             answer, place = strike.at(len(places), last)
             places.append(place)
             for reply in (answer, last()):

@@ -187,10 +187,10 @@ def _units(*calls: Call) -> list[Unit]:
 def test_calls_that_were_merged_have_the_outcomes_of_the_flush_that_was_committed(
     server_database: Database, losses: Losses
 ) -> None:
-    """Failures that cancel their batch, beside acks of the same batch and of a child: none is told that its batch was
-    cancelled before, and each count is that of the first run."""
+    """Failures that cancel their batch, beside acks and skips of the same batch, and an ack of a child: none is told
+    that its batch was cancelled before, and each count is that of the first run."""
     service = Service(server_database, combiner=Inline)
-    opening = Opening(items=4, sealed=True, tolerated_failures=0, on_exceeded=OnExceeded.CANCEL)
+    opening = Opening(items=5, sealed=True, tolerated_failures=0, on_exceeded=OnExceeded.CANCEL)
     root = service.batches.open(Opening(items=1, sealed=True)).batch.id
     child = service.batches.open(Opening(items=1, sealed=True, parent=ItemId(root, 0, 0))).batch.id
     batch = service.batches.open(opening).batch.id
@@ -199,12 +199,13 @@ def test_calls_that_were_merged_have_the_outcomes_of_the_flush_that_was_committe
         Call.of(Verb.FAIL, [(batch, 0, 1)], reason="broken"),
         Call.of(Verb.ACK, [(batch, 0, 2), (batch, 0, 2), (batch, 0, 0)]),
         Call.of(Verb.ACK, [(child, 0, 0)]),
+        Call.of(Verb.SKIP, [(batch, 0, 2), (batch, 0, 3)], reason="not needed"),
     )
     losses.arm(0)
     flushed = commit.commit(server_database, units, BitfieldCache())
     assert losses.lost == 1
     assert [(outcome.applied, outcome.repeated, outcome.rejected) for outcome in flushed.outcomes] == [
-        *((1, 0, []), (1, 0, []), (1, 1, []), (1, 0, []))
+        *((1, 0, []), (1, 0, []), (1, 1, []), (1, 0, []), (1, 1, []))
     ]
     assert service.batches.get(batch).state is State.CANCELLED
     assert flushed.owing == [child]
@@ -427,6 +428,12 @@ def test_a_clients_retry_pays_what_its_first_request_left_owing(
 @mutant(
     "an-ack-of-a-failed-item-of-an-ended-batch-is-a-repeat",
     "core.acks.ended:_settled",
+    "verb is Verb.ACK",
+    "False",
+)
+@mutant(
+    "a-skip-of-a-failed-item-of-an-ended-batch-is-a-repeat",
+    "core.acks.ended:_settled",
     "verb is Verb.FAIL or group.failed is None",
     "True",
 )
@@ -442,9 +449,10 @@ def test_items_that_were_resolved_before_their_batch_ended_are_repeats(
     batch = service.batches.open(Opening(items=200, group_size=64)).batch.id
     service.acks.ack(Call.of(Verb.ACK, [(batch, 0, 1), (batch, 1, 1)])).result()
     service.acks.ack(Call.of(Verb.FAIL, [(batch, 0, 2)])).result()
+    service.acks.ack(Call.of(Verb.SKIP, [(batch, 0, 4)])).result()
     service.batches.cancel(batch)
-    items = [(batch, 0, 1), (batch, 0, 2), (batch, 0, 3), (batch, 0, 99), (batch, 2, 0), (batch, 9, 0)]
-    for verb, repeated in ((Verb.ACK, 1), (Verb.FAIL, 2)):
+    items = [(batch, 0, 1), (batch, 0, 2), (batch, 0, 3), (batch, 0, 4), (batch, 0, 99), (batch, 2, 0), (batch, 9, 0)]
+    for verb, repeated in ((Verb.ACK, 1), (Verb.SKIP, 2), (Verb.FAIL, 3)):
         by_id = service.acks.ack(Call.of(verb, items)).result()
         assert (by_id.applied, by_id.repeated, len(by_id.rejected)) == (0, repeated, len(items) - repeated)
         assert {rejection.reason for rejection in by_id.rejected} == {"cancelled"}

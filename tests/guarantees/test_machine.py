@@ -68,7 +68,7 @@ numbers = st.one_of(
     st.sets(st.integers(0, 3 * GROUP), max_size=20),
 )
 spans = st.tuples(st.integers(0, 2 * GROUP), st.integers(0, 2 * GROUP)).map(lambda pair: set(range(*sorted(pair))))
-verbs = st.sampled_from(["ack", "ack", "fail"])
+verbs = st.sampled_from(["ack", "ack", "fail", "skip"])
 reasons = st.none() | st.sampled_from(["no parser", "zu groß", ""])
 
 
@@ -294,7 +294,7 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """Resolve items of one batch, by id."""
         request = {"verb": verb, "items": self.ids(self.batch(place), offsets), "key": key}
-        self.do_in_some_way(request | ({"reason": reason} if verb == "fail" else {}), way)
+        self.do_in_some_way(request | ({"reason": reason} if verb != "ack" else {}), way)
 
     @rule(
         places=st.lists(st.tuples(which, numbers, spans, st.integers(0, 3)), max_size=3), verb=verbs, key=keys, way=ways
@@ -334,19 +334,19 @@ class Machine(RuleBasedStateMachine):
             "items": self.ids(batch.id, set(pending[: len(pending) - remaining])),
             "key": key,
         }
-        if verb == "fail":
+        if verb != "ack":
             resolve["reason"] = "no parser"
         requests = {"": [resolve], "before": [SEAL, resolve], "after": [resolve, SEAL]}[seal]
         for request in requests:
             self.do_in_some_way(request | ({"batch": batch.id, "key": key} if request is SEAL else {}), way)
 
-    @precondition(lambda self: any(batch.failed for batch in self.model.batches.values()))
-    @rule(key=keys, way=ways, count=st.sampled_from([1, 1, 2, 100]), by_mask=st.booleans())
-    def override(self, key: str | None, way: str, count: int, by_mask: bool) -> None:
-        """Ack some or all failed items."""
-        batch = next(candidate for candidate in self.model.batches.values() if candidate.failed)
-        numbers = sorted(batch.failed)[:count]
-        request: Request = {"verb": "ack", "key": key}
+    @precondition(lambda self: any(batch.failed | batch.skipped for batch in self.model.batches.values()))
+    @rule(key=keys, way=ways, count=st.sampled_from([1, 1, 2, 100]), verb=verbs, by_mask=st.booleans())
+    def override(self, key: str | None, way: str, count: int, verb: str, by_mask: bool) -> None:
+        """Ack or skip some or all items that failed or were skipped."""
+        batch = next(candidate for candidate in self.model.batches.values() if candidate.failed | candidate.skipped)
+        numbers = sorted(batch.failed | batch.skipped)[:count]
+        request: Request = {"verb": verb, "key": key}
         if by_mask:
             group = numbers[0] // GROUP
             mask = bits({number % GROUP for number in numbers if number // GROUP == group})
@@ -484,7 +484,7 @@ class Machine(RuleBasedStateMachine):
 @mutant(
     "the-watermark-hint-runs-ahead", "core.acks.completion:_full_prefixes", "resolved < row.group_size", "resolved == 0"
 )
-@mutant("repeats-keep-a-batch-alive", "core.acks.apply:apply", "not resolved_now and not redriven_now", "False")
+@mutant("repeats-keep-a-batch-alive", "core.acks.apply:apply", "not changed", "False")
 @mutant(
     "a-completion-makes-no-event",
     "core.acks.completion:_announce",

@@ -315,6 +315,30 @@ def test_an_item_that_its_child_has_resolved_is_not_held_though_the_debt_was_not
     assert (ack(service, item).repeated, service.batches.get(parent).succeeded) == (1, True)
 
 
+@mutant(
+    "a-skipped-item-is-final-though-its-child-was-redriven", "core.acks.apply:_is_final", "holder == Verb.FAIL", "True"
+)
+@mutant("a-skip-makes-an-item-final", "core.acks.apply:_is_final", "(group.failed, group.skipped)", "(group.failed,)")
+def test_a_skipped_item_is_held_only_by_a_child_that_owes_it_an_ack(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child has failed the item, and an operator has skipped it. The debt of that failure changes nothing more, so
+    others may ack the item. But after a redrive the child acks it, and calls before that must not say otherwise."""
+    parent = service.batches.open(batches.Opening(group_size=GROUP, items=2, sealed=True)).batch.id
+    item = ItemId(parent, 0, 0)
+    child = _child(service, item)
+    nobody_pays(monkeypatch)
+    completes_with_failures(service, child)
+    pay(service, nested_debts(service))
+    skip = ack(service, item, verb=Verb.SKIP)
+    assert (skip.applied, skip.rejected) == (1, [])
+    ack(service, (child, 0, 1))
+    for verb in Verb:
+        assert ack(service, item, verb=verb).rejected == [Rejected("held", item=item)], verb
+    pay(service, nested_debts(service))
+    assert (ack(service, item, verb=Verb.SKIP).repeated, service.batches.get(parent).acked) == (1, 1)
+
+
 def pay(service: Service, dues: list[nesting.Due]) -> None:
     """Pay as a process that dies before it removes the debts."""
     units = [unit for due in dues for unit in parents.payment(due).chunks()]

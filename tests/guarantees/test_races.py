@@ -93,7 +93,12 @@ def test_exactly_one_of_two_last_acks_in_different_groups_completes_the_batch(re
     "{}",
 )
 @mutant("groups-are-not-locked", "core.acks.flush:_for_update", "dialects.of(tx).for_update(*key)", '""')
-@mutant("counts-move-by-the-items-sent", "core.acks.apply:_ack_few", "was_pending", "not was_failed")
+@mutant(
+    "counts-move-by-the-items-sent",
+    "core.acks.apply:_ack_few",
+    "before is ItemState.PENDING",
+    "before in (None, ItemState.PENDING)",
+)
 def test_a_last_item_delivered_twice_is_complete_for_both_workers_and_newly_for_one(referee: Service) -> None:
     """Two workers ack the same last item at once; both find the batch complete, and one of them completed it."""
     shapes = [(GROUP, {0: GROUP - 1}), (2 * GROUP, {0: GROUP, 1: GROUP - 1}), (1, {})]

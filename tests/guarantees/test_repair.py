@@ -114,9 +114,7 @@ DAMAGES: Mapping[str, tuple[int, dict[str, Any], str, set[int]]] = {
 ACKED = [*range(GROUP), *range(64, 88, 2), 128]
 
 
-@mutant(
-    "a-repair-keeps-bits-of-items-never-issued", "core.batches.repair:_restored", "resolved[issued:] = False", "pass"
-)
+@mutant("a-repair-keeps-bits-of-items-never-issued", "core.batches.repair:_restored", "bits[issued:] = False", "pass")
 @mutant(
     "verify-does-not-see-a-cut-blob",
     "core.batches.verify:_faults",
@@ -144,7 +142,7 @@ ACKED = [*range(GROUP), *range(64, 88, 2), 128]
 @mutant(
     "verify-does-not-see-items-never-issued",
     "core.batches.verify:_faults",
-    "group.resolved.count(1, issued) or group.failed.count(1, issued)",
+    "any(bits.count(1, issued) for bits in (group.resolved, group.failed, group.skipped))",
     "False",
 )
 @mutant(
@@ -266,7 +264,7 @@ def test_items_in_the_journal_are_kept(service: Service, monkeypatch: pytest.Mon
 @mutant(
     "a-repaired-batch-stays-complete",
     "core.batches.repair:_settled",
-    "batch.complete and counts.acked + counts.failed < batch.items",
+    "batch.complete and counts.resolved < batch.items",
     "False",
 )
 @mutant(
@@ -356,7 +354,10 @@ def test_corrected_failed_counts_change_whether_the_batch_has_succeeded(service:
     "pass",
 )
 @mutant(
-    "a-repair-leaves-reasons-of-acked-items", "core.batches.repair:_recount", "chunks(stray, LIST)", "chunks([], LIST)"
+    "a-repair-leaves-reasons-of-acked-items",
+    "core.batches.repair:_recount",
+    "chunks(numbers, LIST)",
+    "chunks([], LIST)",
 )
 @mutant("verify-does-not-see-stray-reasons", "core.batches.verify:_faults", "stray > 0", "False")
 def test_items_with_a_reason_are_failed_and_other_reasons_are_removed(

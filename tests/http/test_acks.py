@@ -124,6 +124,29 @@ def test_ack_wins_over_fail(http: httpx.Client) -> None:
     assert (batch_state["acked"], batch_state["failed"], batch_state["pending"]) == (1, 0, 1)
 
 
+def test_a_skip_wins_over_a_failure_and_an_ack_over_a_skip(http: httpx.Client) -> None:
+    """Ids and masks, with a reason; the skipped items are listed, and counted wherever others are."""
+    batch = open_batch(http, items=6, sealed=True)["id"]
+    ids = [f"{batch}:0:{index}" for index in range(6)]
+    assert send(http, "failures", items=ids[:2], reason="gone")["applied"] == 2
+    skips = send(http, "skips", items=[ids[0]], groups=[{"batch": batch, "group": 0, "bits": bits(1, 2)}], reason="no")
+    assert (skips["applied"], skips["repeated"]) == (3, 0)
+    assert send(http, "failures", items=ids[:3])["repeated"] == 3
+    assert send(http, items=ids[2:])["completed"][0]["succeeded"]
+    assert send(http, "skips", items=ids)["repeated"] == 6
+    state = http.get(f"/v1/batches/{batch}").json()
+    assert (state["acked"], state["failed"], state["skipped"], state["pending"]) == (4, 0, 2, 0)
+    (span,) = http.get(f"/v1/batches/{batch}/skipped").json()["ranges"]
+    assert (span["start"], span["end"], span["reasons"]) == (0, 2, {ids[0]: "no", ids[1]: "no"})
+    assert http.get(f"/v1/batches/{batch}/groups/0").json()["bits"]["skipped"] == bits(0, 1)
+    assert http.get(f"/v1/batches/{batch}/groups").json()["tiles"][0]["skipped"] == 2
+    assert http.get(f"/v1/batches/{batch}/progress").json()["skipped"] == 2
+    verification = http.get(f"/v1/batches/{batch}/verify").json()
+    assert (verification["ok"], verification["counted"]["skipped"]) == (True, 2)
+    event = http.get(f"/v1/events?batch={batch}&type=batch.succeeded").json()["events"][0]
+    assert event["data"]["skipped"] == 2
+
+
 def test_a_redriven_dead_letter_makes_the_batch_succeed(http: httpx.Client) -> None:
     """A batch that completes with failures hasn't succeeded; it succeeds once, when its last failed item is acked, and
     its end time stays."""

@@ -32,7 +32,8 @@ def code(response: httpx.Response) -> tuple[int, str]:
 
 
 FIELDS = [
-    *("id", "key", "labels", "state", "group_size", "items", "acked", "failed", "pending", "complete", "succeeded"),
+    *("id", "key", "labels", "state", "group_size", "items", "acked", "failed", "skipped", "pending"),
+    *("complete", "succeeded"),
     *(
         "parent",
         "seal_at",
@@ -519,6 +520,7 @@ def test_a_tree_is_summed(http: httpx.Client) -> None:
         "items": 6,
         "acked": 2,
         "failed": 1,
+        "skipped": 0,
         "pending": 3,
         "batches": {"open": 1, "sealed": 1, "complete": 0, "expired": 0, "cancelled": 0},
         "truncated": False,
@@ -543,7 +545,7 @@ def test_a_repair_of_an_undamaged_batch_changes_nothing(http: httpx.Client) -> N
     batch = open_batch(http, items=3)["id"]
     ack(http, f"{batch}:0:0")
     before = http.get(f"/v1/batches/{batch}").json()
-    counts = {"state": "open", "acked": 1, "failed": 0, "pending": 2}
+    counts = {"state": "open", "acked": 1, "failed": 0, "skipped": 0, "pending": 2}
     for body, dry_run in (({}, False), ({"dry_run": True}, True)):
         response = http.post(f"/v1/batches/{batch}/repair", json=body)
         assert response.status_code == 200

@@ -49,6 +49,7 @@ def test_acks_are_counted_by_result(http: httpx.Client) -> None:
         ("fail", "repeated"): 1,
         ("fail", "held"): 0,
         ("fail", "rejected"): 0,
+        **{("skip", result): 0 for result in ("applied", "repeated", "held", "rejected")},
     }
 
 

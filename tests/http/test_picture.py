@@ -19,18 +19,22 @@ def bits_of(result: dict[str, Any], name: str) -> set[int]:
     return {index for index in range(8 * len(field)) if field[index // 8] >> (index % 8) & 1}
 
 
-def test_tiles_and_bits_match_the_acked_and_failed_items(http: httpx.Client) -> None:
-    """For random acks and failures, any number of groups in a tile, and any start of the answer."""
+def test_tiles_and_bits_match_the_acked_failed_and_skipped_items(http: httpx.Client) -> None:
+    """For random acks, failures and skips, any number of groups in a tile, and any start of the answer."""
     chance = random.Random(4)
     items, size = 64 * 37 + 5, 64
     batch = open_batch(http, items=items, group_size=size)["id"]
     numbers = chance.sample([number for number in range(items) if number // size % 5], 900)
     # Two groups are acked in order, so that one of them is full and needs no blob.
-    failed, acked = set(numbers[:100]), set(numbers[100:]) | set(range(100))
+    failed, acked = set(numbers[:100]), set(numbers[150:]) | set(range(100))
+    skipped = set(numbers[50:150])
     name = {number: f"{batch}:{number // size}:{number % size}" for number in range(items)}
     http.post("/v1/failures", json={"items": [name[number] for number in sorted(failed)]}).raise_for_status()
+    http.post("/v1/skips", json={"items": [name[number] for number in sorted(skipped)]}).raise_for_status()
     ack(http, *(name[number] for number in sorted(acked)))
-    failed -= acked
+    skipped -= acked
+    failed -= acked | skipped
+    all_resolved = acked | failed | skipped
     for groups_per_tile, start in [(1, 0), (1, 7), (2, 0), (5, 0), (5, 3), (37, 0), (38, 1), (131_072, 0)]:
         result = http.get(f"/v1/batches/{batch}/groups", params={"per": groups_per_tile, "start": start}).json()
         assert (result["batch"], result["items"], result["group_size"]) == (batch, items, size)
@@ -39,17 +43,9 @@ def test_tiles_and_bits_match_the_acked_and_failed_items(http: httpx.Client) -> 
         for group in range(start, 38, groups_per_tile):
             wide = min(groups_per_tile, 38 - group)
             tile_range = range(group * size, min((group + wide) * size, items))
-            resolved = sum(number in tile_range for number in acked | failed)
-            failed_count = sum(number in tile_range for number in failed)
-            expected.append(
-                {
-                    "group": group,
-                    "groups": wide,
-                    "issued": len(tile_range),
-                    "resolved": resolved,
-                    "failed": failed_count,
-                }
-            )
+            kinds = {"resolved": all_resolved, "failed": failed, "skipped": skipped}
+            counts = {kind: sum(number in tile_range for number in chosen) for kind, chosen in kinds.items()}
+            expected.append({"group": group, "groups": wide, "issued": len(tile_range), **counts})
         assert result["tiles"] == expected
     for group in range(38):
         group_bits = http.get(f"/v1/batches/{batch}/groups/{group}").json()
@@ -60,12 +56,9 @@ def test_tiles_and_bits_match_the_acked_and_failed_items(http: httpx.Client) -> 
             1,
             len(tile_range),
         )
-        assert bits_of(group_bits, "resolved") == {n % size for n in (acked | failed) if n in tile_range}
-        assert bits_of(group_bits, "failed") == {n % size for n in failed if n in tile_range}
-        assert (group_bits["resolved"], group_bits["failed"]) == (
-            len(bits_of(group_bits, "resolved")),
-            len(bits_of(group_bits, "failed")),
-        )
+        for kind, chosen in (("resolved", all_resolved), ("failed", failed), ("skipped", skipped)):
+            assert bits_of(group_bits, kind) == {n % size for n in chosen if n in tile_range}
+            assert group_bits[kind] == len(bits_of(group_bits, kind))
 
 
 def test_pages_of_tiles_follow_each_other(http: httpx.Client) -> None:
@@ -91,8 +84,9 @@ def test_the_picture_of_the_largest_batch_is_bounded(http: httpx.Client) -> None
     page = http.get(f"/v1/batches/{batch}/groups", params={"per": 1000, "limit": 4096}).json()
     assert (len(page["tiles"]), page["next"]) == (131, 131_000)
     last = http.get(f"/v1/batches/{batch}/groups", params={"start": groups - 1}).json()
+    issued = 10**12 - (groups - 1) * 8192
     assert last["tiles"] == [
-        {"group": groups - 1, "groups": 1, "issued": 10**12 - (groups - 1) * 8192, "resolved": 0, "failed": 0}
+        {"group": groups - 1, "groups": 1, "issued": issued, "resolved": 0, "failed": 0, "skipped": 0}
     ]
     assert last["next"] is None
 

@@ -36,7 +36,21 @@ from tests.sdk.test_protocol import BATCH
 from tests.support.servers import ROOT, run_module, running_service
 
 COMMANDS = [
-    *("open", "extend", "update", "seal", "ack", "fail", "status", "watch", "explain", "pending", "reasons", "redrive"),
+    *(
+        "open",
+        "extend",
+        "update",
+        "seal",
+        "ack",
+        "fail",
+        "skip",
+        "status",
+        "watch",
+        "explain",
+        "pending",
+        "reasons",
+        "redrive",
+    ),
     *("list", "counts", "cancel", "reopen", "delete", "verify", "repair"),
     *("events", "append", "webhooks", "groups", "tally", "processes", "commands", "token"),
 ]
@@ -150,6 +164,18 @@ def test_the_sums_of_a_tree_are_shown(lastbit: Lastbit) -> None:
     assert f"batch {parent} sealed: 2 of 7 resolved, 28.5 %" in lines
 
 
+def test_items_are_skipped_from_the_command_line(lastbit: Lastbit) -> None:
+    """The counts name skipped items only if there are any."""
+    ids = lastbit.ok("open", "--items", "3", "--sealed", "--ids").split()
+    batch = ids[0].partition(":")[0]
+    lastbit.ok("fail", *ids[:2])
+    assert "skipped" not in lastbit.ok("status", batch)
+    assert lastbit.ok("skip", *ids[:2], "--reason", "not needed") == "2 skipped\n"
+    assert "3 items: 0 acked, 0 failed, 2 skipped, 1 pending" in lastbit.ok("status", batch)
+    assert lastbit.json("skip", ids[2])["completed"][0]["succeeded"]
+    assert lastbit.ok("fail", ids[2]).startswith("0 failed, 1 repeated (failed, skipped or acked before; they stay so)")
+
+
 def test_failures_that_cancel_their_batch_say_so(lastbit: Lastbit) -> None:
     """So do later ones, which are rejected. Failures within the tolerance, and a batch without one, are not named."""
     policy = ("--tolerated-failures", "1", "--on-exceeded", "cancel")
@@ -158,7 +184,7 @@ def test_failures_that_cancel_their_batch_say_so(lastbit: Lastbit) -> None:
     batch = ids[0].partition(":")[0]
     assert lastbit.ok("fail", ids[0]) == "1 failed\n"
     assert lastbit.ok("fail", *others[:2], *ids[:2]) == (
-        "3 failed, 1 repeated (acked or failed before; acked items stay acked)\n"
+        "3 failed, 1 repeated (failed, skipped or acked before; they stay so)\n"
         f"batch {batch} strict is cancelled: its failures exceed its tolerance\n"
     )
     late = lastbit.json("fail", others[2], "999999:0:0", ids[2], code=3)
@@ -206,7 +232,7 @@ def test_every_answer_is_one_json_document(lastbit: Lastbit) -> None:
     ranges = lastbit.json("pending", number)["ranges"]
     assert ranges == [{"start": 2, "end": 1004, "first": f"{number}:0:2", "last": f"{number}:0:1003"}]
     assert lastbit.json("pending", number, "--failed")["ranges"][0]["reasons"] == {f"{number}:0:1": "late"}
-    assert lastbit.json("verify", number)["counted"] == {"acked": 1, "failed": 1}
+    assert lastbit.json("verify", number)["counted"] == {"acked": 1, "failed": 1, "skipped": 0}
     assert lastbit.json("list", "--label", "c:d:e")["batches"][0]["id"] == batch["id"]
     assert lastbit.json("cancel", number)["state"] == "cancelled"
     assert lastbit.json("watch", number, code=3)["state"] == "cancelled"
@@ -254,7 +280,7 @@ def test_repeats_say_what_happened_before(lastbit: Lastbit) -> None:
     assert lastbit.json("extend", batch, "1")["replayed"] is False
     lastbit.ok("ack", f"{batch}:0:0")
     assert lastbit.ok("ack", f"{batch}:0:0") == "0 acked, 1 repeated\n"
-    text = "0 failed, 1 repeated (acked or failed before; acked items stay acked)\n"
+    text = "0 failed, 1 repeated (failed, skipped or acked before; they stay so)\n"
     assert lastbit.ok("fail", f"{batch}:0:0") == text
     lastbit.ok("fail", f"{batch}:0:1", "--reason", "")
     for command in (("pending", batch, "--failed"), ("reasons", batch)):

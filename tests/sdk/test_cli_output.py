@@ -495,6 +495,7 @@ EVERY_FIELD = [
     "seal 7",
     "ack 7:0:1",
     "fail 7:0:1 --reason r",
+    "skip 7:0:1 --reason r",
     "status 7",
     "watch 7",
     "explain 7",

@@ -225,6 +225,27 @@ def test_failed_items_keep_their_reasons_until_they_are_redriven(client: Client)
     assert list(batch.failed()) == []
 
 
+def test_skipped_items_are_no_failures(client: Client) -> None:
+    """A skip of the failed items makes the batch succeed; an ack overrides it."""
+    from lastbit import ItemIds
+
+    batch = client.open(items=4, sealed=True)
+    client.ack(batch.ids[0])
+    client.fail(batch.ids[1:3])
+    assert not client.skip(batch.ids[3], reason="not needed").completed[0].succeeded
+    assert client.skip(ItemIds(batch.id, 8192, range(1, 3))).completed[0].newly_succeeded
+    counts = batch.refresh()
+    assert (counts.acked, counts.failed, counts.skipped, counts.pending) == (1, 0, 3, 0)
+    assert counts.resolved == 4
+    (span,) = batch.skipped()
+    assert (span.start, span.end, span.reasons) == (1, 4, {batch.ids[3]: "not needed"})
+    with client.acker() as acker:
+        results = [acker.skip(batch.ids[0]), acker.ack(batch.ids[1]), acker.skip(batch.ids[2], "still not needed")]
+    assert all(result.result() is not None for result in results)
+    verification = client.batch(batch.id).verify()
+    assert (verification.ok, verification.skipped, verification.counted.skipped) == (True, 2, 2)
+
+
 def test_pending_ranges_are_paged_and_lead_to_the_missing_ids(client: Client) -> None:
     """So that exactly the missing items can be published again."""
     batch = client.open(items=200, group_size=64)

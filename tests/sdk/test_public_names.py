@@ -88,6 +88,7 @@ EXPORTED = [
     "ServiceError",
     "ServiceUnreachable",
     "SessionReplaced",
+    "SkippedRange",
     "Source",
     "SourceChain",
     "StaleEpoch",

@@ -136,8 +136,8 @@ def line(service: Service, batch: int) -> list[tuple[float, int, int]]:
 @mutant(
     "a-point-says-when-it-was-written",
     "core.acks.completion:_judge",
-    "Point(row.updated_at, before.acked + before.failed, before.failed)",
-    "Point(row.updated_at, change.acked + change.failed, change.failed)",
+    "Point(row.updated_at, before.resolved, before.failed)",
+    "Point(row.updated_at, change.resolved, change.failed)",
 )
 @mutant("a-point-is-written-by-every-flush", "core.batches.history:extended", "_second() + (1 << exponent)", "0")
 def test_a_line_shows_when_a_batch_was_stuck(timed_service: Service, clock: Clock) -> None:

@@ -38,11 +38,11 @@ def test_each_verb_is_accepted_or_refused_in_each_state(verb: str, state: State)
 
 
 def test_only_a_sealed_batch_completes() -> None:
-    """Once every item is acked or failed."""
-    assert lifecycle.completes(State.SEALED, 3, 2, 1)
-    assert lifecycle.completes(State.SEALED, 0, 0, 0)
-    assert not lifecycle.completes(State.SEALED, 3, 2, 0)
-    assert not lifecycle.completes(State.OPEN, 3, 3, 0)
+    """Once every item is resolved."""
+    assert lifecycle.completes(State.SEALED, 3, 3)
+    assert lifecycle.completes(State.SEALED, 0, 0)
+    assert not lifecycle.completes(State.SEALED, 3, 2)
+    assert not lifecycle.completes(State.OPEN, 3, 3)
 
 
 def test_a_batchs_own_expires_in_has_priority() -> None:

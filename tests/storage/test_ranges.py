@@ -111,7 +111,7 @@ def test_the_full_prefix_catches_up_with_groups_that_were_filled_out_of_order(se
     assert service.batches.watermark(batch)[1] == 5 * SIZE
 
 
-@mutant("reasons-outlive-a-redrive", "core.acks.apply:_forget_reason", "state.redriven.append((batch, number))", "pass")
+@mutant("reasons-outlive-a-redrive", "core.acks.apply:Reasons.forget", "self.removed.append((batch, number))", "pass")
 def test_a_reason_is_removed_when_its_item_is_acked(service: Service) -> None:
     """Even if both come in one flush; the first reason that was given is kept."""
     batch = service.batches.open(Opening(group_size=SIZE, items=10)).batch.id

@@ -38,6 +38,7 @@ def test_what_is_saved_is_read_in_both_ways(service: Service) -> None:
         updated_at=TIME,
         acked=1,
         failed=2,
+        skipped=3,
         full_prefix=3,
         parent_batch=4,
         parent_number=5,

@@ -14,7 +14,7 @@ from core.batches.tolerance import NONE, OnExceeded, Tolerance
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ONE = Tolerance(1)
 HALF = Tolerance(percentage=50)
-NEW = Standing(State.OPEN, 4, 0, 0, NONE, OnExceeded.CONTINUE, exceeded=False)
+NEW = Standing(State.OPEN, 4, 0, 0, 0, NONE, OnExceeded.CONTINUE, exceeded=False)
 SEALED = NEW._replace(state=State.SEALED)
 COMPLETE = NEW._replace(state=State.COMPLETE, acked=4)
 FAILED = COMPLETE._replace(acked=3, failed=1)
@@ -29,6 +29,8 @@ CANCELLING = SEALED._replace(tolerance=ONE, on_exceeded=OnExceeded.CANCEL)
         (NEW._replace(acked=4), {"state": State.SEALED}, State.COMPLETE, ["completed", "succeeded"], Verb.ACK),
         (NEW._replace(items=0), {"state": State.SEALED}, State.COMPLETE, ["completed", "succeeded"], Verb.ACK),
         (SEALED, {"acked": 3}, State.SEALED, [], None),
+        (SEALED, {"acked": 3, "skipped": 1}, State.COMPLETE, ["completed", "succeeded"], Verb.ACK),
+        (FAILED, {"failed": 0, "skipped": 1}, State.COMPLETE, ["succeeded"], Verb.ACK),
         (SEALED, {"acked": 3, "failed": 1}, State.COMPLETE, ["completed"], Verb.FAIL),
         (
             SEALED._replace(tolerance=ONE),

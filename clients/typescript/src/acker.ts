@@ -32,7 +32,7 @@ interface Waiter {
   readonly reject: (error: unknown) => void;
 }
 
-/** Combines acks and failures into few calls; made by `client.acker(…)`. */
+/** Combines acks, failures and skips into few calls; made by `client.acker(…)`. */
 export class Acker {
   readonly #service: Service;
   readonly #onCompleted: AckerOptions["onCompleted"];
@@ -63,6 +63,11 @@ export class Acker {
   /** Mark an item as failed. Each reason needs its own call, so use few different ones. */
   fail(item: string, reason?: string, options: CallOptions = {}): Promise<Completed | null> {
     return this.#put(item, { verb: "failures", reason }, options.signal);
+  }
+
+  /** Mark an item as not needed. Each reason needs its own call, so use few different ones. */
+  skip(item: string, reason?: string, options: CallOptions = {}): Promise<Completed | null> {
+    return this.#put(item, { verb: "skips", reason }, options.signal);
   }
 
   /** Resolves when fewer than `maxPending` promises are open. Await it before you take the next message. */

@@ -265,6 +265,11 @@ export class BatchHandle {
     return pages(this.#service, batchPath(this.id, "failed"), "ranges", [], failedRange, options, 1000);
   }
 
+  /** The ranges of skipped items with their reasons, ascending, fetched page by page. */
+  skipped(options: PageOptions = {}): AsyncGenerator<FailedRange, void, undefined> {
+    return pages(this.#service, batchPath(this.id, "skipped"), "ranges", [], failedRange, options, 1000);
+  }
+
   /** The sums of the batch and all of its descendants. */
   async progress(options: CallOptions = {}): Promise<TreeProgress> {
     return this.#service.ask("GET", batchPath(this.id, "progress"), signalOf(options), camel);

@@ -47,7 +47,7 @@ export async function* pages<Json, T>(
 /** Send the ids in pieces and merge the results. An error has the merged results so far as `partial`. */
 export async function resolve(
   service: Service,
-  verb: "acks" | "failures",
+  verb: "acks" | "failures" | "skips",
   ids: Ids,
   reason: string | undefined,
   options: CallOptions,
@@ -57,7 +57,7 @@ export async function resolve(
 
 export async function resolvePieces(
   service: Service,
-  verb: "acks" | "failures",
+  verb: "acks" | "failures" | "skips",
   bodies: Iterable<Piece>,
   reason: string | undefined,
   options: CallOptions,

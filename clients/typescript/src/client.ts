@@ -202,6 +202,14 @@ export class Client {
     return resolve(this.#service, "failures", ids, reason, options);
   }
 
+  /**
+   * Mark items as not needed: deliberately not done, and no failures. Otherwise like `ack`. A failed item becomes
+   * skipped; an acked item stays acked, and a skipped item can still be acked.
+   */
+  async skip(ids: Ids, reason?: string, options: CallOptions = {}): Promise<AckResult> {
+    return resolve(this.#service, "skips", ids, reason, options);
+  }
+
   /** One page of the feed in commit order. Rejects with `PositionTrimmed`. */
   async events(options: EventsOptions = {}): Promise<EventPage> {
     return this.#events(options, false);

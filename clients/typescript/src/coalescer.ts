@@ -10,7 +10,7 @@ import { MOST_ITEMS } from "./masks.js";
 
 /** How an item is resolved. */
 export interface Kind {
-  readonly verb: "acks" | "failures";
+  readonly verb: "acks" | "failures" | "skips";
   readonly reason: string | undefined;
 }
 

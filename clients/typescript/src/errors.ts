@@ -90,7 +90,7 @@ export class Conflict extends ServiceError {}
 export class BatchSealed extends Conflict {}
 /** The batch is complete, expired or cancelled; see `code`. */
 export class BatchEnded extends Conflict {}
-/** The item that was to add items is acked or failed already. Nothing was issued. */
+/** The item that was to add items is resolved already. Nothing was issued. */
 export class ItemResolved extends Conflict {}
 export class ConsumerGroupInUse extends Conflict {}
 export class PartitionsFixed extends Conflict {}

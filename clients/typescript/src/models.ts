@@ -22,7 +22,7 @@ export type Rejected = Camel<Schemas["RejectedItem"]>;
 export type Verification = Camel<Schemas["Verification"]>;
 /** The sums of a batch and all of its descendants, without the items that a child stands for. */
 export type TreeProgress = Camel<Schemas["Progress"]>;
-/** The counts of a batch at a time. `resolved` includes `failed`. */
+/** The counts of a batch at a time. `resolved` includes `failed`, and skipped items. */
 export type HistoryPoint = Camel<Schemas["Point"]>;
 export type Watermark = Camel<Schemas["Watermark"]>;
 /** The batches by state. `exact`: false if there are more batches than the service counts in one call. */
@@ -42,7 +42,7 @@ export interface PendingRange extends Camel<Schemas["Range"]> {
   readonly ids: ItemIds;
 }
 
-/** A range of failed items. `reasons` maps ids to their reasons; ids without a reason are missing. */
+/** A range of failed or of skipped items. `reasons` maps ids to their reasons; ids without a reason are missing. */
 export interface FailedRange extends PendingRange {
   readonly reasons: Readonly<Record<string, string>>;
 }
@@ -75,7 +75,7 @@ export function camel<T extends object>(json: T): Camel<T> {
   ) as Camel<T>;
 }
 
-/** The merged result of acks and failures. */
+/** The merged result of acks, failures and skips. */
 export class AckResult {
   constructor(
     /** Items whose state changed. */

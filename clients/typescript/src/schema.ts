@@ -199,6 +199,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/batches/{id}/skipped": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List skipped items
+         * @description The skipped items, as ranges of numbers, with the reasons that were given.
+         */
+        get: operations["list_skipped_items"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/batches/{id}/groups": {
         parameters: {
             query?: never;
@@ -1077,6 +1097,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/skips": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Skip items
+         * @description Idempotent. Items may be of any batches and in any order. The response is sent after the commit.
+         */
+        post: operations["skip_items"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -1139,6 +1179,8 @@ export interface components {
             /** Format: int64 */
             failed: number;
             /** Format: int64 */
+            skipped: number;
+            /** Format: int64 */
             pending: number;
             /** @description sealed, and nothing is pending */
             complete: boolean;
@@ -1192,6 +1234,8 @@ export interface components {
             /** Format: int64 */
             failed: number;
             /** Format: int64 */
+            skipped: number;
+            /** Format: int64 */
             pending: number;
         };
         /** BatchDeliveries */
@@ -1211,6 +1255,8 @@ export interface components {
             resolved: string;
             /** @description likewise; a failed item is resolved too */
             failed: string;
+            /** @description likewise; a skipped item is resolved too */
+            skipped: string;
         };
         /** CancelBody */
         CancelBody: {
@@ -1276,6 +1322,8 @@ export interface components {
             acked: number;
             /** Format: int64 */
             failed: number;
+            /** Format: int64 */
+            skipped: number;
         };
         /** Counts */
         Counts: {
@@ -1503,11 +1551,13 @@ export interface components {
             issued: number;
             /**
              * Format: int64
-             * @description the number of these that are acked or failed
+             * @description the number of these that are acked, failed or skipped
              */
             resolved: number;
             /** Format: int64 */
             failed: number;
+            /** Format: int64 */
+            skipped: number;
             /** Format: int64 */
             batch: number;
             /** @description the bits of the group's issued items, in whole bytes */
@@ -1758,6 +1808,8 @@ export interface components {
             /** Format: int64 */
             failed: number;
             /** Format: int64 */
+            skipped: number;
+            /** Format: int64 */
             pending: number;
             /** @description sealed, and nothing is pending */
             complete: boolean;
@@ -1955,6 +2007,8 @@ export interface components {
             /** Format: int64 */
             failed: number;
             /** Format: int64 */
+            skipped: number;
+            /** Format: int64 */
             pending: number;
             /** @description sealed, and nothing is pending */
             complete: boolean;
@@ -2082,7 +2136,7 @@ export interface components {
             at: string;
             /**
              * Format: int64
-             * @description the items that were acked or failed at this time
+             * @description the items that were acked, failed or skipped at this time
              */
             resolved: number;
             /** Format: int64 */
@@ -2299,6 +2353,8 @@ export interface components {
             /** Format: int64 */
             failed: number;
             /** Format: int64 */
+            skipped: number;
+            /** Format: int64 */
             pending: number;
             /** @description the number of these batches by state; the batch itself is one */
             batches: {
@@ -2507,6 +2563,8 @@ export interface components {
             /** Format: int64 */
             failed: number;
             /** Format: int64 */
+            skipped: number;
+            /** Format: int64 */
             pending: number;
             /** @description sealed, and nothing is pending */
             complete: boolean;
@@ -2549,6 +2607,29 @@ export interface components {
             newly: boolean;
             /** @description this call made `succeeded` true */
             newly_succeeded: boolean;
+        };
+        /** SkippedPage */
+        SkippedPage: {
+            ranges: components["schemas"]["SkippedRange"][];
+            next: string | null;
+        };
+        /** SkippedRange */
+        SkippedRange: {
+            /** Format: int64 */
+            start: number;
+            /**
+             * Format: int64
+             * @description exclusive
+             */
+            end: number;
+            /** @description the id of the item at start */
+            first: string;
+            /** @description the id of the item at end-1 */
+            last: string;
+            /** @description item id → reason, for the items with a reason */
+            reasons: {
+                [key: string]: string;
+            };
         };
         /** StateCounts */
         StateCounts: {
@@ -2670,11 +2751,13 @@ export interface components {
             issued: number;
             /**
              * Format: int64
-             * @description the number of these that are acked or failed
+             * @description the number of these that are acked, failed or skipped
              */
             resolved: number;
             /** Format: int64 */
             failed: number;
+            /** Format: int64 */
+            skipped: number;
         };
         /** Verification */
         Verification: {
@@ -2685,6 +2768,8 @@ export interface components {
             acked: number;
             /** Format: int64 */
             failed: number;
+            /** Format: int64 */
+            skipped: number;
             /** Format: int64 */
             pending: number;
             /** @description the counts of the bits */
@@ -2805,6 +2890,11 @@ export interface components {
          * @description Items to give up: by id, by mask, or both.
          */
         Failures: components["schemas"]["FailuresByItem"] | components["schemas"]["FailuresByGroup"];
+        /**
+         * Skips
+         * @description Items that are not needed: by id, by mask, or both.
+         */
+        Skips: components["schemas"]["SkipsByItem"] | components["schemas"]["SkipsByGroup"];
         /** AckAnswer */
         AckAnswer: {
             /**
@@ -2859,6 +2949,19 @@ export interface components {
         };
         /** @description By mask alone. */
         FailuresByGroup: {
+            groups: components["schemas"]["GroupMask"][];
+            /** @default null */
+            reason?: string | null;
+        };
+        /** @description By id, and also by mask. */
+        SkipsByItem: {
+            items: string[];
+            groups?: components["schemas"]["GroupMask"][];
+            /** @default null */
+            reason?: string | null;
+        };
+        /** @description By mask alone. */
+        SkipsByGroup: {
             groups: components["schemas"]["GroupMask"][];
             /** @default null */
             reason?: string | null;
@@ -4198,6 +4301,100 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["FailedPage"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `batch_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    list_skipped_items: {
+        parameters: {
+            query?: {
+                limit?: number;
+                /** @description `next` of the previous page */
+                cursor?: string;
+            };
+            header?: never;
+            path: {
+                /** @example 7 */
+                id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SkippedPage"];
                 };
             };
             /** @description `unauthorized` */
@@ -8964,6 +9161,112 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    skip_items: {
+        parameters: {
+            query?: never;
+            header?: {
+                /**
+                 * @description 1 to 255 visible ASCII characters; kept with the batches that the call completes, so that its retry sees `newly` again
+                 * @example catalog-42
+                 */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Skips"];
+            };
+        };
+        responses: {
+            /** @description applied + repeated + rejected = the distinct items sent */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AckAnswer"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `upgrade_not_finished` */
+            409: {
                 headers: {
                     [name: string]: unknown;
                 };

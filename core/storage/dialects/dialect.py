@@ -30,7 +30,7 @@ Otherwise a frozen process, or a lost machine, would keep its locks. MySQL has n
 HAS_WRITTEN: Final = "lastbit.has_written"
 """The key in a connection's `info` for whether its transaction has written."""
 REASONS: Final = 4096
-"""Maximum rows of one INSERT into `failures`."""
+"""Maximum rows of one INSERT of reasons."""
 
 
 class Obstacle(Enum):
@@ -249,9 +249,9 @@ class Dialect(abc.ABC):
         return sorted(row[0] for row in rows)
 
     @abc.abstractmethod
-    def insert_reason(self, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
-        """Statements that insert rows of `failures` for these items, (batch, number), all with the same reason. Each
-        list is to be sent in one packet."""
+    def insert_reason(self, into: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
+        """Statements that insert rows for these items, (batch, number), all with the same reason. `into`: the table and
+        its columns. Each list is to be sent in one packet."""
 
 
 def writes(texts: Iterable[str]) -> bool:

@@ -44,6 +44,7 @@ batches = sa.Table(
     sa.Column("items", _BIGINT, nullable=False),
     sa.Column("acked", _BIGINT, nullable=False),
     sa.Column("failed", _BIGINT, nullable=False),
+    sa.Column("skipped", _BIGINT),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("full_prefix", _BIGINT, nullable=False),
     sa.Column("parent_batch", _BIGINT),
@@ -103,6 +104,8 @@ item_groups = sa.Table(
     sa.Column("failed", sa.LargeBinary),
     sa.Column("resolved_count", sa.Integer, nullable=False),
     sa.Column("failed_count", sa.Integer, nullable=False),
+    sa.Column("skipped", sa.LargeBinary),
+    sa.Column("skipped_count", sa.Integer),
     postgresql_with={"fillfactor": 40, "toast_tuple_target": 8160},
     **MYSQL_OPTIONS,
 )
@@ -135,6 +138,16 @@ failures = sa.Table(
     sa.Column("number", _BIGINT, primary_key=True, autoincrement=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("failed_at", Timestamp, nullable=False),
+    **MYSQL_OPTIONS,
+)
+
+skips = sa.Table(
+    "skips",
+    metadata,
+    sa.Column("batch_id", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("number", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("skipped_at", Timestamp, nullable=False),
     **MYSQL_OPTIONS,
 )
 

@@ -211,7 +211,7 @@ def recount(database: Database) -> dict[int, Any]:
         batches = {row.id: row for row in tx.execute(sa.select(tables.batches))}
         journals = {id: journal.recent(tx, id, row.group_size) for id, row in batches.items() if row.journal_next}
         groups = tx.execute(sa.select(tables.item_groups)).all()
-    counted = {batch: [0, 0] for batch in batches}
+    counted = {batch: [0, 0, 0] for batch in batches}
     for row in groups:
         assert row.batch_id in batches, f"group {row.group_no} of batch {row.batch_id} is orphaned"
         batch = batches[row.batch_id]
@@ -219,20 +219,25 @@ def recount(database: Database) -> dict[int, Any]:
         first = (1 << row.resolved_count) - 1
         resolved = first if row.resolved is None else int.from_bytes(row.resolved, "little")
         failed = 0 if row.failed is None else int.from_bytes(row.failed, "little")
+        skipped = 0 if row.skipped is None else int.from_bytes(row.skipped, "little")
         position = f"batch {row.batch_id}, group {row.group_no}"
         assert resolved < 1 << issued, f"{position}: bits of items that were never issued are set"
-        assert not failed & ~resolved, f"{position}: items are failed but not resolved"
-        assert (resolved.bit_count(), failed.bit_count()) == (row.resolved_count, row.failed_count), position
+        assert not (failed | skipped) & ~resolved, f"{position}: items are failed or skipped, but not resolved"
+        assert not failed & skipped, f"{position}: items are both failed and skipped"
+        counts = row.resolved_count, row.failed_count, row.skipped_count or 0
+        assert (resolved.bit_count(), failed.bit_count(), skipped.bit_count()) == counts, position
         for index in journals.get(row.batch_id, {}).pop(row.group_no, ()):
             resolved |= 1 << index
-            assert not failed >> index & 1, f"{position}: item {index} is failed, but the journal names it"
-        counted[row.batch_id][0] += resolved.bit_count() - failed.bit_count()
+            assert not (failed | skipped) >> index & 1, f"{position}: item {index} is not acked, but in the journal"
+        counted[row.batch_id][0] += resolved.bit_count() - failed.bit_count() - skipped.bit_count()
         counted[row.batch_id][1] += failed.bit_count()
+        counted[row.batch_id][2] += skipped.bit_count()
     for id, without_row in journals.items():
         counted[id][0] += sum(len(set(indexes)) for indexes in without_row.values())
     for number, batch in batches.items():
-        assert [batch.acked, batch.failed] == counted[number], f"batch {number}: counts and bits differ"
-        pending = batch.items - batch.acked - batch.failed
+        counts = batch.acked, batch.failed, batch.skipped or 0
+        assert counts == tuple(counted[number]), f"batch {number}: counts and bits differ"
+        pending = batch.items - sum(counts)
         assert batch.state != State.COMPLETE or not pending, f"batch {number} is complete with {pending} pending"
         assert batch.state != State.SEALED or pending, (
             f"batch {number} is sealed with nothing pending, but not complete"

@@ -191,7 +191,7 @@ def tally_entry(entry: Mapping[str, Any]) -> tallies.Entry:
 
 
 def call(request: Request) -> Call:
-    """Convert an ack or fail request to a call."""
+    """Convert an ack, fail or skip request to a call."""
     return Call.of(
         Verb(request["verb"]),
         [tuple(item) for item in request.get("items", ())],
@@ -210,6 +210,7 @@ class ModelBatch:
     state: State
     acked: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
+    skipped: set[int] = field(default_factory=set)
     reasons: dict[int, str] = field(default_factory=dict)
     extends: dict[Any, tuple[int, int, str | None]] = field(default_factory=dict)
     """(start, count, digest) by the key, and the item on whose behalf it was used."""
@@ -247,7 +248,12 @@ class ModelBatch:
 
     @property
     def pending(self) -> set[int]:
-        return set(range(self.items)) - self.acked - self.failed
+        return set(range(self.items)) - self.acked - self.failed - self.skipped
+
+    def beyond(self, verb: str) -> set[int]:
+        """The items that a call with this verb leaves as they are."""
+        levels = {"ack": self.acked, "skip": self.acked | self.skipped, "fail": self.acked | self.skipped | self.failed}
+        return levels[verb]
 
     @property
     def live(self) -> bool:
@@ -663,13 +669,14 @@ class Model:
         return answer
 
     _fail = _ack
+    _skip = _ack
 
     def _why_not(self, verb: str, batch_id: int, group: int, index: int) -> str | None:
         batch = self.batches.get(batch_id)
         if batch is None:
             return "unknown_batch"
         if batch.state in (State.EXPIRED, State.CANCELLED):
-            settled = batch.acked if verb == "ack" else batch.acked | batch.failed
+            settled = batch.beyond(verb)
             is_repeat = index < batch.group_size and group * batch.group_size + index in settled
             return None if is_repeat else str(batch.state)
         if index >= batch.group_size or group * batch.group_size + index >= batch.items:
@@ -680,17 +687,15 @@ class Model:
     def _resolve(
         self, batch: ModelBatch, numbers: set[int], request: Request, fingerprint: Any, answer: Answer
     ) -> None:
-        if request["verb"] == "ack":
-            news = numbers - batch.acked
-            batch.acked |= news
-            batch.failed -= news
-            for number in news:
-                batch.reasons.pop(number, None)
-        else:
-            news = numbers - batch.acked - batch.failed
-            batch.failed |= news
-            if request.get("reason") is not None:
-                batch.reasons |= dict.fromkeys(news, request["reason"])
+        verb = request["verb"]
+        news = numbers - batch.beyond(verb)
+        for items in (batch.failed, batch.skipped):
+            items -= news
+        {"ack": batch.acked, "skip": batch.skipped, "fail": batch.failed}[verb].update(news)
+        for number in news:
+            batch.reasons.pop(number, None)
+        if verb != "ack" and request.get("reason") is not None:
+            batch.reasons |= dict.fromkeys(news, request["reason"])
         if news:
             batch.days_unchanged = 0
             self._settle(batch, fingerprint)
@@ -805,6 +810,7 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
         stored_batch.items,
         stored_batch.acked,
         stored_batch.failed,
+        stored_batch.skipped,
         stored_batch.pending,
         stored_batch.complete,
         stored_batch.succeeded,
@@ -819,7 +825,7 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
     parent = (stored_batch.parent_batch, stored_batch.parent_number) if stored_batch.parent is not None else None
     assert parent == batch.parent
     complete = batch.state is State.COMPLETE
-    counts = len(batch.acked), len(batch.failed), len(batch.pending)
+    counts = len(batch.acked), len(batch.failed), len(batch.skipped), len(batch.pending)
     assert facts == (
         batch.key,
         batch.state,
@@ -832,7 +838,8 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
         batch.labels,
         batch.seal_at,
     )
-    ranges = {"pending": list[tuple[int, int]](), "failed": list[tuple[int, int]]()}
+    items = {"pending": batch.pending, "failed": batch.failed, "skipped": batch.skipped}
+    ranges: dict[str, list[tuple[int, int]]] = {kind: [] for kind in items}
     reasons: dict[int, str] = {}
     for kind in ranges:
         start: int | None = 0
@@ -842,12 +849,14 @@ def assert_equal_batch(service: Service, batch: ModelBatch, *, limit: int = 1000
             for span in page.ranges:
                 reasons |= span.reasons
             start = page.next
-    assert ranges == {"pending": spans(batch.pending), "failed": spans(batch.failed)}
+    assert ranges == {kind: spans(numbers) for kind, numbers in items.items()}
     assert reasons == batch.reasons
-    columns = tables.failures.c
-    stored_reasons = sa.select(columns.number, columns.reason).where(columns.batch_id == batch.id)
-    assert dict(service.database.read(lambda tx: [tuple(row) for row in tx.execute(stored_reasons)])) == batch.reasons
+    for table, numbers in ((tables.failures, batch.failed), (tables.skips, batch.skipped)):
+        stored_reasons = sa.select(table.c.number, table.c.reason).where(table.c.batch_id == batch.id)
+        rows = service.database.read(lambda tx, query=stored_reasons: tx.execute(query).all())  # type: ignore[misc]
+        assert dict(map(tuple, rows)) == {number: batch.reasons[number] for number in numbers & batch.reasons.keys()}
     assert service.batches.watermark(batch.id)[1] == min(batch.pending, default=batch.items)
     verification = service.batches.verify(batch.id)
     assert verification.ok, verification.faults
-    assert (verification.counted_acked, verification.counted_failed) == counts[:2]
+    counted = verification.counted_acked, verification.counted_failed, verification.counted_skipped
+    assert counted == counts[:3]
