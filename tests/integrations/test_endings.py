@@ -226,16 +226,16 @@ def test_the_message_survives_its_worker(
         assert victim.wait(60) == -9
     with killable(url, app, file):
         eventually(lambda: client.processes.list() != () and handled(client, app), 1)
-        later = open_batch(client, app, on_complete=None)
-        seal_first(later, client)
-        eventually(lambda: file.exists() and f"batch:{later.id}:" in file.read_text(), True)
+        later_batch = open_batch(client, app, on_complete=None)
+        seal_first(later_batch, client)
+        eventually(lambda: file.exists() and f"batch:{later_batch.id}:" in file.read_text(), True)
     lines = file.read_text().splitlines()
-    assert lines == [f"batch:{batch.id}:succeeded publish"] * count + [f"batch:{later.id}:succeeded publish"]
+    assert lines == [f"batch:{batch.id}:succeeded publish"] * count + [f"batch:{later_batch.id}:succeeded publish"]
 
 
 def handled(client: Client, app: str) -> int:
     """The number of endings that the service has noted."""
-    [summary] = [each for each in client.processes.list() if each.name == _endings.process_name(app)]
+    [summary] = [process for process in client.processes.list() if process.name == _endings.process_name(app)]
     return summary.finished
 
 
@@ -282,9 +282,9 @@ def test_the_message_survives_the_service(app: str, is_published: bool) -> None:
             seal_first(batch, client)
             eventually(lambda: broker.tries > 0, True)
             service.start()
-            later = open_batch(client, app, on_complete=None)
-            seal_first(later, client)
-            eventually(lambda: broker.messages[-1:], [(f"batch:{later.id}:succeeded", "publish")])
+            later_batch = open_batch(client, app, on_complete=None)
+            seal_first(later_batch, client)
+            eventually(lambda: broker.messages[-1:], [(f"batch:{later_batch.id}:succeeded", "publish")])
         assert set(broker.messages[:-1]) == {(f"batch:{batch.id}:succeeded", "publish")}
         assert len(broker.messages[:-1]) <= 1 + is_published
 
@@ -328,11 +328,11 @@ def test_a_message_that_cannot_be_published_is_parked(client: Client, app: str) 
     """With the error. Others go on, and it is published when an operator retries it."""
     broker = Broker()
     with working(client, app, broker):
-        poisoned = open_batch(client, app, on_success="unknown", on_complete=None)
-        seal_first(poisoned, client)
+        poisoned_batch = open_batch(client, app, on_success="unknown", on_complete=None)
+        seal_first(poisoned_batch, client)
         seal_first(open_batch(client, app, on_complete=None), client)
         eventually(lambda: len(broker.messages), 1)
-        name, instance = _endings.process_name(app), f"batch:{poisoned.id}:succeeded"
+        name, instance = _endings.process_name(app), f"batch:{poisoned_batch.id}:succeeded"
         details = client.processes.get(name, instance)
         assert (details.parked, "no such task" in (details.history[0].error or "")) == (1, True)
     broker.publish = lambda message_id, message: not broker.messages.append((message_id, message))  # type: ignore[method-assign,func-returns-value]

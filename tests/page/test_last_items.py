@@ -49,7 +49,7 @@ def client(service_url: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def stuck(client: Client, database_url: str) -> BatchHandle:
+def hung_batch(client: Client, database_url: str) -> BatchHandle:
     """The batch, unchanged for an hour, beside one that is busy and one that is done."""
     word = uuid.uuid4().hex[:6]
     client.open(key=f"catalog-{word}-done", sealed=True)
@@ -73,31 +73,31 @@ def check_end(client: Client, batch: BatchHandle) -> None:
 
 
 def test_an_operator_sends_the_last_items_again_from_the_page(
-    page: Page, service_url: str, client: Client, stuck: BatchHandle
+    page: Page, service_url: str, client: Client, hung_batch: BatchHandle
 ) -> None:
     """Five clicks and what they show."""
-    with producer(service_url, client.events(batch=stuck.id).next):
+    with producer(service_url, client.events(batch=hung_batch.id).next):
         page.goto(service_url)
         page.get_by_role("link", name="Stuck").click()
         page.get_by_role("link", name="1 h", exact=True).click()
         line = page.get_by_role("row").filter(has_text="99.9 %")
         expect(line).to_contain_text("1 h ago")
         line.get_by_role("link").click()
-        expect(panel(page, "why")).to_contain_text(f"1 of 1,000 items is pending: {stuck.ids[LOST]}")
+        expect(panel(page, "why")).to_contain_text(f"1 of 1,000 items is pending: {hung_batch.ids[LOST]}")
         reason = panel(page, "reasons").locator(".by-reason > li")
         expect(reason).to_contain_text(REASON)
-        expect(reason).to_contain_text(stuck.ids[FAILED])
+        expect(reason).to_contain_text(hung_batch.ids[FAILED])
         reason.get_by_role("button", name="Send again…").click()
         page.get_by_role("button", name="Send 1 item again").click()
         expect(page.locator("[data-number='failed'] dd")).to_have_text("0")
         panel(page, "pending").get_by_role("button", name="Send again…").click()
         page.get_by_role("button", name="Send them again").click()
         expect(page.locator(".title .state")).to_have_text("succeeded")
-        check_end(client, stuck)
+        check_end(client, hung_batch)
 
 
 def test_an_operator_sends_the_last_items_again_on_the_command_line(
-    service_url: str, client: Client, stuck: BatchHandle
+    service_url: str, client: Client, hung_batch: BatchHandle
 ) -> None:
     """Four commands. Each but the first is one that the output before it names."""
 
@@ -106,14 +106,14 @@ def test_an_operator_sends_the_last_items_again_on_the_command_line(
         return subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout
 
     assert "lastbit list --unchanged-for 10m" in lastbit("--help")
-    with producer(service_url, client.events(batch=stuck.id).next):
+    with producer(service_url, client.events(batch=hung_batch.id).next):
         (line,) = [line for line in lastbit("list", "--unchanged-for", "10m").splitlines() if "99.9 %" in line]
-        assert str(stuck.id) in line
-        text = lastbit("explain", str(stuck.id))
-        assert stuck.ids[LOST] in text
+        assert str(hung_batch.id) in line
+        text = lastbit("explain", str(hung_batch.id))
+        assert hung_batch.ids[LOST] in text
         assert REASON in text
         commands = re.findall(r"^  lastbit (redrive .*?)  ", text, re.MULTILINE)
         assert len(commands) == 2
         for command in commands:
             assert "asked for 1" in lastbit(*command.split())
-        check_end(client, stuck)
+        check_end(client, hung_batch)

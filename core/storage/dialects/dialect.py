@@ -249,8 +249,8 @@ class Dialect(abc.ABC):
         return sorted(row[0] for row in rows)
 
     @abc.abstractmethod
-    def insert_reason(self, into: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
-        """Statements that insert rows for these items, (batch, number), all with the same reason. `into`: the table and
+    def insert_reason(self, table: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
+        """Statements that insert rows for these items, (batch, number), with the same reason. `table`: its name with
         its columns. Each list is to be sent in one packet."""
 
 

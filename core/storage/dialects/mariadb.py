@@ -333,14 +333,14 @@ class MariaDB(Dialect):
             return [first + place * distance for place in range(count)]
         return sorted(row[0] for row in rows)
 
-    def insert_reason(self, into: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
+    def insert_reason(self, table: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
         # The reason is sent once, in hexadecimal.
         name = f"SET @lastbit_reason = _utf8mb4 x'{reason.encode().hex()}'"
         for first in range(0, len(items), REASONS):
             values = ",".join(
                 [f"({batch},{number},@lastbit_reason,{self.now})" for batch, number in items[first : first + REASONS]]
             )
-            yield [name, f"INSERT INTO {into} VALUES {values}"]  # noqa: S608
+            yield [name, f"INSERT INTO {table} VALUES {values}"]  # noqa: S608
 
 
 def _is_lost(error: Exception) -> bool:

@@ -323,14 +323,14 @@ class PostgreSQL(Dialect):
     def finish(self, tx: Connection, texts: Sequence[str]) -> list[Rows]:
         return self.run(tx, [*texts, "COMMIT"])[:-1]
 
-    def insert_reason(self, into: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
+    def insert_reason(self, table: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
         # The reason is sent once.
         columns = f"batch, number, {self.text(reason.encode().hex())}, {self.now}"
         for first in range(0, len(items), REASONS):
             values = ",".join(
                 [f"({batch}::bigint,{number}::bigint)" for batch, number in items[first : first + REASONS]]
             )
-            yield [f"INSERT INTO {into} SELECT {columns} FROM (VALUES {values}) AS items (batch, number)"]  # noqa: S608
+            yield [f"INSERT INTO {table} SELECT {columns} FROM (VALUES {values}) AS items (batch, number)"]  # noqa: S608
 
 
 def _lock_timeout(seconds: float) -> str:

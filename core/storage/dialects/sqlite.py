@@ -172,10 +172,10 @@ class SQLite(Dialect):
         results = [tx.exec_driver_sql(text) for text in texts]
         return [result.all() if result.returns_rows else () for result in results]
 
-    def insert_reason(self, into: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
+    def insert_reason(self, table: str, reason: str, items: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
         columns = f"column1, column2, {self.text(reason.encode().hex())}, {self.now}"
         values = ",".join([f"({batch},{number})" for batch, number in items])
-        yield [f"INSERT INTO {into} SELECT {columns} FROM (VALUES {values})"]  # noqa: S608
+        yield [f"INSERT INTO {table} SELECT {columns} FROM (VALUES {values})"]  # noqa: S608
 
 
 def _create(path: str) -> None:

@@ -44,12 +44,12 @@ def test_a_worker_publishes_the_tasks_of_each_ending(place: Place) -> None:
     }
     good = place.lastbit.fan_out([place.task("succeed")] * 3, **last_tasks)
     bad = place.lastbit.fan_out([place.task("succeed"), place.task("fail")], labels={"team": "search"}, **last_tasks)
-    stopped = place.lastbit.fan_out([place.task("succeed")], seal=False, **last_tasks)
-    stopped.cancel()
+    cancelled_batch = place.lastbit.fan_out([place.task("succeed")], seal=False, **last_tasks)
+    cancelled_batch.cancel()
     with place.worker() as worker:
         eventually(lambda: runs(place, good), {"succeeded": 1, "completed": 1})
         eventually(lambda: runs(place, bad), {"completed": 1})
-        eventually(lambda: runs(place, stopped), {"cancelled": 1})
+        eventually(lambda: runs(place, cancelled_batch), {"cancelled": 1})
         assert worker.stop() == 0
     assert not place.client.groups.get(f"process.endings.{place.options['app_name']}").workers
     assert bad.refresh().labels["team"] == "search"

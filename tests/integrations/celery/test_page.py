@@ -33,7 +33,7 @@ def test_the_page_on_endings_runs_as_written(
     """docs/endings.md, on a service of its own. The worker's log has the lines of the page, in any order."""
     page = ROOT / "docs/endings.md"
     tasks, producer = blocks(page, "python")
-    printed, logged = blocks(page, "text")
+    output, log_lines = blocks(page, "text")
     (tmp_path / "tasks.py").write_text(tasks.replace(pages.REDIS, redis.url(6)))
     (tmp_path / "produce.py").write_text(producer)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
@@ -41,14 +41,14 @@ def test_the_page_on_endings_runs_as_written(
     with sqlite_file() as database, running_service(database) as service:
         monkeypatch.setenv("LASTBIT_URL", service.url)
         command = [sys.executable, "produce.py"]
-        assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == printed
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == output
         command = [sys.executable, "-m", *WORKER]
         with subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as worker:
             try:
                 assert worker.stderr is not None
-                expected = set(logged.splitlines())
+                expected = set(log_lines.splitlines())
                 for line in worker.stderr:
                     expected -= {text for text in expected if line.rstrip().endswith(text)}
                     if not expected:

@@ -50,13 +50,13 @@ def test_a_worker_sends_the_messages_of_each_ending(
     }
     good = fan_out([app.succeeds.message(1), app.succeeds.message(2)], **messages)
     bad = fan_out([app.fails_at_first_if_wrong.message("wrong")], labels={"team": "search"}, **messages)
-    stopped = fan_out([app.succeeds.message(1)], seal=False, **messages)
-    stopped.cancel()
-    with worker() as started:
+    cancelled_batch = fan_out([app.succeeds.message(1)], seal=False, **messages)
+    cancelled_batch.cancel()
+    with worker() as process:
         wait_until(lambda: runs(store, good) == {"succeeded": 1, "completed": 1}, "the first batch ends")
         wait_until(lambda: runs(store, bad) == {"completed": 1}, "the second batch ends")
-        wait_until(lambda: runs(store, stopped) == {"cancelled": 1}, "the third batch ends")
-        assert started.stop() == 0
+        wait_until(lambda: runs(store, cancelled_batch) == {"cancelled": 1}, "the third batch ends")
+        assert process.stop() == 0
     assert not client.groups.get(f"process.endings.{app_name}").workers
     assert bad.refresh().labels["team"] == "search"
 

@@ -42,8 +42,8 @@ def ended(store: Any, batch: BatchHandle) -> list[str]:
     """What the jobs at the ends of this batch have noted, in their order."""
     return [
         word
-        for each, _, word in (entry.partition(":") for entry in store.lrange("ended", 0, -1))
-        if each == str(batch.id)
+        for batch_id, _, word in (entry.partition(":") for entry in store.lrange("ended", 0, -1))
+        if batch_id == str(batch.id)
     ]
 
 
@@ -74,14 +74,18 @@ def test_a_worker_enqueues_the_jobs_of_each_ending(
     }
     good = fan_out(app.queue, app.succeeds, [(1,), (2,)], **calls)
     bad = fan_out(app.queue, app.fails, [()], labels={"team": "search"}, **calls)
-    stopped = fan_out(app.queue, app.succeeds, [(1,)], seal=False, **calls)
-    stopped.cancel()
-    with publishing(kind) as started:
+    cancelled_batch = fan_out(app.queue, app.succeeds, [(1,)], seal=False, **calls)
+    cancelled_batch.cancel()
+    with publishing(kind) as process:
         wait_until(lambda: len(ended(store, good)) == 2, "the first batch ends")
         wait_until(lambda: ended(store, bad), "the second batch ends")
-        wait_until(lambda: ended(store, stopped), "the third batch ends")
-        assert started.stop() == 0
-    assert (sorted(ended(store, good)), ended(store, bad), ended(store, stopped)) == (["für", "xx"], ["xx"], ["xx"])
+        wait_until(lambda: ended(store, cancelled_batch), "the third batch ends")
+        assert process.stop() == 0
+    assert (sorted(ended(store, good)), ended(store, bad), ended(store, cancelled_batch)) == (
+        ["für", "xx"],
+        ["xx"],
+        ["xx"],
+    )
     assert bad.refresh().labels["team"] == "search"
     assert not client.groups.get(f"process.endings.{app_name}").workers
     assert app.queue.fetch_job(f"batch-{good.id}-succeeded").result_ttl == 60

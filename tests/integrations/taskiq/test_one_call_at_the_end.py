@@ -55,19 +55,19 @@ def test_a_worker_sends_the_tasks_of_each_ending(
 ) -> None:
     """As many run as there are endings."""
     calls = {"on_success": (app.succeeds, (1,)), "on_complete": (app.succeeds, {"number": 2})}
-    good, bad, stopped = sent(
+    good, bad, cancelled_batch = sent(
         app,
         client,
         {"task": app.succeeds, "arguments": [(1,), (2,)], **calls},
         {"task": app.fails, "arguments": [()], "labels": {"team": "search"}, **calls},
         {"task": app.succeeds, "arguments": [(1,)], "seal": False, **calls},
     )
-    stopped.cancel()
-    with worker() as started:
+    cancelled_batch.cancel()
+    with worker() as process:
         wait_until(lambda: runs(store, good) == {"succeeded": 1, "completed": 1}, "the first batch ends")
         wait_until(lambda: runs(store, bad) == {"completed": 1}, "the second batch ends")
-        wait_until(lambda: runs(store, stopped) == {"cancelled": 1}, "the third batch ends")
-        assert started.stop() == 0
+        wait_until(lambda: runs(store, cancelled_batch) == {"cancelled": 1}, "the third batch ends")
+        assert process.stop() == 0
     assert not client.groups.get(f"process.endings.{app_name}").workers
     assert bad.refresh().labels["team"] == "search"
 
