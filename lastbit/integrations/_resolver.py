@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Generic, Protocol, TypeVar, cast
+from typing import Final, Generic, Literal, Protocol, TypeVar, cast, get_args
 
 from lastbit.acker import GATHERED, Acker, ItemResult, Receiver
 from lastbit.client import Client
@@ -64,15 +64,17 @@ class Tracked(Protocol):
 
 
 M = TypeVar("M", bound=Tracked)
+Verb = Literal["ack", "fail", "skip"]
+VERBS: Final = get_args(Verb)
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Generic[M]):
-    """A message whose item is failed, or which is sent again. The others are passed to the acker as they are: one more
-    object for each message would cost more than all that is done with it."""
+    """A message whose item is failed or skipped, or which is sent again. The others are passed to the acker as they
+    are: one more object for each message would cost more than all that is done with it."""
 
     message: M
-    is_failed: bool = False
+    verb: Verb = "ack"
     reason: str | None = None
     raises_since: float | None = None
     """The time at which `on_completed` raised first."""
@@ -156,7 +158,11 @@ class Resolver(Generic[M]):
 
     def fail(self, message: M, reason: str | None) -> None:
         """Fail the message's item; returns at once."""
-        self._send(_Attempt(message, is_failed=True, reason=None if reason is None else accepted(reason)))
+        self._send(_Attempt(message, "fail", None if reason is None else accepted(reason)))
+
+    def skip(self, message: M, reason: str | None) -> None:
+        """Skip the message's item; returns at once."""
+        self._send(_Attempt(message, "skip", None if reason is None else accepted(reason)))
 
     def stop_repeating(self) -> None:
         """Send nothing again from now on."""
@@ -181,8 +187,10 @@ class Resolver(Generic[M]):
         item = cast(str, receiver.item)
         try:
             # The acker passes the receiver to `_answered`, and calls no method of it.
-            if isinstance(receiver, _Attempt) and receiver.is_failed:
+            if isinstance(receiver, _Attempt) and receiver.verb == "fail":
                 self._acker.fail_for(cast(Receiver, receiver), item, receiver.reason)
+            elif isinstance(receiver, _Attempt) and receiver.verb == "skip":
+                self._acker.skip_for(cast(Receiver, receiver), item, receiver.reason)
             else:
                 self._acker.ack_for(cast(Receiver, receiver), item)
         except MalformedItem as error:
@@ -207,7 +215,7 @@ class Resolver(Generic[M]):
             if not isinstance(receiver, _Attempt):
                 acked.append(receiver)
             elif not receiver.is_removed:
-                (failed if receiver.is_failed else acked).append(receiver.message)
+                (failed if receiver.verb == "fail" else acked).append(receiver.message)
         if acked:
             self._settle(acked, False)
         if failed:
@@ -218,7 +226,7 @@ class Resolver(Generic[M]):
         match verdict_of(error):
             case Verdict.REMOVE:
                 self.learn(cast(ItemRejected, error))
-                self._remove([replace(attempt, is_failed=False) for attempt in attempts])
+                self._remove([replace(attempt, verb="ack") for attempt in attempts])
             case Verdict.CALL_AGAIN:
                 self._call_again(attempts, error)
             case Verdict.SEND_AGAIN:

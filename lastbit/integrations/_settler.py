@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from lastbit.client import Client
-from lastbit.integrations._resolver import Resolver
+from lastbit.integrations._resolver import Resolver, Verb
 from lastbit.models import Completed
 
 log = logging.getLogger("lastbit.integrations")
@@ -23,10 +23,10 @@ log = logging.getLogger("lastbit.integrations")
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """How an item ended: acked, or failed with a reason."""
+    """How an item ends: it is acked, or failed or skipped for a reason."""
 
     item: str
-    failed: bool = False
+    verb: Verb = "ack"
     reason: str | None = None
 
 
@@ -116,8 +116,10 @@ class Settler:
             self._open.add(entry)
         for resolution in resolutions:
             item = _ItemOfMessage(resolution.item, entry)
-            if resolution.failed:
+            if resolution.verb == "fail":
                 self._resolver.fail(item, resolution.reason)
+            elif resolution.verb == "skip":
+                self._resolver.skip(item, resolution.reason)
             else:
                 self._resolver.ack(item)
 

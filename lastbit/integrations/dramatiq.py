@@ -35,7 +35,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, Unpack
+from typing import Any, Final, TypeAlias, Unpack
 
 from lastbit import errors
 from lastbit.batch import BatchHandle
@@ -46,6 +46,7 @@ from lastbit.integrations._endings import EndingsWorker, text_of, with_endings
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import reason_of
+from lastbit.integrations._resolver import VERBS, Verb
 from lastbit.integrations._settler import Resolution, Settler
 from lastbit.models import Completed
 
@@ -112,7 +113,7 @@ class LastbitMiddleware(Middleware):
 
     `url`, `token`: the service's, by default LASTBIT_URL and LASTBIT_TOKEN; or a `client`. `on_completed`: called with
     a `Completed` for each complete batch in a result, repeatedly if it raises; see `Acker`. `skipped`: whether a
-    message that a middleware skipped acks or fails its item. `linger`: seconds for which resolutions are gathered.
+    message that a middleware skipped acks, fails or skips its item. `linger`: seconds for which items are gathered.
     `skip_ended`: whether messages of batches that were cancelled, have expired or were deleted are not processed.
     `app_name`: the name that the producers and workers of an app share, whose workers send `on_success` and
     `on_complete`.
@@ -127,7 +128,7 @@ class LastbitMiddleware(Middleware):
         token: str | None = None,
         client: Client | None = None,
         on_completed: Callable[[Completed], object] | None = None,
-        skipped: Literal["ack", "fail"] = "ack",
+        skipped: Verb = "ack",
         linger: float = LINGER,
         skip_ended: bool = True,
         app_name: str = APP,
@@ -135,8 +136,8 @@ class LastbitMiddleware(Middleware):
     ) -> None:
         if client is not None and not (url is None and token is None):
             raise errors.InvalidArgument("url and token are for a new client: give either these or client")
-        if skipped not in ("ack", "fail"):
-            raise errors.InvalidArgument(f"skipped is 'ack' or 'fail', not {skipped!r}")
+        if skipped not in VERBS:
+            raise errors.InvalidArgument(f"skipped is one of {', '.join(VERBS)}, not {skipped!r}")
         self._url, self._token = url, token
         self._given_client = client
         self._client: Client | None = None
@@ -280,15 +281,15 @@ class LastbitMiddleware(Middleware):
             return None
         error = notes.error if was_processed and notes.error is not None else message._exception
         if message.failed:
-            return Resolution(item, failed=True, reason="rejected" if error is None else reason_of(error))
+            return Resolution(item, "fail", "rejected" if error is None else reason_of(error))
         if not was_processed:
             return None  # a delayed copy, which its consumer has put on the queue
         if notes.skipped:
-            return Resolution(item, self._skipped == "fail", "skipped" if self._skipped == "fail" else None)
+            return Resolution(item, self._skipped, None if self._skipped == "ack" else "skipped")
         if not notes.ended or error is not None:
-            return Resolution(item, failed=True, reason="interrupted" if error is None else reason_of(error))
+            return Resolution(item, "fail", "interrupted" if error is None else reason_of(error))
         if STAGE in message.options:
-            return Resolution(item, failed=True, reason="the next message of its pipeline was not sent")
+            return Resolution(item, "fail", "the next message of its pipeline was not sent")
         return Resolution(item)
 
 

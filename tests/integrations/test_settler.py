@@ -8,6 +8,7 @@ import pytest
 
 from lastbit import Client, Retry
 from lastbit.integrations import _resolver
+from lastbit.integrations._resolver import Verb
 from lastbit.integrations._settler import Resolution, Settler
 from tests.integrations.workers import wait_until
 from tests.mutants import mutant
@@ -43,6 +44,33 @@ def test_items_are_sent_again_by_one_thread(monkeypatch: pytest.MonkeyPatch, cap
         assert batch.refresh().acked == len(removed) == 300
     lines = [record for record in caplog.records if "sent again" in record.getMessage()]
     assert len(lines) < 100
+
+
+@mutant(
+    "a-skipped-item-is-acked-by-its-message",
+    "lastbit.integrations._resolver:Resolver._send",
+    'receiver.verb == "skip"',
+    "False",
+)
+@mutant(
+    "a-message-that-skips-its-item-stays",
+    "lastbit.integrations._settler:Settler.settle",
+    "self._resolver.skip(item, resolution.reason)",
+    "pass",
+)
+def test_each_item_ends_as_its_resolution_says() -> None:
+    """And its message is removed."""
+    removed: list[str] = []
+    with sqlite_file() as url, running_service(url) as service, Client(service.url) as client:
+        batch = client.open(items=3, sealed=True)
+        settler = new_settler(client)
+        settler.start()
+        verbs: list[Verb] = ["ack", "fail", "skip"]
+        resolutions = [Resolution(item, verb, verb) for item, verb in zip(batch.ids, verbs, strict=True)]
+        settler.settle(resolutions, lambda: removed.append("message"))
+        assert settler.drain(30)
+        assert (batch.refresh().acked, batch.info.failed, batch.info.skipped, removed) == (1, 1, 1, ["message"])
+        assert [ended.reasons for ended in batch.skipped()] == [{batch.ids[2]: "skip"}]
 
 
 @mutant("an-outage-needs-a-new-thread", "lastbit.integrations._resolver:Resolver.start", "self._again.start()", "pass")

@@ -10,8 +10,9 @@ from lastbit.models import Batch
 
 
 def summary(batch: Batch) -> dict[str, Any]:
-    """The batch as a task's XCom: `{id, key, state, items, acked, failed, pending, succeeded}`."""
-    names = ("id", "key", "state", "items", "acked", "failed", "pending", "succeeded")
+    """The batch as a task's XCom: `{id, key, state, items, acked, failed, skipped, pending,
+    succeeded}`."""
+    names = ("id", "key", "state", "items", "acked", "failed", "skipped", "pending", "succeeded")
     return {name: getattr(batch, name) for name in names}
 
 

@@ -19,7 +19,7 @@ class LastbitBatchSensor(BaseSensorOperator):
     Both can be templates or other tasks' outputs. `opened_since` (a time, or a template of one) ignores earlier batches
     with the key; it is for keys that each run uses again. The task fails if the batch is cancelled or expires, and with
     `fail_on_failed_items` if items have failed. It returns the counts as its XCom: `{id, key, state, items, acked,
-    failed, pending, succeeded}`.
+    failed, skipped, pending, succeeded}`.
 
     `deferrable`: wait in the triggerer, without a worker; by default Airflow's setting `[operators]
     default_deferrable`. `trigger_interval` is the trigger's `poll_interval`, in seconds. Without `deferrable`,

@@ -15,11 +15,12 @@ from celery import Celery, states
 from celery.signals import task_postrun
 
 from lastbit.client import Client
+from lastbit.integrations._resolver import Verb
 from lastbit.integrations.celery.items import is_item
-from lastbit.integrations.celery.requests import WhenIgnored, is_replaced, reason_of, unwrapped
+from lastbit.integrations.celery.requests import is_replaced, reason_of, unwrapped
 
 
-def install(app: Celery, client: Callable[[], Client], when_ignored: WhenIgnored) -> None:
+def install(app: Celery, client: Callable[[], Client], when_ignored: Verb) -> None:
     """Resolve the items of eager tasks of the app. An error of the service is logged by Celery."""
 
     def resolve(sender: Any, task_id: str, retval: Any, state: str | None, **_: object) -> None:
@@ -32,7 +33,7 @@ def install(app: Celery, client: Callable[[], Client], when_ignored: WhenIgnored
         if state == states.SUCCESS or (state == states.IGNORED and when_ignored == "ack"):
             client().ack(task_id)
         elif state == states.IGNORED:
-            client().fail(task_id, "ignored")
+            (client().skip if when_ignored == "skip" else client().fail)(task_id, "ignored")
         else:
             reason = "failed" if error is None else reason_of(error, sender.request.retries or 0)
             client().fail(task_id, reason)

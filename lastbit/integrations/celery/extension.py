@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 from celery import Celery
 from celery.canvas import Signature
@@ -19,9 +19,9 @@ from lastbit.failures import Redrive
 from lastbit.integrations._ended import watch_of
 from lastbit.integrations._endings import with_endings
 from lastbit.integrations._fan_out import FanOutOptions, fan_out, resend, send_items
+from lastbit.integrations._resolver import VERBS, Verb
 from lastbit.integrations.celery import current, eager, endings, worker
 from lastbit.integrations.celery.publisher import Publisher, identity
-from lastbit.integrations.celery.requests import WHEN_IGNORED
 from lastbit.models import Completed
 
 
@@ -29,11 +29,12 @@ class Lastbit:
     """Tracks the tasks of a Celery app whose id is an item's id, and fans out such tasks.
 
     `url` and `token`: by default LASTBIT_URL and LASTBIT_TOKEN. `when_ignored`: whether the item of a task that raised
-    `Ignore` is acked or failed. `on_completed`: called in a worker's main process with a `Completed` for each complete
-    batch that an ack or a failure reports; it may publish a task, but must not wait for one. It is called again after a
-    redelivery, and not if the producer's seal completes the batch. `skip_ended`: whether tasks of batches that were
-    cancelled, have expired or were deleted do not run. `app_name`: the name that the producers and workers of an app
-    share, whose workers publish `on_success` and `on_complete`; by default the name of the Celery app.
+    `Ignore` is acked, failed, or skipped: not needed, and no failure. `on_completed`: called in a worker's main process
+    with a `Completed` for each complete batch that an ack or a failure reports; it may publish a task, but must not
+    wait for one. It is called again after a redelivery, and not if the producer's seal completes the batch.
+    `skip_ended`: whether tasks of batches that were cancelled, have expired or were deleted do not run. `app_name`: the
+    name that the producers and workers of an app share, whose workers publish `on_success` and `on_complete`; by
+    default the name of the Celery app.
 
     Nothing is connected until it is used. Raises `InvalidArgument`, also for a second `Lastbit` of one app.
     """
@@ -44,13 +45,13 @@ class Lastbit:
         url: str | None = None,
         *,
         token: str | None = None,
-        when_ignored: Literal["ack", "fail"] = "ack",
+        when_ignored: Verb = "ack",
         on_completed: Callable[[Completed], object] | None = None,
         skip_ended: bool = True,
         app_name: str | None = None,
     ) -> None:
-        if when_ignored not in WHEN_IGNORED:
-            raise InvalidArgument(f"when_ignored is one of {', '.join(WHEN_IGNORED)}, not {when_ignored!r}")
+        if when_ignored not in VERBS:
+            raise InvalidArgument(f"when_ignored is one of {', '.join(VERBS)}, not {when_ignored!r}")
         service = Service.named(url, token, 1.0, None)  # a wrong address is reported here, and not by the first task
         # Before a worker forks its children, which share it.
         watch = watch_of(service) if skip_ended else None

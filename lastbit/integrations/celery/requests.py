@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import states
@@ -37,14 +37,13 @@ from celery.utils.serialization import get_pickled_exception
 from celery.worker.request import Request
 
 from lastbit.integrations import _reasons
+from lastbit.integrations._resolver import Verb
 from lastbit.integrations._settler import Resolution, Settler
 from lastbit.integrations.celery.items import is_item, later_items
 from lastbit.integrations.celery.skipping import is_skipped
 
 log = logging.getLogger("lastbit.celery")
 
-WHEN_IGNORED: Final = ("ack", "fail")
-WhenIgnored = Literal["ack", "fail"]
 
 REPLACED: Final = ("Replaced by new task",)
 """The arguments of the `Ignore` that `Task.replace` raises after it has published a task with the same id."""
@@ -74,7 +73,7 @@ class ItemRequest(Request):
     """A message with items that depend on it. Mixed in before the `Request` class of its task."""
 
     settler: ClassVar[Settler]
-    when_ignored: ClassVar[WhenIgnored]
+    when_ignored: ClassVar[Verb]
 
     _resolutions: list[Resolution] | None = None
     """What happens to the items; None while the task has not ended."""
@@ -168,14 +167,16 @@ class ItemRequest(Request):
         return [Resolution(self.id)] if is_item(self.id) else []
 
     def _failed(self, reason: str) -> list[Resolution]:
-        own = [Resolution(self.id, failed=True, reason=reason)] if is_item(self.id) else []
+        own = [Resolution(self.id, "fail", reason)] if is_item(self.id) else []
         cause = f"not run, as an earlier task did not succeed: {reason}"
-        return own + [Resolution(item, failed=True, reason=cause) for item in self._later_items()]
+        return own + [Resolution(item, "fail", cause) for item in self._later_items()]
 
     def _ignored(self) -> list[Resolution]:
         if self.when_ignored == "fail":
             return self._failed("ignored")
-        return self._succeeded() + [Resolution(item) for item in self._later_items()]
+        items = [self.id] if is_item(self.id) else []
+        reason = None if self.when_ignored == "ack" else "ignored"
+        return [Resolution(item, self.when_ignored, reason) for item in (*items, *self._later_items())]
 
     def _note_skipped(self) -> None:
         self.settler.note_skipped(self.id if is_item(self.id) else self._later_items()[0])

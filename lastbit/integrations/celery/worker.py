@@ -23,10 +23,11 @@ from celery.worker import state
 from lastbit.client import Client
 from lastbit.errors import InvalidArgument
 from lastbit.integrations._ended import Watch
+from lastbit.integrations._resolver import Verb
 from lastbit.integrations._settler import Resolution, Settler
 from lastbit.integrations.celery import settings, skipping
 from lastbit.integrations.celery.items import items_of_message
-from lastbit.integrations.celery.requests import ItemRequest, WhenIgnored, reason_of
+from lastbit.integrations.celery.requests import ItemRequest, reason_of
 from lastbit.models import Completed
 
 log = logging.getLogger("lastbit.celery")
@@ -42,7 +43,7 @@ PATIENCE: Final = 10.0
 def install(
     app: Celery,
     client: Callable[[], Client],
-    when_ignored: WhenIgnored,
+    when_ignored: Verb,
     on_completed: Callable[[Completed], object] | None,
     watch: Watch | None,
 ) -> None:
@@ -70,7 +71,7 @@ class LastbitStep(bootsteps.StartStopStep):
 
     new_settler: ClassVar[Callable[[float], Settler]]
     """Makes a settler that gathers acks for this many seconds."""
-    when_ignored: ClassVar[WhenIgnored]
+    when_ignored: ClassVar[Verb]
     is_ended: ClassVar[Callable[[str], bool] | None]
     """Whether the batch of an item has ended; None if that doesn't matter."""
 
@@ -152,7 +153,7 @@ class LastbitStep(bootsteps.StartStopStep):
         except Exception:  # noqa: BLE001  # of any decoder; this may be the reason why Celery removes it
             payload = None
         reason = f"no task for it: {reason_of(error)}"
-        failures = [Resolution(item, failed=True, reason=reason) for item in items_of_message(message.headers, payload)]
+        failures = [Resolution(item, "fail", reason) for item in items_of_message(message.headers, payload)]
         if failures:
             self._settler.settle(failures, partial(consumer.call_soon, remove, body, message, error))
         else:

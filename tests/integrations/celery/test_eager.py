@@ -125,6 +125,13 @@ def test_an_ignored_task_fails_if_the_option_says_so(client: Client, celery_serv
     assert failures(batch) == ["ignored"]
 
 
+def test_an_ignored_task_is_skipped_if_the_option_says_so(client: Client, celery_service: str) -> None:
+    eager = Eager(celery_service, when_ignored="skip")
+    batch, ids = opened(client)
+    eager.end.apply(("ignore",), task_id=ids[0])
+    assert [skipped.reasons for skipped in batch.skipped()] == [{ids[0]: "ignored"}]
+
+
 def test_a_fan_out_of_eager_tasks_is_complete_when_it_returns(celery_service: str) -> None:
     eager = Eager(celery_service)
     end = eager.end

@@ -151,7 +151,7 @@ def test_an_app_has_one(place: Place) -> None:
 
 def test_wrong_arguments_are_refused_at_once() -> None:
     app = Celery("wrong", set_as_current=False)
-    with pytest.raises(errors.InvalidArgument, match="when_ignored is one of ack, fail, not 'drop'"):
+    with pytest.raises(errors.InvalidArgument, match="when_ignored is one of ack, fail, skip, not 'drop'"):
         Lastbit(app, when_ignored="drop")  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidArgument, match="'nowhere' is not the address of a service"):
         Lastbit(app, "nowhere")

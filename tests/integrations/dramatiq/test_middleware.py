@@ -82,9 +82,9 @@ def test_messages_on_the_stub_broker_resolve_their_items(
     assert [completion.batch for completion in completed if completion.newly] == [batch.id]
 
 
-@pytest.mark.parametrize(("skipped", "counts"), [("ack", (1, 0)), ("fail", (0, 1))])
-def test_a_skipped_message_acks_or_fails_its_item(
-    broker: Make, start: Callable[[], Worker], client: Client, skipped: Any, counts: tuple[int, int]
+@pytest.mark.parametrize(("skipped", "counts"), [("ack", (1, 0, 0)), ("fail", (0, 1, 0)), ("skip", (0, 0, 1))])
+def test_a_skipped_message_acks_fails_or_skips_its_item(
+    broker: Make, start: Callable[[], Worker], client: Client, skipped: Any, counts: tuple[int, int, int]
 ) -> None:
     """As `skipped` says, also if the middleware that skips it keeps ours from seeing its begin."""
 
@@ -96,7 +96,7 @@ def test_a_skipped_message_acks_or_fails_its_item(
     actor = declared(stub)
     start()
     info = fan_out([actor.message(1)]).wait(30)
-    assert (info.acked, info.failed) == counts
+    assert (info.acked, info.failed, info.skipped) == counts
 
 
 @mutant(
@@ -248,7 +248,10 @@ def test_what_is_no_message_is_refused_before_its_chunk_is_issued(broker: Make, 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"skipped": "drop"}, "'ack' or 'fail'"), ({"client": object(), "url": "http://x"}, "either these or client")],
+    [
+        ({"skipped": "drop"}, "one of ack, fail, skip"),
+        ({"client": object(), "url": "http://x"}, "either these or client"),
+    ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     """When the middleware is made."""
