@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add_reader(parser)
     parser.add_argument("--item-column", metavar="NAME", help="the column with the ids (item_id; value for text)")
     parser.add_argument("--failed-when", metavar="SQL", help="fail the items of these rows instead of acking them")
+    parser.add_argument("--skipped-when", metavar="SQL", help="skip the items of these rows, which are not needed")
     parser.add_argument(
         "--rejects", metavar="PATH", help="append the rows without an item id to this folder, as JSON lines"
     )
@@ -113,6 +114,7 @@ def _ack(frame: DataFrame, options: argparse.Namespace, token: str | None) -> di
         options.url,
         token,
         failed=options.failed_when,
+        skipped=options.skipped_when,
         strict=options.strict,
         parallel=options.parallel,
         progress=options.progress,
@@ -121,7 +123,7 @@ def _ack(frame: DataFrame, options: argparse.Namespace, token: str | None) -> di
 
 
 def _dry_run(frame: DataFrame, options: argparse.Namespace) -> dict[str, Any]:
-    masks = item_masks(frame, _column(options), failed=options.failed_when)
+    masks = item_masks(frame, _column(options), failed=options.failed_when, skipped=options.skipped_when)
     valid = sf.col("batch").isNotNull()
     counted = masks.agg(
         sf.coalesce(sf.sum("rows"), sf.lit(0)).alias("rows"),

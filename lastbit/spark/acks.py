@@ -16,7 +16,7 @@ from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.models import HELD
 from lastbit.retry import Retry
 from lastbit.spark._partitions import on_partitions
-from lastbit.spark.masks import Failed, item_masks
+from lastbit.spark.masks import Condition, item_masks
 from lastbit.spark.posting import GROUPS_A_CALL, Posted, Posting, post
 from lastbit.spark.progress import Progress, Watcher, labelled, stages, watched
 
@@ -68,7 +68,8 @@ def ack(
     url: str | None = None,
     token: str | None = None,
     *,
-    failed: Failed | None = None,
+    failed: Condition | None = None,
+    skipped: Condition | None = None,
     reason: str | None = None,
     strict: bool = False,
     parallel: int = 8,
@@ -81,10 +82,11 @@ def ack(
     """Ack the items of `df`. The JVM combines them into bitfields, one row per group, and the executors send these.
 
     `url`, `token`: by default LASTBIT_URL and LASTBIT_TOKEN of the driver. `failed`: a Column or SQL that selects
-    failed rows; an item with both an acked and a failed row is acked. `reason`: for the failures; the service writes a
-    row for each item that fails with a reason. `parallel`: maximum concurrent requests; `groups`: bitfields per
-    request; `timeout`: seconds for each of connecting and the response. `strict`: raise `MalformedRows` before anything
-    is sent if a row has no id; by default such rows are counted.
+    failed rows, and `skipped` one that selects rows that are not needed. An item with several rows is acked if any of
+    them is done, else skipped if any is, and so is a row that both select. `reason`: for the failures and skips; the
+    service writes a row for each such item with a reason. `parallel`: maximum concurrent requests; `groups`: bitfields
+    per request; `timeout`: seconds for each of connecting and the response. `strict`: raise `MalformedRows` before
+    anything is sent if a row has no id; by default such rows are counted.
 
     It is safe to repeat the call, wholly or in part, as acks are idempotent. `idempotency_key` identifies the run to
     the service; by default each call has its own.
@@ -94,17 +96,18 @@ def ack(
     thread. In a classic session the jobs have the description "lastbit.ack" unless the caller has set one; on Connect
     their tag is "lastbit.ack".
 
-    Raises `InvalidArgument` (no such column, not text, a reason without `failed`), `ServiceUnreachable`,
+    Raises `InvalidArgument` (no such column, not text, a reason without `failed` or `skipped`), `ServiceUnreachable`,
     `ServiceError`; then some items may be acked, no report is returned, and repeating the call is safe.
     """
     if parallel < 1:
         raise InvalidArgument(f"parallel must be at least 1, not {parallel!r}")
-    if reason is not None and failed is None:
-        raise InvalidArgument("a reason is for failed items: select them with `failed`")
+    if reason is not None and failed is None and skipped is None:
+        raise InvalidArgument("a reason is for failed or skipped items: select them with `failed` or `skipped`")
     connection = Connection.named(url, token, timeout, retry)
     posting = Posting(connection, idempotency_key or uuid.uuid4().hex, reason, groups)
-    masks = item_masks(df, column, failed=failed)
-    _greet(connection, {"acks": None} if failed is None else {"acks": None, "failures": reason})
+    masks = item_masks(df, column, failed=failed, skipped=skipped)
+    given_up = {verb: reason for verb, condition in (("failures", failed), ("skips", skipped)) if condition is not None}
+    _greet(connection, {"acks": None, **given_up})
     with labelled(df.sparkSession), _watched(progress) as watching, stages(df.sparkSession, watching):
         if strict:
             masks = masks.persist()

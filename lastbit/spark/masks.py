@@ -33,28 +33,34 @@ WORD = 64 * LONGS
 WORDS = MAX_GROUP_SIZE // WORD
 """Words of the largest possible group."""
 
-Failed: TypeAlias = Column | str
-"""Selects failed rows: a Column or SQL. Null means not failed, as in WHERE."""
+Condition: TypeAlias = Column | str
+"""Selects rows: a Column or SQL. Null means not selected, as in WHERE."""
 
 
-def item_masks(df: DataFrame, column: str | Column = "item_id", *, failed: Failed | None = None) -> DataFrame:
+def item_masks(
+    df: DataFrame,
+    column: str | Column = "item_id",
+    *,
+    failed: Condition | None = None,
+    skipped: Condition | None = None,
+) -> DataFrame:
     """One row for each group that has an item id in `df`:
 
     | column | is |
     |---|---|
     | batch, group | the group; both null in the only row for texts that are not item ids, including null |
-    | bits | its items, little-endian bit order, up to index 32,767; bytes after that of the last item may be missing |
-    | failed_bits | the failed items; null if none failed. An item with a failed row and a good one is not failed |
+    | bits | the items that are done, little-endian, up to index 32,767; bytes after that of the last may be missing |
+    | failed_bits | the failed items; null if none failed. An item with a failed row and another one is not failed |
+    | skipped_bits | the skipped items; null if none is. An item that is also done is not skipped |
     | items | the number of distinct items, including those counted in `beyond` |
     | beyond | the number of items with an index of 32,768 or more, which no group has |
     | rows | the number of rows with these items |
 
     The result is lazy. Raises `InvalidArgument` if there is no such column, or it isn't text.
     """
-    rows = ids_of(df, column, failed)
+    rows = ids_of(df, column, failed, skipped)
     words = _words(rows)
-    fields = ["word", "acked", "failed"] if failed is not None else ["word", "acked"]
-    inside = sf.when(sf.col("word") < WORDS, sf.struct(*fields))
+    inside = sf.when(sf.col("word") < WORDS, sf.struct("word", *_outcomes(rows)))
     outside = sf.col("word") >= WORDS
     count = sf.col("count")
     groups = words.groupBy("batch", "group").agg(
@@ -63,28 +69,38 @@ def item_masks(df: DataFrame, column: str | Column = "item_id", *, failed: Faile
         sf.sum(sf.when(outside, count).otherwise(0)).alias("beyond"),
         sf.sum("rows").alias("rows"),
     )
-    bits = _bitfield("acked")
-    failed_bits = _bitfield("failed") if failed is not None else sf.lit(None).cast("binary")
-    has_failed = sf.exists("words", lambda word: _any(word["failed"])) if failed is not None else sf.lit(False)
     is_group = sf.col("batch").isNotNull()
+
+    def bits_of(outcome: str) -> Column:
+        """Null if there are none."""
+        if outcome not in rows.columns:
+            return sf.lit(None).cast("binary")
+        return sf.when(is_group & sf.exists("words", lambda word: _any(word[outcome])), _bitfield(outcome))
+
     return groups.select(
         "batch",
         "group",
-        sf.when(is_group, bits).alias("bits"),
-        sf.when(is_group & has_failed, failed_bits).alias("failed_bits"),
+        sf.when(is_group, _bitfield("acked")).alias("bits"),
+        bits_of("failed").alias("failed_bits"),
+        bits_of("skipped").alias("skipped_bits"),
         sf.when(is_group, sf.col("items")).otherwise(0).alias("items"),
         sf.when(is_group, sf.col("beyond")).otherwise(0).alias("beyond"),
         "rows",
     )
 
 
-def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) -> DataFrame:
-    """The column of ids as `id` and, with `failed`, whether the row failed as `failed`. Raises `InvalidArgument`."""
+def ids_of(
+    df: DataFrame, column: str | Column, failed: Condition | None = None, skipped: Condition | None = None
+) -> DataFrame:
+    """The column of ids as `id`, and the given conditions as `failed` and `skipped`. Raises `InvalidArgument`."""
     columns = [column_of(df, column).alias("id")]
+    conditions = {
+        name: sf.expr(condition) if isinstance(condition, str) else condition
+        for name, condition in (("failed", failed), ("skipped", skipped))
+        if condition is not None
+    }
     try:
-        if failed is not None:
-            flag = sf.expr(failed) if isinstance(failed, str) else failed
-            columns.append(flag.alias("failed"))
+        columns += [condition.alias(name) for name, condition in conditions.items()]
         selection = df.select(*columns)
         schema = selection.schema
     except (AnalysisException, ParseException) as error:
@@ -93,10 +109,16 @@ def ids_of(df: DataFrame, column: str | Column, failed: Failed | None = None) ->
     if not isinstance(schema["id"].dataType, StringType):
         kind = schema["id"].dataType.simpleString()
         raise InvalidArgument(f"the column of item ids has the type {kind}, not string; ids are text, like 7:0:42")
-    if failed is not None and not isinstance(schema["failed"].dataType, BooleanType):
-        kind = schema["failed"].dataType.simpleString()
-        raise InvalidArgument(f"the condition for failed rows has the type {kind}, not boolean")
+    for name in conditions:
+        if not isinstance(schema[name].dataType, BooleanType):
+            kind = schema[name].dataType.simpleString()
+            raise InvalidArgument(f"the condition for {name} rows has the type {kind}, not boolean")
     return selection
+
+
+def _outcomes(rows: DataFrame) -> list[str]:
+    """The outcomes that `rows`, of `ids_of`, tell apart. An item has the first one that any of its rows has."""
+    return ["acked", *[name for name in ("skipped", "failed") if name in rows.columns]]
 
 
 def column_of(df: DataFrame, column: str | Column) -> Column:
@@ -108,9 +130,9 @@ def column_of(df: DataFrame, column: str | Column) -> Column:
 
 def _words(rows: DataFrame) -> DataFrame:
     """(batch, group, word) → the bits of its items, the number of items, and the number of their rows."""
-    with_failed = "failed" in rows.columns
-    flag = [sf.coalesce("failed", sf.lit(False)).alias("failed")] if with_failed else []
-    kept = ["failed"] if with_failed else []
+    outcomes = _outcomes(rows)
+    kept = outcomes[1:]
+    flag = [sf.coalesce(name, sf.lit(False)).alias(name) for name in kept]
     text = sf.col("id")
     head = sf.substring_index(text, ":", 2)
     cut = rows.select(*flag, text.alias("id"), head.alias("head"))
@@ -148,9 +170,9 @@ def _words(rows: DataFrame) -> DataFrame:
             sf.expr(f"bit_or(IF({here} = {number}, {bit}, 0L))").alias(f"{name}{number}") for number in range(LONGS)
         ]
 
-    sums = gathered("acked", "NOT failed AND " if with_failed else "")
-    if with_failed:
-        sums += gathered("failed", "failed AND ")
+    sums = gathered("acked", "".join(f"NOT {name} AND " for name in kept))
+    for place, name in enumerate(kept):
+        sums += gathered(name, "".join(f"NOT {better} AND " for better in kept[:place]) + f"{name} AND ")
     shift = WORD.bit_length() - 1
     gathered_words = parsed.groupBy(
         sf.when(index.isNotNull(), sf.col("head")).alias("head"), sf.shiftright(index, shift).alias("word")
@@ -158,32 +180,35 @@ def _words(rows: DataFrame) -> DataFrame:
     # Check the heads, once for each word: two integers below 2^53, or the whole word is malformed.
     texts = [sf.regexp_extract("head", rf"\A{INTEGER}:{INTEGER}\z", part) for part in (1, 2)]
     parts = [sf.nullif(text, sf.lit("")).cast("bigint") for text in texts]
-    acked = sf.array(*[f"acked{number}" for number in range(LONGS)])
     judged = gathered_words.select(
         "word",
         "rows",
         parts[0].alias("batch"),
         parts[1].alias("group"),
-        acked.alias("acked"),
-        *([_without(acked).alias("failed")] if with_failed else []),
+        *[_longs_of(name, outcomes[:place]).alias(name) for place, name in enumerate(outcomes)],
     )
     good = (sf.col("batch") < INTEGER_LIMIT) & (sf.col("group") < INTEGER_LIMIT)
-    names = ["acked", "failed"] if with_failed else ["acked"]
-    count = sum((_count(name) for name in names), sf.lit(0))
+    count = sum((_count(name) for name in outcomes), sf.lit(0))
     return judged.select(
         sf.when(good, sf.col("batch")).alias("batch"),
         sf.when(good, sf.col("group")).alias("group"),
         sf.when(good, sf.col("word")).alias("word"),
-        *names,
+        *outcomes,
         sf.when(good, count).otherwise(0).cast("bigint").alias("count"),
         "rows",
     )
 
 
-def _without(acked: Column) -> Column:
-    """The failed longs without items that are also acked: ack wins."""
-    failed = sf.array(*[f"failed{number}" for number in range(LONGS)])
-    return sf.zip_with(failed, acked, lambda ours, theirs: ours.bitwiseAND(sf.bitwise_not(theirs)))
+def _longs_of(outcome: str, better: list[str]) -> Column:
+    """The longs of an outcome, without items that also have a better one."""
+
+    def longs(name: str) -> Column:
+        return sf.array(*[f"{name}{number}" for number in range(LONGS)])
+
+    result = longs(outcome)
+    for name in better:
+        result = sf.zip_with(result, longs(name), lambda ours, theirs: ours.bitwiseAND(sf.bitwise_not(theirs)))
+    return result
 
 
 def _count(name: str) -> Column:

@@ -24,9 +24,9 @@ from lastbit import _calls, _masks, errors
 from lastbit._urllib import Connection
 from lastbit.ids import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 
-Verb = Literal["acks", "failures"]
-Mask = tuple[int | None, int | None, bytes | None, bytes | None, int, int, int]
-"""A row of `item_masks`: batch, group, bits, failed_bits, items, beyond, rows."""
+Verb = Literal["acks", "skips", "failures"]
+Mask = tuple[int | None, int | None, bytes | None, bytes | None, bytes | None, int, int, int]
+"""A row of `item_masks`: batch, group, bits, failed_bits, skipped_bits, items, beyond, rows."""
 
 GROUPS_A_CALL = 512
 """The default number of groups in a call: the number that the service locks in one transaction."""
@@ -94,12 +94,12 @@ class Poster:
         self.posted = Posted()
         self._posting = posting
         self._driver = posting.connection.driver()
-        self._waiting: dict[Verb, _Waiting] = {"acks": _Waiting(), "failures": _Waiting()}
+        self._waiting: dict[Verb, _Waiting] = {"acks": _Waiting(), "skips": _Waiting(), "failures": _Waiting()}
         self._batches: dict[int, tuple[int, str]] = {}
         """Of each batch that was looked up: the group size, and the reason for rejecting an index beyond it."""
 
     def add(self, mask: Mask) -> None:
-        batch, group, bits, failed_bits, items, beyond, rows = mask
+        batch, group, bits, failed_bits, skipped_bits, items, beyond, rows = mask
         self.posted.rows += rows
         if batch is None or group is None:
             self.posted.malformed += rows
@@ -108,10 +108,11 @@ class Poster:
         if beyond:
             self.posted.rejected[self._batch(batch)[1]] += beyond
         self._put("acks", batch, group, bits)
+        self._put("skips", batch, group, skipped_bits)
         self._put("failures", batch, group, failed_bits)
 
     def flush(self) -> None:
-        """Send all waiting masks, failures last, so that an item acked elsewhere in the meantime stays acked."""
+        """Send all waiting masks."""
         for verb in self._waiting:
             self._send(verb)
 
@@ -156,7 +157,7 @@ class Poster:
         if not waiting.groups:
             return
         self._waiting[verb] = _Waiting()
-        reason = self._posting.reason if verb == "failures" else None
+        reason = None if verb == "acks" else self._posting.reason
         key = _key(self._posting.run, verb, waiting.groups)
         result = self._driver.run(_calls.resolve, verb, iter([{"groups": waiting.groups}]), reason, key)
         self.posted.groups += len(waiting.groups)

@@ -29,12 +29,12 @@ def explain(
     url: str | None = None,
     token: str | None = None,
     *,
-    state: Literal["pending", "failed"] = "pending",
+    state: Literal["pending", "failed", "skipped"] = "pending",
     spark: SparkSession | None = None,
     timeout: float = 30.0,
     retry: Retry | None = None,
 ) -> DataFrame:
-    """The ranges of `batch` that are pending, or failed, at this moment:
+    """The ranges of `batch` that are pending, failed or skipped at this moment:
 
     | column | is |
     |---|---|
@@ -50,8 +50,8 @@ def explain(
     `batch`: a batch's id, or a handle of a `Client` (with the same `url` and `token`). `spark`: by default the active
     session. Raises `InvalidArgument`, `BatchNotFound`, `ServiceUnreachable`.
     """
-    if state not in ("pending", "failed"):
-        raise InvalidArgument(f"the state is pending or failed, not {state!r}")
+    if state not in ("pending", "failed", "skipped"):
+        raise InvalidArgument(f"the state is pending, failed or skipped, not {state!r}")
     batch_id = batch if isinstance(batch, int) else batch.id
     driver = Connection.named(url, token, timeout, retry).driver()
     size = driver.run(_calls.get, batch_id).group_size

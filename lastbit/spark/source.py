@@ -1,8 +1,9 @@
-"""The data source `lastbit`: writing a frame acks its items, and reading a batch returns its pending or failed items.
+"""The data source `lastbit`: writing a frame acks its items, and reading a batch returns its pending, failed or
+skipped items.
 
-Options for both: `url`, `token`, `timeout`. Reading: `batch`, `state` (`pending` or `failed`), `partitions` (8).
-Writing, in batch and in streams: `column` (`item_id`), `failed_column` (a boolean), `reason`, `strict`,
-`chunk` (262144, the number of rows that are combined into masks at a time).
+Options for both: `url`, `token`, `timeout`. Reading: `batch`, `state` (`pending`, `failed` or `skipped`), `partitions`
+(8). Writing, in batch and in streams: `column` (`item_id`), `failed_column` and `skipped_column` (booleans), `reason`,
+`strict`, `chunk` (262144, the number of rows that are combined into masks at a time).
 
 A Python writer can't change Spark's query plan. So the rows are passed to Python as Arrow columns and combined into
 masks there, which costs several times as much as `lastbit.spark.ack`, which does this in the JVM. If ids come in random
@@ -70,8 +71,8 @@ class LastbitSource(DataSource):
         _arrow.require('reading from "lastbit"')
         batch = self._whole("batch", None)
         state = self.options.get("state", "pending")
-        if state not in {"pending", "failed"}:
-            raise errors.InvalidArgument(f"the option state is pending or failed, not {state!r}")
+        if state not in {"pending", "failed", "skipped"}:
+            raise errors.InvalidArgument(f"the option state is pending, failed or skipped, not {state!r}")
         return _Reader(self._connection(), batch, state, max(1, self._whole("partitions", 8)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -99,7 +100,8 @@ class LastbitSource(DataSource):
         if overwrite:
             raise errors.InvalidArgument("acks are added to a batch and never overwrite it: use mode('append')")
         column, failed = self.options.get("column", "item_id"), self.options.get("failed_column")
-        for name, kind in ((column, "string"), (failed, "boolean")):
+        skipped = self.options.get("skipped_column")
+        for name, kind in ((column, "string"), (failed, "boolean"), (skipped, "boolean")):
             if name is None:
                 continue
             if name not in schema.names:
@@ -110,10 +112,12 @@ class LastbitSource(DataSource):
         if strict not in {"true", "false"}:
             raise errors.InvalidArgument(f"the option strict is true or false, not {strict!r}")
         reason = self.options.get("reason")
-        if reason is not None and failed is None:
-            raise errors.InvalidArgument("the option reason is for failed items: it needs the option failed_column")
+        if reason is not None and failed is None and skipped is None:
+            raise errors.InvalidArgument(
+                "the option reason is for failed or skipped items: it needs the option failed_column or skipped_column"
+            )
         posting = Posting(self._connection(), uuid.uuid4().hex, reason)
-        return _Writing(posting, column, failed, strict == "true", max(1, self._whole("chunk", CHUNK)))
+        return _Writing(posting, column, failed, skipped, strict == "true", max(1, self._whole("chunk", CHUNK)))
 
 
 @dataclass
@@ -195,6 +199,7 @@ class _Writing:
     posting: Posting
     column: str
     failed: str | None
+    skipped: str | None
     strict: bool
     chunk: int
 
@@ -202,9 +207,10 @@ class _Writing:
         from lastbit.spark import _arrow_masks
 
         poster = Poster(self.posting)
-        names = [self.column] if self.failed is None else [self.column, self.failed]
-        for ids, *failed in _chunks(batches, names, self.chunk):
-            for mask in _arrow_masks.masks(ids, failed[0] if failed else None):
+        conditions = {"failed": self.failed, "skipped": self.skipped}
+        names = {outcome: name for outcome, name in conditions.items() if name is not None}
+        for ids, *flags in _chunks(batches, [self.column, *names.values()], self.chunk):
+            for mask in _arrow_masks.masks(ids, **dict(zip(names, flags, strict=True))):
                 poster.add(mask)
         poster.flush()
         return _Message(poster.posted)

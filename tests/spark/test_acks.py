@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lastbit import Client, InvalidArgument, InvalidRequest, Retry, ServiceUnreachable, Unauthorized, Unavailable
-from lastbit.spark import MalformedRows, ack, ack_stream, item_id, malformed_rows
+from lastbit.spark import MalformedRows, ack, ack_stream, explain, item_id, malformed_rows
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -34,6 +34,22 @@ def test_a_frame_acks_its_batch(spark: Any, client: Client) -> None:
     assert (repeat.applied, repeat.repeated, repeat.completed) == (0, 20_000, (batch.id,))
     assert batch.refresh().succeeded
     assert batch.verify().ok
+
+
+def test_skipped_rows_skip_their_items(spark: Any, client: Client) -> None:
+    """An item with several rows has the best of their outcomes. The reason is that of the failures too."""
+    batch = client.open(items=5, sealed=True)
+    states = ["good", "bad", "skip", "bad skip", "skip good"]
+    rows = [(item, state) for item, states_of in zip(batch.ids, states, strict=True) for state in states_of.split()]
+    frame = spark.createDataFrame(rows, "item_id string, state string").repartition(2)
+    report = ack(frame, url=client.url, failed="state = 'bad'", skipped="state = 'skip'", reason="no text in it")
+    assert (report.items, report.applied, report.completed) == (5, 5, (batch.id,))
+    assert (batch.refresh().acked, batch.info.failed, batch.info.skipped) == (2, 1, 2)
+    assert [(ended.start, ended.end, dict(ended.reasons)) for ended in batch.skipped()] == [
+        (2, 4, {batch.ids[2]: "no text in it", batch.ids[3]: "no text in it"})
+    ]
+    skipped_items = explain(batch, client.url, state="skipped", spark=spark).collect()
+    assert [(row.start, row.end) for row in skipped_items] == [(2, 4)]
 
 
 def test_failed_rows_fail_their_items_and_a_good_row_wins(spark: Any, client: Client) -> None:
@@ -127,7 +143,7 @@ def test_a_missing_column_is_refused_before_anything_is_sent(spark: Any, unused_
 def test_a_reason_is_refused_before_anything_is_sent(spark: Any, client: Client) -> None:
     """Without failed items it would be ignored; one that is too long would be found when all was computed."""
     batch = client.open(items=1)
-    with pytest.raises(InvalidArgument, match="a reason is for failed items"):
+    with pytest.raises(InvalidArgument, match="a reason is for failed or skipped items"):
         ack(ids(spark, batch.ids[0]), url=client.url, reason="empty")
     with pytest.raises(InvalidRequest, match="reason"):
         ack(ids(spark, batch.ids[0]), url=client.url, failed="false", reason="x" * 4001)

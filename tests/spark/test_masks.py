@@ -11,32 +11,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastbit import InvalidArgument
+from tests.mutants import mutant
 from tests.spark.test_columns import GOOD, MALFORMED, parsed
 
 pytestmark = pytest.mark.xdist_group("spark")
 
-Row = tuple[str | None, bool | None]
-Masks = dict[tuple[int, int] | None, tuple[set[int], set[int], int, int, int]]
-"""(batch, group), or None → acked, failed, items, beyond, rows."""
+Row = tuple[str | None, bool | None, bool | None]
+"""An id, and whether it failed and is skipped."""
+Masks = dict[tuple[int, int] | None, tuple[set[int], set[int], set[int], int, int, int]]
+"""(batch, group), or None → acked, failed, skipped, items, beyond, rows."""
 
 
 def modelled(rows: Iterable[Row]) -> Masks:
     acked: dict[tuple[int, int], set[int]] = defaultdict(set)
     failed: dict[tuple[int, int], set[int]] = defaultdict(set)
+    skipped: dict[tuple[int, int], set[int]] = defaultdict(set)
     count: dict[tuple[int, int] | None, int] = defaultdict(int)
-    for text, is_failed in rows:
+    for text, is_failed, is_skipped in rows:
         item = parsed(text)
         count[None if item is None else (item.batch, item.group)] += 1
         if item is not None:
-            (failed if is_failed else acked)[item.batch, item.group].add(item.index)
+            (skipped if is_skipped else failed if is_failed else acked)[item.batch, item.group].add(item.index)
     masks: Masks = {}
     for key, row_count in count.items():
-        acked_indexes, failed_indexes = (acked[key], failed[key]) if key is not None else (set(), set())
-        everything = acked_indexes | failed_indexes
+        by_outcome = [set(), set(), set()] if key is None else [acked[key], failed[key], skipped[key]]
+        everything = set().union(*by_outcome)
         beyond = {index for index in everything if index >= 32768}
+        acked_indexes, failed_indexes, skipped_indexes = (indexes - beyond for indexes in by_outcome)
         masks[key] = (
-            acked_indexes - beyond,
-            failed_indexes - acked_indexes - beyond,
+            acked_indexes,
+            failed_indexes - skipped_indexes - acked_indexes,
+            skipped_indexes - acked_indexes,
             len(everything),
             len(beyond),
             row_count,
@@ -51,16 +56,16 @@ def bits_of(mask: bytes | None) -> set[int]:
 
 def found(masks: Iterable[Any]) -> Masks:
     masks_by_group: Masks = {}
-    for batch, group, bits, failed, items, beyond, rows in masks:
+    for batch, group, bits, failed, skipped_bits, items, beyond, rows in masks:
         key = None if batch is None else (batch, group)
         before = masks_by_group.get(key)
         assert before is None or key is None, "each group has one row"
-        masks_by_group[key] = (bits_of(bits), bits_of(failed), items, beyond, rows)
+        masks_by_group[key] = (bits_of(bits), bits_of(failed), bits_of(skipped_bits), items, beyond, rows)
     return masks_by_group
 
 
 def frame(spark: Any, rows: Iterable[Row]) -> Any:
-    return spark.createDataFrame(list(rows), "item_id string, failed boolean")
+    return spark.createDataFrame(list(rows), "item_id string, failed boolean, skipped boolean")
 
 
 items = st.builds(
@@ -70,17 +75,27 @@ items = st.builds(
     st.one_of(st.integers(0, 130), st.sampled_from([511, 512, 4096, 32767, 32768, 99999, 100000, 2**53 - 1])),
 )
 texts = st.one_of(items, items, items, st.sampled_from(GOOD), st.sampled_from(MALFORMED), st.none())
-rows_of = st.lists(st.tuples(texts, st.sampled_from([True, False, None])), min_size=1, max_size=300)
+flags = st.sampled_from([True, False, None])
+rows_of = st.lists(st.tuples(texts, flags, flags), min_size=1, max_size=300)
 
 
+@mutant(
+    "a-skipped-item-that-is-done-is-skipped",
+    "lastbit.spark.masks:_longs_of",
+    "for name in better:\n    result = sf.zip_with(result, longs(name), lambda ours, theirs: "
+    "ours.bitwiseAND(sf.bitwise_not(theirs)))",
+    "",
+)
 @settings(max_examples=2)
 @given(rows=rows_of)
 def test_masks_match_the_sets_of_items(spark: Any, rows: list[Row]) -> None:
-    """Acked rows, failed rows, repeats, malformed ones and indexes beyond any group, in any mixture."""
+    """Acked, failed and skipped rows, repeats, malformed ones and indexes beyond any group, in any mixture."""
     from lastbit.spark import item_masks
 
     given_rows = frame(spark, rows).repartition(3)
-    assert found(item_masks(given_rows, failed="failed").collect()) == modelled(rows)
+    assert found(item_masks(given_rows, failed="failed", skipped="skipped").collect()) == modelled(rows)
+    without_skips = [(text, is_failed, False) for text, is_failed, _ in rows]
+    assert found(item_masks(given_rows, failed="failed").collect()) == modelled(without_skips)
 
 
 @settings(max_examples=60)
@@ -91,10 +106,11 @@ def test_masks_of_arrow_columns_are_the_same(rows: list[Row]) -> None:
 
     from lastbit.spark import _arrow_masks
 
-    ids = pa.array([text for text, _ in rows], pa.string())
-    failed = pa.array([fails for _, fails in rows], pa.bool_())
-    assert found(_arrow_masks.masks(ids, failed)) == modelled(rows)
-    assert found(_arrow_masks.masks(ids, None)) == modelled((text, False) for text, _ in rows)
+    texts_of_rows, failed, skipped = zip(*rows, strict=True)
+    ids = pa.array(texts_of_rows, pa.string())
+    conditions = {"failed": pa.array(failed, pa.bool_()), "skipped": pa.array(skipped, pa.bool_())}
+    assert found(_arrow_masks.masks(ids, **conditions)) == modelled(rows)
+    assert found(_arrow_masks.masks(ids)) == modelled((text, False, False) for text in texts_of_rows)
 
 
 def test_every_bit_has_its_place(spark: Any) -> None:
@@ -135,7 +151,9 @@ def test_a_name_may_have_dots(spark: Any) -> None:
     from lastbit.spark import item_masks, malformed_rows
 
     flattened = spark.sql("SELECT '7:0:3' AS `event.item` UNION ALL SELECT 'x'")
-    assert found(item_masks(flattened, "event.item").where("batch = 7").collect()) == {(7, 0): ({3}, set(), 1, 0, 1)}
+    assert found(item_masks(flattened, "event.item").where("batch = 7").collect()) == {
+        (7, 0): ({3}, set(), set(), 1, 0, 1)
+    }
     assert [tuple(row) for row in malformed_rows(flattened, "event.item").collect()] == [("x",)]
     with pytest.raises(InvalidArgument, match="ambiguous"):
         item_masks(spark.sql("SELECT '7:0:3' AS item, '7:0:4' AS ITEM"), "item")
@@ -148,6 +166,6 @@ def test_nested_columns_and_expressions_are_accepted(spark: Any) -> None:
     from lastbit.spark import item_masks
 
     nested = spark.sql("SELECT named_struct('item', '7:0:3') AS event, 4 AS n")
-    assert found(item_masks(nested, "event.item").collect()) == {(7, 0): ({3}, set(), 1, 0, 1)}
+    assert found(item_masks(nested, "event.item").collect()) == {(7, 0): ({3}, set(), set(), 1, 0, 1)}
     built = sf.concat(sf.lit("7:0:"), "n")
-    assert found(item_masks(nested, built).collect()) == {(7, 0): ({4}, set(), 1, 0, 1)}
+    assert found(item_masks(nested, built).collect()) == {(7, 0): ({4}, set(), set(), 1, 0, 1)}

@@ -52,14 +52,17 @@ def test_a_written_frame_acks_and_the_rest_is_read_back(session: Any, client: Cl
 
 
 @pytest.mark.nightly
-def test_failed_rows_fail_and_are_read_back(session: Any, client: Client) -> None:
-    """With a boolean column next to the ids; null counts as not failed."""
+def test_failed_and_skipped_rows_are_read_back(session: Any, client: Client) -> None:
+    """With boolean columns next to the ids; null counts as not failed."""
     batch = client.open(items=20_000, group_size=64)
     work = session.range(20_000).select(item_id(batch.id, "id", 64).alias("work"), "id")
-    states = work.selectExpr("work", "CASE WHEN id % 2 = 1 THEN true WHEN id % 4 = 0 THEN false END AS bad")
-    options = {"url": client.url, "column": "work", "failed_column": "bad", "reason": "odd"}
+    bad, idle = "CASE WHEN id % 2 = 1 THEN true WHEN id % 4 = 0 THEN false END AS bad", "id % 8 = 2 AS idle"
+    states = work.selectExpr("work", bad, idle)
+    options = {"url": client.url, "column": "work", "failed_column": "bad", "skipped_column": "idle", "reason": "odd"}
     states.write.mode("append").format("lastbit").options(**options).save()
-    assert (batch.refresh().acked, batch.refresh().failed) == (10_000, 10_000)
+    assert (batch.refresh().acked, batch.info.failed, batch.info.skipped) == (7_500, 10_000, 2_500)
+    skipped_items = session.read.format("lastbit").options(url=client.url, batch=batch.id, state="skipped").load()
+    assert skipped_items.distinct().count() == 2_500
     reader = session.read.format("lastbit").options(url=client.url, batch=batch.id, state="failed", partitions=3)
     failed = reader.load()
     assert partitions(failed) == 3
@@ -120,7 +123,7 @@ def test_wrong_options_are_refused_before_a_row_is_read(session: Any, options: d
     [
         ({}, "the option batch is a whole number"),
         ({"batch": "seven"}, "the option batch is a whole number"),
-        ({"batch": "7", "state": "acked"}, "pending or failed"),
+        ({"batch": "7", "state": "acked"}, "pending, failed or skipped"),
         ({"batch": "999999999"}, "no such batch|batch_not_found"),
     ],
 )
