@@ -177,18 +177,17 @@ class _Run(Generic[R]):
             if self._stream.failure is not None:
                 return
             self._working += 1
-        is_last = False
         try:
-            is_last = self._handle_next(key)
+            self._handle_next(key)
         except BaseException as error:  # noqa: BLE001  # the calling thread raises it
             self._fail(error)
         with self._lock:
             self._working -= 1
-            if is_last or self._stream.failure is not None:
+            # Not by the thread that handled the last record: others may still be counted here.
+            if not self._working:
                 self._changed.notify_all()
 
-    def _handle_next(self, key: Hashable) -> bool:
-        """Returns whether no record is left."""
+    def _handle_next(self, key: Hashable) -> None:
         work = self._stream.take(key)
         failures: Failures[R]
         try:
@@ -199,7 +198,10 @@ class _Run(Generic[R]):
             raise failed(work.live_entries[0].offset, error) from error
         else:
             failures = self._stream.failures_in(work, result)
-        return run_steps(self._stream.partly_done(work, failures)) if failures else self._stream.done(work)
+        if failures:
+            run_steps(self._stream.partly_done(work, failures))
+        else:
+            self._stream.done(work)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:

@@ -183,6 +183,12 @@ def test_the_end_is_committed_and_no_commit_goes_back(run: Run) -> None:
     assert only_the_end == [99]
 
 
+def test_a_stream_ends_whichever_lane_is_the_last_to_stop() -> None:
+    """Not always the one that handled the last record."""
+    for _ in range(100):
+        run_ordered(numbered(300), same, key=same, lanes=8)
+
+
 @on_both_runners
 def test_without_handled_records_nothing_is_committed(run: Run) -> None:
     """No record at all, or the first record fails."""
