@@ -148,7 +148,7 @@ def text_of(option: str, message: Mapping[str, Any]) -> str:
 
 
 def call_of(option: str, call: object) -> tuple[Any, list[Any], dict[str, Any]]:
-    """What is called at the end, with its positional and its keyword arguments. Raises `InvalidArgument`."""
+    """The callable of an ending, and its positional and keyword arguments. Raises `InvalidArgument`."""
     match call:
         case (called, Mapping() as kwargs):
             return called, [], dict(kwargs)

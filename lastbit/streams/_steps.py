@@ -80,7 +80,7 @@ class Work(NamedTuple, Generic[R]):
     key: Hashable
     entries: Sequence[Entry[R]]
     live_entries: Sequence[Entry[R]]
-    """Those that are to be handled; others were lost to another owner meanwhile, and count as done."""
+    """The records to handle. The others belong to another owner by now, and count as done here."""
     argument: Any
     """The handler's: a record, or the list of records of a batch."""
 

@@ -225,7 +225,7 @@ def test_records_linger_for_their_batch_but_not_for_ever(run: Run) -> None:
 )
 @on_both_runners
 def test_of_a_batch_only_the_failures_are_tried_again(run: Run) -> None:
-    """Those that the handler returns; if it raises, all."""
+    """The handler returns its failures. If it raises, all records of the batch have failed."""
     batches: list[list[str]] = []
     records = ["a", "b", "c", "d"]
 
