@@ -23,10 +23,12 @@ from lastbit.streams import (
     RecordFailed,
     Snapshot,
     WindowClosed,
+    ordered,
     run_ordered,
     run_ordered_async,
 )
 from lastbit.streams._progress import Options, Progress
+from lastbit.streams._schedule import Schedule
 from tests.mutants import mutant
 from tests.streams.runners import Run, in_tasks, in_threads, log_from, on_both_runners
 from tests.support.threads import no_more_threads, no_thread_left
@@ -183,10 +185,28 @@ def test_the_end_is_committed_and_no_commit_goes_back(run: Run) -> None:
     assert only_the_end == [99]
 
 
-def test_a_stream_ends_whichever_lane_is_the_last_to_stop() -> None:
-    """Not always the one that handled the last record."""
-    for _ in range(100):
-        run_ordered(numbered(300), same, key=same, lanes=8)
+def test_a_stream_ends_whichever_lane_is_the_last_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not always the one that handled the last record: here the other one is still counted, while the caller waits."""
+    first_done, goes_on = threading.Event(), threading.Event()
+    finish, work = Schedule.finished, ordered._Run.work
+
+    def finished(schedule: Schedule[int], key: Any, count: int) -> bool:
+        is_last = finish(schedule, key, count)
+        if key == 0:
+            first_done.set()
+            assert goes_on.wait(60)
+        return is_last
+
+    def worked(stream: Any, key: Any) -> None:
+        work(stream, key)
+        if key == 1:
+            while not stream._changed._waiters:
+                pass
+            goes_on.set()
+
+    monkeypatch.setattr(Schedule, "finished", finished)
+    monkeypatch.setattr(ordered._Run, "work", worked)
+    run_ordered(numbered(2), lambda record: record == 0 or first_done.wait(60), key=same, lanes=2)
 
 
 @on_both_runners
