@@ -14,7 +14,7 @@ import tempfile
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lastbit import AsyncClient, Client, Retry, errors
 from lastbit._urllib import Connection
@@ -23,6 +23,9 @@ from tests.chaos.broker import Link
 from tests.chaos.command_line import CommandLine
 from tests.chaos.plans import Do
 from tests.chaos.record import Record
+
+if TYPE_CHECKING:
+    from lastbit.spark.posting import Mask
 
 STRANGER = 10**9
 """The group of ids that were never issued."""
@@ -206,8 +209,8 @@ class Masks:
         for verb, items in enumerate((self.acked(messages), messages.to_fail)):
             for item in map(ItemId.parse, items):
                 bits.setdefault((item.batch, item.group), [0, 0])[verb] |= 1 << item.index
-        masks = [
-            (batch, group, _bytes(acked), _bytes(failed & ~acked), (acked | failed).bit_count(), 0, 1)
+        masks: list[Mask] = [
+            (batch, group, _bytes(acked), _bytes(failed & ~acked), None, (acked | failed).bit_count(), 0, 1)
             for (batch, group), (acked, failed) in sorted(bits.items())
         ]
         # Like a task that is run again: the same content has the same keys.

@@ -86,7 +86,7 @@ class Process:
     def has_ended(self) -> bool:
         """Raises `AssertionError` for an error."""
         code = self._process.poll()
-        assert not code, f"{self._role} has ended with exit code {code}"
+        assert not code, f"{self._role} has ended with exit code {code}: {self._errors.read_text()[-3000:]}"
         return code == 0
 
     def kill(self) -> None:
@@ -127,6 +127,7 @@ def check_exact(
                 if producer.has_ended() and next(client.batches(key=KEY)).complete:
                     handled = notes.read_text().split()
                     break
+                assert not any(worker.has_ended() for worker in workers)
                 if kills["worker"] < 25:
                     victim = random.choice(workers)
                     victim.kill()

@@ -56,6 +56,7 @@ class Kafka:
     def __init__(self, address: str, name: str) -> None:
         self._address, self._topic = address, name
         self._producer = confluent_kafka.Producer({"bootstrap.servers": address})
+        self._producer.list_topics(name, timeout=30)  # creates the topic, without which a consumer ends
 
     def fan_out(self, bodies: Iterable[str], **options: Any) -> object:
         return kafka.fan_out(self._producer, self._topic, bodies, **options)
