@@ -16,11 +16,10 @@ from typing import Any, Final
 
 from lastbit.errors import InvalidArgument
 from lastbit.models import Event
-from lastbit.names import NO_NAMES
+from lastbit.processes.correlation import Correlation, Correlations
 
 log = logging.getLogger("lastbit.processes")
 
-LONGEST_NAME: Final = 255
 LONGEST_ERROR: Final = 4000
 """Maximum characters of a stored traceback: the last ones are kept."""
 _KEEP: Final = object()
@@ -77,13 +76,11 @@ Function = Callable[[Any, Event], tuple[Any, Iterable[Wanted]] | Finish | None]
 class Process:
     """A process, as made by `process`; it can still be called as a function."""
 
-    def __init__(self, name: str, correlate: Mapping[str, str], function: Function) -> None:
+    def __init__(self, name: str, correlate: Mapping[str, Correlation], function: Function) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"the name of a process is a text, not {name!r}")
-        if not correlate or not all(isinstance(each, str) and each for pair in correlate.items() for each in pair):
-            raise InvalidArgument("correlate maps each event type to the field of its data that names the instance")
         self.name = name
-        self.correlate = dict(correlate)
+        self._correlations = Correlations(correlate)
         self.function = function
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
@@ -107,22 +104,13 @@ class Process:
     @property
     def types(self) -> list[str]:
         """The event types that its workers read."""
-        return [*self.correlate, self.timer_type, self.retry_type]
+        return [*self._correlations.types, self.timer_type, self.retry_type]
 
     def instances_of(self, event: Event) -> list[str]:
-        """The instances that an event belongs to, each once. There are several if its field is a list, and none if it
-        names none."""
+        """The instances that an event belongs to, each once. Raises what a function among the correlations raises."""
         if event.type in (self.timer_type, self.retry_type):
             return [event.data["instance"]]
-        field = self.correlate.get(event.type)
-        if field is None:
-            return []
-        if field == "key":
-            value: Any = event.key
-        else:
-            value = event.data.get(field) if isinstance(event.data, Mapping) else None
-        names = [_name(each) for each in (value if isinstance(value, list) else [value])]
-        return list(dict.fromkeys(name for name in names if name is not None))
+        return self._correlations.instances_of(event)
 
     def skipped(self, event: Event) -> None:
         """Called by a worker for an event that names no instance."""
@@ -141,16 +129,6 @@ class Process:
 
 def _storable(text: str) -> str:
     return text[-LONGEST_ERROR:].encode("utf-8", "replace").decode()
-
-
-def _name(value: Any) -> str | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_NAME or value in NO_NAMES:
-        return None
-    if any(character < " " or character == "\x7f" for character in value):
-        return None
-    return value
 
 
 def _decided(result: Any, state: str) -> dict[str, Any]:
@@ -179,12 +157,18 @@ def _decided(result: Any, state: str) -> dict[str, Any]:
     return {"state": new, "commands": commands, "timers": timers, "finish": isinstance(result, Finish)}
 
 
-def process(name: str, *, correlate: Mapping[str, str]) -> Callable[[Function], Process]:
+def process(name: str, *, correlate: Mapping[str, Correlation]) -> Callable[[Function], Process]:
     """A decorator that makes a process from a pure function `(state, event)`; see `Finish`, `Command`, `Timer`.
 
-    `state` is None at an instance's first event, and any JSON later. `correlate` maps each event type to the field of
-    its data that names the instance, or to `key` for the event's key; a list names several instances. The function may
-    be called several times for an event, so it must have no side effects. Raises `InvalidArgument`.
+    `state` is None at an instance's first event, and any JSON later. The function may be called several times for an
+    event, so it must have no side effects.
+
+    `correlate` maps each event type to what names the instance: a field of the event's data, or its path
+    (`"payload.order"`); `key` for the event's key; or a function of the event. A list, also one on the path, names
+    several instances. A function must always return the same for an event, and None for one that belongs to no
+    instance. If it raises, the worker ends, as the event must not be lost.
+
+    Raises `InvalidArgument`, also for a path that the data of these events can't have.
     """
     return lambda function: Process(name, correlate, function)
 

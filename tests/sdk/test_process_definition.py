@@ -13,6 +13,7 @@ import pytest
 from lastbit import InvalidArgument
 from lastbit.models import Event
 from lastbit.processes import CancelTimer, Command, Finish, Process, Timer, process, timer_of
+from lastbit.processes.correlation import Correlation
 
 AT = datetime(2026, 5, 4, tzinfo=UTC)
 
@@ -52,6 +53,74 @@ def ship_order(state: Any, event: Event) -> Any:
 def test_an_event_belongs_to_its_named_instances(occurrence: Event, instances: list[str]) -> None:
     """By a field of its data or by its key; an invalid name counts as none."""
     assert ship_order.instances_of(occurrence) == instances
+
+
+ORDER_OF = {"p1": "o1", "p2": "o2"}
+
+
+@pytest.mark.parametrize(
+    ("correlation", "data", "instances"),
+    [
+        ("payload.order", {"payload": {"order": "o1"}}, ["o1"]),
+        ("payload.order", {"payload": {"order": ["o1", 2]}}, ["o1", "2"]),
+        ("payload.order", {"payload.order": "o1"}, []),
+        ("payload.order", {"payload": "o1"}, []),
+        ("payload.order", {}, []),
+        ("payload.order", "payload", []),
+        (
+            "lines.order.id",
+            {"lines": [{"order": {"id": "o1"}}, {"order": None}, {"order": {"id": "o2"}}]},
+            ["o1", "o2"],
+        ),
+        ("lines.order", {"lines": [[{"order": "o1"}], {"order": "o1"}]}, ["o1"]),
+        (lambda event: ORDER_OF[event.data["payment"]], {"payment": "p2"}, ["o2"]),
+        (lambda event: [7, None, "o1"], None, ["7", "o1"]),
+        (lambda event: None, None, []),
+    ],
+    ids=lambda value: "function" if callable(value) else str(value),
+)
+def test_an_event_names_its_instances_by_a_path_or_through_a_function(
+    correlation: Correlation, data: Any, instances: list[str]
+) -> None:
+    """A list on the path stands for each of its elements."""
+    process = Process("p", {"paid": correlation}, lambda state, event: None)
+    assert process.instances_of(event("paid", data)) == instances
+
+
+def test_a_function_that_raises_names_the_event() -> None:
+    """The error ends the worker, which must not take the event for nobody's."""
+    process = Process("p", {"paid": lambda event: ORDER_OF[event.data["payment"]]}, lambda state, event: None)
+    with pytest.raises(KeyError) as raised:
+        process.instances_of(event("paid", {"payment": "p3"}))
+    assert "for the event 'e1' at position 1" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("type", "correlation", "complaint"),
+    [
+        ("paid", "", "'payload.order', or a function"),
+        ("paid", "a..b", "'payload.order', or a function"),
+        ("paid", ".a", "'payload.order', or a function"),
+        ("paid", 7, "'payload.order', or a function"),
+        ("paid", "key.order", "the key of an event has no fields"),
+        ("batch.completed", "order", "begins with one of acked, "),
+        ("batch.completed", "items.order", "begins with one of acked, "),
+        ("command.ship", "order", "begins with one of command, data, "),
+    ],
+)
+def test_a_path_that_cannot_exist_is_refused(type: str, correlation: Any, complaint: str) -> None:
+    """When the process is made, and not by silence once it runs."""
+    with pytest.raises(InvalidArgument, match=complaint):
+        Process("p", {type: correlation}, lambda state, event: None)
+
+
+@pytest.mark.parametrize(
+    ("type", "correlation"),
+    [("batch.completed", "labels.order"), ("batch.cancelled", "ended_by"), ("command.ship", "data.parcel.order")],
+)
+def test_a_path_in_the_services_own_events_is_accepted(type: str, correlation: str) -> None:
+    """If their data may have it."""
+    assert Process("p", {type: correlation}, lambda state, event: None).types[0] == type
 
 
 def decided(result: Any, state: Any = "before") -> dict[str, Any]:
@@ -114,7 +183,8 @@ def test_a_process_can_be_called_like_its_function() -> None:
     assert ship_order.types == ["card.charged", "batch.completed", "timer.ship-order", "retry.ship-order"]
     assert timer_of(event("timer.p", data={"timer": "payment"})) == "payment"
     assert timer_of(event()) is None
-    for name, correlate in (("", {"a": "b"}), ("p", {}), ("p", {"a": ""})):
+    correlate: Any
+    for name, correlate in (("", {"a": "b"}), ("p", {}), ("p", {1: "b"}), ("p", "b")):
         with pytest.raises(InvalidArgument):
             process(name, correlate=correlate)(lambda state, event: None)
 

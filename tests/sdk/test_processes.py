@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import sqlite3
@@ -32,6 +33,7 @@ from lastbit.models import Event
 from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
 from lastbit.processes import worker as worker_module
 from lastbit.processes.calls import Processes
+from lastbit.processes.correlation import FIELDS
 from lastbit.streams import ConsumerGroup, partition_of
 from tests.mutants import mutant
 from tests.support.exposition import eventually
@@ -452,6 +454,64 @@ def test_an_event_can_go_to_many_instances(url: str, client: Client) -> None:
         for type in NEEDED:
             client.append_event(id=f"many:{type}", type=f"many.{type}", data={"order": orders})
         assert Counter(issued(client, process, 12)) == Counter(orders)
+
+
+def test_events_that_name_their_instance_in_four_ways_are_joined(url: str, client: Client) -> None:
+    """By a field, a path, the key, and another id through a function; in every order, each event twice."""
+    kinds = ("ordered", "paid", "packed", "called")
+    orders = {f"join-{number}": order for number, order in enumerate(itertools.permutations(kinds))}
+    order_of = {f"call-{order}": order for order in orders}
+
+    def join(state: Any, event: Event) -> Any:
+        types = sorted({*(state or []), event.type})
+        return Finish([Command("ship")]) if len(types) == len(kinds) else (types, [])
+
+    def data_of(kind: str, order: str) -> dict[str, Any]:
+        return {
+            "ordered": {"data": {"order": order}},
+            "paid": {"data": {"payload": {"order": order}}},
+            "packed": {"key": order},
+            "called": {"data": {"call": f"call-{order}"}},
+        }[kind]
+
+    correlations = {
+        "join.ordered": "order",
+        "join.paid": "payload.order",
+        "join.packed": "key",
+        "join.called": lambda event: order_of[event.data["call"]],
+    }
+    process = Process("join", correlations, join)
+    for order, sequence in orders.items():
+        client.append(
+            [
+                {"id": f"{order}:{kind}:{copy}", "type": f"join.{kind}", **data_of(kind, order)}
+                for kind in sequence
+                for copy in range(2)
+            ]
+        )
+    with working(url, process, "w1", "w2"):
+        assert Counter(issued(client, process, 24)) == Counter(orders.keys())
+        assert {page.instance for page in client.processes.instances("join", status="finished")} == set(orders)
+
+
+def test_the_fields_of_the_services_own_events_can_be_correlated(url: str, client: Client) -> None:
+    """Each field that one of its events has is accepted in a path."""
+    batch = client.open(items=2, labels={"order": "o1"})
+    batch.update(labels={"order": "o2"})
+    client.fail(batch.ids[:1], reason="broken")
+    batch.redrive()
+    batch.cancel(reason="test")
+    batch.reopen()
+    batch.seal()
+    client.ack(batch.ids)
+    with working(url, Process("fields", correlate("fields"), ship), "w1"):
+        append(client, "fields", range(1))
+        issued(client, Process("fields", correlate("fields"), ship), 1)
+    seen = {event.type: event for event in client.events(limit=1000).events if event.type.split(".")[0] in FIELDS}
+    assert {"batch.updated", "batch.redrive", "batch.cancelled", "batch.reopened", "command.ship"} <= seen.keys()
+    for event in seen.values():
+        for field in event.data:
+            Process("p", {event.type: field}, ship)
 
 
 def test_other_events_never_hold_the_floor(url: str, client: Client) -> None:
