@@ -51,7 +51,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", [PAGES[0], *(pytest.param(page, marks=pytest.mark.nightly) for page in PAGES[1:])])
 def test_the_commands_of_a_page_succeed(page: str, sqlite_url: str, tmp_path: Path) -> None:
-    """On a service with the batches 1 to 7, the last one called catalog-42 for docs/runbook.md."""
+    """On a service with the batches 1 to 8, the last ones called catalog-42 and catalog-44 for docs/runbook.md."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     for name, module in PROGRAMS.items():
@@ -63,6 +63,7 @@ def test_the_commands_of_a_page_succeed(page: str, sqlite_url: str, tmp_path: Pa
                 client.open(key=f"job-{number}", items=1)
             ids = client.open(key="catalog-42", items=500, sealed=True).ids
             client.fail(ids[499], reason="no picture")
+            client.fail(client.open(key="catalog-44", items=3, sealed=True).ids[:1], reason="no picture")
         lines = commands(ROOT / page)
         assert lines
         script = "\n".join(lines).replace("http://127.0.0.1:8000", service.url)
