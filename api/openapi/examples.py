@@ -169,6 +169,7 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
             "timers": [{"timer": "reminder", "after": 3600}],
         },
     },
+    "count_unnamed_events": {"Two events": {"after": 0, "upto": 12, "count": 2}},
     "retry_parked_events": {"All of them": {}, "One of them": {"event": "order-1001-paid"}},
     "create_webhook": {
         "Completed batches": {"url": "https://hooks.example.com/lastbit", "types": ["batch.completed"], "label": "ops"}

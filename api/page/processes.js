@@ -37,6 +37,7 @@ export function processesView(main) {
             `${number(each.finished)} finished`,
             each.parked ? make("a.failures", { href: `${toProcess(each.name)}?status=parked` }, count(each.parked, "parked event")) : null,
             each.timers ? count(each.timers, "timer") : null,
+            each.unnamed ? `${count(each.unnamed, "event")} without an instance` : null,
             `handled up to position ${number(each.floor)}`,
           ].filter(Boolean),
         ),
@@ -200,7 +201,7 @@ export function instanceView(main, process, instance) {
         ? make("button", { type: "button", "data-key": `retry ${each.event}`, onclick: () => retry(each.event) }, "Retry")
         : null,
       each.error === null
-        ? null
+        ? each.status === "parked" ? make("span.quiet", {}, "waits behind an earlier event") : null
         : make("pre.error", { tabindex: 0, role: "region", "aria-label": `Why ${each.event} failed` }, make("code", {}, each.error)),
     );
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 import structlog
 from fastapi import Path, Query, Request, Response
@@ -18,6 +18,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
+    model_validator,
 )
 
 from api import expectations, patterns, problems
@@ -180,6 +181,11 @@ class HandleBody(Body):
     error: Annotated[str, StringConstraints(min_length=1, max_length=8192), AfterValidator(_unicode)] | None = Field(
         None, description="the handler failed with this error: park the event, and ignore the other fields"
     )
+    strict: bool = Field(
+        False,
+        description="if an earlier event of the instance is parked: park this one too, without an error; it is handled "
+        "again once the earlier one is over",
+    )
 
 
 class HandlingEntry(HandleBody):
@@ -206,6 +212,18 @@ class HandlingsBody(Body):
     handlings: list[Annotated[HandlingEntry, WrapValidator(_entry)]] = Field(min_length=1, max_length=MAX_HANDLINGS)
 
 
+class UnnamedBody(Body):
+    after: int = Field(ge=0, lt=INTEGER_LIMIT, description="the position up to which they were counted before")
+    upto: int = Field(ge=1, lt=INTEGER_LIMIT, description="the position of the last of them")
+    count: int = Field(ge=1, lt=INTEGER_LIMIT, description="the number of them above `after`, up to `upto`")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.count > self.upto - self.after:
+            raise ValueError("expected at most one event for each position above `after`, up to `upto`")
+        return self
+
+
 class RetryBody(Body):
     event: Name | None = Field(None, description="the event's id; null: all parked events, at most 1,000")
 
@@ -216,6 +234,8 @@ class Process(BaseModel):
     partitions: int
     after: int = Field(description="workers begin after this position in a partition without a committed position")
     created_at: datetime
+    unnamed: int = Field(description="the number of events that were skipped because they named no instance")
+    unnamed_upto: int = Field(description="the position up to which these were counted")
 
 
 class ProcessSummary(Process):
@@ -400,6 +420,18 @@ async def handle_events(process: ProcessName, body: HandlingsBody, request: Requ
     return handled_many(request.url.path, body, operations, await writes.run_all(operations)).response()
 
 
+@router.post(
+    "/{process}/unnamed",
+    response_model=Process,
+    responses=documented("process_not_found", *BODY),
+)
+@needs(Role.CONSUME)
+def count_unnamed_events(process: ProcessName, body: UnnamedBody, request: Request) -> dict[str, Any]:
+    """Count events that a worker has skipped because they named no instance. Nothing is counted if `unnamed_upto` of
+    the process is not `after`, so no event is counted twice; the response has the process as it is then."""
+    return _definition(_service(request).processes.count_unnamed(process, body.after, body.upto, body.count))
+
+
 def many_of(process: str, body: HandlingsBody) -> list[HandleMany]:
     """The operations for the valid entries."""
     entries: list[HandlingEntry | problems.Problem] = list(body.handlings)
@@ -483,6 +515,7 @@ def _handling(process: str, instance: str, body: HandleBody) -> instances.Handli
         [timers.TimerChange(timer.timer, _seconds(timer.after), timer.data) for timer in body.timers],
         body.finish,
         body.error,
+        body.strict,
     )
 
 

@@ -33,13 +33,16 @@ _positions = tables.positions.c
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A process. Workers of partitions without a position begin above `after`."""
+    """A process. Workers of partitions without a position begin above `after`. Of the events that a worker has read up
+    to the position `unnamed_upto`, `unnamed` were of its types and named no instance."""
 
     name: str
     group: str
     partitions: int
     after: int
     created_at: datetime
+    unnamed: int
+    unnamed_upto: int
 
 
 def group_of(process: str) -> str:
@@ -130,6 +133,8 @@ def all_of(tx: Connection, *conditions: sa.ColumnElement[bool]) -> list[Definiti
             partitions=partitions_of(tx, row.name) or 0,
             after=max(row.pruned, trimmed),
             created_at=row.created_at,
+            unnamed=row.unnamed,
+            unnamed_upto=row.unnamed_upto,
         )
         for row in rows
     ]
@@ -150,6 +155,18 @@ def partition_counts(tx: Connection, names: Collection[str]) -> dict[str, int]:
     ]
     rows = [row for rows in run(tx, *texts) for row in rows]
     return {process_of[as_text(group) or ""]: count for group, count in rows}
+
+
+def count_unnamed(tx: Connection, name: str, after: int, upto: int, count: int) -> Definition:
+    """Count events that named no instance: those above `after`, up to `upto`. Changes nothing if the events have been
+    counted up to another position than `after`: by an earlier attempt of this call, or by another worker. Return the
+    process as it is then. Raises `errors.ProcessNotFound`."""
+    tx.execute(
+        sa.update(tables.process_definitions)
+        .where(_definitions.name == name, _definitions.deleted_at.is_(None), _definitions.unnamed_upto == after)
+        .values(unnamed=_definitions.unnamed + count, unnamed_upto=upto)
+    )
+    return get(tx, name)
 
 
 def floor(tx: Connection, definition: Definition) -> int:

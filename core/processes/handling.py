@@ -20,7 +20,8 @@ writes the rows. Possible failures, and why they can't happen:
   all partitions, so the event of a valid handling stays. A database with this transaction's commit also has the earlier
   one of the append: no later failover can lose the event alone. A retried event is not checked: its row in the inbox
   was marked in the transaction that appended it again.
-* *An event whose handler always fails*: it is parked with the error, for that instance only. Other instances continue.
+* *An event whose handler always fails*: it is parked with the error, for that instance only. Other instances continue;
+  if the process is strict, later events of the instance wait (see `waiting`).
 
 Outbox rows are only inserted, and no other transaction can insert them while the partition is locked.
 """
@@ -43,6 +44,7 @@ from core.consumer_groups.positions import Fence
 from core.processes import definitions, inbox, outbox
 from core.processes.instances import Handled, Handling, Instance, LockedInstances, Status
 from core.processes.timers import TimerChanges
+from core.processes.waiting import Waiting
 from core.storage import dialects
 from core.storage.statements import Pipeline, as_time
 from lastbit.streams.partitions import partition_of
@@ -128,7 +130,10 @@ class Handlings(Kind):
             pipeline,
             {_event_key(handling) for handling in handlings},
             {handling.position for handling in handlings},
-            {handling.position for handling in handlings if handling.error is not None},
+            {handling.position for handling in handlings if handling.error is not None or handling.strict},
+        )
+        self._waiting = Waiting(
+            pipeline, {(handling.process, handling.instance) for handling in handlings if handling.strict}
         )
         self._instances = LockedInstances(pipeline, {(handling.process, handling.instance) for handling in handlings})
         self._outbox = outbox.Issues(
@@ -146,6 +151,7 @@ class Handlings(Kind):
         """Judge the handlings in order, and write the changes, except for the commands."""
         self._now = as_time(self._clock.rows()[0][0])
         self._inbox.load()
+        self._waiting.load()
         self._outbox.load()
         for handle in self._handles:
             try:
@@ -160,11 +166,12 @@ class Handlings(Kind):
             except errors.CoreError as error:
                 self.outcomes[handle] = Done(error=error)
         self._inbox.write(self._now)
+        self._waiting.write()
         self._instances.write()
         self._timers.write(self.pipeline, self._now)
 
     def has_events(self) -> bool:
-        return bool(self._outbox.events())
+        return bool(self._outbox.events()) or self._waiting.has_events()
 
     def finish(self, position: int) -> list[feed.NewEvent]:
         """Write the commands, whose events have the positions above `position`."""
@@ -175,7 +182,7 @@ class Handlings(Kind):
         for operation in self.operations:
             if isinstance(operation, HandleMany):
                 self.outcomes[operation] = Done([self.outcomes[handle] for handle in operation.handles])
-        return self._outbox.events()
+        return [*self._outbox.events(), *self._waiting.events()]
 
     def _judge(self, handling: Handling) -> tuple[Handled, list[outbox.Issue]]:
         key = _event_key(handling)
@@ -185,7 +192,12 @@ class Handlings(Kind):
             return Handled(before, True, instance, []), []
         if instance is not None and instance.status is Status.FINISHED:
             self._inbox.record(key, handling.position, inbox.Status.LATE)
+            self._waiting.settle(key)
             return Handled(inbox.Status.LATE, False, instance, []), []
+        if handling.strict and self._waiting.is_behind(key, handling.position):
+            self._inbox.park(key, handling.position, None)
+            self._waiting.park(key, handling.position, waits=True)
+            return Handled(inbox.Status.PARKED, False, instance, []), []
         version = 0 if instance is None else instance.version
         if handling.version != version:
             raise errors.VersionConflict(handling.process, handling.instance, handling.version, version)
@@ -195,12 +207,15 @@ class Handlings(Kind):
             )
         if handling.error is not None:
             self._inbox.park(key, handling.position, handling.error)
+            if handling.strict:
+                self._waiting.park(key, handling.position, waits=False)
             if self._instances.get(handling.process, handling.instance) is None:
                 self._instances.put(instance)
             return Handled(inbox.Status.PARKED, False, instance, []), []
         # Before any change: it may refuse the handling.
         issues = self._outbox.issue(handling.process, handling.instance, handling.event, handling.commands)
         self._inbox.record(key, handling.position, inbox.Status.HANDLED)
+        self._waiting.settle(key)
         instance = replace(
             instance,
             state=handling.state,
@@ -240,7 +255,7 @@ def report(handle: Handle, outcome: Done) -> None:
         return
     handling, handled = handle.handling, outcome.value
     metrics.PROCESS_EVENTS["repeated" if handled.repeated else handled.status].inc()
-    if handled.status is inbox.Status.PARKED and not handled.repeated:
+    if handled.status is inbox.Status.PARKED and not handled.repeated and handling.error is not None:
         log.warning(
             "event_parked",
             process=handling.process,

@@ -68,6 +68,8 @@ def retry_type(process: str) -> str:
 
 Key: TypeAlias = tuple[str, str, str]
 """A process, an instance and an event's id."""
+KEY: Final = ("name", "instance", "event_id")
+"""Its columns."""
 
 
 class LockedEvents:
@@ -84,8 +86,8 @@ class LockedEvents:
             keys,
             lambda part: (
                 "SELECT name, instance, event_id, status "  # noqa: S608
-                f"FROM {dialect.by_primary_key('inbox')} WHERE {among(tx, _KEY, part)} "
-                f"ORDER BY {', '.join(_KEY)}{dialect.for_update()}"
+                f"FROM {dialect.by_primary_key('inbox')} WHERE {among(tx, KEY, part)} "
+                f"ORDER BY {', '.join(KEY)}{dialect.for_update()}"
             ),
         )
         # Read after the rows (see the module).
@@ -146,8 +148,9 @@ class LockedEvents:
         """Record the status of an event that was not parked this time."""
         self._change(key, position, status, None, None)
 
-    def park(self, key: Key, position: int, error: str) -> None:
-        """Park an event, with a copy of it; one that was parked before has its copy."""
+    def park(self, key: Key, position: int, error: str | None) -> None:
+        """Park an event, with a copy of it; one that was parked before has its copy. Without an error, it waits behind
+        another one."""
         self._change(key, position, Status.PARKED, error, self._copies.get((position, key[2])))
 
     def _change(self, key: Key, position: int, status: Status, error: str | None, copy: str | None) -> None:
@@ -167,13 +170,10 @@ class LockedEvents:
             kept = "" if status is Status.PARKED else "event = NULL, "
             self._pipeline.later(
                 f"UPDATE inbox SET {kept}status = {dialect.literal(status)}, error = {dialect.literal(error)}, "  # noqa: S608
-                f"handled_at = {dialect.literal(now)} WHERE {among(tx, _KEY, [key])}"
+                f"handled_at = {dialect.literal(now)} WHERE {among(tx, KEY, [key])}"
             )
-        columns = ", ".join((*_KEY, "position", "status", "error", "event", "handled_at"))
+        columns = ", ".join((*KEY, "position", "status", "error", "event", "handled_at"))
         self._pipeline.later(*inserts("inbox", columns, rows))
-
-
-_KEY: Final = ("name", "instance", "event_id")
 
 
 def retry(tx: Connection, process: str, instance: str, event: str | None = None) -> int:
@@ -188,17 +188,15 @@ def retry(tx: Connection, process: str, instance: str, event: str | None = None)
         tx.execute(
             sa.update(tables.inbox).where(*_this(process, instance, row.event_id)).values(status=Status.RETRYING)
         )
-    head = json.dumps({"process": process, "instance": instance}, ensure_ascii=False, separators=(",", ":"))
-    feed.append(
-        tx,
-        [
-            feed.NewEvent(
-                f"{feed.RETRY}:{uuid.uuid4()}", retry_type(process), instance, f'{head[:-1]},"event":{row.event}}}'
-            )
-            for row in rows
-        ],
-    )
+    feed.append(tx, [retry_event(process, instance, row.event) for row in rows])
     return len(rows)
+
+
+def retry_event(process: str, instance: str, copy: str) -> feed.NewEvent:
+    """The event that brings a parked one again, given the copy of it."""
+    head = json.dumps({"process": process, "instance": instance}, ensure_ascii=False, separators=(",", ":"))
+    data = f'{head[:-1]},"event":{copy}}}'
+    return feed.NewEvent(f"{feed.RETRY}:{uuid.uuid4()}", retry_type(process), instance, data)
 
 
 def of_instance(snapshot: Connection, process: str, instance: str, limit: int) -> list[Entry]:

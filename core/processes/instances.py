@@ -79,7 +79,8 @@ class Details:
 @dataclass(frozen=True, slots=True)
 class Handling:
     """The effects of an event on an instance. `version` is that of the state from which they were computed, 0 if there
-    was none. With an `error`, the event has no effects and is parked."""
+    was none. With an `error`, the event has no effects and is parked; with `strict`, also if it would overtake one that
+    is parked (see `waiting`)."""
 
     process: str
     instance: str
@@ -93,6 +94,7 @@ class Handling:
     timers: Sequence[timers.TimerChange] = ()
     finish: bool = False
     error: str | None = None
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

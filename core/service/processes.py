@@ -32,6 +32,10 @@ class ProcessService:
         definitions.sweep(self._database)  # an earlier process of that name may be half deleted
         return self._database.write(definitions.define, name, partitions, ttl, release, after)
 
+    def count_unnamed(self, name: str, after: int, upto: int, count: int) -> definitions.Definition:
+        """Returns the process as it is then."""
+        return self._database.write(definitions.count_unnamed, name, after, upto, count)
+
     def summaries(self) -> list[instances.Summary]:
         return self._database.snapshot(instances.summaries)
 

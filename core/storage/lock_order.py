@@ -11,6 +11,9 @@ group of items, for example, under the lock of its batch. Other tables number th
 *Rows that are locked only together with another row* need no place in the order. `UNDER` has these tables too: a
 batch's journal is written by the holder of the batch's row.
 
+*Parked events* are changed only under the lock of their instance's partition, so their rows in the inbox need no place
+either.
+
 *The groups of a journaled batch* are written under the lock of its row, which comes after them in the order: only the
 holder of that row writes them. A process that doesn't know yet that the batch is journaled locks its groups first, and
 then waits for the row. If its holder wants one of these groups, they wait for each other until the database or the lock

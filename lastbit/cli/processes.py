@@ -78,6 +78,8 @@ def show(s: Session, process: str, instance: str) -> None:
         if event.error is not None:
             error = safe(event.error.rstrip(), keep="\n")
             s.output.say(f"[dim]{error}[/]")
+        elif event.status == "parked":
+            s.output.say("[dim]It waits behind an earlier event.[/]")
     for timer in instance_read.timers:
         s.output.say(f"timer {safe(timer.timer)}  due {timer.due_at:%Y-%m-%d %H:%M:%S} UTC")
     for command in reversed(instance_read.commands):
@@ -163,9 +165,10 @@ def _status(status: str) -> str:
 
 def _summary(process: ProcessSummary) -> str:
     parked = f", [red]{number(process.parked, 'parked event')}[/]" if process.parked else ""
+    unnamed = f", {number(process.unnamed, 'event')} without an instance" if process.unnamed else ""
     return (
         f"[bold]{safe(process.name)}[/]  {process.running:,} running, {process.finished:,} finished{parked}, "
-        f"{number(process.timers, 'timer')}, handled up to position {process.floor:,}"
+        f"{number(process.timers, 'timer')}{unnamed}, handled up to position {process.floor:,}"
     )
 
 

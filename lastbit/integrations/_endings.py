@@ -163,6 +163,9 @@ class Endings(Process):
     """The process of an app's endings. Each ending is an instance, which has the id of its event. Not a pure function:
     it publishes, and may do so again for the same event."""
 
+    counts_unnamed = False
+    """Most batches have no ending, or are another app's."""
+
     def __init__(self, client: HasDriver, app: str, publish: Publish, stopping: threading.Event) -> None:
         super().__init__(process_name(app), dict.fromkeys(LABELS, "labels"), self._end)
         self._processes = Processes(client.driver)
@@ -174,9 +177,6 @@ class Endings(Process):
         if event.type not in LABELS:
             return super().instances_of(event)
         return [] if self._message_of(event) is None else [event.id]
-
-    def skipped(self, event: Event) -> None:
-        """Nothing to report: most batches have no ending, or are another app's."""
 
     def _message_of(self, event: Event) -> str | None:
         labels: Mapping[str, str] = event.data["labels"]

@@ -34,7 +34,7 @@ MANY: Final = 100
 """Maximum events in one call, as the service accepts."""
 CALL: Final = 4 * 2**20
 """Approximate maximum bytes of one call: half of what the service accepts."""
-BEYOND: Final = re.compile(r"body\.event|body\.commands\[\d+\]\.once")
+BEYOND: Final = re.compile(r"body\.event|body\.commands\[\d+\]\.once|body\.strict")
 """Places that the service names for reasons beyond the function: the feed doesn't have the event at its position, or
 the service is of an earlier release, which doesn't know the field."""
 PAUSE: Final = 0.5
@@ -199,7 +199,9 @@ class Lane:
         version, state = _NEW if cached is None or cached.epoch != epoch else cached[1:]
         outcome = self._process.decide(state, event) if task.refusal is None else {"error": task.refusal}
         body = handling(event.id, event.position, self._shared.worker, epoch, version, outcome)
-        return {"instance": task.instance, **body}
+        # A service of an earlier release doesn't know the field.
+        strict = {"strict": True} if self._process.strict else {}
+        return {"instance": task.instance, **body, **strict}
 
     def _send(self, tasks: Sequence[_Task]) -> None:
         """Store the effects of these tasks with one call. Those that aren't over then must be tried again."""
@@ -220,7 +222,7 @@ class Lane:
             if not isinstance(result, errors.LastbitError):
                 self._remember(task, result.instance)
                 task.is_over = task.is_handled = True
-                if result.status == "parked" and not result.repeated:
+                if result.status == "parked" and not result.repeated and "error" in task.body:
                     log.warning("parked event %s for %s %r", task.body["event"]["id"], self._process, task.instance)
             elif isinstance(result, errors.VersionConflict):
                 must_pause |= not self._refresh(task)

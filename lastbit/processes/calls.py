@@ -35,6 +35,11 @@ def _define(
     return ask(service, "PUT", _path(name), Definition.from_json, body=body)
 
 
+def _count_unnamed(service: Service, name: str, after: int, upto: int, count: int) -> Flow[Definition]:
+    body = {"after": after, "upto": upto, "count": count}
+    return ask(service, "POST", f"{_path(name)}/unnamed", Definition.from_json, body=body)
+
+
 def _list(service: Service) -> Flow[tuple[ProcessSummary, ...]]:
     def decode(data: Json) -> tuple[ProcessSummary, ...]:
         return tuple(map(ProcessSummary.from_json, data["processes"]))
@@ -139,6 +144,12 @@ class Processes:
         `PartitionsFixed`, `PositionTrimmed`."""
         return self._driver.run(_define, name, partitions, ttl, release, after)
 
+    def count_unnamed(self, name: str, after: int, upto: int, count: int) -> Definition:
+        """Add the number of events above the position `after`, up to `upto`, that named no instance. Workers call this.
+        If these events were counted up to another position than `after`, it changes nothing. Returns the process as it
+        is then. Raises `ProcessNotFound`."""
+        return self._driver.run(_count_unnamed, name, after, upto, count)
+
     def list(self) -> tuple[ProcessSummary, ...]:
         """The processes, by name."""
         return self._driver.run(_list)
@@ -230,6 +241,12 @@ class AsyncProcesses:
         has 32 `partitions` by default; it starts with all stored events, or above the position `after`. Raises
         `PartitionsFixed`, `PositionTrimmed`."""
         return await self._driver.run(_define, name, partitions, ttl, release, after)
+
+    async def count_unnamed(self, name: str, after: int, upto: int, count: int) -> Definition:
+        """Add the number of events above the position `after`, up to `upto`, that named no instance. Workers call this.
+        If these events were counted up to another position than `after`, it changes nothing. Returns the process as it
+        is then. Raises `ProcessNotFound`."""
+        return await self._driver.run(_count_unnamed, name, after, upto, count)
 
     async def list(self) -> tuple[ProcessSummary, ...]:
         """The processes, by name."""

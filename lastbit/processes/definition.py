@@ -7,7 +7,6 @@ the body of a `handle` call. If the function raises or returns an invalid value,
 from __future__ import annotations
 
 import json
-import logging
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from typing import Any, Final
 from lastbit.errors import InvalidArgument
 from lastbit.models import Event
 from lastbit.processes.correlation import Correlation, Correlations
-
-log = logging.getLogger("lastbit.processes")
 
 LONGEST_ERROR: Final = 4000
 """Maximum characters of a stored traceback: the last ones are kept."""
@@ -76,12 +73,18 @@ Function = Callable[[Any, Event], tuple[Any, Iterable[Wanted]] | Finish | None]
 class Process:
     """A process, as made by `process`; it can still be called as a function."""
 
-    def __init__(self, name: str, correlate: Mapping[str, Correlation], function: Function) -> None:
+    counts_unnamed = True
+    """Whether events of its types that name no instance are counted and logged."""
+
+    def __init__(
+        self, name: str, correlate: Mapping[str, Correlation], function: Function, *, strict: bool = False
+    ) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"the name of a process is a text, not {name!r}")
         self.name = name
         self._correlations = Correlations(correlate)
         self.function = function
+        self.strict = strict
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
 
@@ -111,10 +114,6 @@ class Process:
         if event.type in (self.timer_type, self.retry_type):
             return [event.data["instance"]]
         return self._correlations.instances_of(event)
-
-    def skipped(self, event: Event) -> None:
-        """Called by a worker for an event that names no instance."""
-        log.warning("event %s (%s) at position %d names no instance of %s", event.id, event.type, event.position, self)
 
     def decide(self, state: str, event: Event) -> dict[str, Any]:
         """The function's result for the event, as fields of a `handle` call's body. `state` is JSON, as the function
@@ -157,7 +156,7 @@ def _decided(result: Any, state: str) -> dict[str, Any]:
     return {"state": new, "commands": commands, "timers": timers, "finish": isinstance(result, Finish)}
 
 
-def process(name: str, *, correlate: Mapping[str, Correlation]) -> Callable[[Function], Process]:
+def process(name: str, *, correlate: Mapping[str, Correlation], strict: bool = False) -> Callable[[Function], Process]:
     """A decorator that makes a process from a pure function `(state, event)`; see `Finish`, `Command`, `Timer`.
 
     `state` is None at an instance's first event, and any JSON later. The function may be called several times for an
@@ -168,9 +167,11 @@ def process(name: str, *, correlate: Mapping[str, Correlation]) -> Callable[[Fun
     several instances. A function must always return the same for an event, and None for one that belongs to no
     instance. If it raises, the worker ends, as the event must not be lost.
 
+    `strict`: while an event of an instance is parked, its later events wait behind it. Otherwise they overtake it.
+
     Raises `InvalidArgument`, also for a path that the data of these events can't have.
     """
-    return lambda function: Process(name, correlate, function)
+    return lambda function: Process(name, correlate, function, strict=strict)
 
 
 def timer_of(event: Event) -> str | None:

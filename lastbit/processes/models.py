@@ -13,17 +13,20 @@ from lastbit.models import Json
 @dataclass(frozen=True, slots=True)
 class Definition:
     """A process. `group` is the consumer group of its workers. In a partition without a committed position, they begin
-    after the position `after`."""
+    after the position `after`. Up to the position `unnamed_upto`, `unnamed` events of its types named no instance."""
 
     name: str
     group: str
     partitions: int
     after: int
     created_at: datetime
+    unnamed: int
+    unnamed_upto: int
 
     @classmethod
     def _fields(cls, data: Json) -> dict[str, Any]:
         fields = {name: data[name] for name in ("name", "group", "partitions", "after")}
+        fields |= {name: data.get(name, 0) for name in ("unnamed", "unnamed_upto")}  # an earlier release has none
         return {**fields, "created_at": timestamp(data["created_at"])}
 
     @classmethod

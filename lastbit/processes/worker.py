@@ -26,6 +26,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from lastbit import _calls, errors
@@ -34,6 +35,7 @@ from lastbit._threads import join_started
 from lastbit.models import Event
 from lastbit.processes._lane import PAUSE, Job, Lane, Shared
 from lastbit.processes._partition import Partition
+from lastbit.processes._unnamed import UnnamedEvents
 from lastbit.processes.calls import Processes
 from lastbit.processes.definition import Process
 from lastbit.processes.models import Definition
@@ -82,6 +84,7 @@ class ProcessWorker:
         self._shared = Shared(process, Processes(client.driver), worker, threading.Semaphore(AHEAD))
         self._lanes = [Lane(self._shared) for _ in range(lanes)]
         self._changed, self._stopping = self._shared.changed, self._shared.stopping
+        self._unnamed = UnnamedEvents(process, self._shared.calls)
         self._ours: dict[int, Partition] = {}
         self._count = 0
         """The process's partitions, as of the last assignment."""
@@ -150,6 +153,8 @@ class ProcessWorker:
             lane = min(range(len(self._lanes)), key=lanes_in_use.count)
             outstanding = set(assignment.window.outstanding)
             self._ours[assignment.partition] = Partition(assignment, position, lane, outstanding)
+            if assignment.partition == 0:
+                self._unnamed.begin(defined.unnamed_upto)
             self._changed.notify_all()
 
     def _defined_after(self, assignment: Assignment) -> Definition | None:
@@ -179,6 +184,9 @@ class ProcessWorker:
             # Jobs that have not started are left to the next owner. If the partition is lost, there is no need to wait.
             while partition.busy and not assignment.lost:
                 self._changed.wait(0.1)
+        if assignment.partition == 0 and not assignment.lost:
+            with suppress(errors.LastbitError):  # the commit that follows fails too, and the next owner counts them
+                self._unnamed.report()
 
     # Reading
 
@@ -208,11 +216,11 @@ class ProcessWorker:
         instances: dict[int, list[str]] = defaultdict(list)
         for instance in self._process.instances_of(event):
             instances[partition_of(instance, self._count)].append(instance)
-        if not instances:
-            self._process.skipped(event)
         for partition in partitions:
             if event.position <= partition.reached or partition.cut:
                 continue
+            if not instances and partition.assignment.partition == 0 and self._process.counts_unnamed:
+                self._unnamed.add(event)
             own_instances = instances.get(partition.assignment.partition)
             if own_instances and partition.track(event.position, self._stopping):
                 self._take_room()
@@ -242,6 +250,7 @@ class ProcessWorker:
                 partition.handled, partition.committed = False, now
             assert self._group is not None
             try:
+                self._unnamed.report()  # before their positions are committed, after which nobody reads them again
                 self._group.commit([partition.assignment for partition in due], head=self._head)
             except errors.LastbitError as error:
                 if not error.is_temporary:

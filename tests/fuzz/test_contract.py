@@ -163,7 +163,12 @@ def all_methods_are_allowed(ctx: Any, response: Any, case: Any) -> None:
     try:
         allow_header_conformance(ctx, response, case)
     except Failure:
-        prefixes = "/v1/processes/{process}/{instance}", "/v1/processes/{process}/handle", "/v1/tallies/{tally}/apply"
+        prefixes = (
+            "/v1/processes/{process}/{instance}",
+            "/v1/processes/{process}/handle",
+            "/v1/processes/{process}/unnamed",
+            "/v1/tallies/{tally}/apply",
+        )
         methods = set(response.headers["allow"][0].split(", "))
         if not case.path.startswith(prefixes) or methods != {"GET", "POST"}:
             raise

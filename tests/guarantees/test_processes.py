@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from core.consumer_groups import groups
 from core.consumer_groups.leases import Caller
 from core.consumer_groups.positions import Fence
 from core.janitor import needed
-from core.processes import definitions, handling, inbox, outbox, retention, timers
+from core.processes import definitions, handling, inbox, outbox, retention, timers, waiting
 from core.processes.inbox import Status
 from core.processes.instances import Handled, Handling
 from core.service import Service
@@ -623,6 +624,152 @@ DAY = 86_400
     "query.where(*has_ended, *scanned, ~unsettled, ~in_the_feed)",
     "query.where(*has_ended, *scanned, ~unsettled)",
 )
+class Collector:
+    """Collects the types of an instance's events; those that are broken fail."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.failures: Counter[str] = Counter()
+
+    def __call__(self, state: Any, event: feed.Event) -> Outcome:
+        if event.type in self.broken:
+            self.failures[event.type] += 1
+            raise ValueError(event.type)
+        return Outcome([*(state or []), event.type])
+
+
+def statuses(service: Service, instance: str) -> list[tuple[str, str | None]]:
+    """Status and error of the instance's events, in the feed's order."""
+    history = service.processes.instance(PROCESS, instance).history
+    return [(entry.status, entry.error) for entry in sorted(history, key=lambda entry: entry.position)]
+
+
+@mutant("events-overtake", "core.processes.waiting:Waiting.is_behind", "other.position < position", "False")
+@mutant(
+    "an-event-that-comes-again-blocks-nothing",
+    "core.processes.waiting:Waiting.__init__",
+    'f"{dialect.literal(Status.PARKED)}, {dialect.literal(Status.RETRYING)}"',
+    'f"{dialect.literal(Status.PARKED)}"',
+)
+@mutant(
+    "events-wait-for-ever",
+    "core.processes.waiting:Waiting.settle",
+    "in_order[:RELEASED]",
+    "in_order[:0]",
+)
+@mutant(
+    "events-behind-another-failure-come-again",
+    "core.processes.waiting:Waiting.settle",
+    "not unsettled.waits",
+    "False",
+)
+@mutant(
+    "released-events-stay-parked",
+    "core.processes.waiting:Waiting.write",
+    'self._pipeline.later(f"UPDATE inbox SET status = {status} WHERE {condition}")',
+    "None",
+)
+def test_an_instance_of_a_strict_process_waits_behind_its_parked_event(service: Service) -> None:
+    """Later events wait, and come in order once it is over; another failure among them stops those behind it. Other
+    instances go on."""
+    collector = Collector()
+    collector.broken = {"b", "d"}
+    worker = Worker(service, function=collector, strict=True)
+    events = append(service, *(("o1", type) for type in "abcdef"), ("o2", "a"))
+    for event in events:
+        worker.deliver(event)
+    waits, handled = ("parked", None), ("handled", None)
+    failed = {type: ("parked", f"ValueError('{type}')") for type in "bd"}
+    assert statuses(service, "o1") == [handled, failed["b"], waits, waits, waits, waits]
+    assert statuses(service, "o2") == [handled]
+    position = everything(service)[-1].position
+
+    def deliver_the_rest() -> None:
+        nonlocal position
+        while new := [event for event in everything(service) if event.position > position]:
+            for event in new:
+                worker.deliver(event)
+                position = event.position
+
+    collector.broken.remove("b")
+    service.processes.retry_parked(PROCESS, "o1", events[1].id)
+    [late] = append(service, ("o1", "g"))  # it is in the feed before those that are released
+    deliver_the_rest()
+    assert statuses(service, "o1") == [handled, handled, handled, failed["d"], waits, waits, waits]
+    service.processes.retry_parked(PROCESS, "o1", late.id)  # nothing overtakes by being retried alone
+    deliver_the_rest()
+    assert statuses(service, "o1")[-4:] == [failed["d"], waits, waits, waits]
+    assert collector.failures["d"] == 2  # behind b, and as b was over: it doesn't come again with those behind it
+    collector.broken.clear()
+    service.processes.retry_parked(PROCESS, "o1")
+    deliver_the_rest()
+    assert statuses(service, "o1") == [handled] * 7
+    assert json.loads(service.processes.instance(PROCESS, "o1").instance.state or "") == list("abcdefg")
+
+
+@mutant("a-release-is-unbounded", "core.processes.waiting:Waiting.settle", "in_order[:RELEASED]", "in_order")
+def test_many_events_that_wait_come_again_in_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one of each part releases the next part."""
+    monkeypatch.setattr(waiting, "RELEASED", 3)
+    collector = Collector()
+    collector.broken = {"n0"}
+    worker = Worker(service, function=collector, strict=True)
+    events = append(service, *(("o1", f"n{number}") for number in range(11)))
+    for event in events:
+        worker.deliver(event)
+    collector.broken.clear()
+    position = events[-1].position
+    service.processes.retry_parked(PROCESS, "o1", events[0].id)
+    parts = []
+    while new := [event for event in everything(service) if event.position > position]:
+        parts.append(len(new))
+        for event in new:
+            worker.deliver(event)
+        position = new[-1].position
+    assert parts == [1, 3, 3, 3, 1]
+    assert json.loads(service.processes.instance(PROCESS, "o1").instance.state or "") == [e.type for e in events]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_strict_process_handles_each_instance_in_the_feeds_order(service: Service, seed: int) -> None:
+    """Whatever fails, is retried, all or alone, and comes again."""
+    chance = random.Random(seed)
+    collector = Collector()
+    worker = Worker(service, function=collector, strict=True)
+    position = 0
+    types: dict[str, list[str]] = {"o1": [], "o2": []}
+
+    def deliver(count: int) -> None:
+        nonlocal position
+        for event in [event for event in everything(service) if event.position > position][:count]:
+            worker.deliver(event)
+            position = event.position
+
+    for number in range(30):
+        instance = chance.choice(list(types))
+        types[instance].append(f"n{number}")
+        append(service, (instance, f"n{number}"))
+        if chance.random() < 0.3:
+            collector.broken.add(f"n{number}")
+        deliver(chance.randrange(3))
+        if chance.random() < 0.2:
+            position = max(0, position - chance.randrange(6))  # the worker reads again from an older floor
+        if chance.random() < 0.3:
+            collector.broken -= set(chance.sample(sorted(collector.broken), len(collector.broken) // 2))
+        if chance.random() < 0.3:
+            parked = [row for row in rows(service, tables.inbox) if row["status"] == Status.PARKED]
+            if parked:
+                row = chance.choice(parked)
+                service.processes.retry_parked(PROCESS, row["instance"], chance.choice([None, row["event_id"]]))
+    collector.broken.clear()
+    deliver(1000)
+    while unsettled := [row for row in rows(service, tables.inbox) if row["status"] != Status.HANDLED]:
+        deliver(1000)
+        service.processes.retry_parked(PROCESS, unsettled[0]["instance"])
+    for instance, expected_types in types.items():
+        assert json.loads(service.processes.instance(PROCESS, instance).instance.state or "[]") == expected_types
+
+
 def test_an_instance_that_ended_long_ago_is_removed_with_its_commands(service: Service) -> None:
     """Not before its time; a running instance and its commands stay, and a redelivered event is a repeat."""
     clock = Clock(service.database)

@@ -99,6 +99,31 @@ def test_an_event_takes_effect_once(process: Process) -> None:
     assert result["finished_at"] is not None
 
 
+@mutant(
+    "events-without-an-instance-count-twice",
+    "core.processes.definitions:count_unnamed",
+    "_definitions.unnamed_upto == after",
+    "_definitions.unnamed_upto >= 0",
+)
+def test_events_without_an_instance_count_once(process: Process) -> None:
+    """A call is added only if it begins where the count ends; the answer says where that is."""
+    calls = [
+        ((0, 12, 3), (3, 12)),
+        ((0, 12, 3), (3, 12)),  # a repeat
+        ((0, 20, 4), (3, 12)),  # another worker, which didn't know
+        ((12, 20, 1), (4, 20)),
+        ((15, 25, 1), (4, 20)),
+    ]
+    for (after, upto, count), expected in calls:
+        answer = process.http.post(f"{process.path}/unnamed", json={"after": after, "upto": upto, "count": count})
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["unnamed"], answer.json()["unnamed_upto"]) == expected
+    bad = process.http.post(f"{process.path}/unnamed", json={"after": 20, "upto": 22, "count": 3})
+    assert code(bad) == (422, "invalid_request")
+    unknown = process.http.post("/v1/processes/nobody/unnamed", json={"after": 0, "upto": 1, "count": 1})
+    assert code(unknown) == (404, "process_not_found")
+
+
 def test_a_command_is_an_event_of_the_feed(process: Process) -> None:
     """At the command's position, with its id, and with the instance as its key."""
     answer = process.handle(process.event("1"), commands=[{"type": "ship", "step": "first", "data": 1}]).json()

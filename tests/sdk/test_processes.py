@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,8 +31,19 @@ from lastbit import (
 )
 from lastbit._protocol import Answer, Failure, Request
 from lastbit.models import Event
-from lastbit.processes import Command, Finish, Process, ProcessWorker, Timer, process, run, timer_of
+from lastbit.processes import (
+    Command,
+    Finish,
+    Process,
+    ProcessSummary,
+    ProcessWorker,
+    Timer,
+    process,
+    run,
+    timer_of,
+)
 from lastbit.processes import worker as worker_module
+from lastbit.processes._unnamed import UnnamedEvents
 from lastbit.processes.calls import Processes
 from lastbit.processes.correlation import FIELDS
 from lastbit.streams import ConsumerGroup, partition_of
@@ -512,6 +524,97 @@ def test_the_fields_of_the_services_own_events_can_be_correlated(url: str, clien
     for event in seen.values():
         for field in event.data:
             Process("p", {event.type: field}, ship)
+
+
+def test_a_strict_process_goes_on_in_order_after_a_retry(url: str, client: Client) -> None:
+    """With real workers: what waits comes by itself, and other instances don't wait."""
+    is_mended = threading.Event()
+
+    def collect(state: Any, event: Event) -> Any:
+        if event.data["broken"] and not is_mended.is_set():
+            raise ValueError("broken")
+        numbers = [*(state or []), event.data["number"]]
+        return Finish([Command("done")], numbers) if len(numbers) == 20 else (numbers, [])
+
+    process = Process("strict", {"strict.charged": "order"}, collect, strict=True)
+    for number in range(20):
+        for order in ("a", "b"):
+            broken = order == "a" and number == 3
+            data = {"order": order, "number": number, "broken": broken}
+            client.append_event(id=f"strict:{order}:{number}", type="strict.charged", data=data)
+    with working(url, process, "w1", "w2"):
+        assert issued(client, process, 1) == ["b"]
+        eventually(
+            lambda: {instance.instance: instance.parked for instance in client.processes.instances("strict")},
+            {"a": 17, "b": 0},
+        )
+        errors = [received.error for received in client.processes.get("strict", "a").history]
+        assert sum(error is not None for error in errors) == 1
+        is_mended.set()
+        client.processes.retry("strict", "a", event="strict:a:3")
+        assert issued(client, process, 2) == ["b", "a"]
+    assert client.processes.get("strict", "a").state == list(range(20))
+
+
+@mutant(
+    "each-worker-counts-the-events-without-an-instance",
+    "lastbit.processes.worker:ProcessWorker._feed",
+    "partition.assignment.partition == 0",
+    "True",
+)
+def test_events_without_an_instance_are_counted_once_and_logged_once(
+    url: str, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever workers come and go, and read them again."""
+    process = Process("unnamed", correlate("unnamed"), ship)
+    count = 0
+    for round in range(4):
+        client.append([{"id": f"unnamed:{round}:{n}", "type": "unnamed.charged", "data": n} for n in range(7)])
+        append(client, "unnamed", range(round, round + 1))
+        count += 7
+        with working(url, process, f"w{round}", f"v{round}", every=0.05 if round % 2 else 60.0):
+            issued(client, process, round + 1)
+            # Those that have no commit in time are reported, and committed, when their worker ends.
+            if round % 2:
+                eventually(lambda: summary_of(client, "unnamed").unnamed, count)
+        assert summary_of(client, "unnamed").unnamed == count
+    logged = [record.getMessage() for record in caplog.records if "names no instance" in record.getMessage()]
+    # Each owner of partition 0 logs the first: at least one in each round, at most both workers.
+    assert 4 <= len(logged) <= 8, logged
+    assert "event unnamed:0:0 (unnamed.charged) at position" in logged[0]
+
+
+@mutant(
+    "a-new-owner-counts-events-again",
+    "lastbit.processes._unnamed:UnnamedEvents.add",
+    "event.position > self._upto",
+    "True",
+)
+def test_events_without_an_instance_that_another_worker_reads_too_count_once(client: Client) -> None:
+    """Of two workers that both believe that partition 0 is theirs, and one that begins again at an older position."""
+    process = Process("unnamed-twice", correlate("unnamed-twice"), ship)
+    client.processes.define(process.name)
+    early, late = (UnnamedEvents(process, Processes(client.driver)) for _ in range(2))
+    for counted in (early, late):
+        counted.begin(0)
+
+    def read(counted: UnnamedEvents, *positions: int) -> int:
+        for position in positions:
+            counted.add(Event(position, f"e{position}", "paid", None, None, None, datetime.now(UTC)))
+        counted.report()
+        return summary_of(client, process.name).unnamed
+
+    assert read(early, 3, 5) == 2
+    assert read(late, 3, 5, 8) == 3
+    assert read(early, 8, 9) == 4
+    late.begin(summary_of(client, process.name).unnamed_upto)
+    assert read(late, 5, 8, 9, 12) == 5
+    assert read(early) == 5
+
+
+def summary_of(client: Client, name: str) -> ProcessSummary:
+    (summary,) = (summary for summary in client.processes.list() if summary.name == name)
+    return summary
 
 
 def test_other_events_never_hold_the_floor(url: str, client: Client) -> None:

@@ -16,6 +16,10 @@ NEW_GROUP = (
 OLD_GROUPS = (
     NEW_GROUP.replace("(1,5,", "(2,0,NULL,NULL,1,0),(1,0,") + " ON DUPLICATE KEY UPDATE resolved = VALUES(resolved)"
 )
+POSITIONS = "SELECT epoch FROM positions WHERE (group_name = x'67' AND partition_no IN (1)) FOR UPDATE"
+PROCESSES = "SELECT state FROM processes WHERE (name = x'70' AND instance IN (x'6f')) FOR UPDATE"
+RELEASED = "UPDATE inbox SET status = 'retrying' WHERE (name = x'70' AND instance = x'6f' AND event_id IN (x'65'))"
+HANDLED = RELEASED.replace("retrying", "handled")
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,7 @@ OLD_GROUPS = (
         ["SELECT id FROM batches WHERE id = 2 FOR UPDATE", "SELECT id FROM batches WHERE id = 3 FOR UPDATE"],
         [HEAD, "SELECT id FROM webhooks WHERE id = 1 FOR UPDATE SKIP LOCKED"],
         [HEAD, "INSERT INTO webhooks (url) VALUES ('http')"],
+        [POSITIONS, PROCESSES, RELEASED],
         [BATCHES, "SELECT state FROM item_groups WHERE batch_id = 1"],
         [
             "DELETE FROM item_groups WHERE batch_id = 1",
@@ -45,6 +50,8 @@ def test_a_transaction_in_order_is_accepted(statements: list[str]) -> None:
     ("statements", "problem"),
     [
         ([BATCHES, GROUPS], "a row of item_groups is locked after one of batches"),
+        ([PROCESSES, RELEASED], "a row of inbox is locked after one of processes"),
+        ([POSITIONS, PROCESSES, HANDLED], "a row of inbox is locked after one of processes"),
         ([HEAD, BATCHES], "a row of batches is locked after one of feed_head"),
         ([BATCHES, OLD_GROUPS], "a row of item_groups is locked after one of batches"),
         ([GROUPS, NEW_GROUP], "a row of item_groups is inserted without a lock of batches"),

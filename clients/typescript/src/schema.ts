@@ -905,6 +905,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/processes/{process}/unnamed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Count unnamed events
+         * @description Count events that a worker has skipped because they named no instance. Nothing is counted if `unnamed_upto` of
+         *     the process is not `after`, so no event is counted twice; the response has the process as it is then.
+         */
+        post: operations["count_unnamed_events"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/processes/{process}/{instance}/handle": {
         parameters: {
             query?: never;
@@ -1646,6 +1667,11 @@ export interface components {
             finish?: boolean;
             /** @description the handler failed with this error: park the event, and ignore the other fields */
             error?: string | null;
+            /**
+             * @description if an earlier event of the instance is parked: park this one too, without an error; it is handled again once the earlier one is over
+             * @default false
+             */
+            strict?: boolean;
         };
         /** HandledAnswer */
         HandledAnswer: {
@@ -1686,6 +1712,11 @@ export interface components {
             finish?: boolean;
             /** @description the handler failed with this error: park the event, and ignore the other fields */
             error?: string | null;
+            /**
+             * @description if an earlier event of the instance is parked: park this one too, without an error; it is handled again once the earlier one is over
+             * @default false
+             */
+            strict?: boolean;
             instance: string;
         };
         /** HandlingResult */
@@ -2237,6 +2268,16 @@ export interface components {
             after: number;
             /** Format: date-time */
             created_at: string;
+            /**
+             * Format: int64
+             * @description the number of events that were skipped because they named no instance
+             */
+            unnamed: number;
+            /**
+             * Format: int64
+             * @description the position up to which these were counted
+             */
+            unnamed_upto: number;
         };
         /** ProcessBody */
         ProcessBody: {
@@ -2308,6 +2349,16 @@ export interface components {
             after: number;
             /** Format: date-time */
             created_at: string;
+            /**
+             * Format: int64
+             * @description the number of events that were skipped because they named no instance
+             */
+            unnamed: number;
+            /**
+             * Format: int64
+             * @description the position up to which these were counted
+             */
+            unnamed_upto: number;
             /**
              * Format: int64
              * @description the number of running instances
@@ -2758,6 +2809,24 @@ export interface components {
             failed: number;
             /** Format: int64 */
             skipped: number;
+        };
+        /** UnnamedBody */
+        UnnamedBody: {
+            /**
+             * Format: int64
+             * @description the position up to which they were counted before
+             */
+            after: number;
+            /**
+             * Format: int64
+             * @description the position of the last of them
+             */
+            upto: number;
+            /**
+             * Format: int64
+             * @description the number of them above `after`, up to `upto`
+             */
+            count: number;
         };
         /** Verification */
         Verification: {
@@ -8315,6 +8384,112 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    count_unnamed_events: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /**
+                 * @description a letter or digit, then up to 199 letters, digits, `.`, `_`, `:` or `-`
+                 * @example shipping
+                 */
+                process: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["UnnamedBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Process"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `process_not_found` */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };

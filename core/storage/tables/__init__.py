@@ -320,10 +320,13 @@ process_definitions = sa.Table(
     sa.Column("pruned", _BIGINT, nullable=False),
     sa.Column("created_at", Timestamp, nullable=False),
     sa.Column("deleted_at", Timestamp),
+    # A release before revision 0026 inserts rows without them.
+    sa.Column("unnamed", _BIGINT, nullable=False, server_default="0"),
+    sa.Column("unnamed_upto", _BIGINT, nullable=False, server_default="0"),
     **MYSQL_OPTIONS,
 )
 """`pruned`: an event at or below this position that is not in the inbox was handled, or belongs to no instance of the
-process."""
+process. `unnamed`: the number of events up to the position `unnamed_upto` that named no instance."""
 
 processes = sa.Table(
     "processes",

@@ -73,8 +73,9 @@ def poisoned(state: Any, event: feed.Event) -> Outcome:
 class Worker:
     """A worker that owns all partitions until another worker is created."""
 
-    def __init__(self, service: Service, name: str = "w1", function: Function = ship) -> None:
+    def __init__(self, service: Service, name: str = "w1", function: Function = ship, *, strict: bool = False) -> None:
         self.service = service
+        self.strict = strict
         self.name = name
         self.function = function
         self.session = f"session-{next(sessions)}"
@@ -97,8 +98,9 @@ class Worker:
         try:
             outcome = self.function(state, event)
         except ValueError as error:
-            return Handling(*fence_values, error=repr(error))
-        return Handling(*fence_values, json.dumps(outcome.state), outcome.commands, outcome.timers, outcome.finish)
+            return Handling(*fence_values, error=repr(error), strict=self.strict)
+        effects = (json.dumps(outcome.state), outcome.commands, outcome.timers, outcome.finish)
+        return Handling(*fence_values, *effects, strict=self.strict)
 
     def deliver(self, event: feed.Event, instance: str | None = None) -> Handled:
         """Handle the event and store the result; compute it again whenever another event changed the instance in
