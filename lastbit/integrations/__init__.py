@@ -14,11 +14,13 @@ from lastbit.integrations._current import current_batch, current_batch_ended, cu
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._fan_out import CHUNK, FanOutOptions, fan_out, fan_out_async, resend, resend_async
 from lastbit.integrations._resolving import resolving, resolving_async
+from lastbit.integrations._skipped import Skipped
 
 __all__ = [
     "CHUNK",
     "Failed",
     "FanOutOptions",
+    "Skipped",
     "current_batch",
     "current_batch_ended",
     "current_item",

@@ -38,7 +38,9 @@ from lastbit.errors import AckerClosed, ItemRejected, MalformedItem
 from lastbit.integrations import _verdicts
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._ended import EndedBatches, watch_of
-from lastbit.integrations._reasons import accepted
+from lastbit.integrations._failed import Failed
+from lastbit.integrations._reasons import accepted, reason_of
+from lastbit.integrations._skipped import Skipped
 from lastbit.integrations._verdicts import (
     Verdict,
     log_raising,
@@ -151,6 +153,15 @@ class Resolver(Generic[M]):
         """The service has rejected an item. A batch that has ended is reported once."""
         if self._watch is None or not self._watch.learn(rejection):
             log_rejection(rejection)
+
+    def resolve(self, message: M, ending: Failed | Skipped | None) -> None:
+        """Resolve the message's item by what its handler has raised, if anything; returns at once."""
+        if ending is None:
+            self.ack(message)
+        elif isinstance(ending, Skipped):
+            self.skip(message, reason_of(ending))
+        else:
+            self.fail(message, reason_of(ending))
 
     def ack(self, message: M) -> None:
         """Ack the message's item; returns at once."""

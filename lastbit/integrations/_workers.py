@@ -24,8 +24,8 @@ from lastbit.acker import GATHERED
 from lastbit.client import Client
 from lastbit.integrations._current import handling
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._resolver import Resolver
+from lastbit.integrations._skipped import Skipped
 from lastbit.integrations._untracked import UntrackedMessages
 from lastbit.models import Completed
 
@@ -41,7 +41,7 @@ class Outcome(Enum):
     """How the handling of a message ended."""
 
     DONE = "done"
-    """Its item is acked, or there is nothing to resolve: remove the message."""
+    """Its item is acked or skipped, or there is nothing to resolve: remove the message."""
     FAILED = "failed"
     """Its item has failed."""
     ERROR = "error"
@@ -170,14 +170,14 @@ class Workers(Generic[D]):
             delivery.settle(Outcome.DONE)
             return
         try:
-            failure = self._handled(delivery)
+            ending = self._handled(delivery)
         except _Raised:
             delivery.settle(Outcome.ERROR)
         else:
-            self._resolve(delivery, failure)
+            self._resolve(delivery, ending)
 
-    def _handled(self, delivery: D) -> Failed | None:
-        """Handle the message. Returns its failure, if it has failed for good; raises `_Raised` if the handler has
+    def _handled(self, delivery: D) -> Failed | Skipped | None:
+        """Handle the message. Returns with what the handler has ended it for good; raises `_Raised` if the handler has
         raised something else."""
         try:
             with handling(delivery.item, self._resolver.ended):
@@ -185,6 +185,9 @@ class Workers(Generic[D]):
         except Failed as failure:
             log.warning("a message has failed for good (item %s): %s", delivery.item, failure.reason)
             return failure
+        except Skipped as skip:
+            log.info("a message is skipped (item %s): %s", delivery.item, skip.reason)
+            return skip
         except LeftToRedelivery as left:
             raise _Raised from left
         except Exception as error:
@@ -192,13 +195,11 @@ class Workers(Generic[D]):
             raise _Raised from error
         return None
 
-    def _resolve(self, delivery: D, failure: Failed | None) -> None:
+    def _resolve(self, delivery: D, ending: Failed | Skipped | None) -> None:
         if delivery.item is None:
-            delivery.settle(Outcome.DONE if failure is None else Outcome.FAILED)
-        elif failure is None:
-            self._resolver.ack(delivery)
+            delivery.settle(Outcome.FAILED if isinstance(ending, Failed) else Outcome.DONE)
         else:
-            self._resolver.fail(delivery, reason_of(failure))
+            self._resolver.resolve(delivery, ending)
 
     def _resolved(self, deliveries: Sequence[D], are_failed: bool) -> None:
         self._settle(deliveries, Outcome.FAILED if are_failed else Outcome.DONE)

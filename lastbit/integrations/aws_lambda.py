@@ -43,6 +43,8 @@ from lastbit.integrations._current import current_item, handling
 from lastbit.integrations._ended import EndedBatches, watch_of
 from lastbit.integrations._failed import Failed
 from lastbit.integrations._reasons import reason_of
+from lastbit.integrations._resolver import Verb
+from lastbit.integrations._skipped import Skipped
 from lastbit.integrations._untracked import NO_ITEM, UntrackedMessages, WhenUntracked
 from lastbit.integrations._verdicts import Verdict, log_rejection, verdict_of
 from lastbit.models import AckResult, Completed
@@ -59,7 +61,14 @@ try:
 except ImportError as cause:
     raise errors.MissingExtra("aws-lambda", "lastbit.integrations.aws_lambda") from cause
 
-__all__ = ["ITEM", "Failed", "LastbitAsyncBatchProcessor", "LastbitBatchProcessor", "LastbitSqsFifoPartialProcessor"]
+__all__ = [
+    "ITEM",
+    "Failed",
+    "LastbitAsyncBatchProcessor",
+    "LastbitBatchProcessor",
+    "LastbitSqsFifoPartialProcessor",
+    "Skipped",
+]
 
 log = logging.getLogger("lastbit.aws_lambda")
 
@@ -91,11 +100,12 @@ def _of_kafka(record: Record) -> str | None:
 _ITEM_OF: Final[Mapping[EventType, ItemOf]] = {EventType.SQS: _of_sqs, EventType.Kafka: _of_kafka}
 
 
-class _GivenUp:
-    """The result of a handler that raised `Failed`."""
+class _Raising:
+    """The result of a handler that raised `Failed` or `Skipped`."""
 
-    def __init__(self, failure: Failed) -> None:
-        self.reason = reason_of(failure)
+    def __init__(self, error: Failed | Skipped) -> None:
+        self.verb: Verb = "skip" if isinstance(error, Skipped) else "fail"
+        self.reason = reason_of(error)
 
 
 class _Resolving(BasePartialBatchProcessor):
@@ -125,7 +135,7 @@ class _Resolving(BasePartialBatchProcessor):
         self._untracked = UntrackedMessages(untracked, "this function")
         self._received = 0.0
         """When the invocation began."""
-        self._outcomes: list[tuple[Record, _GivenUp | None]] = []
+        self._outcomes: list[tuple[Record, _Raising | None]] = []
         """The records that Lambda will not deliver again, in order. None: the handler returned."""
 
     @functools.cached_property
@@ -163,16 +173,16 @@ class _Resolving(BasePartialBatchProcessor):
                 log_rejection(rejection)
 
     def _catching(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler, which returns a failure for good instead of raising it. Powertools would report the record. A
-        record that is refused is reported without the handler."""
+        """The handler, which returns `Failed` and `Skipped` instead of raising them. Powertools would report the
+        record. A record that is refused is reported without the handler."""
 
         @functools.wraps(handler)  # Powertools reads the signature
         def handle(*args: Any, **options: Any) -> Any:
             self._refuse_untracked()
             try:
                 return handler(*args, **options)
-            except Failed as failure:
-                return _GivenUp(failure)
+            except (Failed, Skipped) as error:
+                return _Raising(error)
 
         return handle
 
@@ -182,11 +192,15 @@ class _Resolving(BasePartialBatchProcessor):
 
     def success_handler(self, record: Any, result: Any) -> Any:
         """Called with the record as it is in the event."""
-        self._outcomes.append((record, result if isinstance(result, _GivenUp) else None))
-        if isinstance(result, _GivenUp):
-            log.warning("a record has failed for good: %s", result.reason)
-            return ("fail", f"{Failed}:{result.reason}", record)
-        return super().success_handler(record, result)
+        ending = result if isinstance(result, _Raising) else None
+        self._outcomes.append((record, ending))
+        if ending is None:
+            return super().success_handler(record, result)
+        if ending.verb == "skip":
+            log.info("a record is skipped: %s", ending.reason)
+            return super().success_handler(record, None)
+        log.warning("a record has failed for good: %s", ending.reason)
+        return ("fail", f"{Failed}:{ending.reason}", record)
 
     def _prepare(self) -> None:
         self._outcomes.clear()
@@ -208,19 +222,18 @@ class _Resolving(BasePartialBatchProcessor):
         return sorted(positions)
 
     def _resolve(self) -> tuple[set[int], Any]:
-        """Make one call for all acks, and one for the failures of each reason. Returns the positions of the outcomes
-        whose items could not be resolved, and the error."""
-        waiting: dict[tuple[bool, str | None], dict[int, str]] = {}
-        for position, (record, given_up) in enumerate(self._outcomes):
+        """Make one call for all acks, and one for the failures or skips of each reason. Returns the positions of the
+        outcomes whose items could not be resolved, and the error."""
+        waiting: dict[tuple[Verb, str | None], dict[int, str]] = {}
+        for position, (record, ending) in enumerate(self._outcomes):
             item = self._valid_item(record)
             if item is not None:
-                kind = (given_up is not None, None if given_up is None else given_up.reason)
+                kind: tuple[Verb, str | None] = ("ack", None) if ending is None else (ending.verb, ending.reason)
                 waiting.setdefault(kind, {})[position] = item
         # The acks first. If a call fails, the later ones would too, and take as long.
-        for is_failed, reason in sorted(waiting, key=lambda kind: kind[0]):
-            items = list(waiting[is_failed, reason].values())
+        for verb, reason in sorted(waiting, key=lambda kind: kind[0]):
             try:
-                result = self._lastbit.fail(items, reason) if is_failed else self._lastbit.ack(items)
+                result = self._call(verb, list(waiting[verb, reason].values()), reason)
             except errors.LastbitError as error:
                 if verdict_of(error) is Verdict.END:
                     raise
@@ -233,8 +246,13 @@ class _Resolving(BasePartialBatchProcessor):
             except Exception:  # any error of the caller's function
                 log.exception("records are reported as failed, as on_completed raises")
                 return {position for items_left in waiting.values() for position in items_left}, sys.exc_info()
-            waiting[is_failed, reason] = {}
+            waiting[verb, reason] = {}
         return set(), None
+
+    def _call(self, verb: Verb, items: list[str], reason: str | None) -> AckResult:
+        if verb == "ack":
+            return self._lastbit.ack(items)
+        return self._lastbit.skip(items, reason) if verb == "skip" else self._lastbit.fail(items, reason)
 
     def _announce(self, completion: Completed) -> None:
         """Call `on_completed` until it returns. Raises its exception after the attempts of `RETRY`."""
@@ -275,7 +293,8 @@ class LastbitBatchProcessor(_Resolving, BatchProcessor):
     "warn" logs a line once, and "refuse" also reports them without handling them, so that they become dead letters.
     Raises `InvalidArgument`.
 
-    A handler that raises `Failed(reason)` fails the item, and the record is not delivered again.
+    A handler that raises `Failed(reason)` fails the item, and one that raises `Skipped(reason)` skips it. The record is
+    not delivered again.
     """
 
 
@@ -294,8 +313,8 @@ class LastbitAsyncBatchProcessor(_Resolving, AsyncBatchProcessor):
             self._refuse_untracked()
             try:
                 return await handler(*args, **options)
-            except Failed as failure:
-                return _GivenUp(failure)
+            except (Failed, Skipped) as error:
+                return _Raising(error)
 
         return handle
 

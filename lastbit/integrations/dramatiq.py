@@ -41,7 +41,7 @@ from lastbit import errors
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
-from lastbit.integrations import _current, _fan_out
+from lastbit.integrations import _current, _fan_out, _skipped
 from lastbit.integrations._endings import EndingsWorker, text_of, with_endings
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
@@ -84,6 +84,11 @@ STAGE: Final = "lastbit-item"
 """The option with the item's id, of all messages of a pipeline but the last one: these can only fail the item."""
 
 Sendable: TypeAlias = "Message[Any] | pipeline"
+
+
+class Skipped(_skipped.Skipped, SkipMessage):
+    """`lastbit.integrations.Skipped`, which Dramatiq does not take for an error: it neither logs it as one nor retries
+    the message."""
 
 
 class _Notes(threading.local):
@@ -242,6 +247,7 @@ class LastbitMiddleware(Middleware):
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self._begun(message)
         self._notes.ended, self._notes.skipped = True, True
+        self._notes.error = sys.exception()  # Dramatiq calls this while it handles the `SkipMessage`
 
     def _begun(self, message: MessageProxy) -> None:
         # A middleware that skips a message keeps later ones from seeing its begin.
@@ -280,6 +286,8 @@ class LastbitMiddleware(Middleware):
         if item is None or (was_processed and (notes.was_sent or notes.is_dropped)):
             return None
         error = notes.error if was_processed and notes.error is not None else message._exception
+        if isinstance(error, _skipped.Skipped):
+            return Resolution(item, "skip", reason_of(error))
         if message.failed:
             return Resolution(item, "fail", "rejected" if error is None else reason_of(error))
         if not was_processed:

@@ -37,17 +37,18 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from lastbit import errors
 from lastbit._drivers import Driver
-from lastbit.acker import AsyncAcker
+from lastbit.acker import AsyncAcker, ItemResult
 from lastbit.batch import AsyncBatchHandle
 from lastbit.client import AsyncClient
 from lastbit.failures import Redrive
-from lastbit.integrations import _current, _fan_out, _verdicts
+from lastbit.integrations import _current, _fan_out, _skipped, _verdicts
 from lastbit.integrations._ended import Watch, watch_of
 from lastbit.integrations._endings import EndingsWorker, call_of, text_of, with_endings_async
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._resolver import PAUSE
+from lastbit.integrations._settler import Resolution
 from lastbit.integrations._verdicts import (
     Verdict,
     log_raising,
@@ -86,6 +87,11 @@ Task: TypeAlias = "AsyncTaskiqDecoratedTask[Any, Any] | AsyncKicker[Any, Any]"
 Arguments: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 """Of one call of a task: a tuple of positional ones, or a mapping of keyword arguments."""
 Call: TypeAlias = "tuple[AsyncTaskiqDecoratedTask[Any, Any], Arguments]"
+
+
+class Skipped(_skipped.Skipped, NoResultError):
+    """`lastbit.integrations.Skipped`, which taskiq does not take for an error: it neither logs it as one nor retries
+    the task."""
 
 
 @dataclass(slots=True)
@@ -218,36 +224,38 @@ class LastbitMiddleware(TaskiqMiddleware):
         run = _run.get()
         if run is not None and run.task_id != message.task_id:
             run = None  # of a task that this one has sent, and that the broker has run in place
-        if item is None or isinstance(result.error, NoResultError) or (run is not None and run.was_sent):
+        error = result.error
+        if item is None or (run is not None and run.was_sent):
             return
-        if isinstance(result.error, asyncio.CancelledError) and _is_cancelled():
-            raise result.error
-        await self._resolve(item, None if result.error is None else reason_of(result.error) or "failed")
+        if isinstance(error, NoResultError) and not isinstance(error, Skipped):
+            return
+        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            raise error
+        await self._resolve(_resolution(item, error))
 
-    async def _resolve(self, item: str, reason: str | None) -> None:
+    async def _resolve(self, resolution: Resolution) -> None:
         """Return when the item's message may be removed. Raises `AckerClosed`."""
         raises_since: float | None = None
-        while (error := await self._outcome(item, reason)) is not None:
+        while (error := await self._outcome(resolution)) is not None:
             match verdict_of(error):
                 case Verdict.END:
                     await self._refuse(error)
                 case Verdict.SEND_AGAIN:
-                    log.warning("item %s is not resolved yet, and is sent again: %s", item, error)
+                    log.warning("item %s is not resolved yet, and is sent again: %s", resolution.item, error)
                 case Verdict.CALL_AGAIN:
                     if raises_since is None:
                         log_raising(error)
                         raises_since = time.monotonic()
                     elif time.monotonic() - raises_since >= _verdicts.PATIENCE:
                         log_removal(error)
-                        self._go_on(item, reason)
+                        self._go_on(resolution)
                         return
             await asyncio.sleep(PAUSE)
 
-    async def _outcome(self, item: str, reason: str | None) -> BaseException | None:
+    async def _outcome(self, resolution: Resolution) -> BaseException | None:
         """The error of one attempt; None if the item is resolved, or was rejected."""
-        acker = self._in_this_loop().acker
         try:
-            await (await acker.ack(item) if reason is None else await acker.fail(item, reason))
+            await (await self._put(resolution))
         except errors.AckerClosed:
             raise  # the message is not acked
         except errors.ItemRejected as error:
@@ -256,6 +264,16 @@ class LastbitMiddleware(TaskiqMiddleware):
         except Exception as error:  # noqa: BLE001  # its verdict decides
             return error
         return None
+
+    async def _put(self, resolution: Resolution) -> asyncio.Future[ItemResult]:
+        acker = self._in_this_loop().acker
+        match resolution.verb:
+            case "ack":
+                return await acker.ack(resolution.item)
+            case "skip":
+                return await acker.skip(resolution.item, resolution.reason)
+            case "fail":
+                return await acker.fail(resolution.item, resolution.reason)
 
     async def _refuse(self, error: BaseException) -> None:
         """Pause a worker until it is stopped. Raises the error if this process is no worker, as in tests."""
@@ -266,16 +284,25 @@ class LastbitMiddleware(TaskiqMiddleware):
             raise error
         await asyncio.Event().wait()
 
-    def _go_on(self, item: str, reason: str | None) -> None:
+    def _go_on(self, resolution: Resolution) -> None:
         """Call `on_completed` again without holding the message."""
 
         async def resolve() -> None:
             with contextlib.suppress(errors.AckerClosed):
-                await self._resolve(item, reason)
+                await self._resolve(resolution)
 
         task = asyncio.create_task(resolve())
         self._calling.add(task)
         task.add_done_callback(self._calling.discard)
+
+
+def _resolution(item: str, error: BaseException | None) -> Resolution:
+    """How a task that has ended with this error resolves its item."""
+    if error is None:
+        return Resolution(item)
+    if isinstance(error, _skipped.Skipped):
+        return Resolution(item, "skip", reason_of(error))
+    return Resolution(item, "fail", reason_of(error) or "failed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from lastbit import AsyncClient, Client
-from lastbit.integrations import Failed, resolving, resolving_async
+from lastbit.integrations import Failed, Skipped, resolving, resolving_async
 from tests.integrations.workers import reasons
 
 
@@ -63,6 +63,22 @@ def test_failed_needs_no_further_attempt(client: Client) -> None:
     assert str(failure.value) == ""
     assert batch.refresh().failed == 1
     assert reasons(batch) == {}
+
+
+@pytest.mark.parametrize("reason", [None, "not in the catalog any more"])
+def test_skipped_skips_the_item_and_only_ends_the_block(client: Client, reason: str | None) -> None:
+    """In any attempt."""
+    batch = client.open(items=2, sealed=True)
+    with resolving(client, batch.ids[0], final=False):
+        raise Skipped(reason)
+
+    async def skip() -> None:
+        async with AsyncClient(client.url) as service, resolving_async(service, batch.ids[1]):
+            raise Skipped(reason)
+
+    asyncio.run(skip())
+    assert (batch.refresh().skipped, batch.info.succeeded) == (2, True)
+    assert {reason for span in batch.skipped() for reason in span.reasons.values()} == ({reason} if reason else set())
 
 
 def test_a_long_reason_is_cut(client: Client) -> None:

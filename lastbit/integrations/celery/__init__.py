@@ -11,7 +11,7 @@ commit. Tasks with other ids take Celery's own path.
     worker.py      connects them to a worker's consumer
     eager.py       tasks that run without a message
     current.py     the item that a task works for
-    skipping.py    tasks that do not run, as their batch has ended
+    skipping.py    tasks that skip themselves, and those that do not run, as their batch has ended
     endings.py     the task at the end of a batch
     publisher.py   sends the tasks of a fan-out
 """
@@ -26,5 +26,6 @@ except ImportError as cause:
     raise MissingExtra("celery", "lastbit.integrations.celery") from cause
 
 from lastbit.integrations.celery.extension import Lastbit
+from lastbit.integrations.celery.skipping import Skipped
 
-__all__ = ["Lastbit"]
+__all__ = ["Lastbit", "Skipped"]

@@ -15,7 +15,9 @@ from celery import Celery, states
 from celery.signals import task_postrun
 
 from lastbit.client import Client
+from lastbit.integrations import _reasons
 from lastbit.integrations._resolver import Verb
+from lastbit.integrations._skipped import Skipped
 from lastbit.integrations.celery.items import is_item
 from lastbit.integrations.celery.requests import is_replaced, reason_of, unwrapped
 
@@ -30,7 +32,9 @@ def install(app: Celery, client: Callable[[], Client], when_ignored: Verb) -> No
         error = None if error is None or state == states.SUCCESS else unwrapped(error)
         if state == states.RETRY or (error is not None and is_replaced(error)):
             return
-        if state == states.SUCCESS or (state == states.IGNORED and when_ignored == "ack"):
+        if isinstance(error, Skipped):
+            client().skip(task_id, _reasons.reason_of(error))
+        elif state == states.SUCCESS or (state == states.IGNORED and when_ignored == "ack"):
             client().ack(task_id)
         elif state == states.IGNORED:
             (client().skip if when_ignored == "skip" else client().fail)(task_id, "ignored")

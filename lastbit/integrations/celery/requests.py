@@ -39,6 +39,7 @@ from celery.worker.request import Request
 from lastbit.integrations import _reasons
 from lastbit.integrations._resolver import Verb
 from lastbit.integrations._settler import Resolution, Settler
+from lastbit.integrations._skipped import Skipped
 from lastbit.integrations.celery.items import is_item, later_items
 from lastbit.integrations.celery.skipping import is_skipped
 
@@ -114,6 +115,8 @@ class ItemRequest(Request):
         elif is_skipped(exception):
             self._end([])
             self._note_skipped()
+        elif isinstance(exception, Skipped):
+            self._end(self._skipped(_reasons.reason_of(exception)))
         elif isinstance(exception, Ignore):
             self._end(self._ignored())
         elif isinstance(exception, Reject):
@@ -170,6 +173,11 @@ class ItemRequest(Request):
         own = [Resolution(self.id, "fail", reason)] if is_item(self.id) else []
         cause = f"not run, as an earlier task did not succeed: {reason}"
         return own + [Resolution(item, "fail", cause) for item in self._later_items()]
+
+    def _skipped(self, reason: str | None) -> list[Resolution]:
+        resolutions = [Resolution(self.id, "skip", reason)] if is_item(self.id) else []
+        cause = "not run, as an earlier task was skipped" + (f": {reason}" if reason else "")
+        return resolutions + [Resolution(item, "skip", cause) for item in self._later_items()]
 
     def _ignored(self) -> list[Resolution]:
         if self.when_ignored == "fail":

@@ -1,4 +1,4 @@
-"""Tasks whose batch has ended do not run.
+"""Tasks that skip themselves, and those that do not run, as their batch has ended.
 
 Many messages are in a pool before their batch ends, so the last look is in the child process, immediately before the
 task's function: Celery calls `before_start` of a task there. The child sees what its worker has learned. `Ignore` ends
@@ -13,10 +13,16 @@ from typing import Any, Final
 from celery import Task
 from celery.exceptions import Ignore
 
+from lastbit.integrations import _skipped
 from lastbit.integrations._current import current_item
 
 SKIPPED: Final = ("Its batch has ended",)
 """The arguments of the `Ignore` that is raised instead of running a task."""
+
+
+class Skipped(_skipped.Skipped, Ignore):
+    """`lastbit.integrations.Skipped`, which Celery does not take for an error: it neither logs it nor retries the
+    task."""
 
 
 def is_skipped(exception: BaseException) -> bool:

@@ -22,7 +22,7 @@ from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
-from lastbit.integrations import Failed, FanOutOptions
+from lastbit.integrations import Failed, FanOutOptions, Skipped
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations._untracked import UntrackedMessages, WhenUntracked
 from lastbit.integrations._workers import ITEM, Workers, checked_workers
@@ -38,6 +38,7 @@ __all__ = [
     "Failed",
     "KafkaPython",
     "Outgoing",
+    "Skipped",
     "consume",
     "fail_dead_letters",
     "fan_out",
@@ -113,6 +114,7 @@ def consume(
 
     - The handler returns: the item is acked, and the offset may be committed.
     - It raises `Failed(reason)`: the item is failed, and the offset may be committed.
+    - It raises `Skipped(reason)`: the item is skipped, and the offset may be committed.
     - It raises anything else: the record is handled again here. After `attempts` its item is failed, with the exception
       as the reason.
 

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 from lastbit.errors import InvalidArgument
-from lastbit.integrations import Failed
+from lastbit.integrations import Failed, Skipped
 from lastbit.integrations._current import again, current_batch_ended
 from lastbit.integrations._delayed import DelayedCalls
 from lastbit.integrations._reasons import reason_of
@@ -100,6 +100,8 @@ class Attempts:
                 return
             except Failed as failure:
                 self._options.give_up(record, failure)
+                raise
+            except Skipped:
                 raise
             except Exception as error:
                 if attempt == self._options.attempts:

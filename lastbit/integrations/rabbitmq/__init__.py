@@ -24,7 +24,7 @@ from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
-from lastbit.integrations import Failed, FanOutOptions
+from lastbit.integrations import Failed, FanOutOptions, Skipped
 from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations._untracked import UntrackedMessages, WhenUntracked
@@ -38,7 +38,18 @@ from lastbit.streams.sources.amqp import Message
 if TYPE_CHECKING:
     from pika.connection import Parameters
 
-__all__ = ["ITEM", "Failed", "Message", "Outgoing", "consume", "fail_dead_letters", "fan_out", "item_of", "resend"]
+__all__ = [
+    "ITEM",
+    "Failed",
+    "Message",
+    "Outgoing",
+    "Skipped",
+    "consume",
+    "fail_dead_letters",
+    "fan_out",
+    "item_of",
+    "resend",
+]
 
 PREFETCH = 100
 """The default number of unacked messages for each consumer."""
@@ -123,6 +134,7 @@ def consume(
 
     - The handler returns: the item is acked, and the message after the commit.
     - It raises `Failed(reason)`: the item is failed, and the message acked after the commit.
+    - It raises `Skipped(reason)`: the item is skipped, and the message acked after the commit.
     - It raises anything else: the item stays pending, and the message is requeued.
 
     Args:
@@ -160,7 +172,7 @@ def consume(
     def handle_or_fail(message: Message) -> None:
         try:
             handle(message)
-        except Failed:
+        except (Failed, Skipped):
             raise
         except Exception as error:
             raise Failed(reason_of(error)) from error

@@ -8,7 +8,7 @@ RQ permits no colons in a job's id, so the job of item `7:0:42` is `lastbit-7-0-
 *A callback is no safe place.* `on_failure` runs at every failure, also before a retry, and not if the work-horse is
 killed. `on_success` runs before the job is saved. So the worker resolves items: it fails one before it saves the job as
 failed, but not if the job will be retried; and before it saves a job as finished, it notes the item, which it acks
-while the next jobs run (`_unacked`).
+while the next jobs run (`_unacked`). A job that raises `Skipped` ends for RQ as if it had returned None.
 
 *RQ ends a job without a worker*: it is cancelled, or its worker died and somebody's look at a registry cleaned it up.
 No hook sees all of these. So workers also compare: at each maintenance, `reconcile` resolves the pending items of jobs
@@ -48,10 +48,11 @@ from lastbit.integrations._current import handling
 from lastbit.integrations._endings import EndingsWorker, with_endings
 from lastbit.integrations._fan_out import FanOutOptions
 from lastbit.integrations._messages import item_of
-from lastbit.integrations._reasons import accepted
+from lastbit.integrations._reasons import accepted, reason_of
 from lastbit.integrations._settler import Resolution, Settler
+from lastbit.integrations._skipped import Skipped
 from lastbit.integrations._verdicts import Verdict, log_refusal, log_rejections, verdict_of
-from lastbit.integrations.rq._relay import Ack, Fail, Relay
+from lastbit.integrations.rq._relay import Ack, Fail, Relay, Request, Skip
 from lastbit.models import AckResult
 
 try:
@@ -83,6 +84,9 @@ _REFUSED: Final = {
     "job_id": "the job's id is the item's",
     "ttl": "a job that expires in the queue leaves no trace, so its item would stay pending",
 }
+_SKIPPED: Final = f"\n{Skipped.__module__}.{Skipped.__qualname__}"
+_NEXT: Final = "\nTraceback ("
+"""In a traceback: what the text of a `Skipped` begins with, and that of an error that was raised afterwards."""
 _UNREACHABLE: Final = (redis.ConnectionError, redis.TimeoutError)
 
 
@@ -117,6 +121,8 @@ class LastbitMixin:
     _refusal: BaseException | None = None
     """The error with which the service refuses calls for good."""
     _relay: Relay | None = None
+    _skipped: Skipped | None = None
+    """What the job of this process has raised."""
     _endings_worker: EndingsWorker | None = None
 
     def lastbit_client(self) -> Client:
@@ -182,13 +188,27 @@ class LastbitMixin:
         super().main_work_horse(job, queue)  # type: ignore[misc]
 
     def perform_job(self, job: Job, *args: Any, **kwargs: Any) -> Any:
+        self._skipped = None
+        if item_of_job(job.id) is not None:
+            job.perform = partial(self._perform, job.perform)  # type: ignore[method-assign]
         message_id = item_of_job(job.id) or _endings.message_id_of(job.id)
         with handling(message_id, None if self._settler is None else self._settler.ended):
             return super().perform_job(job, *args, **kwargs)  # type: ignore[misc]
 
+    def _perform(self, perform: Callable[[], Any]) -> Any:
+        try:
+            return perform()
+        except Skipped as skip:
+            self._skipped = skip
+            return None
+
     def handle_job_success(self, job: Job, queue: Queue, started_job_registry: Any) -> None:
         item = item_of_job(job.id)
-        if item is not None:
+        if item is not None and self._skipped is not None:
+            reason = reason_of(self._skipped)
+            _unacked.note_skip(self.connection, job.origin, item, reason)  # type: ignore[attr-defined]
+            self._resolve(Skip(item, job.origin, reason))
+        elif item is not None:
             _unacked.note(self.connection, job.origin, item)  # type: ignore[attr-defined]
             self._resolve(Ack(item, job.origin))
         super().handle_job_success(job, queue, started_job_registry)  # type: ignore[misc]
@@ -239,7 +259,7 @@ class LastbitMixin:
         if item is not None and not _unacked.is_noted(self.connection, job.origin, item):  # type: ignore[attr-defined]
             self._resolve(Fail(item, _reason(exc_string)))
 
-    def _resolve(self, request: Ack | Fail) -> None:
+    def _resolve(self, request: Request) -> None:
         """If the service can't be reached, a maintenance will resolve the item."""
         try:
             if not self.is_horse:  # type: ignore[attr-defined]
@@ -249,7 +269,7 @@ class LastbitMixin:
         except errors.LastbitError as error:
             log.warning("item %s is not resolved yet, the next maintenance will do it: %s", request.item, error)
 
-    def _relayed(self, request: Ack | Fail) -> bool:
+    def _relayed(self, request: Request) -> bool:
         """Whether the work-horse's worker has taken the request."""
         if self._relay is None:
             return False
@@ -261,9 +281,9 @@ class LastbitMixin:
             return False
         return True
 
-    def _take(self, request: Ack | Fail) -> None:
-        """In the worker: fail the item at once, or ack it later."""
-        if isinstance(request, Fail):
+    def _take(self, request: Request) -> None:
+        """In the worker: fail or skip the item at once, or ack it later."""
+        if not isinstance(request, Ack):
             self._resolve_now(request)
             return
         settler = self._prepare()
@@ -307,16 +327,23 @@ class LastbitMixin:
         finally:
             self._room.release()
 
-    def _remove(self, request: Ack) -> None:
+    def _remove(self, request: Ack | Skip) -> None:
+        connection = self.connection  # type: ignore[attr-defined]
         with nullcontext() if self.is_horse else self._removing:  # type: ignore[attr-defined]
-            _unacked.remove(self.connection, request.queue, [request.item])  # type: ignore[attr-defined]
+            if isinstance(request, Skip):
+                _unacked.remove_skip(connection, request.queue, request.item)
+            else:
+                _unacked.remove(connection, request.queue, [request.item])
 
-    def _resolve_now(self, request: Ack | Fail) -> None:
+    def _resolve_now(self, request: Request) -> None:
         try:
             if isinstance(request, Fail):
                 self._learn(self._client().fail(request.item, request.reason))
                 return
-            self._learn(self._client().ack(request.item))
+            if isinstance(request, Skip):
+                self._learn(self._client().skip(request.item, request.reason))
+            else:
+                self._learn(self._client().ack(request.item))
         except errors.LastbitError as error:
             if verdict_of(error) is Verdict.END and not self.is_horse:  # type: ignore[attr-defined]
                 log_refusal(error)
@@ -337,12 +364,12 @@ class LastbitSimpleWorker(LastbitMixin, SimpleWorker):
 def reconcile(queue: Queue, client: Client | None = None) -> int:
     """Resolve the pending items of jobs of this queue that have ended, and return how many there were.
 
-    Finished jobs ack their items, failed and cancelled ones fail them. Workers call this when they start and at each
-    maintenance, by default every ten minutes. The token needs the roles `consume` and `read`. Raises `ServiceError`,
-    `ServiceUnreachable`.
+    Finished jobs ack or skip their items, failed and cancelled ones fail them. Workers call this when they start and at
+    each maintenance, by default every ten minutes. The token needs the roles `consume` and `read`. Raises
+    `ServiceError`, `ServiceUnreachable`.
     """
     client = client or default_client()
-    resolved = _ack_noted(queue, client)
+    resolved = _ack_noted(queue, client) + _skip_noted(queue, client)
     canceled = CanceledJobRegistry(queue.name, connection=queue.connection)
     ended = {
         **_items_of(queue.failed_job_registry.get_job_ids(cleanup=False), "failed"),
@@ -373,6 +400,17 @@ def _ack_noted(queue: Queue, client: Client) -> int:
     log_rejections(result)
     _unacked.remove(queue.connection, queue.name, items)
     return result.applied
+
+
+def _skip_noted(queue: Queue, client: Client) -> int:
+    """Skip the items that workers have noted."""
+    resolved = 0
+    for item, reason in _unacked.noted_skips(queue.connection, queue.name).items():
+        result = client.skip(item, reason)
+        log_rejections(result)
+        _unacked.remove_skip(queue.connection, queue.name, item)
+        resolved += result.applied
+    return resolved
 
 
 def _items_of(job_ids: Iterable[str], status: str) -> dict[str, str]:
@@ -531,9 +569,13 @@ def _refused(pairs: Sequence[tuple[str, Any]], error: Exception) -> Sequence[tup
 
 def _resolve(client: Client, item: str, job: Job) -> None:
     """Resolve the item of a job, if it has run in this process."""
-    status = job.get_status(refresh=False)
-    if status == JobStatus.FAILED:
-        log_rejections(client.fail(item, _reason(_stored_error(job))))
+    if job.get_status(refresh=False) == JobStatus.FAILED:
+        error = _stored_error(job)
+        _, marker, text = error.rpartition(_SKIPPED)
+        if marker and _NEXT not in text:
+            log_rejections(client.skip(item, accepted(text.removeprefix(": ").strip()) or None))
+        else:
+            log_rejections(client.fail(item, _reason(error)))
     elif job.ended_at is not None:  # with result_ttl=0, the job is deleted, and its status is not "finished"
         log_rejections(client.ack(item))
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
+from typing import TypeAlias
 
 from lastbit import errors
 
@@ -30,10 +31,22 @@ class Fail:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The item is skipped when the worker answers; it is noted as not skipped yet."""
+
+    item: str
+    queue: str
+    reason: str | None
+
+
+Request: TypeAlias = Ack | Fail | Skip
+
+
 class Relay:
     """A pipe from one work-horse to its worker, made before the fork. A thread of the worker calls `take`."""
 
-    def __init__(self, take: Callable[[Ack | Fail], None]) -> None:
+    def __init__(self, take: Callable[[Request], None]) -> None:
         self._take = take
         self._worker_end, self._horse_end = Pipe()
 
@@ -64,7 +77,7 @@ class Relay:
         """In the work-horse, which gets an error when its worker has ended only if it holds no worker's end itself."""
         self._worker_end.close()
 
-    def send(self, request: Ack | Fail) -> None:
+    def send(self, request: Request) -> None:
         """In the work-horse. Raises what `take` raises as a `LastbitError`, and `EOFError` or `OSError` if the worker
         has ended or does not serve."""
         self._horse_end.send(request)

@@ -24,7 +24,7 @@ from lastbit import integrations
 from lastbit.batch import BatchHandle
 from lastbit.client import Client
 from lastbit.failures import Redrive
-from lastbit.integrations import Failed, FanOutOptions
+from lastbit.integrations import Failed, FanOutOptions, Skipped
 from lastbit.integrations._stopping import stopped_by_signals
 from lastbit.integrations._untracked import WhenUntracked
 from lastbit.integrations.sqs._consumer import Consumer, Handler, Options
@@ -32,7 +32,7 @@ from lastbit.integrations.sqs._fan_out import Body, Group, Sender
 from lastbit.integrations.sqs._queue import ITEM, MOST_ENTRIES, Message, Queue, item_of, receives
 from lastbit.models import Completed
 
-__all__ = ["ITEM", "Failed", "Message", "consume", "fail_dead_letters", "fan_out", "item_of", "resend"]
+__all__ = ["ITEM", "Failed", "Message", "Skipped", "consume", "fail_dead_letters", "fan_out", "item_of", "resend"]
 
 log = logging.getLogger("lastbit.sqs")
 
@@ -122,6 +122,7 @@ def consume(
 
     - It returns: the item is acked, and the message deleted after the commit.
     - It raises `Failed(reason)`: the item is failed, and the message deleted after the commit.
+    - It raises `Skipped(reason)`: the item is skipped, and the message deleted after the commit.
     - It raises anything else: the item stays pending, and the message is delivered again, or goes to the dead-letter
       queue.
 

@@ -27,6 +27,7 @@ from lastbit._threads import join_started
 from lastbit.client import Client
 from lastbit.integrations._current import handling
 from lastbit.integrations._failed import Failed
+from lastbit.integrations._skipped import Skipped
 from lastbit.integrations._untracked import UntrackedMessages, WhenUntracked
 from lastbit.integrations.sqs._inbox import Inbox, Run, runs
 from lastbit.integrations.sqs._leases import Leases
@@ -185,18 +186,21 @@ class Consumer:
         if item is not None and self._settler.skips(item, run.received):
             self._settler.drop(run, position)
             return True
-        failure = None
+        ending: Failed | Skipped | None = None
         try:
             with handling(item, self._settler.ended):
                 self._handle(message)
         except Failed as error:
-            failure = error
+            ending = error
             log.warning("message %s of %s has failed: %s", message["MessageId"], self._queue.name, error.reason)
+        except Skipped as error:
+            ending = error
+            log.info("message %s of %s is skipped: %s", message["MessageId"], self._queue.name, error.reason)
         except Exception:
             log.exception("message %s of %s will be delivered again", message["MessageId"], self._queue.name)
             self._leave(message)
             return False
-        self._settler.settle(run, position, failure)
+        self._settler.settle(run, position, ending)
         return True
 
     def _leave(self, message: Message) -> None:

@@ -22,8 +22,8 @@ from typing import Final
 from lastbit._threads import join_started
 from lastbit.client import Client
 from lastbit.integrations._failed import Failed
-from lastbit.integrations._reasons import reason_of
 from lastbit.integrations._resolver import Resolver
+from lastbit.integrations._skipped import Skipped
 from lastbit.integrations.sqs._inbox import Run
 from lastbit.integrations.sqs._leases import Leases
 from lastbit.integrations.sqs._queue import MOST_ENTRIES, Message, Queue, item_of
@@ -79,15 +79,13 @@ class Settler:
         for thread in self._threads:
             thread.start()
 
-    def settle(self, run: Run, position: int, failure: Failed | None) -> None:
-        """The message at this position of a run has ended, for good: ack or fail its item, and delete it."""
+    def settle(self, run: Run, position: int, ending: Failed | Skipped | None) -> None:
+        """The message at this position of a run has ended, for good: resolve its item, and delete it."""
         ended = _Ended(run, position, item_of(run.messages[position]))
         if ended.item is None:
-            self._resolved([ended], failure is not None)
-        elif failure is None:
-            self._resolver.ack(ended)
+            self._resolved([ended], isinstance(ending, Failed))
         else:
-            self._resolver.fail(ended, reason_of(failure))
+            self._resolver.resolve(ended, ending)
 
     def drop(self, run: Run, position: int) -> None:
         """Delete the message at this position of a run, which was not handled."""

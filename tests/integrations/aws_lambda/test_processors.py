@@ -16,7 +16,7 @@ from aws_lambda_powertools.utilities.batch import (
 from aws_lambda_powertools.utilities.parser.models import SqsRecordModel
 
 from lastbit import Client, Completed, InvalidArgument, Retry
-from lastbit.integrations import Failed, sqs
+from lastbit.integrations import Failed, Skipped, sqs
 from lastbit.integrations.aws_lambda import (
     LastbitAsyncBatchProcessor,
     LastbitBatchProcessor,
@@ -171,10 +171,12 @@ def test_a_rejected_or_malformed_item_does_not_come_back(
 
 def test_coroutines_have_a_processor(moto: Moto, lastbit: Client) -> None:
     queue = moto.queue(most_receives=5)
-    batch = sqs.fan_out(queue.client, queue.url, ["a", BROKEN, TWICE], lastbit=lastbit)
+    batch = sqs.fan_out(queue.client, queue.url, ["a", BROKEN, TWICE, "not needed"], lastbit=lastbit)
 
     async def handle_async(record: Any) -> None:
         handle(record)
+        if record.body == "not needed":
+            raise Skipped
 
     processor = LastbitAsyncBatchProcessor(event_type=EventType.SQS, lastbit=lastbit)
 
@@ -183,7 +185,7 @@ def test_coroutines_have_a_processor(moto: Moto, lastbit: Client) -> None:
 
     assert poll(queue, function) == [TWICE]
     assert poll(queue, function) == []
-    assert (batch.refresh().acked, batch.info.failed, batch.info.pending) == (2, 1, 0)
+    assert (batch.refresh().acked, batch.info.failed, batch.info.skipped, batch.info.pending) == (2, 1, 1, 0)
 
 
 def test_a_fifo_queue_keeps_its_order(moto: Moto, lastbit: Client) -> None:

@@ -17,7 +17,7 @@ from celery.worker.request import Request
 
 from lastbit import Completed
 from lastbit.integrations import _endings, current_batch, current_batch_ended, current_item
-from lastbit.integrations.celery import Lastbit
+from lastbit.integrations.celery import Lastbit, Skipped
 from lastbit.integrations.celery.items import is_item
 from tests import mutants
 
@@ -98,6 +98,12 @@ def retry_always(self: Any) -> None:
 def ignore(self: Any, *args: Any) -> None:
     run_of(self)
     raise Ignore("nothing to do")
+
+
+@app.task(name="skip", bind=True, autoretry_for=(Exception,))
+def skip(self: Any, *args: Any) -> None:
+    run_of(self)
+    raise Skipped("not in the catalog any more")
 
 
 @app.task(name="reject", bind=True)

@@ -8,10 +8,11 @@ import pytest
 from celery import Celery, chain
 from celery.exceptions import Ignore, Reject, Retry
 
+import lastbit.integrations
 from lastbit import Client, ItemIds
 from lastbit.batch import BatchHandle
 from lastbit.integrations import current_item
-from lastbit.integrations.celery import Lastbit
+from lastbit.integrations.celery import Lastbit, Skipped
 
 
 class Eager:
@@ -33,6 +34,10 @@ class Eager:
                 return task.replace(app.signature("end", ("fail",)))  # type: ignore[no-any-return]
             if how == "ignore":
                 raise Ignore
+            if how == "skip":
+                raise Skipped("not in the catalog any more")
+            if how == "skip as elsewhere":
+                raise lastbit.integrations.Skipped("not in the catalog any more")
             if how == "reject":
                 raise Reject("unreadable")
             if how == "fail":
@@ -129,7 +134,16 @@ def test_an_ignored_task_is_skipped_if_the_option_says_so(client: Client, celery
     eager = Eager(celery_service, when_ignored="skip")
     batch, ids = opened(client)
     eager.end.apply(("ignore",), task_id=ids[0])
-    assert [skipped.reasons for skipped in batch.skipped()] == [{ids[0]: "ignored"}]
+    assert [span.reasons for span in batch.skipped()] == [{ids[0]: "ignored"}]
+
+
+@pytest.mark.parametrize("how", ["skip", "skip as elsewhere"])
+def test_a_task_skips_its_item(client: Client, celery_service: str, how: str) -> None:
+    eager = Eager(celery_service)
+    batch, ids = opened(client)
+    eager.end.apply((how,), task_id=ids[0])
+    assert batch.refresh().succeeded
+    assert [span.reasons for span in batch.skipped()] == [{ids[0]: "not in the catalog any more"}]
 
 
 def test_a_fan_out_of_eager_tasks_is_complete_when_it_returns(celery_service: str) -> None:

@@ -62,6 +62,7 @@ def chorded(*header: str, tracked_header: bool) -> Callable[[Place, Sequence[str
 
 
 NOT_RUN = "^not run, as an earlier task did not succeed: "
+NOT_RUN_EITHER = "^not run, as an earlier task was skipped: not in the catalog any more$"
 TIME_LIMIT = "^hard time limit of 1 s exceeded$"
 REDELIVERS_AFTER_TIME_LIMIT = VERSION >= (5, 5)
 """Earlier versions of Celery reject such a message."""
@@ -75,6 +76,7 @@ CASES = {
     "exception": Case(one("fail"), ["^ValueError: no such product$"]),
     "an exception that can't be pickled": Case(one("fail_strangely"), [r"Strange.*a file named \?!+$"]),
     "Ignore": Case(one("ignore"), [ACKED]),
+    "Skipped": Case(one("skip"), ["^not in the catalog any more$"]),
     "Reject": Case(one("reject"), ["^Reject: .*unreadable"]),
     "Reject with requeue": Case(one("requeue_once"), [ACKED], runs=2),
     "rejected after a failure": Case(one("dead_letter"), ["^ValueError: for the dead letters$"]),
@@ -118,6 +120,9 @@ CASES = {
         chained("fail", "succeed", tracked=[1]), [NOT_RUN + "ValueError"], runs=0
     ),
     "a chain whose first task is ignored": Case(chained("ignore", "succeed", tracked=[1]), [ACKED], runs=0),
+    "a chain whose first task skips itself": Case(
+        chained("skip", "succeed", tracked=[0, 1]), ["^not in the catalog any more$", NOT_RUN_EITHER]
+    ),
     "a chain whose first task dies": Case(
         chained("die", "succeed", tracked=[1]), [NOT_RUN + "WorkerLostError"], runs=0, needs_processes=True
     ),

@@ -165,8 +165,9 @@ class Place:
 
 
 def outcomes(batch: BatchHandle, patience: float = PATIENCE) -> dict[str, str]:
-    """Wait until the batch is complete; the reason of each failed item."""
+    """Wait until the batch is complete; the reason of each failed or skipped item."""
     batch.wait(patience)
     verification = batch.verify()
     assert verification.ok, verification
-    return {item: reason for failed in batch.failed() for item, reason in failed.reasons.items()}
+    ranges = (*batch.failed(), *batch.skipped())
+    return {item: reason for span in ranges for item, reason in span.reasons.items()}

@@ -15,6 +15,7 @@ from dramatiq.middleware import GroupCallbacks, Middleware, MiddlewareError, Ski
 from dramatiq.rate_limits.backends import StubBackend as RateLimits
 
 from lastbit import Client, Completed, errors
+from lastbit.integrations import Skipped
 from lastbit.integrations.dramatiq import LastbitMiddleware, fan_out
 from tests.mutants import mutant
 from tests.support.threads import no_more_threads
@@ -97,6 +98,31 @@ def test_a_skipped_message_acks_fails_or_skips_its_item(
     start()
     info = fan_out([actor.message(1)]).wait(30)
     assert (info.acked, info.failed, info.skipped) == counts
+
+
+@mutant(
+    "a-skip-that-dramatiq-takes-for-an-error-fails",
+    "lastbit.integrations.dramatiq:LastbitMiddleware._resolution",
+    "isinstance(error, _skipped.Skipped)",
+    "isinstance(error, Skipped)",
+)
+def test_an_actor_that_raises_the_skip_of_all_adapters_skips_its_item(
+    broker: Make, start: Callable[[], Worker], client: Client
+) -> None:
+    """Dramatiq takes it for an error, and retries it."""
+    runs: list[int] = []
+    stub = broker(LastbitMiddleware(client=client))
+
+    def skip() -> None:
+        runs.append(1)
+        raise Skipped("not in the catalog any more")
+
+    actor: Any = dramatiq.actor(skip, broker=stub, max_retries=1, min_backoff=1)
+    start()
+    batch = fan_out([actor.message()])
+    assert batch.wait(30).skipped == 1
+    assert [span.reasons for span in batch.skipped()] == [{f"{batch.id}:0:0": "not in the catalog any more"}]
+    assert len(runs) == 2
 
 
 @mutant(

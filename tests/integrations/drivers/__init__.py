@@ -13,6 +13,7 @@ import pytest
 
 from lastbit import AsyncClient, BatchHandle, Client, Completed, Retry
 from lastbit.failures import Redrive
+from lastbit.integrations import Skipped
 from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.workers import wait_until
 
@@ -38,6 +39,8 @@ class Driver(Protocol):
     """Maximum number of questions whether a batch has ended that thirty of its messages lead to."""
     loses_ids: ClassVar[bool]
     """Whether the item's id is beside the message's body, and gets lost if only that is moved."""
+    skipped: ClassVar[type[Skipped]]
+    """The exception of this adapter with which a handler skips its item."""
     skip_ended: bool
     untracked: WhenUntracked
     """The options of the worker; `untracked` where ids can get lost."""

@@ -11,7 +11,7 @@ from aws_lambda_powertools.utilities.batch import EventType, process_partial_res
 from lastbit import BatchHandle
 from lastbit.errors import LastbitError
 from lastbit.failures import Redrive
-from lastbit.integrations import sqs
+from lastbit.integrations import Skipped, sqs
 from lastbit.integrations._untracked import WhenUntracked
 from lastbit.integrations.aws_lambda import LastbitBatchProcessor
 from tests.integrations.aws_lambda.poller import poll
@@ -27,6 +27,7 @@ class Driver:
     follows: ClassVar = False
     questions: ClassVar = 10
     loses_ids: ClassVar = True
+    skipped: ClassVar = Skipped
     skip_ended = True
     untracked: WhenUntracked = "handle"
 

@@ -16,7 +16,7 @@ from celery.worker.worker import WorkController
 
 from lastbit import BatchHandle
 from lastbit.failures import Redrive
-from lastbit.integrations.celery import Lastbit
+from lastbit.integrations.celery import Lastbit, Skipped
 from lastbit.integrations.celery import worker as adapter
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until
 from tests.integrations.workers import wait_until
@@ -30,6 +30,7 @@ class Driver:
     follows: ClassVar = True
     questions: ClassVar = 30
     loses_ids: ClassVar = False
+    skipped: ClassVar = Skipped
     skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:

@@ -14,7 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 from lastbit import BatchHandle
 from lastbit.failures import Redrive
 from lastbit.integrations import Failed
-from lastbit.integrations.dramatiq import LastbitMiddleware, fan_out, resend
+from lastbit.integrations.dramatiq import LastbitMiddleware, Skipped, fan_out, resend
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until
 from tests.integrations.workers import wait_until
 
@@ -27,6 +27,7 @@ class Driver:
     follows: ClassVar = True
     questions: ClassVar = 20
     loses_ids: ClassVar = False
+    skipped: ClassVar = Skipped
     skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from lastbit import BatchHandle
 from lastbit.failures import Redrive
+from lastbit.integrations import Skipped
 from lastbit.integrations import kafka as adapter
 from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
@@ -25,6 +26,7 @@ class Driver:
     follows: ClassVar = True
     questions: ClassVar = 30
     loses_ids: ClassVar = True
+    skipped: ClassVar = Skipped
     skip_ended = True
     untracked: WhenUntracked = "handle"
 

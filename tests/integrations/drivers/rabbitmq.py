@@ -10,6 +10,7 @@ import pytest
 
 from lastbit import BatchHandle
 from lastbit.failures import Redrive
+from lastbit.integrations import Skipped
 from lastbit.integrations import rabbitmq as adapter
 from lastbit.integrations._untracked import WhenUntracked
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until, consumed
@@ -23,6 +24,7 @@ class Driver:
     follows: ClassVar = True
     questions: ClassVar = 10
     loses_ids: ClassVar = True
+    skipped: ClassVar = Skipped
     skip_ended = True
     untracked: WhenUntracked = "handle"
 

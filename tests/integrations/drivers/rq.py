@@ -12,6 +12,7 @@ from rq import Queue, Retry
 from lastbit import BatchHandle, Client
 from lastbit.errors import LastbitError
 from lastbit.failures import Redrive
+from lastbit.integrations import Skipped
 from lastbit.integrations import rq as adapter
 from lastbit.integrations.rq._unacked import noted
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until
@@ -31,6 +32,7 @@ class Driver:
     follows: ClassVar = True
     questions: ClassVar = 30
     loses_ids: ClassVar = False
+    skipped: ClassVar = Skipped
     skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:

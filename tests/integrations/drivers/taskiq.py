@@ -13,7 +13,7 @@ from taskiq.receiver import Receiver
 
 from lastbit import BatchHandle
 from lastbit.failures import Redrive
-from lastbit.integrations.taskiq import LastbitMiddleware, fan_out, resend
+from lastbit.integrations.taskiq import LastbitMiddleware, Skipped, fan_out, resend
 from tests.integrations.drivers import Handle, Link, OnCompleted, Until
 from tests.integrations.workers import wait_until
 
@@ -47,6 +47,7 @@ class Driver:
     follows: ClassVar = True
     questions: ClassVar = 15
     loses_ids: ClassVar = False
+    skipped: ClassVar = Skipped
     skip_ended = True
 
     def __init__(self, request: pytest.FixtureRequest) -> None:

@@ -155,6 +155,24 @@ def test_an_exception_can_fail_the_item_at_once(
     assert left(channel, "work.dead") == 0
 
 
+@mutant(
+    "a-skip-fails-its-item-at-once",
+    "lastbit.integrations.rabbitmq:consume",
+    "(Failed, Skipped)",
+    "Failed",
+)
+def test_a_skip_is_no_exception_that_fails_the_item(
+    rabbitmq: RabbitMQ, client: Client, classic: str, consuming: Consuming
+) -> None:
+    batch = sent(rabbitmq, client, 1)
+
+    def handle(message: Message) -> None:
+        raise adapter.Skipped
+
+    with consuming(classic, handle, on_error="fail"):
+        assert batch.wait(30).skipped == 1
+
+
 @pytest.mark.parametrize(
     ("properties", "is_logged"),
     [

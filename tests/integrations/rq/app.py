@@ -10,7 +10,7 @@ import time
 import redis
 from rq import Queue, Retry, get_current_job
 
-from lastbit.integrations import current_batch, current_item
+from lastbit.integrations import Skipped, current_batch, current_item
 
 URL = os.environ["TESTS_REDIS"]
 store = redis.Redis.from_url(URL)
@@ -51,6 +51,18 @@ def returns_retry_twice() -> Retry | None:
 def always_returns_retry() -> Retry:
     run()
     return Retry(max=1)
+
+
+def skips_itself(reason: str | None = None) -> None:
+    run()
+    raise Skipped(reason)
+
+
+def skips_itself_and_fails() -> None:
+    try:
+        skips_itself()
+    finally:
+        fails()
 
 
 def fails() -> None:

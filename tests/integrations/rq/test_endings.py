@@ -15,6 +15,7 @@ import redis
 from rq import Queue, Retry, SimpleWorker
 from rq.command import send_stop_job_command
 
+import lastbit
 from lastbit import Client, errors
 from lastbit.integrations.rq import (
     LastbitMixin,
@@ -27,7 +28,7 @@ from lastbit.integrations.rq import (
     resend,
 )
 from lastbit.integrations.rq._relay import Ack, Fail, Relay
-from lastbit.integrations.rq._unacked import note, noted, remove
+from lastbit.integrations.rq._unacked import note, noted, noted_skips, remove
 from tests.integrations.conftest import TOKEN
 from tests.integrations.redrives import redriven
 from tests.integrations.rq.conftest import StartWorker
@@ -249,7 +250,7 @@ def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client:
 @mutant(
     "a-job-that-failed-in-the-producer-is-left",
     "lastbit.integrations.rq:_resolve",
-    "status == JobStatus.FAILED",
+    "job.get_status(refresh=False) == JobStatus.FAILED",
     "False",
 )
 def test_a_queue_without_workers_resolves_at_once(app: ModuleType, client: Client) -> None:
@@ -259,6 +260,59 @@ def test_a_queue_without_workers_resolves_at_once(app: ModuleType, client: Clien
     fan_out(queue, app.succeeds, [(1,), {"number": 2}], client=client, batch=batch)
     assert (batch.refresh().acked, batch.refresh().failed, batch.refresh().complete) == (2, 1, True)
     assert reasons(batch) == {0: "ValueError: no such picture"}
+
+
+@mutant(
+    "an-error-after-a-skip-is-a-skip",
+    "lastbit.integrations.rq:_resolve",
+    "_NEXT not in text",
+    "True",
+)
+def test_a_job_skips_itself_in_the_producer(app: ModuleType, client: Client) -> None:
+    """If it raises something else in the end, it fails."""
+    queue = Queue(is_async=False, connection=app.store)
+    batch = fan_out(queue, app.skips_itself, [(), ("two\nlines",)], client=client, seal=False)
+    fan_out(queue, app.skips_itself_and_fails, [()], client=client, batch=batch)
+    assert (batch.refresh().skipped, batch.refresh().failed) == (2, 1)
+    assert [span.reasons for span in batch.skipped()] == [{f"{batch.id}:0:1": "two\nlines"}]
+    assert reasons(batch) == {2: "ValueError: no such picture"}
+
+
+@mutant(
+    "a-job-that-skips-itself-leaves-no-note",
+    "lastbit.integrations.rq._unacked:note_skip",
+    "connection.hset(UNSKIPPED + queue, item, reason or '')",
+    "pass",
+)
+@mutant(
+    "a-noted-skip-is-left-to-the-registry-of-finished-jobs",
+    "lastbit.integrations.rq:reconcile",
+    "_ack_noted(queue, client) + _skip_noted(queue, client)",
+    "_ack_noted(queue, client)",
+)
+@pytest.mark.parametrize("reason", [None, "not in the catalog any more"])
+def test_a_job_skips_itself_while_the_service_is_away(app: ModuleType, client: Client, reason: str | None) -> None:
+    """A work-horse notes it. It is skipped at the next maintenance, and not acked as the finished job that it is."""
+
+    class CutOff(LastbitWorker):
+        def lastbit_client(self) -> Client:
+            return Client("http://127.0.0.1:1", retry=lastbit.Retry(attempts=1))
+
+    batch = fan_out(app.queue, app.skips_itself, [(reason,)], client=client)
+    CutOff([app.queue], connection=app.store).work(burst=True)
+    assert (app.queue.finished_job_registry.count, batch.refresh().pending) == (1, 1)
+    assert reconcile(app.queue, client) == 1
+    assert (batch.refresh().skipped, batch.info.succeeded) == (1, True)
+    assert [span.reasons for span in batch.skipped()] == [{f"{batch.id}:0:0": reason} if reason else {}]
+    assert reconcile(app.queue, client) == 0
+
+
+def test_a_work_horse_skips_its_item(app: ModuleType, worker: StartWorker, client: Client) -> None:
+    with worker():
+        batch = fan_out(app.queue, app.skips_itself, [("not in the catalog any more",)], client=client)
+        assert batch.wait(30).succeeded
+        wait_until(lambda: not noted_skips(app.store, "default"), "the note is removed")
+    assert [span.reasons for span in batch.skipped()] == [{f"{batch.id}:0:0": "not in the catalog any more"}]
 
 
 def test_a_job_whose_result_is_not_kept_is_resolved_in_the_producer(app: ModuleType, client: Client) -> None:

@@ -15,6 +15,8 @@ from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
 from lastbit import AsyncClient, Completed, errors
 from lastbit.batch import AsyncBatchHandle
+from lastbit.integrations import Skipped
+from lastbit.integrations import taskiq as taskiq_adapter
 from lastbit.integrations.taskiq import LastbitMiddleware, fan_out
 from tests.integrations.conftest import TOKEN
 from tests.mutants import mutant
@@ -126,7 +128,7 @@ def test_a_task_that_sends_another_one_resolves_its_item(service_url: str, in_pl
 @mutant(
     "a-task-without-a-result-fails",
     "lastbit.integrations.taskiq:LastbitMiddleware.post_execute",
-    "isinstance(result.error, NoResultError)",
+    "isinstance(error, NoResultError) and not isinstance(error, Skipped)",
     "False",
 )
 def test_a_task_without_result_stays_pending(service_url: str) -> None:
@@ -140,6 +142,34 @@ def test_a_task_without_result_stays_pending(service_url: str) -> None:
         return await fan_out(task, [()])
 
     assert in_memory(service_url, scenario) == (0, 0, 1)
+
+
+@mutant(
+    "a-skip-that-taskiq-takes-for-an-error-fails",
+    "lastbit.integrations.taskiq:_resolution",
+    "isinstance(error, _skipped.Skipped)",
+    "False",
+)
+@pytest.mark.parametrize(("kind", "count"), [(taskiq_adapter.Skipped, 1), (Skipped, 2)], ids=["own", "of all adapters"])
+def test_a_task_skips_its_item(service_url: str, kind: type[Skipped], count: int) -> None:
+    """taskiq takes the skip of all adapters for an error, and retries it."""
+    runs: list[int] = []
+
+    async def scenario(broker: InMemoryBroker) -> AsyncBatchHandle:
+        @broker.task(retry_on_error=True, max_retries=2)
+        async def task() -> None:
+            runs.append(1)
+            raise kind("not in the catalog any more")
+
+        batch = await fan_out(task, [()])
+        assert (await batch.wait(30)).succeeded
+        assert [dict(span.reasons) async for span in batch.skipped()] == [
+            {f"{batch.id}:0:0": "not in the catalog any more"}
+        ]
+        return batch
+
+    assert in_memory(service_url, scenario, SimpleRetryMiddleware()) == (0, 0, 0)
+    assert len(runs) == count
 
 
 @mutant(
