@@ -5,9 +5,10 @@ A handle stores the last known state (`info`); only its methods send requests.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
+from itertools import chain
 from types import EllipsisType
 from typing import Unpack
 
@@ -37,12 +38,15 @@ Watcher = Callable[[Batch], object]
 
 
 class _Handle:
-    __slots__ = ("_info", "callback", "id", "ids", "newly", "replayed")
+    __slots__ = ("_info", "callback", "id", "ids", "issued", "newly", "replayed")
 
     def __init__(self, batch: int, opened: Opened | None = None, replayed: bool = False) -> None:
         self.id = _arguments.batch_id(batch)
         self.ids = ItemIds(batch, DEFAULT_GROUP_SIZE, range(0)) if opened is None else opened.ids
         """The ids issued by `open(items=n)`."""
+        self.issued: Sequence[ItemIds] = (self.ids,) if self.ids else ()
+        """These, or those of the last fan-out that returned this handle, in the order of its messages: consecutive ids
+        are one element. There are several if others have extended the batch meanwhile."""
         self.newly = opened is not None and opened.newly
         """Whether opening completed the batch, because it was sealed and empty."""
         self.callback = None if opened is None else opened.callback
@@ -50,6 +54,10 @@ class _Handle:
         self.replayed = replayed
         """Whether the open was a repeat: an earlier call with the same idempotency key opened this batch."""
         self._info: Batch | None = opened
+
+    def item_ids(self) -> Iterator[str]:
+        """The ids in `issued`, one by one: after `fan_out(client, messages, …)`, the nth is that of the nth message."""
+        return chain.from_iterable(self.issued)
 
     @property
     def info(self) -> Batch:

@@ -19,7 +19,10 @@ way there it asks for the chunks 0, 1, 2, 4, 8 and so on, to fail early.
 *A redrive is forgotten.* `resend` returns when the broker has all messages of a redrive, and its position is stored
 after that. A producer that dies in between sends them again.
 
-*Memory.* One chunk of messages is held at a time.
+*The handle has the ids of others.* Several producers may extend a batch, and handlers add to it. So a rerun concludes
+from the ids of two chunks on those between only if there is room for no others; else it asks.
+
+*Memory.* One chunk of messages is held at a time, and of ids only where they begin and end.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from lastbit import _arguments, _calls, errors, progress
-from lastbit.ids import ItemId
+from lastbit.ids import ItemId, ItemIds
 from lastbit.integrations import _current
 from lastbit.integrations._digests import Digest
 from lastbit.models import BatchOptions
@@ -107,6 +110,8 @@ def fan_out(
     order, and so must `chunk`; otherwise it raises `MessagesDiffer` before it sends any. They are compared by a digest,
     so each is text, bytes, a number, None, a date, or a tuple, list, set, mapping or dataclass of such; or `identify`
     returns what stands for a message, without what changes with each run. Without the key, a rerun is a new batch.
+
+    The handle's `item_ids()` are those of the messages, in their order, also after a rerun.
 
     Raises `MessagesDiffer`, `MessagesRefused`, `InvalidArgument`, `ServiceError` (a `BatchEnded` if the batch was
     cancelled, or if that under `parent` is complete without success), `ServiceUnreachable`, and the exceptions of
@@ -276,6 +281,7 @@ def _steps(
         resumed = handle.replayed
         if resumed and handle.info.complete:
             _check_child(handle, plan)
+            handle.issued = yield from _issued_before(client, handle, read, plan)
             return handle
         if resumed and handle.info.ended:
             raise _ended(handle.info)
@@ -284,7 +290,8 @@ def _steps(
         resumed = plan.idempotency_key is not None
     digest = None if plan.idempotency_key is None else Digest(plan.identify)
     taken = compared = 0  # the numbers of messages
-    first_unsent = 0
+    first_unsent = gap = 0
+    runs: list[ItemIds] = []
     for number in count():
         messages = yield read
         if not messages:
@@ -292,12 +299,17 @@ def _steps(
         digest_so_far = None if digest is None else digest.after(messages)
         taken += len(messages)
         if number < first_unsent and not _is_power_of_two(number):
+            gap += 1
             continue
         try:
             ids = yield from _issue(handle, len(messages), plan, number, digest_so_far)
         except errors.IdempotencyKeyReused as error:
             raise errors.MessagesDiffer(plan.idempotency_key or "", compared, taken) from error
         compared = taken
+        if gap:
+            yield from _add_between(handle, plan, range(number - gap, number), runs, ids)
+            gap = 0
+        _add(runs, ids)
         if resumed and number == 0:
             first_unsent = yield from _last_issued(client, handle.id, plan)
         if number >= first_unsent:
@@ -305,9 +317,52 @@ def _steps(
             show(taken)
     if number <= first_unsent and (first_unsent or (resumed and plan.batch is None and handle.items)):
         raise errors.MessagesDiffer(plan.idempotency_key or "", taken, None)
+    handle.issued = tuple(runs)
     if plan.seal:
         yield handle.seal
     return handle
+
+
+def _add(runs: list[ItemIds], ids: ItemIds) -> None:
+    if runs and runs[-1].numbers.stop == ids.numbers.start:
+        begin = runs.pop().numbers.start
+        ids = ItemIds(ids.batch, ids.group_size, range(begin, ids.numbers.stop))
+    runs.append(ids)
+
+
+def _add_between(handle: Any, plan: _Plan, chunks: range, runs: list[ItemIds], next_ids: ItemIds) -> _Steps:
+    """Add the ids of full chunks that an earlier run has issued, after those in `runs` and before `next_ids`."""
+    numbers = range(runs[-1].numbers.stop, next_ids.numbers.start)
+    if len(numbers) == len(chunks) * plan.chunk:
+        _add(runs, ItemIds(next_ids.batch, next_ids.group_size, numbers))
+        return
+    for number in chunks:
+        _add(runs, (yield from _issue(handle, plan.chunk, plan, number, None)))
+
+
+def _issued_before(client: Any, handle: Any, read: Callable[[], Any], plan: _Plan) -> _Steps:
+    """What earlier runs have issued in a batch that is complete. The messages are counted only if others have extended
+    it too. Raises `MessagesDiffer` if their number is another one then."""
+    if not handle.items or not (yield _is_issued(client, handle.id, plan, 0)):
+        return ()
+    last_chunk = yield from _last_issued(client, handle.id, plan)
+    try:
+        # What the last chunk has if there are no items of others; otherwise it has fewer.
+        ids = yield from _issue(handle, handle.items - last_chunk * plan.chunk, plan, last_chunk, None)
+    except errors.IdempotencyKeyReused:
+        pass
+    else:
+        return (ItemIds(handle.id, ids.group_size, range(handle.items)),)
+    runs: list[ItemIds] = []
+    message_count = 0
+    for number in range(last_chunk + 1):
+        messages = yield read
+        message_count += len(messages)
+        try:
+            _add(runs, (yield from _issue(handle, len(messages), plan, number, None)))
+        except errors.InvalidRequest as error:
+            raise errors.MessagesDiffer(plan.idempotency_key or "", number * plan.chunk, message_count) from error
+    return tuple(runs)
 
 
 def _check_child(handle: Any, plan: _Plan) -> None:
@@ -346,19 +401,20 @@ def _is_power_of_two(number: int) -> bool:
 def _last_issued(client: Any, batch: int, plan: _Plan) -> _Steps:
     """The number of the last chunk that was issued; chunk 0 was. All chunks before it have been sent."""
 
-    def is_issued(number: int) -> Callable[[], Any]:
-        return partial(client.driver.run, _calls.is_issued, batch, plan.chunk_key(number), plan.by)
-
     last, beyond = 0, 1
-    while (yield is_issued(beyond)):
+    while (yield _is_issued(client, batch, plan, beyond)):
         last, beyond = beyond, 2 * beyond
     while beyond - last > 1:
         middle = (last + beyond) // 2
-        if (yield is_issued(middle)):
+        if (yield _is_issued(client, batch, plan, middle)):
             last = middle
         else:
             beyond = middle
     return last
+
+
+def _is_issued(client: Any, batch: int, plan: _Plan, number: int) -> Callable[[], Any]:
+    return partial(client.driver.run, _calls.is_issued, batch, plan.chunk_key(number), plan.by)
 
 
 def _send_all(pairs: Pairs[T], send: Callable[[Pairs[T]], Any], sleep: Callable[[float], Any]) -> _Steps:

@@ -4,20 +4,22 @@ for at most one chunk."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from itertools import chain, pairwise
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lastbit import AsyncClient, Client, errors
+from lastbit import AsyncClient, Client, ItemId, errors
 from lastbit.integrations import _fan_out, fan_out, fan_out_async
 from lastbit.retry import Retry
 from tests.mutants import mutant
@@ -151,6 +153,64 @@ def test_a_finished_fan_out_that_is_run_again_repeats_at_most_its_last_chunk(cli
     client.ack([item for item, _ in broker.sent])
     assert fan_out(client, numbers(25), broker.send, idempotency_key=run_key, chunk=10).complete
     assert broker.calls == [10, 10, 5, 5]
+
+
+class Interrupted(Broker):
+    """Someone else extends the batch, perhaps, before a chunk is sent."""
+
+    def __init__(self, client: Client, extensions: list[int]) -> None:
+        super().__init__()
+        self._client = client
+        self._extensions = extensions
+
+    def send(self, pairs: Any) -> Any:
+        if self._extensions and (count := self._extensions.pop(0)):
+            self._client.batch(ItemId.parse(pairs[0][0]).batch).extend(count)
+        return super().send(pairs)
+
+
+@mutant(
+    "a-handle-has-the-ids-of-others",
+    "lastbit.integrations._fan_out:_add_between",
+    "len(numbers) == len(chunks) * plan.chunk",
+    "True",
+)
+@mutant(
+    "a-handle-joins-ids-across-those-of-others",
+    "lastbit.integrations._fan_out:_add",
+    "runs[-1].numbers.stop == ids.numbers.start",
+    "True",
+)
+@settings(max_examples=60)
+@given(
+    count=st.integers(0, 60),
+    chunk=st.integers(1, 9),
+    extensions=st.lists(st.integers(0, 2), max_size=60),
+    deaths=st.lists(st.integers(0, 60), max_size=2),
+)
+@example(count=60, chunk=5, extensions=[0, 0, 0, 3], deaths=[50])
+@example(count=12, chunk=5, extensions=[0, 0, 2], deaths=[])
+def test_the_handle_has_the_ids_of_its_messages(
+    service_url: str, count: int, chunk: int, extensions: list[int], deaths: list[int]
+) -> None:
+    """In their order, whoever else extends the batch, after each rerun, and when the batch is complete."""
+    with Client(service_url) as client:
+        broker = Interrupted(client, extensions)
+        options: dict[str, Any] = {"idempotency_key": str(uuid.uuid4()), "chunk": chunk}
+        for moment in deaths:
+            with contextlib.suppress(Died):
+                fan_out(client, numbers(count, moment), broker.send, seal=False, **options)
+        batch = fan_out(client, numbers(count), broker.send, **options)
+        items = {message: item for item, message in broker.sent}
+        expected = [items[number] for number in range(count)]
+        calls = len(broker.calls)
+        assert list(batch.item_ids()) == expected
+        assert all(run.numbers.stop < next_run.numbers.start for run, next_run in pairwise(batch.issued))
+        client.ack(chain.from_iterable(pending.ids for pending in batch.pending()))
+        assert batch.refresh().complete
+        rerun = fan_out(client, numbers(count), broker.send, **options)
+        assert list(rerun.item_ids()) == expected
+        assert len(broker.calls) == calls
 
 
 COMPARED = (

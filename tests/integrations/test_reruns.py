@@ -50,9 +50,10 @@ class Adapter:
     sent: list[tuple[str | None, int]] = field(default_factory=list)
     close: Callable[[], object] = lambda: None
 
-    def run(self, numbers: Iterable[int], extra: Callable[[], Any] = lambda: "same", **options: Any) -> None:
+    def run(self, numbers: Iterable[int], extra: Callable[[], Any] = lambda: "same", **options: Any) -> Any:
+        """Returns the handle."""
         try:
-            self.fan_out((self.message(number, extra()) for number in numbers), chunk=10, **options)
+            return self.fan_out((self.message(number, extra()) for number in numbers), chunk=10, **options)
         finally:
             self.sent += self.collect()
 
@@ -83,9 +84,9 @@ def asynchronous(request: pytest.FixtureRequest, url: str) -> Adapter:
         sent.extend((item, message[0]) for item, message in pairs)
         return []
 
-    async def fan_out(messages: Any, **options: Any) -> None:
+    async def fan_out(messages: Any, **options: Any) -> Any:
         async with AsyncClient(url) as client:
-            await integrations.fan_out_async(client, messages, send, **options)
+            return await integrations.fan_out_async(client, messages, send, **options)
 
     return Adapter(
         message=lambda number, extra: (number, extra),
@@ -180,12 +181,12 @@ def of_taskiq(request: pytest.FixtureRequest, url: str) -> Adapter:
         async def post_send(self, message: Any) -> None:
             sent.append((message.task_id, message.kwargs["number"]))
 
-    async def fan_out(messages: Any, **options: Any) -> None:
+    async def fan_out(messages: Any, **options: Any) -> Any:
         broker = taskiq.InMemoryBroker(await_inplace=True)
         lastbit = taskiq_adapter.LastbitMiddleware(url)
         broker.add_middlewares(Noting(), lastbit)
         try:
-            await taskiq_adapter.fan_out(broker.register_task(render, "render"), messages, **options)
+            return await taskiq_adapter.fan_out(broker.register_task(render, "render"), messages, **options)
         finally:
             await lastbit.shutdown()
 
@@ -326,14 +327,16 @@ def dying(numbers: Iterable[int], count: int) -> Iterator[int]:
     "message.message_id, message.actor_name, message.args, message.kwargs",
 )
 def test_a_rerun_sends_what_was_not_sent(adapter: Adapter, run_key: str) -> None:
-    """The messages are made again. Each has one item, and the last issued chunk is sent twice."""
+    """The messages are made again. Each has one item, which the handle has in their order, and the last issued chunk is
+    sent twice."""
     with pytest.raises(Died):
         adapter.run(dying(range(45), 25), idempotency_key=run_key)
     assert sorted(number for _, number in adapter.sent) == list(range(20))
-    adapter.run(range(45), idempotency_key=run_key)
+    batch = adapter.run(range(45), idempotency_key=run_key)
     assert sorted(number for _, number in adapter.sent) == sorted([*range(45), *range(10, 20)])
     items = {number: item for item, number in adapter.sent}
     assert len(set(adapter.sent)) == 45
+    assert list(batch.item_ids()) == [items[number] for number in range(45)]
     assert [(items[number] or "").split(":")[2] for number in range(45)] == [str(number) for number in range(45)]
 
 
