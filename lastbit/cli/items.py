@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -13,7 +13,7 @@ from lastbit import errors
 from lastbit.cli import rendering
 from lastbit.cli.app import Session, confirm, end, examples, session, yes_option
 from lastbit.cli.arguments import BATCH, DURATION, LIMIT, Whole
-from lastbit.cli.failures import Failures
+from lastbit.cli.by_reason import ByReason
 from lastbit.cli.faults import NOT_SUCCEEDED, not_repeatable
 from lastbit.cli.output import plain
 from lastbit.cli.standard_input import chunks
@@ -120,14 +120,17 @@ def _cancelled(s: Session, batches: Iterable[int]) -> Iterator[Batch]:
 )
 @click.argument("batch", type=BATCH)
 @click.option("--failed", is_flag=True, help="Show the failed items instead, grouped by reason.")
+@click.option("--skipped", is_flag=True, help="Show the skipped items instead, grouped by reason.")
 @click.option("--ids", "ids_only", is_flag=True, help="Print each id on a line, and nothing else.")
 @click.option("--limit", type=LIMIT, help="Maximum number of ranges, or of ids with --ids.  [default: all]")
 @session
-def pending(s: Session, batch: int, failed: bool, ids_only: bool, limit: int | None) -> None:
+def pending(s: Session, batch: int, failed: bool, skipped: bool, ids_only: bool, limit: int | None) -> None:
     """Show the pending items of BATCH, as ranges of ids."""
+    if failed and skipped:
+        raise click.UsageError("--failed and --skipped exclude each other: use one of them")
     handle = s.client.batch(batch)
-    page_size = min(limit or 1000, 1000)
-    matching: Iterator[Any] = handle.failed(page_size=page_size) if failed else handle.pending(page_size=page_size)
+    pages = handle.failed if failed else handle.skipped if skipped else handle.pending
+    matching: Iterator[Any] = pages(page_size=min(limit or 1000, 1000))
     # Fetch the first page before writing, so that an error does not leave half a document.
     matching = chain(list(islice(matching, 1)), matching)
     ranges = islice(matching, limit)
@@ -137,8 +140,8 @@ def pending(s: Session, batch: int, failed: bool, ids_only: bool, limit: int | N
             s.output.stream({"batch": batch}, "ids", ids)
         else:
             s.output.lines(ids)
-    elif failed:
-        _show_failed(s, batch, ranges)
+    elif failed or skipped:
+        _show_by_reason(s, batch, "failed" if failed else "skipped", ranges)
     elif s.output.as_json:
         s.output.stream({"batch": batch}, "ranges", ranges)
     else:
@@ -147,19 +150,19 @@ def pending(s: Session, batch: int, failed: bool, ids_only: bool, limit: int | N
         s.output.say("[dim]There are more; --limit shows more of them.[/]")
 
 
-def _show_failed(s: Session, batch: int, ranges: Iterable[FailedRange]) -> None:
-    failures = Failures(batch)
+def _show_by_reason(s: Session, batch: int, kind: Literal["failed", "skipped"], ranges: Iterable[FailedRange]) -> None:
+    groups = ByReason(batch, kind)
 
     def collected() -> Iterator[FailedRange]:
         for span in ranges:
-            failures.add(span)
+            groups.add(span)
             yield span
 
     if s.output.as_json:
-        s.output.stream({"batch": batch}, "ranges", collected(), failures.summary)
+        s.output.stream({"batch": batch}, "ranges", collected(), groups.summary)
         return
     deque(collected(), maxlen=0)
-    for line in failures.lines():
+    for line in groups.lines():
         s.output.say(line)
 
 

@@ -344,11 +344,11 @@ def repair(batch: int, result: Repair) -> list[str]:
     return lines
 
 
-def why(reason: str | None) -> str:
-    """The reason of a failure."""
+def why(reason: str | None, style: str = "red") -> str:
+    """The reason of a failure, or of a skip in another style."""
     if not reason:
         return "[dim]no reason given[/]" if reason is None else "[dim]an empty reason[/]"
-    return f"[red]{safe(reason, keep=LINES)}[/]"
+    return f"[{style}]{safe(reason, keep=LINES)}[/]"
 
 
 def reasons(found: FailureReasons) -> list[str]:

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from lastbit import Client, chains
 from lastbit.cli import cli
-from lastbit.cli.failures import Failures
+from lastbit.cli.by_reason import ByReason
 from lastbit.cli.output import encoded, plain_text, safe, styled
 from lastbit.cli.rendering import pace
 from lastbit.models import FailedRange, HistoryPoint
@@ -332,19 +332,42 @@ def test_failed_items_are_grouped_by_reason(lastbit: Lastbit, client: Client) ->
     assert lastbit.ok("pending", str(client.open(items=1).id), "--failed") == "nothing failed\n"
 
 
+def test_skipped_items_are_listed_like_failed_ones(lastbit: Lastbit, client: Client) -> None:
+    """Those that failed are not among them."""
+    batch = client.open(items=200, group_size=64)
+    number = str(batch.id)
+    client.skip(batch.ids[60:70], "the customer has left")
+    client.skip(batch.ids[80:82])
+    client.fail(batch.ids[70:72], "timed out")
+    assert lastbit.ok("pending", number, "--skipped").splitlines() == [
+        "10 items  the customer has left",
+        f"  {number}:0:60 … {number}:1:5",
+        "2 items  no reason given",
+        f"  {number}:1:16 … {number}:1:17",
+        "12 items skipped, for 2 reasons",
+    ]
+    document = lastbit.json("pending", number, "--skipped")
+    assert document["reasons"] == [{"reason": "the customer has left", "count": 10}, {"reason": None, "count": 2}]
+    assert [(span["start"], span["end"]) for span in document["ranges"]] == [(60, 70), (80, 82)]
+    assert lastbit.ok("pending", number, "--skipped", "--ids", "--limit", "2").split() == list(batch.ids[60:62])
+    assert lastbit.ok("pending", str(client.open(items=1).id), "--skipped") == "nothing skipped\n"
+    answer = lastbit("pending", number, "--skipped", "--failed")
+    assert (answer.returncode, "--failed and --skipped exclude each other" in answer.stderr) == (2, True)
+
+
 def test_a_thousand_reasons_are_counted_separately() -> None:
     """Above a thousand, only the number of other reasons is kept."""
     reasons = {f"7:0:{index}": f"reason {index}" for index in range(1100)}
-    failures = Failures(7)
-    failures.add(FailedRange(0, 1100, "7:0:0", "7:0:1099", reasons))
-    failures.add(FailedRange(1200, 1202, "7:0:1200", "7:0:1201", {"7:0:1200": "reason 7", "7:0:1201": "reason 1050"}))
-    lines = list(failures.lines())
+    groups = ByReason(7, "failed")
+    groups.add(FailedRange(0, 1100, "7:0:0", "7:0:1099", reasons))
+    groups.add(FailedRange(1200, 1202, "7:0:1200", "7:0:1201", {"7:0:1200": "reason 7", "7:0:1201": "reason 1050"}))
+    lines = list(groups.lines())
     assert lines[:3] == ["[bold]2 items[/]  [red]reason 7[/]", "  7:0:7", "  7:0:1200"]
     assert lines[-2:] == [
         "[bold]101 items[/]  [dim]for other reasons: lastbit pending 7 --failed --ids[/]",
         "1,102 items failed, for more than 1,000 reasons",
     ]
-    summary = failures.summary()
+    summary = groups.summary()
     assert (len(summary["reasons"]), summary["others"]) == (1000, 101)
 
 
@@ -501,6 +524,7 @@ EVERY_FIELD = [
     "explain 7",
     "pending 7 --limit 5",
     "pending 7 --limit 5 --failed",
+    "pending 7 --limit 5 --skipped",
     "reasons 7 --limit 5",
     "redrive 7 --reason r --note n --pending --unchanged-for 1h",
     "list --state open --key k --key-prefix p --label a:b --since 2h --until 1h --outcome failed --parent 7 --limit 5 "
@@ -540,7 +564,7 @@ EVERY_FIELD = [
 """Each command that sends a request, with every option that becomes a field of it."""
 OWN_OPTIONS = {
     *("--url", "--token", "--token-file", "--json", "--yes", "--ids", "--follow", "--last", "--timeout", "--all"),
-    *("--failed", "--sort", "--reverse", "--partitions", "--limit", "--remove-label"),
+    *("--failed", "--skipped", "--sort", "--reverse", "--partitions", "--limit", "--remove-label"),
 }
 """Options that the command line applies itself, in some commands: they are in no request, or are checked before it."""
 # The command line chooses the size of pages itself.

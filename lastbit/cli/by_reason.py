@@ -1,10 +1,10 @@
-"""Failed items grouped by reason, the most frequent reason first, in bounded memory."""
+"""Failed or skipped items grouped by reason, the most frequent reason first, in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from lastbit.cli.rendering import number, why
 from lastbit.models import FailedRange
@@ -38,11 +38,12 @@ class Group:
         self.end = end
 
 
-class Failures:
-    """Collects ranges of failed items, in ascending order."""
+class ByReason:
+    """Collects ranges of failed or skipped items, in ascending order."""
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, batch: int, kind: Literal["failed", "skipped"]) -> None:
         self._batch = batch
+        self._kind = kind
         self._groups: dict[str | None, Group] = {}
         self._others = 0
 
@@ -59,7 +60,7 @@ class Failures:
         return sorted(self._groups.items(), key=lambda entry: -entry[1].count)
 
     def summary(self) -> dict[str, Any]:
-        """Each reason with the number of its items; the reason is None for items that failed without one. `others`
+        """Each reason with the number of its items; the reason is None for items without one. `others`
         counts the items of further reasons."""
         reasons = [{"reason": reason, "count": group.count} for reason, group in self._sorted()]
         return {"reasons": reasons, "others": self._others}
@@ -67,11 +68,12 @@ class Failures:
     def lines(self) -> Iterator[str]:
         """A paragraph for each reason, and the total."""
         if not self._groups:
-            yield "nothing failed"
+            yield f"nothing {self._kind}"
             return
-        listing = f"lastbit pending {self._batch} --failed --ids"
+        listing = f"lastbit pending {self._batch} --{self._kind} --ids"
+        style = "red" if self._kind == "failed" else "default"
         for reason, group in self._sorted():
-            yield f"[bold]{number(group.count, 'item')}[/]  {why(reason)}"
+            yield f"[bold]{number(group.count, 'item')}[/]  {why(reason, style)}"
             for first, last in group.shown:
                 yield f"  {first}" if first == last else f"  {first} … {last}"
             if group.runs > MOST_RUNS:
@@ -80,7 +82,7 @@ class Failures:
             yield f"[bold]{number(self._others, 'item')}[/]  [dim]for other reasons: {listing}[/]"
         total = self._others + sum(group.count for group in self._groups.values())
         reasons = f"more than {MOST_REASONS:,} reasons" if self._others else number(len(self._groups), "reason")
-        yield f"{number(total, 'item')} failed, for {reasons}"
+        yield f"{number(total, 'item')} {self._kind}, for {reasons}"
 
 
 def _runs(span: FailedRange, group_size: int) -> Iterator[tuple[str | None, int, int]]:
