@@ -25,6 +25,8 @@ CAPACITY: Final = 8192
 """Capacity of the window that is made if the caller passes none."""
 EVERY: Final = 1.0
 """Seconds between two commits."""
+HANDLERS: Final = 32
+"""The default of `handlers` of a consumer group's worker: enough for handlers that wait for other services."""
 COMMIT_TRIES: Final = 5
 """The number of failed commits in a row, one interval apart, that ends the stream."""
 LAST_TRIES: Final = 3
@@ -60,11 +62,12 @@ class Options(NamedTuple, Generic[R]):
     on_stuck: Callable[[Any, float], object] | None = None
     grace: float = 30.0
 
-    def checked(self) -> Options[R]:
+    def checked(self, name_of_lanes: str = "lanes") -> Options[R]:
+        """`name_of_lanes`: the caller's name for them."""
         if self.key is None and self.ordered:
             raise InvalidArgument("order needs a key; pass key=…, or ordered=False")
         if self.lanes < 1:
-            raise InvalidArgument(f"lanes must be at least 1, not {self.lanes!r}")
+            raise InvalidArgument(f"{name_of_lanes} must be at least 1, not {self.lanes!r}")
         if self.batch is not None and self.batch < 1:
             raise InvalidArgument(f"batch must be at least 1 record, not {self.batch!r}")
         if not self.linger >= 0:

@@ -9,9 +9,10 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from lastbit import errors, groups
@@ -21,14 +22,15 @@ from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
 from lastbit.retry import Retry
 from lastbit.streams._commits import commit, commit_many, for_a_lease
+from lastbit.streams._consuming import Consumer, Source
 from lastbit.streams._membership import A, Call, Held, Lease, Membership, Sync
-from lastbit.streams._progress import CAPACITY, EVERY
-from lastbit.streams.ordered import run_ordered
+from lastbit.streams._progress import CAPACITY, EVERY, HANDLERS, Options
 from lastbit.streams.window import AckWindow
 
 log = logging.getLogger("lastbit.streams")
 
 R = TypeVar("R")
+S = TypeVar("S", Sync, Call[Any])
 
 LONGEST_WAIT = 3600.0
 """Maximum seconds between checks for due steps. The deadline may be infinite, but a wait must be finite."""
@@ -58,23 +60,6 @@ def window_of(grant: Granted, capacity: int) -> AckWindow:
     if grant.snapshot is None:
         return AckWindow(capacity=capacity)
     return AckWindow.restore(grant.snapshot, capacity=capacity)
-
-
-class Released(Exception):
-    """Raised to end a stream whose partition must be released or was lost. The next owner handles the records that
-    wait."""
-
-
-def while_active(assignment: Held, source: Iterable[R]) -> Iterator[R]:
-    """The source's items until the partition must be released or is lost; then raises `Released`."""
-    try:
-        for item in source:
-            if not assignment.active:
-                raise Released
-            yield item
-    finally:
-        if isinstance(source, Generator):
-            source.close()
 
 
 class Assignment(Held):
@@ -125,7 +110,8 @@ class ConsumerGroup:
         self._membership: Membership[Assignment] = Membership(
             lambda grant, lease: Assignment(self, grant, lease), now, random.random, name, partitions, follow
         )
-        self._callbacks: tuple[Callable[[Assignment], object], Callable[[Assignment], object]] | None = None
+        self._do: Callable[[Call[Assignment]], object] | None = None
+        """Begins the step and reports its outcome to `_done`."""
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:
@@ -146,10 +132,21 @@ class ConsumerGroup:
         Ctrl-C. Raises `ConsumerGroupNotFound`, `GroupReplaced` and other refusals. If the service is unreachable, the
         worker loses its partitions and keeps trying.
         """
+
+        def call(step: Call[Assignment]) -> None:
+            (on_assigned if step.assigned else on_released)(step.assignment)
+            if not step.assigned and step.assignment.uncommitted and not step.assignment.lost:
+                # If the commit fails, the next owner repeats the uncommitted work.
+                with suppress(errors.LastbitError):
+                    step.assignment.commit()
+
+        self._run(partial(self._in_thread, call))
+
+    def _run(self, do: Callable[[Call[Assignment]], object]) -> None:
         with self._changed:
-            if self._callbacks is not None:
+            if self._do is not None:
                 raise errors.InvalidArgument("a ConsumerGroup can run only once; make another one")
-            self._callbacks = (on_assigned, on_released)
+            self._do = do
         membership = self._membership
         try:
             self._drive()
@@ -166,60 +163,43 @@ class ConsumerGroup:
 
     def consume(
         self,
-        source_of: Callable[[Assignment], Iterable[tuple[int, R] | None]],
-        handle: Callable[[R], object],
+        source_of: Callable[[Assignment], Source[R]],
+        handle: Callable[[Any], object],
         *,
-        key: Callable[[R], Hashable],
+        key: Callable[[R], Hashable] | None = None,
+        ordered: bool = True,
+        handlers: int = HANDLERS,
+        batch: int | None = None,
+        linger: float = 0.0,
+        retry: Callable[[Exception, int], float | None] | None = None,
+        dead_letter: Callable[[R, Exception], object] | None = None,
         every: float = EVERY,
-        **options: Any,
+        wanted: Callable[[R], bool] | None = None,
+        stuck_after: float = 60.0,
+        on_stuck: Callable[[Any, float], object] | None = None,
     ) -> None:
-        """Like `run`, with `run_ordered` for each partition: handles each record of `source_of(assignment)`, those of a
-        key in order. At intervals of `every` seconds, one call commits the windows of all partitions.
+        """Like `run`, with an ordered stream for each partition: handles each record of `source_of(assignment)`, those
+        of a key in order. At intervals of `every` seconds, one call commits the windows of all partitions.
+
+        At most `handlers` calls of `handle` run at once, over all partitions of this worker. Partitions take turns. The
+        other options are those of `run_ordered`, for each partition.
 
         A source yields (offset, record) pairs from above `assignment.floor`. It must also yield None when it has
-        nothing at the moment; otherwise the partition cannot be released in time. On release, the current records are
-        finished, and records that wait, for a lane or a retry, are left to the next owner. `options` are those of
-        `run_ordered`. If a stream fails, or the service refuses a commit for good, the worker stops and this raises the
+        nothing at the moment, otherwise the partition can't be released in time. A few threads read all sources in
+        turns: a source is read by one thread at a time, but not always by the same. One that waits should wait for at
+        most 0.1 seconds before it yields None; a thread of its own is started for one that blocks for longer.
+
+        On release, the current records are finished, and records that wait, for a handler or a retry, are left to the
+        next owner. If a stream fails, or the service refuses a commit for good, the worker stops and this raises the
         error. A commit that fails for another reason is made again after an interval.
         """
-        if not every > 0:
-            raise errors.InvalidArgument(f"every must be more than 0 seconds, not {every!r}")
-        streams: dict[Assignment, threading.Thread] = {}
-
-        def work(assignment: Assignment) -> None:
-            try:
-                run_ordered(
-                    while_active(assignment, source_of(assignment)),
-                    handle,
-                    key=key,
-                    every=every,
-                    commit=None,
-                    window=assignment.window,
-                    **options,
-                )
-            except Released:
-                pass
-            except BaseException as error:  # noqa: BLE001  # `consume` raises it
-                if assignment.lost:
-                    return  # the next owner handles these records
-                self._fail(error)
-
-        def begin(assignment: Assignment) -> None:
-            name = f"lastbit-{self.name}-{assignment.partition}"
-            streams[assignment] = threading.Thread(target=work, args=(assignment,), name=name, daemon=True)
-            streams[assignment].start()
-
-        def end(assignment: Assignment) -> None:
-            streams.pop(assignment).join(self._membership.release)
-
-        is_over = threading.Event()
-        committer = threading.Thread(target=self._commit_regularly, args=(every, is_over), daemon=True)
-        committer.start()
+        options = Options(key, handlers, ordered, batch, linger, retry, every, wanted, stuck_after, on_stuck)
+        consumer = Consumer(self, source_of, handle, dead_letter, options.checked("handlers"))
         try:
-            self.run(begin, end)
+            consumer.start()
+            self._run(consumer.do)
         finally:
-            is_over.set()
-            committer.join()
+            consumer.stop()
 
     def commit(self, assignments: Iterable[Assignment], *, head: int | None = None) -> None:
         """Commit the windows of these assignments with one call; `head` is as in `Assignment.commit`. Those that
@@ -253,54 +233,50 @@ class ConsumerGroup:
                 self._begin(step)
 
     def _begin(self, step: Sync | Call[Assignment]) -> None:
+        if isinstance(step, Sync):
+            self._in_thread(self._beat, step)
+        else:
+            assert self._do is not None
+            self._do(step)
+
+    def _in_thread(self, function: Callable[[S], Synced | None], step: S) -> None:
+        """Call it in a thread that reports the outcome of the step."""
+
+        def do() -> None:
+            outcome: Synced | BaseException | None = None
+            try:
+                outcome = function(step)
+            except BaseException as error:  # noqa: BLE001  # `run` raises it
+                outcome = error
+            self._done(step, outcome)
+
         try:
-            threading.Thread(target=self._do, args=(step,), name=f"lastbit-{self.name}", daemon=True).start()
+            threading.Thread(target=do, name=f"lastbit-{self.name}", daemon=True).start()
         except RuntimeError as error:  # the process may have no more threads: release all partitions, one by one
             self._fail(error)
-            self._do(step)
+            do()
+
+    def _done(self, step: Sync | Call[Assignment], outcome: Synced | BaseException | None) -> None:
+        with self._changed:
+            self._membership.done(step, outcome)
+            self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
             self._membership.fail(error)
             self._changed.notify_all()
 
-    def _commit_regularly(self, every: float, is_over: threading.Event) -> None:
-        while not is_over.wait(every):
-            try:
-                self.commit(assignment for assignment in self.assignments if assignment.uncommitted)
-            except Exception as error:  # noqa: BLE001  # made again, or `consume` raises it
-                if not (isinstance(error, errors.LastbitError) and error.is_temporary):
-                    self._fail(error)
-                    return
-                log.warning("the positions could not be committed; the commit will be made again: %r", error)
-
-    def _do(self, step: Sync | Call[Assignment]) -> None:
-        outcome: Synced | BaseException | None = None
+    def _commit_all(self) -> None:
         try:
-            if isinstance(step, Sync):
-                outcome = self._beat(step)
-            else:
-                self._call(step)
-        except BaseException as error:  # noqa: BLE001  # `run` raises it
-            outcome = error
-        with self._changed:
-            self._membership.done(step, outcome)
-            self._changed.notify_all()
+            self.commit(assignment for assignment in self.assignments if assignment.uncommitted)
+        except Exception as error:  # noqa: BLE001  # made again, or `consume` raises it
+            if not (isinstance(error, errors.LastbitError) and error.is_temporary):
+                self._fail(error)
+                return
+            log.warning("the positions could not be committed; the commit will be made again: %r", error)
 
     def _beat(self, step: Sync) -> Synced:
         return self._driver.run(beat, self.name, self.worker, self._capacity, self._membership, step)
-
-    def _call(self, step: Call[Assignment]) -> None:
-        assert self._callbacks is not None
-        on_assigned, on_released = self._callbacks
-        if step.assigned:
-            on_assigned(step.assignment)
-            return
-        on_released(step.assignment)
-        if step.assignment.uncommitted and not step.assignment.lost:
-            # If the commit fails, the next owner repeats the uncommitted work.
-            with suppress(errors.LastbitError):
-                step.assignment.commit()
 
     def _commit(self, assignment: Assignment, token: str | None, head: int | None) -> None:
         with self._changed:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Iterable
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from lastbit import errors
@@ -14,10 +15,12 @@ from lastbit._drivers import HasAsyncDriver
 from lastbit.groups import Granted, Synced
 from lastbit.models import Fence
 from lastbit.streams._commits import commit, commit_many
+from lastbit.streams._consuming import Released
 from lastbit.streams._membership import Call, Held, Lease, Membership, Sync
-from lastbit.streams._progress import CAPACITY, EVERY
-from lastbit.streams.group import LONGEST_WAIT, Released, beat, leave, log, now, while_active, window_of
-from lastbit.streams.ordered_async import run_ordered_async
+from lastbit.streams._progress import CAPACITY, EVERY, HANDLERS, Options, Progress
+from lastbit.streams._tasks import Items, TaskStream, TaskWorkers, asynchronous, set_within
+from lastbit.streams._turns import Turns
+from lastbit.streams.group import LONGEST_WAIT, beat, leave, log, now, window_of
 
 R = TypeVar("R")
 
@@ -33,6 +36,72 @@ class AsyncAssignment(Held):
     async def commit(self, token: str | None = None, head: int | None = None) -> None:
         """Commit the window's snapshot to the service; see `Assignment.commit`."""
         await self._group._commit(self, token, head)
+
+
+class AsyncPartition(TaskStream[R]):
+    """The stream of a partition. `failed` is called with the error that ends it."""
+
+    def __init__(
+        self,
+        assignment: AsyncAssignment,
+        options: Options[R],
+        handle: Callable[[Any], Awaitable[object]],
+        dead_letter: Callable[[R, Exception], Awaitable[object] | object] | None,
+        turns: Turns,
+        failed: Callable[[BaseException], object],
+    ) -> None:
+        super().__init__(Progress(assignment.window, options), options, handle, None, dead_letter, turns.put)
+        self._assignment = assignment
+        self._failed = failed
+        self._drained = asyncio.Event()
+
+    def start(self, source_of: Callable[[AsyncAssignment], Items[R]]) -> None:
+        """`source_of` is called at once."""
+        name = f"lastbit-{self._assignment.fence.group}-{self._assignment.partition}"
+        self._reader = asyncio.create_task(self._read(source_of(self._assignment)), name=name)
+        self._reader.add_done_callback(lambda _: self._rested())
+
+    async def end(self, seconds: float) -> None:
+        """Let what runs end within so many seconds, and no more. After that the partition is lost."""
+        self._fail(Released())
+        self._rested()
+        if not await set_within(self._drained, seconds):
+            for task in (self._reader, *self._working):
+                task.cancel()
+
+    def report_if_stuck(self) -> None:
+        self._progress.report_if_stuck()
+
+    async def _read(self, source: Items[R]) -> None:
+        try:
+            try:
+                async with aclosing(asynchronous(source)) as items:
+                    async for item in items:
+                        if self._stream.failure is not None or not self._assignment.active:
+                            return
+                        if item is not None:
+                            await self.accept(*item)
+                self._schedule.flush()
+            finally:
+                await _close(source)
+        except BaseException as error:  # noqa: BLE001  # `consume` raises it
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        super()._fail(error)
+        if self._stream.failure is error and not isinstance(error, Released):
+            self._failed(error)
+
+    def _rested(self) -> None:
+        if self._stream.failure is not None and self._reader.done() and not self._working:
+            self._drained.set()
+
+
+async def _close(source: object) -> None:
+    if isinstance(source, AsyncGenerator):
+        await source.aclose()
+    elif isinstance(source, Generator):
+        source.close()
 
 
 AsyncCallback = Callable[[AsyncAssignment], Awaitable[object] | object]
@@ -90,53 +159,59 @@ class AsyncConsumerGroup:
 
     async def consume(
         self,
-        source_of: Callable[[AsyncAssignment], AsyncIterable[tuple[int, R] | None] | Iterable[tuple[int, R] | None]],
-        handle: Callable[[R], Awaitable[object]],
+        source_of: Callable[[AsyncAssignment], Items[R]],
+        handle: Callable[[Any], Awaitable[object]],
         *,
-        key: Callable[[R], Hashable],
+        key: Callable[[R], Hashable] | None = None,
+        ordered: bool = True,
+        handlers: int = HANDLERS,
+        batch: int | None = None,
+        linger: float = 0.0,
+        retry: Callable[[Exception, int], float | None] | None = None,
+        dead_letter: Callable[[R, Exception], Awaitable[object] | object] | None = None,
         every: float = EVERY,
-        **options: Any,
+        wanted: Callable[[R], bool] | None = None,
+        stuck_after: float = 60.0,
+        on_stuck: Callable[[Any, float], object] | None = None,
     ) -> None:
-        """`run` with an ordered stream for each partition; see `ConsumerGroup.consume`. `options` are those of
-        `run_ordered_async`."""
-        if not every > 0:
-            raise errors.InvalidArgument(f"every must be more than 0 seconds, not {every!r}")
-        streams: dict[AsyncAssignment, asyncio.Task[None]] = {}
+        """`run` with an ordered stream for each partition; see `ConsumerGroup.consume`. Each source has a task."""
+        options = Options(key, handlers, ordered, batch, linger, retry, every, wanted, stuck_after, on_stuck)
+        options.checked("handlers")
+        workers = TaskWorkers()
+        turns = Turns(workers.put)
+        partitions: dict[AsyncAssignment, AsyncPartition[R]] = {}
 
-        async def work(assignment: AsyncAssignment) -> None:
-            try:
-                await run_ordered_async(
-                    _while_active(assignment, source_of(assignment)),
-                    handle,
-                    key=key,
-                    every=every,
-                    commit=None,
-                    window=assignment.window,
-                    **options,
-                )
-            except Released:
-                pass
-            except BaseException as error:  # noqa: BLE001  # `consume` raises it
-                if assignment.lost:
-                    return  # the next owner handles these records
-                self._membership.fail(error)
-                self._changed.set()
+        def failed(assignment: AsyncAssignment, error: BaseException) -> None:
+            if not assignment.lost:  # else the next owner handles its records
+                self._fail(error)
 
         def begin(assignment: AsyncAssignment) -> None:
-            name = f"lastbit-{self.name}-{assignment.partition}"
-            streams[assignment] = asyncio.create_task(work(assignment), name=name)
+            partition = AsyncPartition(assignment, options, handle, dead_letter, turns, partial(failed, assignment))
+            partitions[assignment] = partition
+            partition.start(source_of)
 
         async def end(assignment: AsyncAssignment) -> None:
-            _, late = await asyncio.wait([streams.pop(assignment)], timeout=self._membership.release)
-            for task in late:
-                task.cancel()  # the partition is lost
+            await partitions.pop(assignment).end(self._membership.release or 0.0)
 
-        committer = asyncio.create_task(self._commit_regularly(every), name=f"lastbit-{self.name}")
+        async def keep() -> None:
+            while True:
+                await asyncio.sleep(every)
+                try:
+                    for partition in partitions.values():
+                        partition.report_if_stuck()
+                except Exception as error:  # noqa: BLE001  # the caller's `on_stuck` failed; `consume` raises it
+                    self._fail(error)
+                await self._commit_all()
+
+        workers.start(handlers)
+        keeper = asyncio.create_task(keep(), name=f"lastbit-{self.name}")
         try:
             await self.run(begin, end)
         finally:
-            committer.cancel()
-            await asyncio.wait([committer])
+            workers.stop()
+            for task in (keeper, *workers.tasks):
+                task.cancel()
+            await asyncio.wait([keeper, *workers.tasks])
 
     async def commit(self, assignments: Iterable[AsyncAssignment], *, head: int | None = None) -> None:
         """Commit the windows of these assignments with one call; see `ConsumerGroup.commit`."""
@@ -164,17 +239,18 @@ class AsyncConsumerGroup:
                 async with asyncio.timeout(min(LONGEST_WAIT, max(0.0, self._membership.deadline - now()))):
                     await self._changed.wait()
 
-    async def _commit_regularly(self, every: float) -> None:
-        while True:
-            await asyncio.sleep(every)
-            try:
-                await self.commit([assignment for assignment in self.assignments if assignment.uncommitted])
-            except Exception as error:  # noqa: BLE001  # made again, or `consume` raises it
-                if not (isinstance(error, errors.LastbitError) and error.is_temporary):
-                    self._membership.fail(error)
-                    self._changed.set()
-                    return
-                log.warning("the positions could not be committed; the commit will be made again: %r", error)
+    def _fail(self, error: BaseException) -> None:
+        self._membership.fail(error)
+        self._changed.set()
+
+    async def _commit_all(self) -> None:
+        try:
+            await self.commit([assignment for assignment in self.assignments if assignment.uncommitted])
+        except Exception as error:  # noqa: BLE001  # made again, or `consume` raises it
+            if not (isinstance(error, errors.LastbitError) and error.is_temporary):
+                self._fail(error)
+                return
+            log.warning("the positions could not be committed; the commit will be made again: %r", error)
 
     async def _do(self, step: Sync | Call[AsyncAssignment]) -> None:
         outcome: Synced | BaseException | None = None
@@ -212,19 +288,3 @@ class AsyncConsumerGroup:
             self._changed.set()
             raise
         assignment.committed(acks)
-
-
-async def _while_active(assignment: Held, source: AsyncIterable[R] | Iterable[R]) -> AsyncIterator[R]:
-    if not isinstance(source, AsyncIterable):
-        for item in while_active(assignment, source):
-            yield item
-            await asyncio.sleep(0)  # let heartbeats and lanes run
-        return
-    try:
-        async for item in source:
-            if not assignment.active:
-                raise Released
-            yield item
-    finally:
-        if isinstance(source, AsyncGenerator):
-            await source.aclose()

@@ -21,12 +21,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from lastbit._threads import join_started
-from lastbit.streams._progress import EVERY, LOOK, Options, Progress, failed, log
-from lastbit.streams._schedule import Entry, Schedule
-from lastbit.streams._steps import Failures, Stream, run_steps
+from lastbit.streams._progress import EVERY, LOOK, Options, Progress, log
+from lastbit.streams._steps import run_steps
+from lastbit.streams._threaded import ThreadedStream
 from lastbit.streams._workers import Workers
 from lastbit.streams.errors import WindowFull
 from lastbit.streams.window import AckWindow
@@ -88,7 +88,7 @@ def run_ordered(
     _Run(Progress(window, options), options, handle, commit, dead_letter).run(source)
 
 
-class _Run(Generic[R]):
+class _Run(ThreadedStream[R]):
     def __init__(
         self,
         progress: Progress[R],
@@ -97,19 +97,11 @@ class _Run(Generic[R]):
         commit: Callable[[Any], object] | None,
         dead_letter: Callable[[R, Exception], object] | None,
     ) -> None:
-        self._progress = progress
-        self._window = progress.window
-        self._options = options
         self._workers = Workers()
-        self._schedule: Schedule[R] = Schedule(
-            self._ready, self._workers.call_later, options.batch or 1, options.linger
-        )
-        self._stream = Stream(progress, self._schedule, options, commit, dead_letter, time.sleep)
-        self._handle = handle
-        self._lock = threading.Lock()
+        to_workers = self._workers.put, self._workers.call_later
+        super().__init__(progress, options, handle, commit, dead_letter, *to_workers)
+        self._window = progress.window
         self._changed = threading.Condition(self._lock)
-        self._working = 0
-        """The number of threads that handle records."""
         self._hurry = threading.Event()  # set when the stream has failed: commit now
         self._over = threading.Event()  # set to end the committer
 
@@ -139,75 +131,28 @@ class _Run(Generic[R]):
         for item in source:
             if self._stream.failure is not None:
                 return
-            if item is None:
-                continue
-            offset, record = item
-            position = self._progress.position_of(offset)
-            is_new = self._track(position, offset)
-            if is_new is None:
-                return
-            if is_new:
-                self._add(Entry(position, offset, record))
+            if item is not None:
+                self._accept_with_room(*item)
 
-    def _track(self, position: int, offset: Any) -> bool | None:
-        """Whether to handle it; None if the stream failed while the window was full."""
+    def _accept_with_room(self, offset: Any, record: R) -> None:
+        """Unless the stream fails while the window is full."""
         while self._stream.failure is None:
             try:
-                return self._progress.track(position, offset)
+                self.accept(offset, record)
+                return
             except WindowFull:
                 self._window.wait_for_room(LOOK)
-        return None
-
-    def _add(self, entry: Entry[R]) -> None:
-        try:
-            key = self._stream.key_of(entry.record)
-        except Exception as error:  # noqa: BLE001  # the caller's `key` or `wanted` failed
-            run_steps(self._stream.give_up(entry, error))
-        else:
-            self._stream.add(entry, key)
 
     # The lanes.
 
-    def _ready(self, key: Hashable) -> None:
-        self._workers.put(self, key)
-
-    def work(self, key: Hashable) -> None:
-        """Handle the next records of a key, unless the stream has failed."""
-        with self._lock:
-            if self._stream.failure is not None:
-                return
-            self._working += 1
-        try:
-            self._handle_next(key)
-        except BaseException as error:  # noqa: BLE001  # the calling thread raises it
-            self._fail(error)
-        with self._lock:
-            self._working -= 1
-            # Not by the thread that handled the last record: others may still be counted here.
-            if not self._working:
-                self._changed.notify_all()
-
-    def _handle_next(self, key: Hashable) -> None:
-        work = self._stream.take(key)
-        failures: Failures[R]
-        try:
-            result = self._handle(work.argument) if work.live_entries else None
-        except Exception as error:  # noqa: BLE001  # any exception means that the records failed
-            failures = [(entry, error) for entry in work.live_entries]
-        except BaseException as error:
-            raise failed(work.live_entries[0].offset, error) from error
-        else:
-            failures = self._stream.failures_in(work, result)
-        if failures:
-            run_steps(self._stream.partly_done(work, failures))
-        else:
-            self._stream.done(work)
-
     def _fail(self, error: BaseException) -> None:
+        super()._fail(error)
         with self._changed:
-            self._stream.fail(error)
             self._changed.notify_all()
         self._hurry.set()
+
+    def _rested(self) -> None:
+        self._changed.notify_all()
 
     def _wait_for_records(self) -> None:
         """Wait until all are done; after a failure, at most `grace` seconds for those that are being handled."""

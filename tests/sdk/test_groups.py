@@ -168,8 +168,8 @@ def working(url: str, group: str, *names: str, **options: Any) -> Iterator[list[
 
 @mutant(
     "a-partition-without-a-thread-is-not-released",
-    "lastbit.streams.group:ConsumerGroup._begin",
-    "self._do(step)",
+    "lastbit.streams.group:ConsumerGroup._in_thread",
+    "    self._fail(error)\n    do()",
     "pass",
 )
 @pytest.mark.parametrize("started", [0, 1, 4, 8])
@@ -841,7 +841,7 @@ def test_streams_continue_where_the_last_owner_stopped(url: str, client: Client,
                 pause.wait(0.02)  # slow enough for both workers to handle records
             log.handle(worker.worker, record)
 
-        worker.consume(log.read, handle, key=lambda record: record[1] % 3, lanes=3, every=0.05)
+        worker.consume(log.read, handle, key=lambda record: record[1] % 3, handlers=18, every=0.05)
 
     with Client(url) as second_client:
         workers = [ConsumerGroup(owner, group, name) for owner, name in ((client, "one"), (second_client, "two"))]

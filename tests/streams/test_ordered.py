@@ -246,7 +246,7 @@ def test_lanes_work_at_the_same_time(run: Run) -> None:
 
 @mutant(
     "a-key-goes-on-behind-the-record-that-failed",
-    "lastbit.streams.ordered:_Run.work",
+    "lastbit.streams._threaded:ThreadedStream.work",
     "self._fail(error)",
     """
         self._fail(error)
@@ -857,7 +857,7 @@ MOMENTS = range(6)
 # Equivalent from Python 3.12 on.
 @mutant(
     "a-reader-loses-its-cancellation",
-    "lastbit.streams.ordered_async:_set_within",
+    "lastbit.streams._tasks:set_within",
     "async with asyncio.timeout(seconds):\n    return await event.wait()",
     "return await asyncio.wait_for(event.wait(), seconds)",
 )

@@ -379,7 +379,7 @@ def directed(run: Run, director: Director, stops: bool, window: AckWindow, commi
 
 @mutant(
     "a-stopped-stream-begins-further-records",
-    "lastbit.streams.ordered:_Run.work",
+    "lastbit.streams._threaded:ThreadedStream.work",
     "if self._stream.failure is not None:\n    return",
     "",
     case="in_threads",
