@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from lastbit._protocol import Answer, Emit, Failure, Flow, Outcome, Request, Service
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def unpicklable(connected: object) -> NoReturn:
+    """In place of `__reduce__`. Raises `TypeError`."""
+    raise TypeError(
+        "a client of Lastbit, or what it has made, can't be sent to another process: make the client there. In Spark, "
+        "lastbit.spark.ack(df) acks a frame from the executors"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,8 @@ class Driver:
     def __init__(self, service: Service, send: Callable[[Request], Answer | Failure]) -> None:
         self.service = service
         self._send = send
+
+    __reduce__ = unpicklable
 
     def run(self, call: Callable[Concatenate[Service, P], Flow[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """The value of the flow that `call` makes of the service and the arguments. The flow emits nothing."""
@@ -78,6 +88,8 @@ class AsyncDriver:
     def __init__(self, service: Service, send: Callable[[Request], Awaitable[Answer | Failure]]) -> None:
         self.service = service
         self._send = send
+
+    __reduce__ = unpicklable
 
     def for_threads(self, loop: AbstractEventLoop) -> Driver:
         """A driver for other threads: their requests are sent in this driver's event loop. When that is closed, they

@@ -16,7 +16,7 @@ import httpx
 
 from lastbit import _calls, _httpx, _masks
 from lastbit._calls import Ids
-from lastbit._drivers import AsyncDriver, Driver
+from lastbit._drivers import AsyncDriver, Driver, unpicklable
 from lastbit._in_flight import InFlight
 from lastbit._protocol import Service
 from lastbit.acker import DEFAULT_MAX_PENDING, Acker, AsyncAcker
@@ -53,6 +53,8 @@ class Client:
         service = Service.named(url, token, timeout, retry)
         self._http = _httpx.pool(transport)
         self._driver = Driver(service, partial(_httpx.send, self._http))
+
+    __reduce__ = unpicklable
 
     @property
     def url(self) -> str:
@@ -222,6 +224,8 @@ class AsyncClient:
         self._http = _httpx.async_pool(transport)
         self._in_flight = InFlight()
         self._driver = AsyncDriver(service, partial(_httpx.send_async, self._http, self._in_flight))
+
+    __reduce__ = unpicklable
 
     @property
     def url(self) -> str:

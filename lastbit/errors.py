@@ -48,7 +48,7 @@ All can be pickled, for example to leave a worker process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from lastbit.ids import InvalidItemId
 
@@ -144,6 +144,15 @@ class BatchSealed(Conflict):
 
 class BatchEnded(Conflict):
     """The batch is complete, expired or cancelled; see `code`."""
+
+    @classmethod
+    def of_rerun(cls, batch: Batch) -> Self:
+        """The error of a program that was run again, and whose batch was cancelled or has expired."""
+        fate = "was cancelled" if batch.state == "cancelled" else "has expired"
+        why = "" if batch.reason is None else f": {batch.reason!r}"
+        advice = f"`lastbit reopen {batch.id}` brings it back, and another idempotency key makes a new one"
+        detail = f"batch {batch.id}, which was opened with this idempotency key, {fate}{why}; {advice}"
+        return cls(409, f"batch_{batch.state}", detail)
 
 
 class ItemResolved(Conflict):

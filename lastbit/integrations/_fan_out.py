@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from lastbit.batch import AsyncBatchHandle, BatchHandle
     from lastbit.client import AsyncClient, Client
     from lastbit.failures import Redrive
-    from lastbit.models import Batch
 
 T = TypeVar("T")
 
@@ -284,7 +283,7 @@ def _steps(
             handle.issued = yield from _issued_before(client, handle, read, plan)
             return handle
         if resumed and handle.info.ended:
-            raise _ended(handle.info)
+            raise errors.BatchEnded.of_rerun(handle.info)
     else:
         handle = client.batch(plan.batch) if isinstance(plan.batch, int) else plan.batch
         resumed = plan.idempotency_key is not None
@@ -370,15 +369,6 @@ def _check_child(handle: Any, plan: _Plan) -> None:
     if "parent" in plan.opening and not handle.info.succeeded:
         text = f"batch {handle.id}, which stands for item {plan.opening['parent']}, is complete without success"
         raise errors.BatchEnded(409, "batch_complete", f"{text}: redrive its failed items")
-
-
-def _ended(batch: Batch) -> errors.BatchEnded:
-    """The error of a rerun whose batch was cancelled or has expired."""
-    fate = "was cancelled" if batch.state == "cancelled" else "has expired"
-    why = "" if batch.reason is None else f": {batch.reason!r}"
-    advice = f"`lastbit reopen {batch.id}` brings it back, and another idempotency_key makes a new one"
-    detail = f"batch {batch.id}, which was opened with this idempotency_key, {fate}{why}; {advice}"
-    return errors.BatchEnded(409, f"batch_{batch.state}", detail)
 
 
 def _issue(handle: Any, count: int, plan: _Plan, chunk: int, digest: str | None) -> _Steps:

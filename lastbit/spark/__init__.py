@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from lastbit.spark.acks import AckReport, MalformedRows, ack, ack_stream, malformed_rows
 from lastbit.spark.columns import is_item_id, item_batch, item_group, item_id, item_index, item_number
+from lastbit.spark.jobs import Job, job
 from lastbit.spark.masks import item_masks
 from lastbit.spark.numbering import with_item_ids
 from lastbit.spark.progress import AckProgress
@@ -21,6 +22,7 @@ from lastbit.spark.versions import PySparkTooOld
 __all__ = [
     "AckProgress",
     "AckReport",
+    "Job",
     "MalformedRows",
     "PySparkTooOld",
     "TallyReport",
@@ -38,6 +40,7 @@ __all__ = [
     "item_index",
     "item_masks",
     "item_number",
+    "job",
     "malformed_rows",
     "register",
     "tally_stream",

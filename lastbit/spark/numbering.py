@@ -17,7 +17,8 @@ of other rows. A change that keeps these numbers is not detected. Store such a f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pyspark.sql import DataFrame, Window
@@ -70,17 +71,27 @@ def with_item_ids(
     Raises `InvalidArgument`, `ServiceError` (the batch is sealed, the key was used for another number of rows) and
     `ServiceUnreachable`.
     """
+    connection = Connection.named(url, token, timeout, retry)
+    return numbered(df, lambda count, _: _extend(batch, count, idempotency_key, connection), column, by)
+
+
+def numbered(
+    df: DataFrame, extend: Callable[[int, str], ItemIds], column: str = "item_id", by: Sequence[str] | None = None
+) -> DataFrame:
+    """`df` with one more column: each row's id among those that `extend` returns for a number of rows. It also gets a
+    digest of their content. Raises `InvalidArgument`, and what `extend` raises."""
     if column in df.columns:
         raise InvalidArgument(f"the frame already has a column {column!r}; choose another name")
     keys = _keys(df, by)
     hashed = df.withColumn(_HASH, sf.xxhash64(*(named(name) for name in keys)))
     # Unsigned, so that the buckets are 0 .. 4095. Any fixed order would do.
     hashed = hashed.withColumn(_BUCKET, sf.shiftrightunsigned(_HASH, 64 - BUCKET_BITS))
-    counts = sorted((row[0], row[1]) for row in hashed.groupBy(_BUCKET).count().collect())
-    total = sum(count for _, count in counts)
-    ids = _extend(batch, total, idempotency_key, Connection.named(url, token, timeout, retry))
+    hashes = sf.sum(sf.col(_HASH).cast("decimal(20)"))  # a bigint would overflow
+    buckets = sorted(tuple(row) for row in hashed.groupBy(_BUCKET).agg(sf.count(sf.lit(1)), hashes).collect())
+    digest = hashlib.blake2b(repr(buckets).encode(), digest_size=16).hexdigest()
+    ids = extend(sum(count for _, count, _ in buckets), digest)
     starts, start = [], ids.numbers.start
-    for bucket, count in counts:
+    for bucket, count, _ in buckets:
         starts.append((bucket, start, count))
         start += count
     begins = df.sparkSession.createDataFrame(starts, f"{_BUCKET} bigint, {_START} bigint, {_COUNT} bigint")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -720,3 +721,18 @@ def test_both_clients_have_the_same_names_and_arguments(blocking: type, asynchro
 
     assert shape(blocking) == shape(asynchronous)
     assert len(shape(blocking)) >= 7
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Client("http://127.0.0.1:9"),
+        lambda: AsyncClient("http://127.0.0.1:9"),
+        lambda: Client("http://127.0.0.1:9").tally("screws"),
+        lambda: Client("http://127.0.0.1:9").processes,
+    ],
+)
+def test_a_client_that_would_leave_its_process_says_what_to_do(make: Callable[[], object]) -> None:
+    """For example in the closure of a Spark task."""
+    with pytest.raises(TypeError, match=r"make the client there. In Spark, lastbit.spark.ack\(df\)"):
+        pickle.dumps(make())

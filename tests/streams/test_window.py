@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import lastbit.streams
-from lastbit.errors import LastbitError
+from lastbit.errors import InvalidArgument, LastbitError
 from lastbit.streams import (
     AckWindow,
     CommitFailed,
@@ -393,6 +393,12 @@ def test_a_key_has_the_same_partition_everywhere(key: str | bytes, partition: in
     assert partition_of(key, 1) == 0
     with pytest.raises(ValueError, match="partition"):
         partition_of(key, 0)
+
+
+def test_the_partition_of_a_number_is_refused() -> None:
+    """A number has no bytes; the error shows the text that is meant."""
+    with pytest.raises(InvalidArgument, match="a text or bytes, like '42', not 42"):
+        partition_of(42, 64)  # type: ignore[arg-type]
 
 
 def test_errors_can_be_pickled_with_their_data() -> None:
