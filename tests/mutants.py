@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 VARIABLE = "LASTBIT_MUTANT"
 TESTS = Path(__file__).parent
@@ -90,10 +90,12 @@ class Mutant:
         for old, new in self.changes:
             if (count := _replace(tree, old, new)) != 1:
                 raise AssertionError(f"{self.name}: {old!r} occurs {count} times in {self.where}")
-        source = "from __future__ import annotations\n" + ast.unparse(tree)
-        namespace: dict[str, object] = {}
-        exec(compile(source, f"<mutant {self.name}>", "exec"), vars(module), namespace)
-        return owner, name, namespace[name]
+        # `super()` without arguments looks for a name __class__ around the function.
+        source = ast.parse(f"from __future__ import annotations\ndef outer(__class__): return {name}")
+        cast(ast.FunctionDef, source.body[-1]).body[:0] = tree.body
+        namespace: dict[str, Any] = {}
+        exec(compile(ast.unparse(source), f"<mutant {self.name}>", "exec"), vars(module), namespace)
+        return owner, name, namespace["outer"](owner)
 
 
 def _replace(tree: ast.Module, old: str, new: str) -> int:
@@ -126,8 +128,8 @@ def _blocks(tree: ast.AST) -> list[list[ast.stmt]]:
 
 
 def _replace_in_block(block: list[ast.stmt], old: list[ast.stmt], new: list[ast.stmt]) -> int:
-    wanted, found = list(map(ast.dump, old)), list(map(ast.dump, block))
-    starts = [start for start in range(len(block)) if found[start : start + len(old)] == wanted]
+    old_dumps, dumps = list(map(ast.dump, old)), list(map(ast.dump, block))
+    starts = [start for start in range(len(block)) if dumps[start : start + len(old)] == old_dumps]
     for start in reversed(starts):
         block[start : start + len(old)] = new
     if not block:
@@ -155,11 +157,11 @@ def _files(text: str) -> Iterator[Path]:
 
 @functools.cache
 def every() -> tuple[Mutant, ...]:
-    return tuple(found for path in _files("@mutant(") for found in in_file(path))
+    return tuple(a_mutant for path in _files("@mutant(") for a_mutant in in_file(path))
 
 
 def named(name: str) -> Mutant:
-    return next(found for path in _files(f'"{name}"') for found in in_file(path) if found.name == name)
+    return next(a_mutant for path in _files(f'"{name}"') for a_mutant in in_file(path) if a_mutant.name == name)
 
 
 @functools.cache

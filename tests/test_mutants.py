@@ -44,9 +44,22 @@ def _answer(calls: list[int]) -> int:
     ],
 )
 def test_what_a_mutant_replaces_is_compared_by_syntax(old: str, new: str, answer: int) -> None:
-    _, _, broken = mutants.Mutant("", "a-mutant", f"{__name__}:{_answer.__name__}", ((old, new),)).build()
-    assert callable(broken)
-    assert broken([]) == answer
+    _, _, function = mutants.Mutant("", "a-mutant", f"{__name__}:{_answer.__name__}", ((old, new),)).build()
+    assert callable(function)
+    assert function([]) == answer
+
+
+class _Calls(list[int]):
+    def append(self, value: int) -> None:
+        super().append(value + 1)
+
+
+def test_a_broken_method_may_call_that_of_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would always raise, and any test would fail."""
+    changes = (("value + 1", "value + 2"),)
+    owner, name, method = mutants.Mutant("", "a-mutant", f"{__name__}:_Calls.append", changes).build()
+    monkeypatch.setattr(owner, name, method)
+    assert _answer(_Calls()) == 3
 
 
 @pytest.mark.parametrize(("old", "count"), [("0", 2), ("calls.append(6)", 0)])

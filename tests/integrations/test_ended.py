@@ -84,7 +84,7 @@ class Canceller:
     "a-job-of-an-ended-batch-runs",
     "lastbit.integrations.rq:LastbitMixin.execute_job",
     "self._prepare().skips(item)",
-    "not self._prepare()",
+    "self._prepare() is None",
     case="rq",
 )
 @mutant(

@@ -119,14 +119,14 @@ def test_messages_are_held_while_the_service_is_away(driver: Driver, producer: L
 @mutant(
     "a-message-is-acked-before-its-item",
     "lastbit.integrations._workers:Workers._resolve",
-    "self._resolver.ack(delivery)",
+    "self._resolver.resolve(delivery, ending)",
     "delivery.settle(Outcome.DONE)",
     case="rabbitmq",
 )
 @mutant(
     "an-offset-passes-an-item-that-is-pending",
     "lastbit.integrations._workers:Workers._resolve",
-    "self._resolver.ack(delivery)",
+    "self._resolver.resolve(delivery, ending)",
     "delivery.settle(Outcome.DONE)",
     case="kafka",
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lastbit import InvalidArgument
@@ -88,6 +88,7 @@ rows_of = st.lists(st.tuples(texts, flags, flags), min_size=1, max_size=300)
 )
 @settings(max_examples=2)
 @given(rows=rows_of)
+@example(rows=[("7:0:1", False, True), ("7:0:1", False, False), ("7:0:2", True, False), ("7:0:2", False, True)])
 def test_masks_match_the_sets_of_items(spark: Any, rows: list[Row]) -> None:
     """Acked, failed and skipped rows, repeats, malformed ones and indexes beyond any group, in any mixture."""
     from lastbit.spark import item_masks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -104,6 +105,14 @@ def consumed(consume: Callable[..., None], link: Link, until: Until, **options: 
         finally:
             stop.set()
         return future.exception(60)
+
+
+def repeated(work: Callable[[], object], until: Until, seconds: float = 60) -> None:
+    """Call `work` until `until()` is true."""
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: the messages are handled"
+        work()
 
 
 class _Cuttable(httpx.HTTPTransport):

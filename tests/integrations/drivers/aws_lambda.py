@@ -15,7 +15,7 @@ from lastbit.integrations import Skipped, sqs
 from lastbit.integrations._untracked import WhenUntracked
 from lastbit.integrations.aws_lambda import LastbitBatchProcessor
 from tests.integrations.aws_lambda.poller import poll
-from tests.integrations.drivers import Handle, Link, OnCompleted, Until
+from tests.integrations.drivers import Handle, Link, OnCompleted, Until, repeated
 from tests.support.aws import Moto
 
 
@@ -55,8 +55,7 @@ class Driver:
             return process_partial_response(event, lambda record: handle(record.body), processor, context)
 
         try:
-            while not until():
-                poll(self._queue, function)
+            repeated(lambda: poll(self._queue, function), until)
         except LastbitError as error:
             return error
         return None

@@ -15,7 +15,7 @@ from lastbit.failures import Redrive
 from lastbit.integrations import Skipped
 from lastbit.integrations import rq as adapter
 from lastbit.integrations.rq._unacked import noted
-from tests.integrations.drivers import Handle, Link, OnCompleted, Until
+from tests.integrations.drivers import Handle, Link, OnCompleted, Until, repeated
 
 _handles: list[Handle] = []
 
@@ -57,8 +57,7 @@ class Driver:
         Worker.skip_ended = self.skip_ended
         _handles.append(handle)
         try:
-            while not until():
-                Worker([self._queue], connection=self._store).work(burst=True)
+            repeated(lambda: Worker([self._queue], connection=self._store).work(burst=True), until)
         except LastbitError as error:
             return error
         return None
