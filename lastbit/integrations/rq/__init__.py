@@ -125,6 +125,11 @@ class LastbitMixin:
     """What the job of this process has raised."""
     _endings_worker: EndingsWorker | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._compared: dict[str, set[str]] = {}
+        """For each queue, the items of finished jobs that need no further look."""
+
     def lastbit_client(self) -> Client:
         """A new client. It is called once in a worker, and in a work-horse whose worker takes no requests."""
         return Client()
@@ -231,7 +236,7 @@ class LastbitMixin:
         super().clean_registries()  # type: ignore[misc]
         for queue in self.queues:  # type: ignore[attr-defined]
             try:
-                reconcile(queue, self._client())
+                _reconcile(queue, self._client(), self._compared.setdefault(queue.name, set()))
             except errors.LastbitError as error:
                 log.warning("jobs of %s are not compared with their items: %s", queue.name, error)
                 if verdict_of(error) is Verdict.END:
@@ -368,13 +373,20 @@ def reconcile(queue: Queue, client: Client | None = None) -> int:
     each maintenance, by default every ten minutes. The token needs the roles `consume` and `read`. Raises
     `ServiceError`, `ServiceUnreachable`.
     """
-    client = client or default_client()
+    return _reconcile(queue, client or default_client(), set())
+
+
+def _reconcile(queue: Queue, client: Client, compared: set[str]) -> int:
+    """`reconcile`, without the finished jobs whose items were `compared` before: an item that is acked or skipped stays
+    so. There may be thousands of batches, each of which costs a call or two."""
     resolved = _ack_noted(queue, client) + _skip_noted(queue, client)
     canceled = CanceledJobRegistry(queue.name, connection=queue.connection)
+    finished = _items_of(queue.finished_job_registry.get_job_ids(cleanup=False), "finished")
+    compared.intersection_update(finished)
     ended = {
         **_items_of(queue.failed_job_registry.get_job_ids(cleanup=False), "failed"),
         **_items_of(canceled.get_job_ids(cleanup=False), "canceled"),
-        **_items_of(queue.finished_job_registry.get_job_ids(cleanup=False), "finished"),
+        **{item: status for item, status in finished.items() if item not in compared},
     }
     for batch in {ItemId.parse(item).batch for item in ended}:
         for item in _pending(client, batch, [item for item in ended if ItemId.parse(item).batch == batch]):
@@ -388,6 +400,7 @@ def reconcile(queue: Queue, client: Client | None = None) -> int:
                     continue  # it was put on the queue again
                 result = client.fail(item, _reason(_stored_error(job)))
             resolved += result.applied
+    compared.update(finished)
     return resolved
 
 

@@ -21,6 +21,7 @@ from lastbit.integrations.rq import (
     LastbitMixin,
     LastbitSimpleWorker,
     LastbitWorker,
+    _reconcile,
     fan_out,
     item_of_job,
     job_id_of,
@@ -219,10 +220,10 @@ def test_a_work_horse_does_not_wait_for_a_worker_that_can_start_no_thread() -> N
 
 
 @mutant(
-    "what-a-killed-worker-noted-is-not-acked", "lastbit.integrations.rq:reconcile", "_ack_noted(queue, client)", "0"
+    "what-a-killed-worker-noted-is-not-acked", "lastbit.integrations.rq:_reconcile", "_ack_noted(queue, client)", "0"
 )
 @mutant(
-    "cancelled-jobs-are-overlooked", "lastbit.integrations.rq:reconcile", "canceled.get_job_ids(cleanup=False)", "[]"
+    "cancelled-jobs-are-overlooked", "lastbit.integrations.rq:_reconcile", "canceled.get_job_ids(cleanup=False)", "[]"
 )
 def test_reconcile_resolves_what_ended_without_a_worker(app: ModuleType, client: Client) -> None:
     """Cancelled jobs, jobs that another worker class has run, and what a killed worker has noted, though its job has
@@ -286,7 +287,7 @@ def test_a_job_skips_itself_in_the_producer(app: ModuleType, client: Client) -> 
 )
 @mutant(
     "a-noted-skip-is-left-to-the-registry-of-finished-jobs",
-    "lastbit.integrations.rq:reconcile",
+    "lastbit.integrations.rq:_reconcile",
     "_ack_noted(queue, client) + _skip_noted(queue, client)",
     "_ack_noted(queue, client)",
 )
@@ -377,6 +378,30 @@ def test_a_note_that_cannot_be_removed_does_not_fail_its_job(
     assert noted(app.store, "default") == [f"{batch.id}:0:0"]
     reconcile(app.queue, client)
     assert noted(app.store, "default") == []
+
+
+@mutant("each-maintenance-asks-for-each-batch", "lastbit.integrations.rq:_reconcile", "item not in compared", "True")
+@mutant(
+    "jobs-that-finish-later-are-overlooked",
+    "lastbit.integrations.rq:_reconcile",
+    "item not in compared",
+    "not compared",
+)
+def test_a_maintenance_asks_only_for_jobs_that_it_has_not_compared(app: ModuleType, client: Client) -> None:
+    """RQ keeps finished jobs for minutes, perhaps of thousands of batches."""
+    nowhere = Client("http://127.0.0.1:1", retry=lastbit.Retry(attempts=1))
+    compared: set[str] = set()
+    for _ in range(2):
+        batch = fan_out(app.queue, app.succeeds, [()], client=client)
+        SimpleWorker([app.queue], connection=app.store).work(burst=True)
+        assert _reconcile(app.queue, client, compared) == 1
+        assert batch.refresh().succeeded
+        assert _reconcile(app.queue, nowhere, compared) == 0
+    with pytest.raises(errors.ServiceUnreachable):
+        reconcile(app.queue, nowhere)
+    app.store.delete(app.queue.finished_job_registry.key)
+    assert _reconcile(app.queue, client, compared) == 0
+    assert not compared
 
 
 def test_no_work_horse_is_forked_while_a_note_is_removed(
