@@ -68,38 +68,38 @@ def joined_calls(worlds: Iterable[World]) -> Iterator[list[Mapping[str, Any]]]:
         yield [entry for call in calls for entry in call]
 
 
-@mutant("the-guards-message-counts-again", "core.tallies:_advance", "position > guard", "position >= guard")
+@mutant("the-guards-message-counts-again", "core.tallies.entries:advance", "position > guard", "position >= guard")
 # Without this, two siblings in one call would be refused, and the test would see nothing else.
 # Without this, two siblings in one call would be refused, and the test would see nothing else.
 @mutant(
     "siblings-of-a-flat-map-are-repeats",
-    "core.tallies:_advance",
+    "core.tallies.entries:advance",
     "offset, child",
     "offset, 0",
     ("deltas[position] != delta", "False"),
 )
 @mutant(
     "one-guard-for-all-sources",
-    "core.tallies:_by_counter",
+    "core.tallies.entries:by_counter",
     "(tally, key, topic, partition, generation)",
     '(tally, key, "", 0, 0)',
 )
 @mutant(
     "a-guard-starts-over-when-the-source-changes",
-    "core.tallies:_advance",
+    "core.tallies.entries:advance",
     "guard = start",
     """
         first = entries[places[0]]
         last = globals().setdefault('last_source_of', {})
         if last.setdefault(first.key, first[2:5]) != first[2:5]:
-            start = _EMPTY[0]
+            start = EMPTY[0]
         last[first.key] = first[2:5]
         guard = start
     """,
 )
 @mutant(
     "generations-are-one-source",
-    "core.tallies:_by_counter",
+    "core.tallies.entries:by_counter",
     "(tally, key, topic, partition, generation)",
     "(tally, key, topic, partition, 0)",
 )
@@ -158,7 +158,7 @@ def test_the_worlds_include_every_kind_of_failure() -> None:
 
 @mutant(
     "a-call-is-applied-in-parts",
-    "core.tallies:_write",
+    "core.tallies.rows:store",
     'pipeline.later(*inserts("tallies", columns, old, upsert), *inserts("tallies", columns, new))',
     'pipeline.later(*inserts("tallies", columns, old, upsert), "COMMIT", *inserts("tallies", columns, new))',
 )
@@ -192,7 +192,7 @@ def test_a_call_that_dies_at_any_point_is_stored_completely_or_not_at_all(databa
 
 @mutant(
     "a-new-sub-counter-overwrites-anothers",
-    "core.tallies:_write",
+    "core.tallies.rows:store",
     'inserts("tallies", columns, new)',
     'inserts("tallies", columns, new, upsert)',
 )
@@ -240,7 +240,7 @@ def _sums(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 @mutant(
     "sub-counters-are-not-locked",
-    "core.tallies:_select",
+    "core.tallies.rows:_select",
     'dialect.look_up(tx, "tallies", _PRIMARY_KEY, rows) + dialect.lock_looked_up("tallies")',
     'dialect.look_up(tx, "tallies", _PRIMARY_KEY, rows)',
 )
@@ -281,7 +281,7 @@ def test_writers_of_the_same_messages_count_each_once_and_meet_no_deadlock(serve
 
 @mutant(
     "concurrent-sources-pass-the-limit",
-    "core.tallies:_totals",
+    "core.tallies.limits:_totals",
     'dialect.sum_locked(results, "tallies", condition, "tally_key", names)',
     '[f"SELECT {results} FROM tallies WHERE {condition} GROUP BY tally_key"]',
 )
@@ -304,7 +304,12 @@ def test_two_concurrent_calls_bring_no_total_over_the_limit(server_database: Dat
     assert totals(service, "limit") == {"r1": INTEGER_LIMIT - 1}
 
 
-@mutant("a-total-is-read-as-long-as-others-change-it", "core.tallies:write", "others.keys() == earlier.keys()", "False")
+@mutant(
+    "a-total-is-read-as-long-as-others-change-it",
+    "core.tallies.writes:write",
+    "others.keys() == earlier.keys()",
+    "False",
+)
 @pytest.mark.mariadb
 def test_a_total_that_others_keep_changing_does_not_keep_a_transaction_running(server_database: Database) -> None:
     """Each time that a transaction has read the large total, another one adds a sub-counter: what was refused is then
@@ -354,7 +359,7 @@ def _spread(seed: int) -> list[dict[str, Any]]:
 
 @mutant(
     "a-broken-order-is-a-repeat",
-    "core.tallies:_advance",
+    "core.tallies.entries:advance",
     "if position not in deltas:\n    raise errors.OutOfOrder(f'body.entries[{place}]', key, position, guard)",
     """
         if position not in deltas:

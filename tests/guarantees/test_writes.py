@@ -493,7 +493,10 @@ def entry(key: str, delta: int, offset: int, topic: str = "x") -> tallies.Entry:
 
 
 @mutant(
-    "a-refused-call-leaves-some-entries", "core.tallies:_judge", "steps: dict[_Counter, _Row] = {}", "steps = after"
+    "a-refused-call-leaves-some-entries",
+    "core.tallies.writes:_judge",
+    "steps: dict[Counter, Row] = {}",
+    "steps = after",
 )
 def test_a_refused_call_of_tally_entries_changes_nothing_and_affects_no_neighbour(database: Database) -> None:
     service = with_process(database)
@@ -520,7 +523,7 @@ def test_a_refused_call_of_tally_entries_changes_nothing_and_affects_no_neighbou
 
 @mutant(
     "a-call-beyond-the-limit-is-written",
-    "core.tallies:write",
+    "core.tallies.writes:write",
     'pipeline.later("ROLLBACK TO SAVEPOINT tallies")',
     "pass",
 )

@@ -155,7 +155,7 @@ def test_a_sum_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.Cl
     assert http.get("/v1/tallies/limit/r1").json()["value"] == LIMIT - 1
 
 
-@mutant("a-total-of-several-sources-leaves-the-range", "core.tallies:_judge", "notable & others.keys()", "set()")
+@mutant("a-total-of-several-sources-leaves-the-range", "core.tallies.writes:_judge", "notable & others.keys()", "set()")
 def test_a_total_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.Client) -> None:
     """With several sources, in one call or in several; an entry that brings the total back is applied."""
     for sign, tally in ((1, "total"), (-1, "below")):
@@ -177,7 +177,7 @@ def test_a_total_beyond_the_limit_is_refused_and_nothing_is_applied(http: httpx.
 
 @mutant(
     "a-source-that-returns-to-zero-is-not-checked",
-    "core.tallies:_is_notable",
+    "core.tallies.limits:is_notable",
     "(before > 0) != (after > 0) or (before < 0) != (after < 0)",
     "(before < 0) != (after < 0)",
 )
@@ -191,7 +191,10 @@ def test_a_source_that_returns_to_zero_brings_no_total_over_the_limit(http: http
 
 
 @mutant(
-    "small-sources-pass-the-limit-between-two-checks", "core.tallies:_Others.check", "abs(total) + room", "abs(total)"
+    "small-sources-pass-the-limit-between-two-checks",
+    "core.tallies.limits:Others.check",
+    "abs(total) + room",
+    "abs(total)",
 )
 def test_a_total_stays_within_the_limit_however_its_sources_grow(http: httpx.Client) -> None:
     """By small steps too, for which the total isn't read each time."""
@@ -230,7 +233,7 @@ def test_a_stored_total_beyond_the_limit_is_returned(kind: str, request: pytest.
         assert http.get("/v1/tallies/old/r2").json()["value"] == 7 - expected
 
 
-@mutant("a-key-is-no-part-of-a-path", "core.tallies:_by_counter", "key in NO_NAMES", "False")
+@mutant("a-key-is-no-part-of-a-path", "core.tallies.entries:by_counter", "key in NO_NAMES", "False")
 @pytest.mark.parametrize("key", [".", ".."])
 def test_a_key_that_fits_no_url_is_refused(sqlite_http: httpx.Client, key: str) -> None:
     """Clients remove it from a path before they send it. With other characters around it, it is an ordinary key."""
