@@ -48,6 +48,7 @@ STATUS: Final[dict[str, int]] = {
     "webhook_disabled": 409,
     "position_trimmed": 410,
     "out_of_order": 409,
+    "source_conflict": 409,
     "consumer_group_not_found": 404,
     "consumer_group_in_use": 409,
     "partitions_fixed": 409,
@@ -133,6 +134,10 @@ def from_core(error: errors.CoreError) -> Problem:
         return Problem(error.code, str(error), facts={"version": error.version})
     if isinstance(error, errors.OutOfOrder):
         return Problem(error.code, str(error), places=[Place(error.place, "expected the order of its source")])
+    if isinstance(error, errors.SourceConflict):
+        return Problem(
+            error.code, str(error), places=[Place(error.place, f"expected {error.counted_by} from its source")]
+        )
     return Problem(error.code, str(error))
 
 
@@ -244,7 +249,7 @@ def install(app: FastAPI) -> None:
 BODY: Final = ("unsupported_media_type", "invalid_request")
 """The codes that every route with a body can return."""
 
-_PLACED: Final = ("idempotency_key_reused", "invalid_request", "out_of_order", "step_reused")
+_PLACED: Final = ("idempotency_key_reused", "invalid_request", "out_of_order", "source_conflict", "step_reused")
 _SCHEMA_BY_CODE: Final = {
     **dict.fromkeys(STATUS, "PlainProblem"),
     **dict.fromkeys(_PLACED, "PlacedProblem"),

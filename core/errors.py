@@ -31,6 +31,7 @@ from lastbit.ids import ItemId
 # ├── WebhookDisabled           its receiver responded with 410 Gone
 # ├── PositionTrimmed           the feed was trimmed past that position
 # ├── OutOfOrder                a message reached its tally after a later one of its source
+# ├── SourceConflict            entries for a source that has ranges, or the other way round
 # ├── ConsumerGroupNotFound
 # ├── ConsumerGroupInUse        it has live workers, so it can't be deleted
 # ├── PartitionsFixed           a consumer group keeps its number of partitions
@@ -221,6 +222,21 @@ class OutOfOrder(CoreError):
         super().__init__(
             f"{place}: offset {position[0]}, child {position[1]} of its source reaches {key!r} for the first time, "
             f"but after offset {reached[0]}, child {reached[1]}: the messages of a source must reach a key in order"
+        )
+
+
+class SourceConflict(CoreError):
+    """`source` is its topic, partition and generation; `counted_by` is what the source has added to the key by."""
+
+    code = "source_conflict"
+
+    def __init__(self, place: str, key: str, source: tuple[str, int, int], counted_by: str) -> None:
+        self.place = place
+        self.counted_by = counted_by
+        topic, partition, generation = source
+        super().__init__(
+            f"{place}: topic {topic!r}, partition {partition}, generation {generation} has added to {key!r} by "
+            f"{counted_by}: a source uses entries or ranges, not both"
         )
 
 

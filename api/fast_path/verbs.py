@@ -1,5 +1,5 @@
 """The verbs for opening, extending, sealing and reading batches, for appending events, for reading them and waiting for
-them, for tally entries, positions and handled events.
+them, for tally entries and ranges, positions and handled events.
 
 No rule is implemented twice. Only requests that the ordinary path would certainly accept are served here. All others
 take the ordinary path, even when their body has arrived already: those with an unusual head or query, a body that the
@@ -258,6 +258,14 @@ def _apply(call: RouteExchange) -> None:
     call.write(operation, tallies.applied)
 
 
+def _apply_ranges(call: RouteExchange) -> None:
+    try:
+        operation = tallies.ranges_of(call.name(1), call.content or b"{}")
+    except Problem:
+        raise _NotPlain from None
+    call.write(operation, tallies.counted)
+
+
 def _commit(call: RouteExchange) -> None:
     body: consumer_groups.PositionBody = call.parsed(consumer_groups.PositionBody)
     partition = int(call.target[2])
@@ -342,7 +350,7 @@ _ID: Final = rb"/v1/batches/(0|[1-9][0-9]{0,15})"
 _PAGE: Final = rb"/v1/events\?after=(0|[1-9][0-9]{0,15})(?:&limit=([1-9][0-9]{0,2}))?"
 # The values, and the names below, have no percent-encoded characters.
 _POLL: Final = rb"/v1/events\?([a-z]+=[A-Za-z0-9._:-]+(?:&[a-z]+=[A-Za-z0-9._:-]+)*)"
-_TALLY: Final = f"/v1/tallies/({tallies.NAME})/apply".encode()
+_TALLY: Final = f"/v1/tallies/({tallies.NAME})".encode()
 _HANDLE: Final = f"/v1/processes/({processes.NAME})/handle".encode()
 _GROUP: Final = rb"/v1/consumer-groups/([A-Za-z0-9_][A-Za-z0-9._:-]{0,254})"
 VERBS: Final = (
@@ -350,7 +358,8 @@ VERBS: Final = (
     RouteVerb("POST", _ID + rb"/items", "/v1/batches/{id}/items", batches.extend_batch, _extend),
     RouteVerb("POST", _ID + rb"/seal", "/v1/batches/{id}/seal", batches.seal_batch, _seal),
     RouteVerb("POST", rb"/v1/events", "/v1/events", events.append_events, _append),
-    RouteVerb("POST", _TALLY, "/v1/tallies/{tally}/apply", tallies.apply_entries, _apply),
+    RouteVerb("POST", _TALLY + b"/apply", "/v1/tallies/{tally}/apply", tallies.apply_entries, _apply),
+    RouteVerb("POST", _TALLY + b"/ranges", "/v1/tallies/{tally}/ranges", tallies.apply_ranges, _apply_ranges),
     RouteVerb(
         "PUT",
         _GROUP + rb"/partitions/(0|[1-9][0-9]{0,3})/position",

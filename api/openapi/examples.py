@@ -44,6 +44,7 @@ _PROBLEMS: Final = (
             errors.WebhookDisabled(3),
             errors.PositionTrimmed(100, 2500),
             errors.OutOfOrder("body.entries[0]", "blue", (16, 0), (17, 0)),
+            errors.SourceConflict("body.ranges[0]", "blue", ("parts", 0, 0), "entries"),
             errors.ConsumerGroupNotFound("render"),
             errors.ConsumerGroupInUse("render", 2),
             errors.PartitionsFixed("render", 16),
@@ -142,6 +143,22 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "apply_entries": {
         "One message": {
             "entries": [{"key": "blue", "delta": 5, "source": {"topic": "screws", "partition": 0, "offset": 17}}]
+        },
+    },
+    "apply_ranges": {
+        "The sums of a thousand messages": {
+            "ranges": [
+                {
+                    "topic": "screws",
+                    "partition": 0,
+                    "after": "4711",
+                    "upto": "5711",
+                    "totals": {"blue": 2031, "red": 977},
+                }
+            ]
+        },
+        "The first messages of a source": {
+            "ranges": [{"topic": "screws", "partition": 1, "after": None, "upto": "17", "totals": {"blue": 5}}]
         },
     },
     "put_process": {"A process": {"partitions": 16, "after": 0}},

@@ -74,8 +74,13 @@ export function tallyView(main, tally) {
 
 export function totalView(main, tally, key) {
   const sum = make("p.big.total");
-  const sources = table(`Sources of ${key}`, ["Topic", "#Partition", "#Generation", "#Last offset", "#Child", "#Value"], (source) => ({
-    cells: [source.topic, ...[source.partition, source.generation, source.offset, source.child, source.value].map(number)],
+  const sources = table(`Sources of ${key}`, ["Topic", "#Partition", "#Generation", "#Counted up to", "#Child", "#Value"], (source) => ({
+    cells: [
+      source.topic,
+      ...[source.partition, source.generation].map(number),
+      ...(source.position === null ? [source.offset, source.child].map(number) : [source.position, ""]),
+      number(source.value),
+    ],
   }));
   const seen = polled(main, { heading: key, up: make("a", { href: toTally(tally) }, tally) }, async (signal) => {
     const total = await api.total(tally, key, signal);

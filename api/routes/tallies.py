@@ -1,8 +1,9 @@
-"""The routes of tallies. A body of `apply` may have thousands of entries, so msgspec decodes it, as it does acks."""
+"""The routes of tallies. The bodies of `apply` and `ranges` may be long, so msgspec decodes them, as it does acks."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import Path, Query, Request, Response
@@ -20,7 +21,7 @@ from api.server import bodies
 from core import tallies
 from core.consumer_groups import positions
 from core.service import Service
-from core.service.tallies import apply_of
+from core.service.tallies import apply_of, apply_ranges_of
 from lastbit.ids import INTEGER_LIMIT
 from lastbit.tokens import Role
 
@@ -75,6 +76,26 @@ class TallyEntry(msgspec.Struct, forbid_unknown_fields=True):
     source: TallySource
 
 
+Delta = Annotated[int, msgspec.Meta(gt=-INTEGER_LIMIT, lt=INTEGER_LIMIT)]
+Position = Annotated[str, msgspec.Meta(min_length=1, max_length=tallies.LONGEST_POSITION)]
+
+
+class TallyRange(msgspec.Struct, forbid_unknown_fields=True):
+    """What the messages between two positions of a source add to each key."""
+
+    topic: Text
+    partition: Integer
+    after: Annotated[
+        Position | None,
+        msgspec.Meta(description="the position up to which the source was counted; null if nothing was"),
+    ]
+    upto: Annotated[Position, msgspec.Meta(description="the position of the last message of the range")]
+    totals: dict[Text, Delta]
+    generation: Annotated[
+        Integer, msgspec.Meta(description="use another value if the topic is deleted and created again")
+    ] = 0
+
+
 class TallyFence(msgspec.Struct, forbid_unknown_fields=True):
     """Apply only while this worker owns the partition at this epoch."""
 
@@ -91,9 +112,31 @@ class TallyEntries(msgspec.Struct, forbid_unknown_fields=True):
     fence: TallyFence | None = None
 
 
+class TallyRanges(msgspec.Struct, forbid_unknown_fields=True):
+    """Ranges. Those of one source follow one another."""
+
+    ranges: list[TallyRange]
+    fence: TallyFence | None = None
+
+
 class AppliedEntries(BaseModel):
     applied: int = Field(description="entries that were added")
     repeated: int = Field(description="entries that had been added before")
+
+
+class CountedRange(BaseModel):
+    status: Literal["applied", "repeated", "moved"] = Field(
+        description="`repeated`: it was applied before; `moved`: it doesn't begin at the position of its source, and "
+        "nothing of it was added"
+    )
+    position: str | None = Field(
+        default=None,
+        description="only if `moved`: the position up to which the source was counted; null if nothing was",
+    )
+
+
+class CountedRanges(BaseModel):
+    results: list[CountedRange] = Field(description="one for each range")
 
 
 class TallyTotal(BaseModel):
@@ -105,8 +148,9 @@ class SubCounter(BaseModel):
     topic: str
     partition: int
     generation: int
-    offset: int = Field(description="the offset of the last message that was added")
-    child: int
+    offset: int | None = Field(description="the offset of the last message that was added; null if it was in a range")
+    child: int | None
+    position: str | None = Field(description="the end of the last range; null if the source has entries")
     value: int = Field(description="the sum of this source's amounts")
 
 
@@ -120,19 +164,19 @@ class TallyPage(BaseModel):
 
 
 _DECODER: Final = msgspec.json.Decoder(TallyEntries)
-_BODY: Final = {
-    "requestBody": {
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/TallyEntries"}}},
-        "required": True,
-    }
-}
+_RANGES_DECODER: Final = msgspec.json.Decoder(TallyRanges)
+
+
+def _body(schema: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"requestBody": {"content": content, "required": True}}
 
 
 @router.post(
     "/{tally}/apply",
     response_model=AppliedEntries,
-    responses=documented("consumer_group_not_found", "stale_epoch", "out_of_order", *BODY),
-    openapi_extra=_BODY,
+    responses=documented("consumer_group_not_found", "stale_epoch", "out_of_order", "source_conflict", *BODY),
+    openapi_extra=_body("TallyEntries"),
 )
 @needs(Role.CONSUME)
 async def apply_entries(tally: TallyName, request: Request) -> Response:
@@ -159,14 +203,62 @@ def operation_of(tally: str, content: bytes) -> tallies.Apply:
         for entry in body.entries
         for source in (entry.source,)
     ]  # fmt: skip
-    lease = body.fence
-    fence = None if lease is None else positions.Fence(lease.group, lease.partition, lease.worker, lease.epoch)
-    return apply_of(tally, entries, fence)
+    return apply_of(tally, entries, _fence(body.fence))
+
+
+def _fence(lease: TallyFence | None) -> positions.Fence | None:
+    return None if lease is None else positions.Fence(lease.group, lease.partition, lease.worker, lease.epoch)
 
 
 def applied(result: tallies.Applied) -> Reply:
     """The response to applied entries."""
     return Reply(b'{"applied":%d,"repeated":%d}' % (result.applied, result.repeated), 200, EMPTY)
+
+
+@router.post(
+    "/{tally}/ranges",
+    response_model=CountedRanges,
+    response_model_exclude_unset=True,
+    responses=documented("consumer_group_not_found", "stale_epoch", "source_conflict", *BODY),
+    openapi_extra=_body("TallyRanges"),
+)
+@needs(Role.CONSUME)
+async def apply_ranges(tally: TallyName, request: Request) -> Response:
+    """Add each range whose `after` is its source's position, and move the position to `upto`, all in one transaction. A
+    range that was added before is a repeat, wherever the position is within the call. Any other range is refused alone:
+    leave out what the position covers, and send what remains."""
+    access: Access = request.app.state.access
+    async with reading(request) as content:
+        if len(content) > sizes.IN_LOOP:
+            access.rates.require_items(caller_of(request))
+        operation = ranges_of(tally, content)
+    access.rates.charge_items(caller_of(request), sum(len(span.totals) for span in operation.ranges))
+    writes: Writes = request.app.state.writes
+    return counted(await writes.run(operation)).response()
+
+
+def ranges_of(tally: str, content: bytes) -> tallies.ApplyRanges:
+    """What the body asks for. Raises `Problem`."""
+    body: TallyRanges = bodies.decoded(_RANGES_DECODER, content)
+    count = sum([max(1, len(span.totals)) for span in body.ranges])
+    if count > MAX_ENTRIES:
+        raise Problem("too_large", f"body.ranges: expected at most {MAX_ENTRIES:,} sums, got {count:,}")
+    ranges = [
+        tallies.Range(span.topic, span.partition, span.generation, span.after, span.upto, span.totals)
+        for span in body.ranges
+    ]
+    return apply_ranges_of(tally, ranges, _fence(body.fence))
+
+
+def counted(results: Sequence[tallies.Counted]) -> Reply:
+    """The response to ranges."""
+    bodies_of_results = [
+        {"status": result.status, "position": result.position}
+        if result.status == "moved"
+        else {"status": result.status}
+        for result in results
+    ]
+    return Reply(msgspec.json.encode({"results": bodies_of_results}), 200, EMPTY)
 
 
 @router.get("/{tally}/{key:rest}", response_model=TallyValue, responses=documented("invalid_request"))
@@ -200,14 +292,16 @@ def list_totals(
 @router.delete("/{tally}", status_code=204, responses=documented("invalid_request"))
 @needs(Role.ADMIN)
 def delete_tally(tally: TallyName, request: Request) -> Response:
-    """Delete the tally and its guards. Entries that are applied again are added again."""
+    """Delete the tally with its guards and positions. Messages that are applied again are added again."""
     _service(request).tallies.delete(tally)
     return Response(status_code=204)
 
 
 def document(openapi: dict[str, Any]) -> None:
-    """Add the body of `apply` to an OpenAPI document."""
-    _, components = msgspec.json.schema_components([TallyEntries], ref_template="#/components/schemas/{name}")
+    """Add the bodies of `apply` and `ranges` to an OpenAPI document."""
+    _, components = msgspec.json.schema_components(
+        [TallyEntries, TallyRanges], ref_template="#/components/schemas/{name}"
+    )
     openapi["components"]["schemas"].update(components)
 
 

@@ -78,7 +78,8 @@ def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
     try:
         return decoder.decode(content)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
+        # A key of a mapping is at the place of the mapping.
+        message, _, path = str(error).replace(" - at `key` in `$", " - at `$").partition(" - at `$")
         # The struct at a deeper place is not known here.
         fields = [] if path else [field.encode_name for field in msgspec.structs.fields(decoder.type)]
         field, expected = expectations.of_msgspec(message, fields)

@@ -1,4 +1,4 @@
-"""Exact tallies: apply entries, read totals."""
+"""Exact tallies: apply entries and ranges, read totals."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from core import tallies
-from core.commits.operation import shared_number
+from core.commits.operation import new_number, shared_number
 from core.consumer_groups import positions
 from core.service.writes import WriteService
 from core.storage.database import Database
+from core.tallies import reads
 
 SMALL: Final = 64
 """Up to this number of entries, a call's memory doesn't count."""
@@ -33,6 +34,23 @@ def apply_of(tally: str, entries: Sequence[tallies.Entry], fence: positions.Fenc
     )
 
 
+def apply_ranges_of(
+    tally: str, ranges: Sequence[tallies.Range], fence: positions.Fence | None = None
+) -> tallies.ApplyRanges:
+    """The operation for `WriteService`; see `apply_of`. Calls of one source are in one queue: two have no row in
+    common."""
+    count = sum([1 + len(span.totals) for span in ranges])
+    sources = [f"{span.topic}:{span.partition}:{tally}" for span in ranges[:1]]
+    return tallies.ApplyRanges(
+        batch=shared_number("source", *sources) if sources else new_number(),
+        size=ENTRY_BYTES * count if count > SMALL else 0,
+        cost=1 + ENTRY_COST * count,
+        tally=tally,
+        ranges=ranges,
+        fence=fence,
+    )
+
+
 class TallyService:
     def __init__(self, database: Database, write_service: WriteService) -> None:
         self._database = database
@@ -46,14 +64,22 @@ class TallyService:
         applied: tallies.Applied = self._writes.run(apply_of(tally, entries, fence))
         return applied
 
+    def apply_ranges(
+        self, tally: str, ranges: Sequence[tallies.Range], fence: positions.Fence | None = None
+    ) -> list[tallies.Counted]:
+        """Apply the ranges that begin at the positions of their sources. With a `fence`, only if it holds. Raises
+        `errors.InvalidRequest`, `SourceConflict`, `StaleEpoch`, `ConsumerGroupNotFound`; then none was applied."""
+        counted: list[tallies.Counted] = self._writes.run(apply_ranges_of(tally, ranges, fence))
+        return counted
+
     def get(self, tally: str, key: str) -> tallies.Value:
         """The key's total: 0, from no source, where nothing was added."""
-        return self._database.read(tallies.get, tally, key)
+        return self._database.read(reads.get, tally, key)
 
     def page(self, tally: str, prefix: str, after: str | None, limit: int) -> list[tallies.Value]:
         """The totals of the keys above `after` that begin with `prefix`."""
-        return self._database.read(tallies.page, tally, prefix, after, limit)
+        return self._database.read(reads.page, tally, prefix, after, limit)
 
     def delete(self, tally: str) -> None:
         """Delete the totals and the guards against duplicates: entries that are sent again count again."""
-        self._database.write_in_chunks(tallies.remove_chunk, tally)
+        self._database.write_in_chunks(reads.remove_chunk, tally)

@@ -1,8 +1,20 @@
 """Tallies: sums over events that may be replayed, in which each event counts once.
 
 A sum is not idempotent, and queues redeliver messages. So the total of a key is a sum of sub-counters, one for each
-source (topic, partition, generation). Each has a guard: the position (offset, child) of the last message that it
-counted. A message at or below the guard is a repeat. Possible failures, and why they can't happen:
+source (topic, partition, generation). There are two ways to count a source, and each source has one of them.
+
+*By ranges* (`ranges`). A range has the sums of all messages between two positions of its source, and is added only if
+it begins at the position that the source has reached. That is one row, locked before the sub-counters and written with
+them. So of the ranges that begin at a position, one is added, and none is added twice. Positions are only compared for
+equality: which messages a position covers, the client knows.
+
+*By entries* (`entries`), for messages that can't be read in the order of their source. Each sub-counter has a guard:
+the position (offset, child) of the last message that it counted. A message at or below the guard is a repeat.
+
+The guard of a sub-counter tells which way its source has. If a message were counted both ways, its sub-counter would be
+the same one, so whichever came later is refused (`errors.SourceConflict`), without a look at the source's other keys.
+
+Possible failures of entries, and why they can't happen:
 
 *The same message counts twice.* A message at the guard is a repeat too. Ignoring only messages with `offset < guard`
 would count the guard's own message again.
@@ -48,23 +60,27 @@ deadlock there is retried (see `lock_order`).
 
 from __future__ import annotations
 
+from core.tallies.entries import EntriesCall
 from core.tallies.limits import LARGE
-from core.tallies.model import LONGEST, Applied, Entry, Source, Value
-from core.tallies.reads import CHUNK, get, page, remove_chunk
-from core.tallies.writes import Additions, Apply, write
+from core.tallies.model import BY_RANGES, LONGEST, Applied, Entry, Source, Value
+from core.tallies.ranges import LONGEST_POSITION, Counted, Range, RangesCall
+from core.tallies.writes import Additions, Apply, ApplyRanges, write
 
 __all__ = [
-    "CHUNK",
+    "BY_RANGES",
     "LARGE",
     "LONGEST",
+    "LONGEST_POSITION",
     "Additions",
     "Applied",
     "Apply",
+    "ApplyRanges",
+    "Counted",
+    "EntriesCall",
     "Entry",
+    "Range",
+    "RangesCall",
     "Source",
     "Value",
-    "get",
-    "page",
-    "remove_chunk",
     "write",
 ]

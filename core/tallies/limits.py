@@ -11,7 +11,7 @@ from typing import Any, Final
 from core import errors
 from core.storage import dialects, statements
 from core.storage.statements import LIST, Pipeline, chunks
-from core.tallies.model import EMPTY, Counter, Entry, Judged, Key, Row
+from core.tallies.model import EMPTY, Call, Counter, Judged, Key, Row, Stored
 from lastbit.ids import INTEGER_LIMIT
 
 LARGE: Final = 2**40
@@ -22,7 +22,7 @@ changes stay within the limit."""
 
 
 def is_notable(before: int, after: int) -> bool:
-    """Whether the total must be read after a change of a sub-counter; see the module."""
+    """Whether the total must be read after a change of a sub-counter; see the package."""
     if abs(after) >= LARGE or after.bit_length() > before.bit_length():
         return True
     return (before > 0) != (after > 0) or (before < 0) != (after < 0)
@@ -43,7 +43,7 @@ class Others:
         change: int,
         steps: Mapping[Counter, Row],
         after: Mapping[Counter, Row],
-        entries: Sequence[Entry],
+        call: Call,
     ) -> None:
         """Raise `errors.InvalidRequest` if a call's `steps` bring the total beyond the limit. If it is beyond the limit
         already, a change towards zero is allowed."""
@@ -51,10 +51,8 @@ class Others:
         total = self.total + sum(values)
         room = self.room + sum(map(_room, values))
         if abs(total) + room >= INTEGER_LIMIT and abs(total) > abs(total - change):
-            place = max(place for place, entry in enumerate(entries) if entry.key == key[1])
             raise errors.InvalidRequest(
-                f"body.entries[{place}].delta",
-                f"expected a total within 2^53: the total of {entries[place].key!r} would be {total}",
+                call.place_of(key[1]), f"expected a total within 2^53: the total of {key[1]!r} would be {total}"
             )
 
 
@@ -62,7 +60,7 @@ def read_others(
     pipeline: Pipeline,
     judged: Judged,
     counters: Iterable[Counter],
-    rows: Mapping[Counter, Row],
+    rows: Stored,
     before: Iterable[Key],
 ) -> dict[Key, Others]:
     """Read the totals of the notable keys after the write, and lock the rows of those that may be beyond the limit, now
@@ -77,9 +75,9 @@ def read_others(
     for counter in counters:
         key = counter[:2]
         if key in large:
-            before_value = rows.get(counter, EMPTY)[1]
+            before_value = rows.counters.get(counter, EMPTY)[1]
             own[key].append((counter, before_value))
-            value = judged.after[counter][1] if counter in judged.after else before_value
+            value = judged.after.counters.get(counter, (EMPTY[0], before_value))[1]
             others[key] = others[key][0] - value, others[key][1] - _room(value)
     return {key: Others(*others[key], own[key]) for key in large}
 

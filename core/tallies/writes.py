@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 from core import errors
 from core.commits.kind import Kind
@@ -12,108 +12,114 @@ from core.commits.operation import Done, Operation
 from core.consumer_groups.positions import Fence
 from core.storage import faults
 from core.storage.statements import Pipeline
-from core.tallies.entries import Places, advance, by_counter
-from core.tallies.limits import Others, is_notable, read_others
-from core.tallies.model import EMPTY, Applied, Counter, Entry, Judged, Key, Outcome, Row
-from core.tallies.rows import literals_of, lock, store
+from core.tallies import limits, rows
+from core.tallies.entries import EntriesCall
+from core.tallies.limits import Others
+from core.tallies.model import EMPTY, Call, Counter, Entry, Judged, Key, SourceId, Stored
+from core.tallies.ranges import Range, RangesCall
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Apply(Operation):
     """Add entries to a tally, all or none; with a `fence`, only if it holds. Its result is an `Applied`. Errors:
-    `InvalidRequest`, `OutOfOrder`, `StaleEpoch`, `ConsumerGroupNotFound`."""
+    `InvalidRequest`, `OutOfOrder`, `SourceConflict`, `StaleEpoch`, `ConsumerGroupNotFound`."""
 
     tally: str
     entries: Sequence[Entry]
     fence: Fence | None = None
 
+    def call(self) -> Call:
+        """Raises `errors.InvalidRequest`."""
+        return EntriesCall.of(self.tally, self.entries)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ApplyRanges(Operation):
+    """Add ranges to a tally; with a `fence`, only if it holds. Its result has a `Counted` for each range. Errors, with
+    which none is added: `InvalidRequest`, `SourceConflict`, `StaleEpoch`, `ConsumerGroupNotFound`."""
+
+    tally: str
+    ranges: Sequence[Range]
+    fence: Fence | None = None
+
+    def call(self) -> Call:
+        """Raises `errors.InvalidRequest`."""
+        return RangesCall.of(self.tally, self.ranges)
+
 
 class Additions(Kind):
-    """Entries for tallies."""
+    """Entries and ranges for tallies."""
 
-    handles = (Apply,)
-    locks = ("tallies",)
+    handles = (Apply, ApplyRanges)
+    locks = ("tally_sources", "tallies")
 
     def fences(self) -> list[Fence]:
         return [operation.fence for operation in self.operations if operation.fence is not None]
 
     def judge(self, refused: Mapping[Fence, errors.CoreError]) -> None:
         self.refuse(refused)
-        operations = self.remaining()
-        results = write(self.pipeline, [(operation.tally, operation.entries) for operation in operations])
-        for operation, result in zip(operations, results, strict=True):
+        calls: dict[Operation, Call] = {}
+        for operation in self.remaining():
+            try:
+                calls[operation] = operation.call()
+            except errors.CoreError as error:
+                self.outcomes[operation] = Done(error=error)
+        for operation, result in zip(calls, write(self.pipeline, list(calls.values())), strict=True):
             self.outcomes[operation] = Done(error=result) if isinstance(result, errors.CoreError) else Done(result)
 
 
-def write(pipeline: Pipeline, calls: Sequence[tuple[str, Sequence[Entry]]]) -> list[Outcome]:
-    """Add the entries above their guards, in the order of the calls (a tally and its entries). The last statements wait
-    in the pipeline.
+def write(pipeline: Pipeline, calls: Sequence[Call]) -> list[Any]:
+    """Apply the calls in their order. The last statements wait in the pipeline.
 
-    A call that can't be applied changes nothing. Its outcome is the reason: `errors.InvalidRequest` (an invalid key or
-    topic, a sum beyond the limit, one message with two deltas for one key) or `errors.OutOfOrder`. Raises
-    `faults.BeginAgain` if the transaction must be run again.
+    A call that can't be applied changes nothing. Its outcome is the reason, a `CoreError`; that of others is their
+    result. Raises `faults.BeginAgain` if the transaction must be run again.
     """
-    requests = [_Request(entries, by_counter(tally, entries)) for tally, entries in calls]
-    valid = [places for _, places in requests if not isinstance(places, errors.CoreError)]
-    literals = literals_of(pipeline.tx, sorted(set[Counter]().union(*valid)))
-    rows = lock(pipeline, literals)
+    counters = set[Counter]().union(*[call.counters for call in calls])
+    sources = set[SourceId]().union(*[call.sources for call in calls])
+    literals = rows.literals_of(pipeline.tx, sorted(counters))
+    table_rows = rows.lock(pipeline, literals, sorted(sources))
     others: dict[Key, Others] = {}
-    judged = _judge(requests, rows, others)
+    judged = _judge(calls, table_rows, others)
     while judged.notable:
         pipeline.later("SAVEPOINT tallies")
-        store(pipeline, judged.after, rows, literals)
-        earlier, others = others, read_others(pipeline, judged, literals, rows, others)
-        rejudged = _judge(requests, rows, others) if others else judged
+        rows.store(pipeline, judged.after, table_rows, literals)
+        earlier, others = others, limits.read_others(pipeline, judged, literals, table_rows, others)
+        rejudged = _judge(calls, table_rows, others) if others else judged
         if rejudged.refused == judged.refused:
             return judged.outcomes
         if others.keys() == earlier.keys():
             raise faults.BeginAgain
         pipeline.later("ROLLBACK TO SAVEPOINT tallies")
         judged = rejudged
-    store(pipeline, judged.after, rows, literals)
+    rows.store(pipeline, judged.after, table_rows, literals)
     return judged.outcomes
 
 
-class _Request(NamedTuple):
-    """A call, and where its entries belong; or why it is invalid."""
-
-    entries: Sequence[Entry]
-    places: Places | errors.CoreError
-
-
-def _judge(requests: Sequence[_Request], rows: Mapping[Counter, Row], others: Mapping[Key, Others]) -> Judged:
+def _judge(calls: Sequence[Call], table_rows: Stored, others: Mapping[Key, Others]) -> Judged:
     """Apply the calls one after the other, in memory. A call is refused if it brings a total of `others` beyond the
     limit."""
     judged = Judged()
     after = judged.after
-    for entries, places in requests:
-        if isinstance(places, errors.CoreError):
-            judged.outcomes.append(places)
-            continue
-        count = 0
-        steps: dict[Counter, Row] = {}
+    for call in calls:
         changes: dict[Key, int] = {}
         notable: set[Key] = set()
         try:
-            for counter, counter_places in places.items():
-                before = after.get(counter) or rows.get(counter, EMPTY)
-                row, added = advance(before, counter_places, entries)
-                if not added:
-                    continue
-                count += added
-                steps[counter] = row
+            (steps, positions), result = call.effect(table_rows, after)
+            for counter, (_, value) in steps.items():
+                _, before = after.counters.get(counter) or table_rows.counters.get(counter, EMPTY)
                 key = counter[:2]
-                changes[key] = changes.get(key, 0) + row[1] - before[1]
-                if is_notable(before[1], row[1]):
+                changes[key] = changes.get(key, 0) + value - before
+                if limits.is_notable(before, value):
                     notable.add(key)
             judged.notable |= notable
             for key in sorted(notable & others.keys()):
-                others[key].check(key, changes[key], steps, after, entries)
+                others[key].check(key, changes[key], steps, after.counters, call)
         except errors.CoreError as error:
             judged.outcomes.append(error)
             continue
-        after |= steps
+        after.counters.update(steps)
+        after.positions.update(positions)
         for key in judged.notable & changes.keys():
             judged.moved[key] = judged.moved.get(key, 0) + abs(changes[key])
-        judged.outcomes.append(Applied(count, len(entries) - count))
+        judged.outcomes.append(result)
     return judged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -27,7 +28,7 @@ from core.processes import definitions, instances, outbox, retention, timers
 from core.processes.handling import handle_of
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
-from core.service.tallies import apply_of
+from core.service.tallies import apply_of, apply_ranges_of
 from core.service.writes import KINDS
 from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
@@ -169,6 +170,13 @@ def entries(*offsets: int) -> list[tallies.Entry]:
     return [tallies.Entry(key, 1, "parts", 0, 0, offset, 0) for offset in offsets for key in ("m4", "m5")]
 
 
+def ranges(*points: str | None, topic: str = "bolts") -> list[tallies.Range]:
+    """Ranges between these positions of a source, which follow one another."""
+    return [
+        tallies.Range(topic, 0, 0, after, upto or "", {"m4": 1, "m5": 1}) for after, upto in itertools.pairwise(points)
+    ]
+
+
 def sync(worker: str, session_name: str, drained: tuple[Any, ...] = ()) -> Operation:
     caller = leases.Caller(worker, session_name, drained=drained)
     return lambda session: session.service.consumer_groups.sync(GROUP, caller)
@@ -242,10 +250,14 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     # Companions.
     "apply": lambda session: session.service.tallies.apply(TALLY, entries(11, 12), _FENCE),
     "apply-again": lambda session: session.service.tallies.apply(TALLY, entries(12, 13)),
+    "apply-ranges": lambda session: session.service.tallies.apply_ranges(TALLY, ranges("9", "11", "13"), _FENCE),
+    "apply-ranges-again": lambda session: session.service.tallies.apply_ranges(TALLY, ranges("11", "13", "15")),
+    "apply-new-range": lambda session: session.service.tallies.apply_ranges(TALLY, ranges(None, "1", topic="nuts")),
     "share-apply": share(
         lambda: [
             apply_of(TALLY, entries(11, 12), _FENCE),
             apply_of(TALLY, entries(12, 13)),
+            apply_ranges_of(TALLY, [*ranges("9", "11"), *ranges(None, "1", topic="nuts")], _FENCE),
             commits_of([positions.Commit(_FENCE, Snapshot(2, 4, (3,))), positions.Commit(_FENCE, Snapshot(5, 5))]),
             Append(events=[feed.NewEvent("mine", "paid", "o1")]),
         ]

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from bitarray import bitarray
 from bitarray.util import zeros
 
+from core import tallies
 from core.batches.lifecycle import State
 from core.bits import bitfield, journal
 from core.processes import definitions, outbox
@@ -209,6 +210,10 @@ def _companions() -> Iterator[tuple[sa.Table, dict[str, Any]]]:
             )
     counter = {"tally": TALLY, "tally_key": "m4", "topic": "parts", "partition_no": 0, "generation": 0}
     yield tables.tallies, {**counter, "high_offset": 10, "high_child": 0, "value": 5}
+    source = {"topic": "bolts", "partition_no": 0, "generation": 0}
+    yield tables.tally_sources, {"tally": TALLY, **source, "position": b"9"}
+    guard = dict(zip(("high_offset", "high_child"), tallies.BY_RANGES, strict=True))
+    yield tables.tallies, {"tally": TALLY, "tally_key": "m4", **source, **guard, "value": 3}
     yield tables.process_definitions, {"name": PROCESS, "pruned": 0, "created_at": OLD}
     times = {"created_at": OLD, "updated_at": OLD}
     yield (

@@ -151,7 +151,8 @@ def problems_are_documented(ctx: Any, response: Any, case: Any) -> None:
         # A 405 belongs to another method of the path, not to this operation.
         if documented_response is not None:
             assert problem["code"] in documented_response["content"]["application/problem+json"]["examples"]
-        assert bool(problem.get("errors")) == (problem["code"] in ("invalid_request", "out_of_order")) or (
+        placed = ("invalid_request", "out_of_order", "source_conflict")
+        assert bool(problem.get("errors")) == (problem["code"] in placed) or (
             problem["code"] in ("idempotency_key_reused", "step_reused")
         )
 

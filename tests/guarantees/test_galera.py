@@ -34,6 +34,7 @@ from core.janitor import needed
 from core.service import Service
 from core.storage import checks, schema, statements, tables
 from core.storage.database import Database
+from core.tallies import reads
 from lastbit.streams.snapshot import Snapshot
 from tests.guarantees.drivers.load import Load, check, open_shared
 from tests.guarantees.drivers.rounds import GROUP, ack, newly, prepare, race, recount
@@ -340,7 +341,7 @@ def test_a_fenced_write_is_visible_to_the_partitions_next_owner_on_another_node(
     def hand_over(service: Service, number: int) -> int:
         def work(tx: sa.Connection) -> int:
             leases.leave(tx, "g", "w")
-            return tallies.get(tx, "t", f"{number}").value
+            return reads.get(tx, "t", f"{number}").value
 
         return service.database.write(work)
 
@@ -367,7 +368,7 @@ def test_a_partition_that_moves_on_one_node_takes_along_what_was_written_on_anot
 
     def move(tx: Connection) -> int:
         leases.leave(tx, "fenced", "w")
-        total = tallies.get(tx, "fenced", "k").value
+        total = reads.get(tx, "fenced", "k").value
         has_read.set()
         wake.wait(60)
         return total

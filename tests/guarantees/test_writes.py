@@ -34,7 +34,7 @@ from core.processes.instances import Handled, Handling
 from core.service import Service
 from core.service.batches import opening_of, seal_of
 from core.service.consumer_groups import commits_of
-from core.service.tallies import apply_of
+from core.service.tallies import apply_of, apply_ranges_of
 from core.service.writes import KINDS
 from core.storage import tables
 from core.storage.database import Database
@@ -494,9 +494,9 @@ def entry(key: str, delta: int, offset: int, topic: str = "x") -> tallies.Entry:
 
 @mutant(
     "a-refused-call-leaves-some-entries",
-    "core.tallies.writes:_judge",
+    "core.tallies.entries:EntriesCall.effect",
     "steps: dict[Counter, Row] = {}",
-    "steps = after",
+    "steps = after.counters",
 )
 def test_a_refused_call_of_tally_entries_changes_nothing_and_affects_no_neighbour(database: Database) -> None:
     service = with_process(database)
@@ -660,6 +660,15 @@ ENTRIES = st.lists(
     ),
     max_size=3,
 )
+RANGES = st.lists(
+    st.builds(
+        tallies.Range,
+        *(st.sampled_from(["x", "z", "z"]), st.just(0), st.just(0)),
+        *(st.sampled_from([None, "1", "2"]), st.sampled_from(["1", "2", "3"])),
+        st.dictionaries(st.sampled_from("kl"), st.sampled_from([1, 5, -3, INTEGER_LIMIT - 3, 3 - INTEGER_LIMIT])),
+    ),
+    max_size=3,
+)
 OPERATIONS = st.lists(
     st.one_of(
         st.builds(
@@ -674,6 +683,7 @@ OPERATIONS = st.lists(
         st.builds(lambda batch, key: ("seal", batch, key), st.integers(1, 4), KEYS),
         st.builds(lambda ids: ("append", *ids), st.lists(st.sampled_from("abc"), max_size=3)),
         st.builds(lambda *words: ("apply", *words), st.sampled_from(["t", "u"]), ENTRIES, st.booleans()),
+        st.builds(lambda *words: ("ranges", *words), st.sampled_from(["t", "u"]), RANGES, st.booleans()),
         st.builds(
             lambda *words: ("commit", *words),
             *(st.integers(0, 1), st.integers(0, 4), st.booleans(), st.booleans(), st.sampled_from([None, 9])),
@@ -743,6 +753,8 @@ def operation_of(words: tuple[Any, ...]) -> Operation:
             return Append(events=[feed.NewEvent(id, "x") for id in ids])
         case ("apply", tally, entries, is_stale):
             return apply_of(tally, entries, fence(2) if is_stale else None)
+        case ("ranges", tally, ranges, is_stale):
+            return apply_ranges_of(tally, ranges, fence(2) if is_stale else None)
         case ("commit", partition, offset, is_stale, has_gap, head):
             window = Snapshot(offset, offset + 3, (offset + 1,) if has_gap else ())
             return commits_of([positions.Commit(fence(1 + is_stale, partition), window, f"{offset}", head)])
@@ -770,6 +782,7 @@ def contents(database: Database) -> list[Any]:
                 (tables.inbox, ("event",)),
                 (tables.outbox, ("position",)),
                 (tables.timers, ("token",)),
+                (tables.tally_sources, ()),
                 (tables.tallies, ()),
                 (tables.positions, ("owned_since",)),
             )
@@ -783,7 +796,14 @@ def result_of(outcome: Done) -> Any:
         return type(outcome.error), str(outcome.error)
     value = outcome.value
     if isinstance(value, list):
-        return [event.repeated if isinstance(event, feed.Appended) else repr(event) for event in value]
+        return [
+            event.repeated
+            if isinstance(event, feed.Appended)
+            else event
+            if isinstance(event, tallies.Counted)
+            else repr(event)
+            for event in value
+        ]
     if isinstance(value, tallies.Applied):
         return value
     if isinstance(value, Handled):

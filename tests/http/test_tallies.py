@@ -38,10 +38,11 @@ def test_an_entry_counts_once_however_often_it_comes(http: httpx.Client) -> None
     assert counts(http, "once", entry(5), entry(5), entry(6, 10)) == (2, 1)
     assert counts(http, "once", entry(5), entry(6, 10), entry(6, 100, child=1), entry(7, -3)) == (2, 2)
     assert counts(http, "once") == (0, 0)
+    source = {"topic": "screws", "partition": 0, "generation": 0}
     assert http.get("/v1/tallies/once/r1").json() == {
         "key": "r1",
         "value": 108,
-        "sources": [{"topic": "screws", "partition": 0, "generation": 0, "offset": 7, "child": 0, "value": 108}],
+        "sources": [{**source, "offset": 7, "child": 0, "position": None, "value": 108}],
     }
 
 

@@ -37,7 +37,7 @@ from core.service.reads import SharedReads
 from core.service.tallies import apply_of
 from core.service.writes import KINDS
 from core.storage.database import Database
-from core.tallies import Entry
+from core.tallies import Entry, Range
 from core.webhooks import deliveries
 from core.webhooks.backoff import Backoff
 from core.webhooks.sender import SendResult
@@ -57,6 +57,7 @@ ROUND_TRIPS = {
     "a page of 50 events": 1,
     "append one event": 2,
     "one tally entry": 3,
+    "one tally range": 3,
     "one position": 2,
     "ack, the first of its group": 2,
     "ack": 2,
@@ -158,6 +159,12 @@ def _tally(service: Service) -> Measured:
     return lambda: service.tallies.apply(tally, [Entry("key", 1, "moves", 0, 0, 1, 0)])
 
 
+def _range(service: Service) -> Measured:
+    tally = next(_names)
+    service.tallies.apply_ranges(tally, [Range("moves", 0, 0, None, "0", {"key": 1})])
+    return lambda: service.tallies.apply_ranges(tally, [Range("moves", 0, 0, "0", "1", {"key": 1})])
+
+
 def _position(service: Service) -> Measured:
     group = next(_names)
     service.consumer_groups.put(group, 1)
@@ -227,6 +234,7 @@ VERBS: dict[str, Callable[[Service], Measured]] = {
     "a page of 50 events": _page,
     "append one event": _append,
     "one tally entry": _tally,
+    "one tally range": _range,
     "one position": _position,
     "ack, the first of its group": lambda service: _ack(service, before=0),
     "ack": lambda service: _ack(service, before=1),

@@ -18,6 +18,7 @@ from tests.explorer.accesses import ADVISORY, Kind, Row, analyzed
 
 _GROUPS: Final = re.compile(r"\(batch_id IN \(([\d,]+)\) AND group_no IN \(([\d,]+)\)\)")
 _NEW_GROUPS: Final = re.compile(r"\((\d+),(\d+),")
+_TUPLES: Final = re.compile(r"\(([^()]*'[^()]*)\)")
 _FROM: Final = re.compile(r"\bFROM (?:\(.*\) )?(\w+)")
 _BATCHES: Final = re.compile(r"(?:\bbatch_id`? = |VALUES \()(\d+)\b")
 _RANKS: Final = {table: rank for rank, table in enumerate(ORDER)}
@@ -45,7 +46,7 @@ class LockOrder:
         if statement.kind is Kind.READ or statement.tables == {ADVISORY}:
             return None
         table = statement.changed or _locked_table(text, statement.tables)
-        rows = _groups(text) if table == "item_groups" else statement.rows
+        rows = {"item_groups": _groups, "tally_sources": _sources}.get(table, lambda _: statement.rows)(text)
         problem = self._problem(table, text, rows)
         self._held.update(rows)
         self._tables.add(table)
@@ -95,6 +96,13 @@ def _groups(text: str) -> Sequence[Row]:
         for batch in batches.split(",")
         for group in groups.split(",")
     ]
+
+
+def _sources(text: str) -> Sequence[Row]:
+    """The rows of `tally_sources` that a lock or an INSERT names: a lock begins with the places of the rows, an INSERT
+    ends with their positions."""
+    places = slice(0, -1) if text.startswith("INSERT") else slice(1, None)
+    return [("tally_sources", tuple(values.split(",")[places])) for values in _TUPLES.findall(text)]
 
 
 def _order(value: str) -> tuple[int, int | str]:

@@ -788,6 +788,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/tallies/{tally}/ranges": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Apply ranges
+         * @description Add each range whose `after` is its source's position, and move the position to `upto`, all in one transaction. A
+         *     range that was added before is a repeat, wherever the position is within the call. Any other range is refused alone:
+         *     leave out what the position covers, and send what remains.
+         */
+        post: operations["apply_ranges"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/tallies/{tally}/{key}": {
         parameters: {
             query?: never;
@@ -824,7 +846,7 @@ export interface paths {
         post?: never;
         /**
          * Delete tally
-         * @description Delete the tally and its guards. Entries that are applied again are added again.
+         * @description Delete the tally with its guards and positions. Messages that are applied again are added again.
          */
         delete: operations["delete_tally"];
         options?: never;
@@ -1345,6 +1367,21 @@ export interface components {
             failed: number;
             /** Format: int64 */
             skipped: number;
+        };
+        /** CountedRange */
+        CountedRange: {
+            /**
+             * @description `repeated`: it was applied before; `moved`: it doesn't begin at the position of its source, and nothing of it was added
+             * @enum {string}
+             */
+            status: "applied" | "repeated" | "moved";
+            /** @description only if `moved`: the position up to which the source was counted; null if nothing was */
+            position?: string | null;
+        };
+        /** CountedRanges */
+        CountedRanges: {
+            /** @description one for each range */
+            results: components["schemas"]["CountedRange"][];
         };
         /** Counts */
         Counts: {
@@ -2704,11 +2741,13 @@ export interface components {
             generation: number;
             /**
              * Format: int64
-             * @description the offset of the last message that was added
+             * @description the offset of the last message that was added; null if it was in a range
              */
-            offset: number;
+            offset: number | null;
             /** Format: int64 */
-            child: number;
+            child: number | null;
+            /** @description the end of the last range; null if the source has entries */
+            position: string | null;
             /**
              * Format: int64
              * @description the sum of this source's amounts
@@ -3090,6 +3129,37 @@ export interface components {
             /** Format: int64 */
             epoch: number;
         };
+        /**
+         * TallyRanges
+         * @description Ranges. Those of one source follow one another.
+         */
+        TallyRanges: {
+            ranges: components["schemas"]["TallyRange"][];
+            /** @default null */
+            fence?: components["schemas"]["TallyFence"] | null;
+        };
+        /**
+         * TallyRange
+         * @description What the messages between two positions of a source add to each key.
+         */
+        TallyRange: {
+            topic: string;
+            /** Format: int64 */
+            partition: number;
+            /** @description the position up to which the source was counted; null if nothing was */
+            after: string | null;
+            /** @description the position of the last message of the range */
+            upto: string;
+            totals: {
+                [key: string]: number;
+            };
+            /**
+             * Format: int64
+             * @description use another value if the topic is deleted and created again
+             * @default 0
+             */
+            generation?: number;
+        };
         /** @description An error (RFC 9457). Some have more fields, depending on the code. */
         Problem: components["schemas"]["PlacedProblem"] | components["schemas"]["PlainProblem"] | components["schemas"]["PositionTrimmedProblem"] | components["schemas"]["VersionConflictProblem"];
         PlainProblem: {
@@ -3124,7 +3194,7 @@ export interface components {
              * @description stable; programs should use this one (enum property replaced by openapi-typescript)
              * @enum {string}
              */
-            code: "idempotency_key_reused" | "invalid_request" | "out_of_order" | "step_reused";
+            code: "idempotency_key_reused" | "invalid_request" | "out_of_order" | "source_conflict" | "step_reused";
             /** @description a sentence for people */
             detail: string;
             /** @description the errors and their places in the request */
@@ -7626,7 +7696,122 @@ export interface operations {
                     "application/problem+json": components["schemas"]["PlainProblem"];
                 };
             };
-            /** @description `out_of_order` or `stale_epoch` */
+            /** @description `out_of_order` or `source_conflict` or `stale_epoch` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too_large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unsupported_media_type` */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `invalid_request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlacedProblem"];
+                };
+            };
+            /** @description `rate_limited` */
+            429: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `unavailable` */
+            503: {
+                headers: {
+                    /** @description seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+        };
+    };
+    apply_ranges: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /**
+                 * @description a letter or digit, then up to 254 letters, digits, `.`, `_`, `:` or `-`
+                 * @example screws
+                 */
+                tally: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TallyRanges"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CountedRanges"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `consumer_group_not_found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["PlainProblem"];
+                };
+            };
+            /** @description `source_conflict` or `stale_epoch` */
             409: {
                 headers: {
                     [name: string]: unknown;

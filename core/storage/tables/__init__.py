@@ -311,7 +311,20 @@ tallies = sa.Table(
     **MYSQL_OPTIONS,
 )
 """A row for each sub-counter: the sum that one source has added to one key, up to and including (high_offset,
-high_child)."""
+high_child); of a source that has ranges, up to its position in `tally_sources`."""
+
+tally_sources = sa.Table(
+    "tally_sources",
+    metadata,
+    sa.Column("tally", ByteText(255, ascii_only=True), primary_key=True),
+    sa.Column("topic", ByteText(255), primary_key=True),
+    sa.Column("partition_no", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("generation", _BIGINT, primary_key=True, autoincrement=False),
+    sa.Column("position", Blob(128), nullable=False),
+    postgresql_with={"fillfactor": 60},
+    **MYSQL_OPTIONS,
+)
+"""A row for each source that has ranges: the position up to which it was counted, in UTF-8."""
 
 process_definitions = sa.Table(
     "process_definitions",

@@ -129,6 +129,11 @@ def _perform(service: Service, request: Request) -> Answer:
         case "tally":
             applied = service.tallies.apply(request["tally"], [tally_entry(entry) for entry in request["entries"]])
             return {"applied": applied.applied, "repeated": applied.repeated}
+        case "ranges":
+            counted = service.tallies.apply_ranges(
+                request["tally"], [tallies.Range(*each) for each in request["ranges"]]
+            )
+            return {"results": [result.status for result in counted]}
     answer = service.acks.ack(call(request)).result(120)
     rejected = [
         [
